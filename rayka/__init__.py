@@ -1,0 +1,1 @@
+"""Rayka: Kafka's log, rebuilt for people who live on Ray."""

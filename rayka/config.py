@@ -1,0 +1,280 @@
+"""What people write: configuration of topics, nodes, clients and the cluster, checked where it enters.
+
+Keys are Kafka's dotted names (`min.insync.replicas`) in YAML, dicts and on the command line, and the same in snake_case
+as keyword arguments. An unknown key is a ConfigError that names the nearest known one; nothing is accepted and ignored.
+The only module that imports pydantic.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from rayka.errors import ConfigError
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+def dotted(name: str) -> str:
+    """`segment_bytes` as Kafka writes it: `segment.bytes`."""
+    return name.replace("_", ".")
+
+
+def snake(name: str) -> str:
+    """`segment.bytes` as Python writes it: `segment_bytes`."""
+    return name.replace(".", "_")
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, what: str) -> Self:
+        """The configuration from dotted or snake_case keys.
+
+        Raises ConfigError that names the key, what was expected and what was found. `what` says whose keys these are.
+        """
+        named: dict[str, Any] = {}
+        for key, value in values.items():
+            name = snake(str(key))
+            if name not in cls.model_fields:
+                raise ConfigError(_unknown_key(str(key), cls.model_fields, what))
+            if name in named:
+                raise ConfigError(f"{what}: {key!r} is given twice, dotted and in snake_case; keep one")
+            named[name] = value
+        try:
+            return cls(**named)
+        except ValidationError as error:
+            raise ConfigError(f"{what}: {_first_problem(error)}") from None
+
+    def overrides(self) -> dict[str, str]:
+        """What was set explicitly, by dotted key, as text."""
+        return {dotted(name): _as_text(getattr(self, name)) for name in sorted(self.model_fields_set)}
+
+
+def _unknown_key(key: str, known: Mapping[str, Any], what: str) -> str:
+    style = snake if "_" in key else dotted
+    names = sorted(style(name) for name in known)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"the nearest known key is {near[0]!r}" if near else f"known keys: {', '.join(names)}"
+    return f"{what}: unknown key {key!r}; {hint}"
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    key = ".".join(dotted(str(part)) for part in problem["loc"]) or "value"
+    return f"{key}: {problem['msg']}, found {problem['input']!r}"
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+# ---- Topics --------------------------------------------------------------------------------------------------------
+
+
+class MessageTimestampType(StrEnum):
+    """Whether a record's timestamp is the producer's or the broker's."""
+
+    CREATE_TIME = "CreateTime"
+    LOG_APPEND_TIME = "LogAppendTime"
+
+
+class FlushPolicy(StrEnum):
+    """`batch`: a record is synced to disk before it is acknowledged; one sync serves all that wait for it."""
+
+    NONE = "none"
+    BATCH = "batch"
+
+
+class TopicConfig(_Config):
+    """Configuration of one topic; names, units and defaults are Kafka's, but for `flush`, which is rayka's own."""
+
+    segment_bytes: int = Field(1 << 30, ge=1024, le=_INT32_MAX)
+    segment_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
+    segment_index_bytes: int = Field(10 << 20, ge=96, le=_INT32_MAX)
+    index_interval_bytes: int = Field(4096, ge=0, le=_INT32_MAX)
+    max_message_bytes: int = Field(1_048_588, ge=0, le=_INT32_MAX)
+    message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
+    message_timestamp_before_max_ms: int = Field(_INT64_MAX, ge=0)
+    message_timestamp_after_max_ms: int = Field(3_600_000, ge=0)
+    min_insync_replicas: int = Field(1, ge=1)
+    flush: FlushPolicy = FlushPolicy.NONE
+    flush_messages: int = Field(_INT64_MAX, ge=1)
+    flush_ms: int = Field(_INT64_MAX, ge=0)
+
+
+# ---- Nodes ---------------------------------------------------------------------------------------------------------
+
+
+class BrokerConfig(_Config):
+    """Configuration of brokers and controllers, under Kafka's broker names; topic defaults among them."""
+
+    num_partitions: int = Field(1, ge=1)
+    default_replication_factor: int = Field(1, ge=1)
+    broker_session_timeout_ms: int = Field(9_000, ge=100)
+    broker_heartbeat_interval_ms: int = Field(2_000, ge=10)
+    initial_broker_registration_timeout_ms: int = Field(60_000, ge=100)
+    controlled_shutdown_timeout_ms: int = Field(10_000, ge=100)
+    fetch_max_bytes: int = Field(57_671_680, ge=1024)
+    fetch_max_wait_ms: int = Field(500, ge=0)
+    max_parked_requests: int = Field(10_000, ge=1)
+    replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=10)
+    log_flush_offset_checkpoint_interval_ms: int = Field(60_000, ge=10)
+
+    log_segment_bytes: int = Field(1 << 30, ge=1024, le=_INT32_MAX)
+    log_roll_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
+    log_index_size_max_bytes: int = Field(10 << 20, ge=96, le=_INT32_MAX)
+    log_index_interval_bytes: int = Field(4096, ge=0, le=_INT32_MAX)
+    message_max_bytes: int = Field(1_048_588, ge=0, le=_INT32_MAX)
+    log_message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
+    log_message_timestamp_before_max_ms: int = Field(_INT64_MAX, ge=0)
+    log_message_timestamp_after_max_ms: int = Field(3_600_000, ge=0)
+    min_insync_replicas: int = Field(1, ge=1)
+    log_flush_interval_messages: int = Field(_INT64_MAX, ge=1)
+    log_flush_interval_ms: int = Field(_INT64_MAX, ge=0)
+
+    def topic_defaults(self) -> dict[str, Any]:
+        """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
+        chosen = self.model_fields_set
+        return {topic: getattr(self, broker) for topic, broker in _BROKER_SYNONYMS.items() if broker in chosen}
+
+    def topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
+        """A topic's effective configuration: its own keys, then the broker's, then Kafka's defaults."""
+        own = {snake(key): value for key, value in overrides.items()}
+        return TopicConfig.parse({**self.topic_defaults(), **own}, what="topic config")
+
+
+_BROKER_SYNONYMS = {
+    "segment_bytes": "log_segment_bytes",
+    "segment_ms": "log_roll_ms",
+    "segment_index_bytes": "log_index_size_max_bytes",
+    "index_interval_bytes": "log_index_interval_bytes",
+    "max_message_bytes": "message_max_bytes",
+    "message_timestamp_type": "log_message_timestamp_type",
+    "message_timestamp_before_max_ms": "log_message_timestamp_before_max_ms",
+    "message_timestamp_after_max_ms": "log_message_timestamp_after_max_ms",
+    "min_insync_replicas": "min_insync_replicas",
+    "flush_messages": "log_flush_interval_messages",
+    "flush_ms": "log_flush_interval_ms",
+}
+
+
+# ---- Clients -------------------------------------------------------------------------------------------------------
+
+
+def _acks(value: Any) -> Any:
+    return {"all": -1, "-1": -1, "0": 0, "1": 1}.get(value, value) if isinstance(value, str) else value
+
+
+class _ClientConfig(_Config):
+    client_id: str = "rayka"
+    request_timeout_ms: int = Field(30_000, ge=1)
+    default_api_timeout_ms: int = Field(60_000, ge=1)
+    retry_backoff_ms: int = Field(100, ge=1)
+    retry_backoff_max_ms: int = Field(1_000, ge=1)
+    metadata_max_age_ms: int = Field(300_000, ge=1)
+
+
+class AdminConfig(_ClientConfig):
+    """Configuration of an `Admin`."""
+
+
+class ProducerConfig(_ClientConfig):
+    """Configuration of a `Producer`; names are Kafka's. `batch_size` is larger than Kafka's: a call to an actor costs more."""
+
+    acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
+    linger_ms: float = Field(5, ge=0)
+    batch_size: int = Field(1 << 20, ge=0)
+    buffer_memory: int = Field(128 << 20, ge=1 << 16)
+    max_block_ms: int = Field(60_000, ge=0)
+    max_request_size: int = Field(1 << 20, ge=1)
+    delivery_timeout_ms: int = Field(120_000, ge=1)
+    compression_type: Literal["none", "gzip", "lz4", "zstd"] = "none"
+    key_serializer: Any = None
+    value_serializer: Any = None
+
+
+class ConsumerConfig(_ClientConfig):
+    """Configuration of a `Consumer` without a group; names and defaults are Kafka's."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
+    fetch_min_bytes: int = Field(1, ge=0)
+    fetch_max_wait_ms: int = Field(500, ge=0)
+    fetch_max_bytes: int = Field(50 << 20, ge=1)
+    max_partition_fetch_bytes: int = Field(1 << 20, ge=1)
+    max_poll_records: int = Field(500, ge=1)
+    check_crcs: bool = True
+    key_deserializer: Any = None
+    value_deserializer: Any = None
+
+
+# ---- The cluster ---------------------------------------------------------------------------------------------------
+
+
+class RaySpec(_Config):
+    """Which Ray to use: `auto` is the running one, or a local one is started."""
+
+    address: str = "auto"
+
+
+class RoleResources(_Config):
+    """What Ray sets aside for one node; never zero, so that Ray's autoscaler sees it as demand."""
+
+    num_cpus: float = Field(0.05, gt=0)
+    memory: int | None = Field(None, gt=0)
+    resources: dict[str, float] = {}
+
+
+class Resources(_Config):
+    """Resources by role."""
+
+    broker: RoleResources = RoleResources(num_cpus=0.05)
+    controller: RoleResources = RoleResources(num_cpus=0.02)
+
+
+class ClusterSpec(_Config):
+    """The whole cluster, declared: what `cluster.yaml` holds. One controller and one broker, for now."""
+
+    name: str = Field("rayka", pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    controllers: Literal[1] = 1
+    brokers: Literal[1] = 1
+    coordinators: Literal[0] = 0
+    data_dir: str | list[str] = "~/.rayka"
+    ray: RaySpec = RaySpec()
+    resources: Resources = Resources()
+    config: BrokerConfig = BrokerConfig()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The spec in a YAML file. Raises ConfigError naming the file and the key."""
+        try:
+            values = yaml.safe_load(Path(path).read_text())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; expected a cluster specification in YAML") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path}: not YAML: {error}") from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: expected a mapping such as 'name: rayka', found {type(values).__name__}")
+        return cls.of(values, what=str(path))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], *, what: str = "cluster spec") -> Self:
+        """The spec from plain values, its sections parsed with their own keys."""
+        sections: dict[str, Any] = dict(values)
+        for key, section in (("config", BrokerConfig), ("ray", RaySpec)):
+            if isinstance(sections.get(key), Mapping):
+                sections[key] = section.parse(sections[key], what=f"{what}, {key}")
+        return cls.parse(sections, what=what)
+
+    @property
+    def data_dirs(self) -> tuple[str, ...]:
+        """The data directories, expanded."""
+        given = [self.data_dir] if isinstance(self.data_dir, str) else self.data_dir
+        return tuple(str(Path(each).expanduser().absolute()) for each in given)

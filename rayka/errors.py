@@ -1,0 +1,361 @@
+"""Every error that rayka raises or answers, in one tree, and Kafka's numbers for those that cross the wire.
+
+`RaykaError` has two families. `ApiError`: the cluster said no; `.code` is Kafka's number and `.retriable` says whether
+the same call may succeed later (`clients/.../common/protocol/Errors.java`). The rest happen on this side of the wire.
+No exception crosses an actor boundary: a response carries an `ErrorCode`, and the client raises what `error_for` gives.
+"""
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ErrorCode(IntEnum):
+    """Kafka's error numbers."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    MESSAGE_TOO_LARGE = 10
+    NETWORK_EXCEPTION = 13
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    KAFKA_STORAGE_ERROR = 56
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78
+    INVALID_RECORD = 87
+    THROTTLING_QUOTA_EXCEEDED = 89
+    UNKNOWN_TOPIC_ID = 100
+    DUPLICATE_BROKER_REGISTRATION = 101
+    BROKER_ID_NOT_REGISTERED = 102
+    INCONSISTENT_TOPIC_ID = 103
+    INCONSISTENT_CLUSTER_ID = 104
+
+
+class RaykaError(Exception):
+    """Base of every error of rayka."""
+
+    retriable: ClassVar[bool] = False
+
+
+# ---- The cluster said no -------------------------------------------------------------------------------------------
+
+
+class ApiError(RaykaError):
+    """The cluster said no. `code` is Kafka's error number; `retriable` says whether the same call may succeed later."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+class RetriableApiError(ApiError):
+    """The same call may succeed later; clients retry these by themselves within their timeouts."""
+
+    retriable = True
+
+
+class InvalidMetadataError(RetriableApiError):
+    """The caller's picture of the cluster is stale: refresh the metadata, then retry."""
+
+
+class UnknownServerError(ApiError):
+    """The node failed in a way that has no name; its log has the cause."""
+
+
+class OffsetOutOfRange(ApiError):
+    """The offset lies outside the partition's log: [log start offset, high watermark]."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class CorruptRecord(RetriableApiError):
+    """A batch failed its CRC or its structure contradicts itself."""
+
+    code = ErrorCode.CORRUPT_MESSAGE
+
+
+class UnknownTopicOrPartition(InvalidMetadataError):
+    """No such topic, or no such partition of it."""
+
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class LeaderNotAvailable(InvalidMetadataError):
+    """The partition has no leader just now."""
+
+    code = ErrorCode.LEADER_NOT_AVAILABLE
+
+
+class NotLeaderOrFollower(InvalidMetadataError):
+    """The node asked does not lead the partition."""
+
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+class RequestTimedOut(RetriableApiError):
+    """No answer in time; the request may or may not have been executed."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+class BrokerNotAvailable(RetriableApiError):
+    """The node is not serving: starting, fenced or shutting down."""
+
+    code = ErrorCode.BROKER_NOT_AVAILABLE
+
+
+class RecordTooLarge(ApiError):
+    """A record or batch exceeds `max.request.size` of the producer or `max.message.bytes` of the topic."""
+
+    code = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class NetworkException(InvalidMetadataError):
+    """The call broke off; the request may or may not have been executed."""
+
+    code = ErrorCode.NETWORK_EXCEPTION
+
+
+class InvalidTopic(ApiError):
+    """The topic's name is not allowed."""
+
+    code = ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+class RecordBatchTooLarge(ApiError):
+    """A batch is larger than a segment may be."""
+
+    code = ErrorCode.RECORD_LIST_TOO_LARGE
+
+
+class NotEnoughReplicas(RetriableApiError):
+    """Fewer replicas in sync than `min.insync.replicas`; nothing was written."""
+
+    code = ErrorCode.NOT_ENOUGH_REPLICAS
+
+
+class NotEnoughReplicasAfterAppend(RetriableApiError):
+    """Written, but fewer replicas in sync than `min.insync.replicas` hold it."""
+
+    code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+
+
+class InvalidRequiredAcks(ApiError):
+    """`acks` is none of 0, 1 and all."""
+
+    code = ErrorCode.INVALID_REQUIRED_ACKS
+
+
+class InvalidTimestamp(ApiError):
+    """A record's timestamp is outside what the topic accepts."""
+
+    code = ErrorCode.INVALID_TIMESTAMP
+
+
+class UnsupportedVersion(ApiError):
+    """The node does not know this version of the request."""
+
+    code = ErrorCode.UNSUPPORTED_VERSION
+
+
+class TopicAlreadyExists(ApiError):
+    """A topic of that name exists."""
+
+    code = ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+class InvalidPartitions(ApiError):
+    """The partition count is not allowed."""
+
+    code = ErrorCode.INVALID_PARTITIONS
+
+
+class InvalidReplicationFactor(ApiError):
+    """The replication factor is below 1 or above the number of usable brokers."""
+
+    code = ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+class InvalidConfig(ApiError):
+    """A configuration key or value was refused by the cluster."""
+
+    code = ErrorCode.INVALID_CONFIG
+
+
+class NotController(InvalidMetadataError):
+    """The node asked is not the active controller."""
+
+    code = ErrorCode.NOT_CONTROLLER
+
+
+class InvalidRequest(ApiError):
+    """The request contradicts itself or the protocol."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class KafkaStorageError(InvalidMetadataError):
+    """The disk that holds the data failed or is full."""
+
+    code = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+class FencedLeaderEpoch(InvalidMetadataError):
+    """The caller's leader epoch is older than the node's."""
+
+    code = ErrorCode.FENCED_LEADER_EPOCH
+
+
+class UnknownLeaderEpoch(RetriableApiError):
+    """The caller's leader epoch is newer than the node's."""
+
+    code = ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+class UnsupportedCompressionType(ApiError):
+    """The codec is none of none, gzip, lz4 and zstd."""
+
+    code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+
+
+class StaleBrokerEpoch(ApiError):
+    """The broker's registration was replaced by a newer one."""
+
+    code = ErrorCode.STALE_BROKER_EPOCH
+
+
+class OffsetNotAvailable(RetriableApiError):
+    """A new leader does not know yet how far the log is committed."""
+
+    code = ErrorCode.OFFSET_NOT_AVAILABLE
+
+
+class InvalidRecord(ApiError):
+    """A record broke a rule of its topic."""
+
+    code = ErrorCode.INVALID_RECORD
+
+
+class TooManyRequests(RetriableApiError):
+    """The node has as many waiting requests of this kind as it admits."""
+
+    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
+
+
+class UnknownTopicId(InvalidMetadataError):
+    """No topic has that id: it was deleted, or this node has not heard of it yet."""
+
+    code = ErrorCode.UNKNOWN_TOPIC_ID
+
+
+class DuplicateBrokerRegistration(ApiError):
+    """Another live process is registered under this broker id."""
+
+    code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
+
+
+class BrokerIdNotRegistered(ApiError):
+    """No broker of that id is registered."""
+
+    code = ErrorCode.BROKER_ID_NOT_REGISTERED
+
+
+class InconsistentTopicId(InvalidMetadataError):
+    """The topic's id differs from the one in the log directory."""
+
+    code = ErrorCode.INCONSISTENT_TOPIC_ID
+
+
+class InconsistentClusterId(ApiError):
+    """The caller belongs to another cluster."""
+
+    code = ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+# ---- This side of the wire -----------------------------------------------------------------------------------------
+
+
+class ClientError(RaykaError):
+    """The client itself refuses or gave up."""
+
+
+class BufferExhausted(ClientError):
+    """`buffer_memory` stayed full for `max_block_ms`; the record was not accepted."""
+
+
+class DeliveryTimeout(ClientError):
+    """A record was not acknowledged within `delivery_timeout_ms`; it may or may not be in the log."""
+
+
+class ClosedError(ClientError):
+    """The client was closed."""
+
+
+class SerializationError(ClientError):
+    """A key, a value or a header could not be turned into bytes, or back."""
+
+
+class UnavailableError(RaykaError):
+    """Something that the call needs cannot be reached: Ray, every broker, Java."""
+
+
+class ConfigError(RaykaError):
+    """A configuration key or value is wrong; the message names the nearest known key or what is allowed."""
+
+
+class ClusterNotFound(RaykaError):
+    """No cluster of that name runs on that Ray."""
+
+
+class ClusterExists(RaykaError):
+    """A cluster of that name runs already, with another data directory or specification."""
+
+
+class StorageError(RaykaError):
+    """A data directory cannot be used: missing, locked, of another node or cluster, failed or full.
+
+    On the wire it is KAFKA_STORAGE_ERROR.
+    """
+
+
+def _subclasses(cls: type[ApiError]) -> list[type[ApiError]]:
+    direct = cls.__subclasses__()
+    return direct + [deeper for each in direct for deeper in _subclasses(each)]
+
+
+_BY_CODE: dict[ErrorCode, type[ApiError]] = {cls.code: cls for cls in _subclasses(ApiError) if "code" in vars(cls)}
+_BY_CODE[ErrorCode.UNKNOWN_SERVER_ERROR] = UnknownServerError
+
+
+def error_for(code: int, message: str) -> ApiError:
+    """The exception that stands for an error code of a response, with the message given."""
+    known = _BY_CODE.get(ErrorCode(code)) if code in ErrorCode._value2member_map_ else None
+    return known(message) if known else UnknownServerError(f"{message} (error code {code})")
+
+
+def is_retriable(code: ErrorCode) -> bool:
+    """Whether the same request may succeed later (G18)."""
+    return code is not ErrorCode.NONE and _BY_CODE[code].retriable
+
+
+def needs_metadata(code: ErrorCode) -> bool:
+    """Whether the error says that the caller's metadata is stale (G18)."""
+    return code is not ErrorCode.NONE and issubclass(_BY_CODE[code], InvalidMetadataError)

@@ -1,0 +1,84 @@
+"""Identifiers that every layer shares: values only, no behaviour that needs anything else.
+
+Node ids are unique in a cluster: brokers from 1, coordinators from 1001, controllers from 3001. Kafka: Uuid,
+TopicPartition, ReplicaKey, OffsetAndEpoch.
+"""
+
+from enum import StrEnum
+from random import Random
+from uuid import UUID
+
+import msgspec
+
+METADATA_TOPIC = "__cluster_metadata"
+METADATA_TOPIC_ID = UUID(int=1)  # Kafka: Uuid.METADATA_TOPIC_ID
+ZERO_ID = UUID(int=0)  # "none", where a UUID is expected
+NO_NODE = -1
+NO_OFFSET = -1
+NO_EPOCH = -1
+NO_TIMESTAMP = -1
+
+FIRST_BROKER_ID = 1
+FIRST_COORDINATOR_ID = 1001
+FIRST_CONTROLLER_ID = 3001
+
+
+class Role(StrEnum):
+    """What a node does; Kafka's `process.roles`."""
+
+    BROKER = "broker"
+    COORDINATOR = "coordinator"
+    CONTROLLER = "controller"
+
+
+class TopicPartition(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """One partition of one topic; hashable, ordered by name, then number."""
+
+    topic: str
+    partition: int
+
+    def __repr__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class TopicIdPartition(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """One partition of one incarnation of a topic: a topic deleted and created again has another id."""
+
+    topic_id: UUID
+    partition: int
+
+    def __repr__(self) -> str:
+        return f"{self.topic_id}-{self.partition}"
+
+
+class ReplicaKey(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A replica is a node *and* the directory it keeps: on an empty disk the same node is somebody else (A55)."""
+
+    node_id: int
+    directory_id: UUID
+
+
+class OffsetAndEpoch(msgspec.Struct, frozen=True, order=False, array_like=True):
+    """A position in a log and the leader epoch it belongs to."""
+
+    offset: int
+    epoch: int
+
+
+def random_uuid(random: Random) -> UUID:
+    """A version 4 UUID from the injected random, so that a seeded run gives the same ids."""
+    return UUID(int=random.getrandbits(128), version=4)
+
+
+def role_of(node_id: int) -> Role:
+    """The role that a node id stands for, by its range."""
+    if node_id >= FIRST_CONTROLLER_ID:
+        return Role.CONTROLLER
+    if node_id >= FIRST_COORDINATOR_ID:
+        return Role.COORDINATOR
+    return Role.BROKER
+
+
+def node_name(node_id: int) -> str:
+    """`broker-1`, `controller-3001`: the name of a node's directory and the last part of its actor's name."""
+    return f"{role_of(node_id)}-{node_id}"

@@ -1,0 +1,139 @@
+"""The two ports through which a node touches the world: the network and the disk.
+
+A node uses asyncio and these, nothing else, so the simulator can run it on virtual time with a faulty network and a
+faulty disk. Real ones: `rayka.actors.network`, `rayka.log.disk`; in-process: `rayka.testing`.
+"""
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+Buffer = bytes | bytearray | memoryview | np.ndarray
+ResponseT = TypeVar("ResponseT", covariant=True)
+
+
+# ---- Network -------------------------------------------------------------------------------------------------------
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """What crosses an actor boundary. Evolves by appending fields with defaults; unknown trailing ones are ignored."""
+
+
+class Request(Message, Generic[ResponseT], frozen=True, array_like=True):
+    """A request whose answer is a `ResponseT`; `rayka.protocol.apis` names its API."""
+
+
+class Network(Protocol):
+    """Calls from one caller to the nodes of one cluster.
+
+    Kafka presumes one ordered connection between a caller and a node. The port keeps that promise: calls of one
+    caller to one node *start* there in the order in which `call` was invoked, and after a failure none of the older
+    calls starts any more.
+    """
+
+    async def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> ResponseT:
+        """The node's answer.
+
+        Raises NetworkException (the call broke off: it may or may not have been executed) or RequestTimedOut.
+        """
+        ...
+
+    async def node_ids(self) -> Sequence[int]:
+        """Ids of the nodes that can be asked first, ascending: the bootstrap servers of this network."""
+        ...
+
+
+# ---- Disk ----------------------------------------------------------------------------------------------------------
+
+
+class FileIdentity(Message, frozen=True, array_like=True):
+    """Which inode a path leads to, and its size in bytes now."""
+
+    device: int
+    inode: int
+    size_bytes: int
+
+
+class Lock(Protocol):
+    """A held lock on a directory; the process's death releases it."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Files by path. All calls but `sync` are synchronous and buffered by the page cache; only what was synced survives
+    a power cut, and a created, renamed or removed name only after a sync of its directory.
+
+    An inode is never shortened or overwritten below its end (design §3): there is no truncate; `copy_prefix` and
+    `rename` replace a file. Every method raises `StorageError`, naming the path and the cause, when the disk fails
+    (EIO), is full (ENOSPC) or the path is missing. After a failed sync the caller takes the directory offline and
+    never retries.
+    """
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def identity(self, path: str) -> FileIdentity: ...
+
+    def modified_ms(self, path: str) -> int:
+        """Wall-clock time of the last change, in milliseconds."""
+        ...
+
+    def list(self, directory: str) -> list[str]:
+        """Names in a directory, sorted."""
+        ...
+
+    def make_directory(self, path: str) -> None:
+        """Creates the directory and its missing parents; an existing one is fine."""
+        ...
+
+    def remove_directory(self, path: str) -> None:
+        """Removes the directory with all that is in it."""
+        ...
+
+    def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
+        """Up to size_bytes from position; shorter only at the end of the file."""
+        ...
+
+    def map(self, path: str) -> memoryview:
+        """The file's bytes as they are now, read-only. The view stays valid after rename, unlink and appends."""
+        ...
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        """Writes the buffers one after another at the end, creating the file if missing; returns where they begin.
+
+        When it raises, a prefix of the buffers may be in the file (a torn write).
+        """
+        ...
+
+    def write(self, path: str, data: Buffer) -> None:
+        """A new file with this content, replacing what was there by a new inode (write aside and rename)."""
+        ...
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        """Copies the first size_bytes of source to a new file, target."""
+        ...
+
+    def rename(self, source: str, target: str) -> None: ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def lock(self, path: str) -> Lock:
+        """Takes the lock file; raises StorageError that names the holder when another process has it."""
+        ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def boot_id(self) -> str:
+        """Changes when the machine restarts, and with it what the page cache held is gone."""
+        ...
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        """Makes the content of the files, then the names in the directories, survive a power cut.
+
+        A file that no longer exists (renamed or removed meanwhile) is passed over.
+        """
+        ...

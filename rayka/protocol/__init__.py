@@ -1,0 +1,1 @@
+"""What crosses an actor boundary: messages by API family, and the record batch."""

@@ -1,0 +1,48 @@
+"""The table of APIs: one name, one request type, one response type. The name is the remote method of the actors."""
+
+from typing import Any
+
+import msgspec
+
+from rayka.ports import Message, Request
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MetadataRequest,
+    MetadataResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    StatusRequest,
+    StatusResponse,
+)
+from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.produce import ProduceRequest, ProduceResponse
+from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse
+
+
+class Api(msgspec.Struct, frozen=True):
+    """One remote method."""
+
+    name: str
+    request_type: type[Request[Any]]
+    response_type: type[Message]
+
+
+APIS: tuple[Api, ...] = (
+    Api("produce", ProduceRequest, ProduceResponse),
+    Api("fetch", FetchRequest, FetchResponse),
+    Api("list_offsets", ListOffsetsRequest, ListOffsetsResponse),
+    Api("metadata", MetadataRequest, MetadataResponse),
+    Api("create_topics", CreateTopicsRequest, CreateTopicsResponse),
+    Api("delete_topics", DeleteTopicsRequest, DeleteTopicsResponse),
+    Api("register_broker", RegisterBrokerRequest, RegisterBrokerResponse),
+    Api("heartbeat", HeartbeatRequest, HeartbeatResponse),
+    Api("status", StatusRequest, StatusResponse),
+)
+API_BY_NAME: dict[str, Api] = {api.name: api for api in APIS}
+_API_BY_REQUEST: dict[type, Api] = {api.request_type: api for api in APIS}
+
+
+def api_of(request: Request[Any]) -> Api:
+    """The API that a request belongs to."""
+    return _API_BY_REQUEST[type(request)]

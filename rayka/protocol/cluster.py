@@ -1,0 +1,155 @@
+"""The cluster itself: metadata, broker registration and heartbeats, a node's status.
+
+Kafka: MetadataRequest, BrokerRegistrationRequest, BrokerHeartbeatRequest (H1-H6).
+"""
+
+from enum import StrEnum
+from uuid import UUID
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID, Role
+from rayka.ports import Message, Request
+
+
+class LogDirectory(Message, frozen=True, array_like=True):
+    """A data directory of a broker: its id, and its path on the broker's machine."""
+
+    directory_id: UUID
+    path: str
+
+
+# ---- Metadata ------------------------------------------------------------------------------------------------------
+
+
+class MetadataBroker(Message, frozen=True, array_like=True):
+    """A registered broker."""
+
+    node_id: int
+    host: str
+    is_fenced: bool
+    directories: tuple[LogDirectory, ...]
+
+
+class MetadataPartition(Message, frozen=True, array_like=True):
+    """Who holds and leads one partition; `leader_id` is -1 and the error LEADER_NOT_AVAILABLE while nobody leads."""
+
+    partition: int
+    leader_id: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    error_code: ErrorCode = ErrorCode.NONE
+
+
+class MetadataTopic(Message, frozen=True, array_like=True):
+    """One topic; UNKNOWN_TOPIC_OR_PARTITION, with name and no partitions, when it does not exist."""
+
+    name: str
+    topic_id: UUID = ZERO_ID
+    partitions: tuple[MetadataPartition, ...] = ()
+    configs: dict[str, str] = {}
+    error_code: ErrorCode = ErrorCode.NONE
+
+
+class MetadataResponse(Message, frozen=True, array_like=True):
+    """The image of the node that was asked, as of `metadata_offset` (the first offset it has not applied)."""
+
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[MetadataBroker, ...]
+    topics: tuple[MetadataTopic, ...]
+    metadata_offset: int
+
+
+class MetadataRequest(Request[MetadataResponse], frozen=True, array_like=True):
+    """Brokers and topics. `topics` None: all of them. Waits until the node has applied up to `min_metadata_offset`.
+
+    Brokers answer from the image they follow; the active controller answers with the newest committed one.
+    """
+
+    topics: tuple[str, ...] | None = None
+    min_metadata_offset: int = NO_OFFSET
+
+
+# ---- Broker registration and heartbeat -----------------------------------------------------------------------------
+
+
+class RegisterBrokerResponse(Message, frozen=True, array_like=True):
+    """The broker's epoch (the offset of its registration record, H3) and the cluster's id, for its meta.properties."""
+
+    broker_epoch: int
+    cluster_id: str
+
+
+class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_like=True):
+    """A broker process announces itself (H2). It holds the locks of the directories it names (design §4).
+
+    `cluster_id` is empty for a directory formatted but never registered. `previous_broker_epoch` is the last one this
+    disk knows and has lost nothing since: after a clean shutdown, or under the same kernel boot id; otherwise -1.
+    """
+
+    broker_id: int
+    cluster_id: str
+    incarnation_id: UUID
+    host: str
+    directories: tuple[LogDirectory, ...]
+    previous_broker_epoch: int = NO_EPOCH
+    rack: str = ""
+    min_metadata_version: int = 1
+    max_metadata_version: int = 1
+
+
+class HeartbeatResponse(Message, frozen=True, array_like=True):
+    """What the controller makes of the broker now (H5)."""
+
+    is_caught_up: bool
+    is_fenced: bool
+    should_shut_down: bool
+
+
+class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True):
+    """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied."""
+
+    broker_id: int
+    broker_epoch: int
+    current_metadata_offset: int
+    want_fence: bool
+    want_shut_down: bool
+    offline_directory_ids: tuple[UUID, ...] = ()
+
+
+# ---- Status --------------------------------------------------------------------------------------------------------
+
+
+class NodeState(StrEnum):
+    """Where a node is in its life; Kafka's BrokerState, and FAILED for one that could not start."""
+
+    STARTING = "starting"
+    RECOVERY = "recovery"
+    RUNNING = "running"
+    SHUTTING_DOWN = "shutting-down"
+    FAILED = "failed"
+
+
+class StatusResponse(Message, frozen=True, array_like=True):
+    """One node about itself. `detail` says why it is FAILED, or which directory is offline."""
+
+    node_id: int
+    roles: tuple[Role, ...]
+    state: NodeState
+    pid: int
+    host: str
+    data_dirs: tuple[str, ...]
+    cluster_id: str = ""
+    incarnation_id: UUID = ZERO_ID
+    detail: str = ""
+    leader_id: int = NO_NODE
+    leader_epoch: int = NO_EPOCH
+    log_end_offset: int = NO_OFFSET
+    high_watermark: int = NO_OFFSET
+    partition_count: int = 0
+    size_bytes: int = 0
+
+
+class StatusRequest(Request[StatusResponse], frozen=True, array_like=True):
+    """Asks any node, also one that failed to start, how it is."""

@@ -1,0 +1,118 @@
+"""One ordered connection between a caller and a node, over a lane that neither keeps order nor reports every loss.
+
+A call carries (caller incarnation, connection epoch, number). The receiver starts one connection's calls in number
+order, holds those after a gap, and closes the epoch when the gap is not filled soon. After a failure the caller opens a
+higher epoch; calls of lower ones are refused, so none of them starts late (design §2). Kafka has TCP for this.
+
+The simulator attacks below this layer: it loses, delays, duplicates and reorders what is numbered here.
+"""
+
+from collections import OrderedDict
+from enum import Enum
+from uuid import UUID
+
+from rayka.ports import Message
+
+CALLERS_MAX = 10_000
+HELD_CALLS_MAX = 1_000
+
+
+class CallNumber(Message, frozen=True, array_like=True):
+    """The place of one call among those of its caller to this node."""
+
+    caller_id: UUID
+    epoch: int
+    number: int
+
+
+class Outbound:
+    """The caller's end of one connection: numbers its calls."""
+
+    __slots__ = ("_caller_id", "_epoch", "_next_number")
+
+    def __init__(self, caller_id: UUID) -> None:
+        self._caller_id = caller_id
+        self._epoch = 0
+        self._next_number = 0
+
+    def __repr__(self) -> str:
+        return f"<Outbound epoch={self._epoch} next={self._next_number}>"
+
+    def next_call(self) -> CallNumber:
+        number = self._next_number
+        self._next_number += 1
+        return CallNumber(self._caller_id, self._epoch, number)
+
+    def on_failure(self, call: CallNumber) -> None:
+        """Opens a new epoch, once however many calls of the failed one report it."""
+        if call.epoch == self._epoch:
+            self._epoch += 1
+            self._next_number = 0
+
+
+class Admission(Enum):
+    """What to do with a call that arrived."""
+
+    START = "start"
+    HOLD = "hold"
+    REFUSE = "refuse"
+
+
+class _Caller:
+    __slots__ = ("epoch", "expected", "held")
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.expected = 0
+        self.held: set[int] = set()
+
+
+class Inbound:
+    """The receiver's end of all its connections.
+
+    Invariant: of one caller, calls start in increasing (epoch, number), each at most once.
+    """
+
+    def __init__(self) -> None:
+        self._callers: OrderedDict[UUID, _Caller] = OrderedDict()
+
+    def admit(self, call: CallNumber) -> Admission:
+        """START now (then ask `next_held`), HOLD until its turn, or REFUSE: it is late, repeated or of a closed epoch."""
+        caller = self._caller(call)
+        if call.epoch < caller.epoch or call.number < caller.expected or call.number in caller.held:
+            return Admission.REFUSE
+        if call.epoch > caller.epoch:
+            caller.epoch, caller.expected = call.epoch, 0
+            caller.held.clear()
+        if call.number == caller.expected:
+            caller.expected += 1
+            return Admission.START
+        if len(caller.held) >= HELD_CALLS_MAX:
+            return Admission.REFUSE
+        caller.held.add(call.number)
+        return Admission.HOLD
+
+    def next_held(self, caller_id: UUID) -> CallNumber | None:
+        """The held call whose turn it is now, which thereby starts; None when there is none."""
+        caller = self._callers.get(caller_id)
+        if caller is None or caller.expected not in caller.held:
+            return None
+        caller.held.remove(caller.expected)
+        caller.expected += 1
+        return CallNumber(caller_id, caller.epoch, caller.expected - 1)
+
+    def close(self, call: CallNumber) -> None:
+        """The gap before a held call was not filled in time: nothing more of that epoch starts."""
+        caller = self._callers.get(call.caller_id)
+        if caller is not None and caller.epoch == call.epoch:
+            caller.epoch, caller.expected = call.epoch + 1, 0
+            caller.held.clear()
+
+    def _caller(self, call: CallNumber) -> _Caller:
+        caller = self._callers.get(call.caller_id)
+        if caller is None:
+            caller = self._callers[call.caller_id] = _Caller(call.epoch)
+            if len(self._callers) > CALLERS_MAX:
+                self._callers.popitem(last=False)
+        self._callers.move_to_end(call.caller_id)
+        return caller

@@ -1,0 +1,133 @@
+"""Fetch and ListOffsets: reading partitions, by consumers and by those who follow a log.
+
+Kafka: FetchRequest/FetchResponse, ListOffsetsRequest (G1-G8, G12, A27-A32).
+"""
+
+from enum import IntEnum
+from uuid import UUID
+
+import msgspec
+import numpy as np
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
+from rayka.ports import Message, Request
+
+NO_RECORDS = np.empty(0, dtype=np.uint8)
+LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
+
+
+class IsolationLevel(IntEnum):
+    """Up to where a consumer reads (G1)."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+class FileRange(Message, frozen=True, array_like=True):
+    """Whole batches in a segment file, for a reader on the same machine (design §3).
+
+    The reader opens `path`, checks device and inode and that the file reaches `position + size_bytes`, maps it, and checks
+    that the first batch starts at `base_offset`; otherwise it asks again for bytes. The range ends below the high watermark.
+    """
+
+    path: str
+    device: int
+    inode: int
+    position: int
+    size_bytes: int
+    base_offset: int
+
+
+class FetchPartition(Message, frozen=True, array_like=True):
+    """From where to read one partition; epochs of -1 mean "not checked"."""
+
+    topic_id: UUID
+    partition: int
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = NO_EPOCH
+    last_fetched_epoch: int = NO_EPOCH
+    log_start_offset: int = NO_OFFSET
+    high_watermark: int = NO_OFFSET
+
+
+class FetchPartitionResult(Message, frozen=True, array_like=True):
+    """What was read from one partition.
+
+    `records` are whole batches from the one that contains `fetch_offset` (G4); the reader drops what lies before it.
+    `next_offset` is where to continue: after the last batch given, or the fetch offset when nothing was. Either
+    `records` or `file_ranges` has the data, never both.
+    """
+
+    topic_id: UUID
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    high_watermark: int = NO_OFFSET
+    last_stable_offset: int = NO_OFFSET
+    log_start_offset: int = NO_OFFSET
+    next_offset: int = NO_OFFSET
+    leader_id: int = NO_NODE
+    leader_epoch: int = NO_EPOCH
+    diverging_epoch: OffsetAndEpoch | None = None
+    records: np.ndarray = msgspec.field(default_factory=lambda: NO_RECORDS)
+    file_ranges: tuple[FileRange, ...] = ()
+
+
+class FetchResponse(Message, frozen=True, array_like=True):
+    """One result for each partition of the request, in its order."""
+
+    partitions: tuple[FetchPartitionResult, ...]
+
+
+class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
+    """Waits up to `max_wait_ms` for `min_bytes` (G7), then answers up to `max_bytes` in request order (G5, G6).
+
+    `replica_id` is the follower's or observer's node id, -1 for a consumer. `local_directory_ids` names data directories
+    that the reader can open itself: partitions that live there are answered as file ranges.
+    """
+
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    partitions: tuple[FetchPartition, ...]
+    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    replica_id: int = NO_NODE
+    replica_directory_id: UUID = ZERO_ID
+    cluster_id: str = ""
+    local_directory_ids: tuple[UUID, ...] = ()
+
+
+class ListOffsetsPartition(Message, frozen=True, array_like=True):
+    """Which offset of one partition is asked for: a timestamp in ms, or -1 latest, -2 earliest, -3 maximal timestamp."""
+
+    topic_id: UUID
+    partition: int
+    timestamp_ms: int
+    current_leader_epoch: int = NO_EPOCH
+
+
+class ListOffsetsPartitionResult(Message, frozen=True, array_like=True):
+    """The first offset whose timestamp is at or after the one asked for; offset -1 when there is none (G12)."""
+
+    topic_id: UUID
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    timestamp_ms: int = NO_TIMESTAMP
+    offset: int = NO_OFFSET
+    leader_epoch: int = NO_EPOCH
+
+
+class ListOffsetsResponse(Message, frozen=True, array_like=True):
+    """One result for each partition of the request, in its order."""
+
+    partitions: tuple[ListOffsetsPartitionResult, ...]
+
+
+class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=True):
+    """Offsets by time or by position in the log."""
+
+    partitions: tuple[ListOffsetsPartition, ...]
+    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED

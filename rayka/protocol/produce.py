@@ -1,0 +1,48 @@
+"""Produce: batches into partitions. Kafka: ProduceRequest/ProduceResponse (G10, B15, B18)."""
+
+from uuid import UUID
+
+import numpy as np
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_OFFSET, NO_TIMESTAMP
+from rayka.ports import Message, Request
+
+ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
+
+
+class ProducePartition(Message, frozen=True, array_like=True):
+    """Batches for one partition; `records` is one or more whole batches, uint8."""
+
+    topic_id: UUID
+    partition: int
+    records: np.ndarray
+
+
+class ProducePartitionResult(Message, frozen=True, array_like=True):
+    """What became of one partition's batches.
+
+    `base_offset` is the offset of the first record; `log_append_time_ms` is -1 unless the topic stamps records itself.
+    """
+
+    topic_id: UUID
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    base_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    log_start_offset: int = NO_OFFSET
+
+
+class ProduceResponse(Message, frozen=True, array_like=True):
+    """One result for each partition of the request, in its order."""
+
+    partitions: tuple[ProducePartitionResult, ...]
+
+
+class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
+    """Appends batches. `acks`: 0 (answered before the append is known), 1 (the leader has it), -1 (every ISR member has it)."""
+
+    acks: int
+    timeout_ms: int
+    partitions: tuple[ProducePartition, ...]

@@ -1,0 +1,53 @@
+"""Topics created and deleted. Kafka: CreateTopicsRequest, DeleteTopicsRequest."""
+
+from uuid import UUID
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_OFFSET, ZERO_ID
+from rayka.ports import Message, Request
+
+DEFAULT_COUNT = -1  # the cluster's `num.partitions` or `default.replication.factor`
+
+
+class NewTopic(Message, frozen=True, array_like=True):
+    """A topic to create; -1 asks for the cluster's default count."""
+
+    name: str
+    partition_count: int = DEFAULT_COUNT
+    replication_factor: int = DEFAULT_COUNT
+    configs: dict[str, str] = {}
+
+
+class TopicResult(Message, frozen=True, array_like=True):
+    """What became of one topic of the request."""
+
+    name: str
+    topic_id: UUID = ZERO_ID
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+class CreateTopicsResponse(Message, frozen=True, array_like=True):
+    """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows them."""
+
+    topics: tuple[TopicResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like=True):
+    """Creates topics, each on its own: one that is refused does not stop the others."""
+
+    topics: tuple[NewTopic, ...]
+
+
+class DeleteTopicsResponse(Message, frozen=True, array_like=True):
+    """One result for each topic, in order; a broker that has applied up to `metadata_offset` has dropped them."""
+
+    topics: tuple[TopicResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like=True):
+    """Deletes topics with all their records."""
+
+    names: tuple[str, ...]

@@ -1,0 +1,85 @@
+"""Messages as bytes: MessagePack for the structure, and beside it one payload buffer for the records.
+
+Fields of type `numpy.ndarray` (uint8) do not go through MessagePack: the structure holds their lengths, and their bytes
+follow each other in the payload, in order. So a response of megabytes crosses Ray as one buffer that arrives without
+a copy, and every batch in it stays a view. Batches are multiples of 8 bytes long, so views stay aligned.
+"""
+
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from rayka.errors import ApiError, ErrorCode, InvalidRequest, error_for
+from rayka.ids import ZERO_ID
+from rayka.ports import Message
+from rayka.protocol.connection import CallNumber
+
+MessageT = TypeVar("MessageT", bound=Message)
+_NOTHING = np.empty(0, dtype=np.uint8)
+
+
+class Failure(Message, frozen=True, array_like=True):
+    """The answer to a request that failed as a whole, whatever its API."""
+
+    error_code: ErrorCode
+    error_message: str = ""
+
+    def error(self) -> ApiError:
+        return error_for(self.error_code, self.error_message)
+
+    @classmethod
+    def of(cls, error: ApiError) -> "Failure":
+        return cls(error.code, str(error))
+
+
+class RequestHeader(Message, frozen=True, array_like=True):
+    """What goes before every request: its version, its place in the caller's connection, and how long it may take."""
+
+    version: int = 0
+    call: CallNumber = CallNumber(ZERO_ID, 0, 0)
+    timeout_ms: int = 0
+
+
+class Encoded(NamedTuple):
+    """A message on its way: the structure, and the buffers of its records in order."""
+
+    body: bytes
+    buffers: list[np.ndarray]
+
+    def payload(self) -> np.ndarray:
+        """The buffers as one; no copy when there is just one."""
+        if not self.buffers:
+            return _NOTHING
+        return self.buffers[0] if len(self.buffers) == 1 else np.concatenate(self.buffers)
+
+
+def encode(message: Message) -> Encoded:
+    """The message as bytes; its arrays are referred to, not copied."""
+    buffers: list[np.ndarray] = []
+
+    def set_aside(value: Any) -> int:
+        assert isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1, repr(value)
+        buffers.append(value)
+        return value.size
+
+    return Encoded(msgspec.msgpack.encode(message, enc_hook=set_aside), buffers)
+
+
+def decode(message_type: type[MessageT], body: bytes, payload: np.ndarray | bytes = b"") -> MessageT:
+    """The message; its arrays are views of the payload. Raises InvalidRequest when the bytes do not fit the type."""
+    data = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, dtype=np.uint8)
+    position = 0
+
+    def take(_: type, size: Any) -> np.ndarray:
+        nonlocal position
+        if type(size) is not int or size < 0 or position + size > data.size:
+            raise ValueError(f"a buffer of {size!r} bytes at {position} in a payload of {data.size}")
+        position += size
+        return data[position - size : position]
+
+    try:
+        message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(f"expected a {message_type.__name__}: {error}; are both sides of one version?") from error
+    return message
