@@ -1,0 +1,214 @@
+"""The 64-byte header of a record batch: reading it, stamping it, checking its CRC, walking from batch to batch.
+
+One batch has one form on disk, on the wire and in memory. Its header is Kafka's 61 bytes (F1, F2; big-endian) and three
+zero bytes; its body is columnar (`batch_encode`, `batch_decode`) and opaque here. The CRC-32C covers everything from the
+attributes to the end, so a broker gives a batch its offset and leader epoch without recomputing it.
+
+Invariants of a `RecordBatch`: it views exactly one batch; its size is a multiple of 8; it holds at least one record;
+`last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Its CRC may still be wrong: ask.
+
+Kafka: `DefaultRecordBatch`. Left out: the delete horizon of compacted topics (bit 6).
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from rayka.errors import CorruptRecord
+from rayka.ports import Buffer
+
+HEADER_BYTES = 64
+MAGIC = 82  # "R": a body that Kafka's own magic 2 does not have
+ALIGNMENT_BYTES = 8
+LENGTH_FIELD_END = 12  # batchLength counts the bytes after itself
+CRC_START = 21  # the attributes: the first byte that the CRC covers
+
+CODEC_MASK = 0b0000_0111
+TIMESTAMP_TYPE_BIT = 1 << 3
+TRANSACTIONAL_BIT = 1 << 4
+CONTROL_BIT = 1 << 5
+NULL_KEY_BIT = 1 << 7
+
+HEADER = Struct(">qiibIhiqqqhii3s")
+COVERED = Struct(">hiqqqhii3s")  # the header's part from the attributes on
+_LENGTH_AND_MAGIC = Struct(">8xi4xb")
+_PEEK = Struct(">qi4xb6xi8xq")  # base offset, length, magic, last offset delta, max timestamp
+_RESERVED = b"\0\0\0"
+
+
+class Codec(IntEnum):
+    """How a batch's columns are compressed: attribute bits 0-2 (F2)."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(IntEnum):
+    """Who set the records' timestamps: attribute bit 3 (F2)."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class BatchPeek(NamedTuple):
+    """What a scan over a segment needs of a batch; nothing of it is verified."""
+
+    base_offset: int
+    size_bytes: int
+    last_offset: int
+    max_timestamp_ms: int
+
+
+class RecordBatch:
+    """A view of one batch's bytes, its header parsed and checked, its body untouched.
+
+    Raises CorruptRecord when the bytes are not exactly one batch with a header that makes sense.
+    """
+
+    __slots__ = (
+        "attributes", "base_offset", "base_sequence", "base_timestamp_ms", "batch_length", "crc", "last_offset_delta",
+        "leader_epoch", "max_timestamp_ms", "producer_epoch", "producer_id", "record_count", "view",
+    )  # fmt: skip
+
+    def __init__(self, buffer: Buffer) -> None:
+        view = memoryview(buffer)
+        if len(view) < HEADER_BYTES:
+            raise CorruptRecord(f"a batch has a header of {HEADER_BYTES} bytes, found {len(view)}")
+        (
+            self.base_offset, self.batch_length, self.leader_epoch, magic, self.crc, self.attributes,
+            self.last_offset_delta, self.base_timestamp_ms, self.max_timestamp_ms, self.producer_id,
+            self.producer_epoch, self.base_sequence, self.record_count, reserved,
+        ) = HEADER.unpack_from(view)  # fmt: skip
+        self.view = view
+        if magic != MAGIC:
+            raise CorruptRecord(f"a batch has magic {MAGIC}, found {magic} at offset {self.base_offset}")
+        if self.size_bytes != len(view) or len(view) % ALIGNMENT_BYTES:
+            raise CorruptRecord(f"{self!r} does not fill the {len(view)} bytes it stands in")
+        if self.record_count < 1 or self.last_offset_delta < self.record_count - 1 or self.base_offset < 0:
+            raise CorruptRecord(f"{self!r} contradicts itself: last offset delta {self.last_offset_delta}")
+        if self.attributes & CODEC_MASK > Codec.ZSTD or reserved != _RESERVED:
+            raise CorruptRecord(f"{self!r} has unknown attributes {self.attributes:#x} or reserved bytes set")
+
+    def __repr__(self) -> str:
+        return (
+            f"<RecordBatch offset={self.base_offset} records={self.record_count} epoch={self.leader_epoch}"
+            f" attributes={self.attributes:#x} bytes={self.size_bytes}>"
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole batch, header included."""
+        return LENGTH_FIELD_END + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record, or of the last one before compaction removed it."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """Offset at which the next batch may begin."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def codec(self) -> Codec:
+        return Codec(self.attributes & CODEC_MASK)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType(bool(self.attributes & TIMESTAMP_TYPE_BIT))
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def has_null_key(self) -> bool:
+        """Whether some record has no key; a broker refuses such a batch for a compacted topic (B18)."""
+        return bool(self.attributes & NULL_KEY_BIT)
+
+    def is_crc_valid(self) -> bool:
+        return bool(crc32c(self.view[CRC_START:]) == self.crc)
+
+    def check_crc(self, where: str = "") -> None:
+        """Raises CorruptRecord that names the place given, the offset, and the CRC expected and found."""
+        found = crc32c(self.view[CRC_START:])
+        if found != self.crc:
+            place = f"{where}: " if where else ""
+            raise CorruptRecord(
+                f"{place}batch at offset {self.base_offset}: CRC-32C expected {self.crc:#010x}, found {found:#010x}"
+            )
+
+    def stamped(
+        self, *, base_offset: int, leader_epoch: int, log_append_time_ms: int | None = None
+    ) -> list[Buffer]:
+        """The batch as the log appends it (B18): a new header, and a view of the body.
+
+        Offset and epoch lie outside the CRC. A log append time becomes the timestamp of every record; only then are
+        the attributes, the max timestamp and the CRC written anew.
+        """
+        body = self.view[HEADER_BYTES:]
+        attributes, max_timestamp_ms, crc = self.attributes, self.max_timestamp_ms, self.crc
+        if log_append_time_ms is not None:
+            attributes, max_timestamp_ms = attributes | TIMESTAMP_TYPE_BIT, log_append_time_ms
+            crc = crc32c(body, crc32c(self._pack(base_offset, leader_epoch, attributes, max_timestamp_ms, 0)[CRC_START:]))
+        return [self._pack(base_offset, leader_epoch, attributes, max_timestamp_ms, crc), body]
+
+    def _pack(self, base_offset: int, leader_epoch: int, attributes: int, max_timestamp_ms: int, crc: int) -> bytes:
+        return HEADER.pack(
+            base_offset, self.batch_length, leader_epoch, MAGIC, crc, attributes, self.last_offset_delta,
+            self.base_timestamp_ms, max_timestamp_ms, self.producer_id, self.producer_epoch, self.base_sequence,
+            self.record_count, _RESERVED,
+        )  # fmt: skip
+
+
+def batch_at(view: memoryview, position: int = 0) -> RecordBatch | None:
+    """The batch that begins at a position, or None when the buffer ends before the batch does (a torn tail).
+
+    Raises CorruptRecord when what stands there is no batch.
+    """
+    size_bytes = batch_size_at(view, position)
+    return None if size_bytes is None else RecordBatch(view[position : position + size_bytes])
+
+
+def batch_size_at(view: memoryview, position: int) -> int | None:
+    """Size in bytes of the whole batch at a position; None and CorruptRecord as in `batch_at`."""
+    left_bytes = len(view) - position
+    if left_bytes < HEADER_BYTES:
+        return None
+    batch_length, magic = _LENGTH_AND_MAGIC.unpack_from(view, position)
+    size_bytes: int = LENGTH_FIELD_END + batch_length
+    if magic != MAGIC or size_bytes < HEADER_BYTES:
+        raise CorruptRecord(f"no batch at position {position}: magic {magic}, batch length {batch_length}")
+    return size_bytes if size_bytes <= left_bytes else None
+
+
+def peek_batch(view: memoryview, position: int) -> BatchPeek | None:
+    """The few numbers by which a scan goes on; None and CorruptRecord as in `batch_at`. Checks neither body nor CRC."""
+    size_bytes = batch_size_at(view, position)
+    if size_bytes is None:
+        return None
+    base_offset, _, _, last_offset_delta, max_timestamp_ms = _PEEK.unpack_from(view, position)
+    return BatchPeek(base_offset, size_bytes, base_offset + last_offset_delta, max_timestamp_ms)
+
+
+def split_batches(buffer: Buffer) -> Iterator[RecordBatch]:
+    """The batches of a buffer, one after another. Raises CorruptRecord when the last one is not whole."""
+    view = memoryview(buffer)
+    position = 0
+    while position < len(view):
+        batch = batch_at(view, position)
+        if batch is None:
+            raise CorruptRecord(f"the batch at position {position} ends after the buffer of {len(view)} bytes")
+        yield batch
+        position += batch.size_bytes
