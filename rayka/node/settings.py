@@ -1,0 +1,29 @@
+"""What a node is told when it is made: who it is, where its disks are, and the outside world it may use."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from rayka.config import BrokerConfig
+from rayka.ports import Disk, Network
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """One node's identity and its ports.
+
+    `wall_clock_ms` is for timestamps in records only; waiting and timeouts use the event loop's clock. `crash` ends the
+    process (or, in one process, kills the node): it is called once, with the exception that no code expected.
+    """
+
+    node_id: int
+    cluster_name: str
+    data_dirs: tuple[str, ...]
+    config: BrokerConfig
+    disk: Disk
+    network: Network
+    random: Random
+    wall_clock_ms: Callable[[], int]
+    crash: Callable[[BaseException], None]
+    host: str = "localhost"
+    pid: int = 0
