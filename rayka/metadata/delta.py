@@ -1,0 +1,247 @@
+"""What a run of metadata records makes of an image: the next image, and what changed on the way.
+
+Replaying costs as much as the records say, whatever the image holds; `apply` copies the maps that changed. A
+record that contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of
+whoever wrote it, and an assertion says so: a node that went on would hold another image than the rest.
+
+Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta` (H9, H12).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, PartitionImage, TopicImage
+from rayka.metadata.records import (
+    NO_LEADER_CHANGE,
+    BrokerRegistrationChangeRecord,
+    ConfigRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+)
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class _Topic:
+    """A topic while its records are replayed: its name, and those of its partitions that changed, by
+    number.
+    """
+
+    __slots__ = ("base", "changed", "name", "topic_id")
+
+    def __init__(self, name: str, topic_id: UUID, base: tuple[PartitionImage, ...]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.base = base
+        self.changed: dict[int, PartitionImage] = {}
+
+    def partition(self, number: int) -> PartitionImage | None:
+        changed = self.changed.get(number)
+        if changed is None and 0 <= number < len(self.base):
+            return self.base[number]
+        return changed
+
+    def image(self) -> TopicImage:
+        partitions = list(self.base)
+        for number in sorted(self.changed):
+            partitions[number : number + 1] = [self.changed[number]]
+        return TopicImage(self.name, self.topic_id, tuple(partitions))
+
+
+class MetadataDelta:
+    """Collects records on top of an image. Afterwards: `apply` for the new image, and what changed in it."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self.image = image
+        self._topics: dict[UUID, _Topic | None] = {}  # None: removed
+        self._reconfigured: dict[str, None] = {}
+        self._brokers: dict[int, BrokerImage] = {}
+        self._configs: dict[ConfigResource, dict[str, str] | None] = {}
+        self._features: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<MetadataDelta of {self.image!r} topics={len(self._topics)} brokers={sorted(self._brokers)}>"
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._topics or self._brokers or self._configs or self._features)
+
+    # ---- Replaying -----------------------------------------------------------------------------------------
+
+    def replay(self, record: MetadataRecord) -> None:
+        """Takes one record in."""
+        _REPLAY[type(record)](self, record)
+
+    def _register_broker(self, record: RegisterBrokerRecord) -> None:
+        self._brokers[record.broker_id] = BrokerImage(record, is_fenced=record.is_fenced)
+
+    def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
+        broker = self._brokers.get(record.broker_id) or self.image.brokers[record.broker_id]
+        assert broker.broker_epoch == record.broker_epoch, f"{record!r} does not match {broker!r}"
+        if record.is_fenced is not None:
+            broker = msgspec.structs.replace(broker, is_fenced=record.is_fenced)
+        if record.is_in_controlled_shutdown is not None:
+            broker = msgspec.structs.replace(
+                broker, is_in_controlled_shutdown=record.is_in_controlled_shutdown
+            )
+        self._brokers[record.broker_id] = broker
+
+    def _add_topic(self, record: TopicRecord) -> None:
+        assert self._topic(record.topic_id) is None, f"{record!r}: the id is taken"
+        self._topics[record.topic_id] = _Topic(record.name, record.topic_id, ())
+
+    def _remove_topic(self, record: RemoveTopicRecord) -> None:
+        topic = self._topic(record.topic_id)
+        assert topic is not None, f"{record!r}: no such topic"
+        self._topics[record.topic_id] = None
+        self._configs[ConfigResource(ResourceType.TOPIC, topic.name)] = None
+
+    def _add_partition(self, record: PartitionRecord) -> None:
+        topic = self._topic(record.topic_id)
+        assert topic is not None, f"{record!r}: no such topic"
+        before = topic.partition(record.partition - 1)
+        assert record.partition == 0 or before is not None, f"{record!r}: there is none before it"
+        topic.changed[record.partition] = PartitionImage(
+            replicas=record.replicas,
+            directories=record.directories,
+            isr=record.isr,
+            leader_id=record.leader_id,
+            leader_epoch=record.leader_epoch,
+            partition_epoch=record.partition_epoch,
+            adding_replicas=record.adding_replicas,
+            removing_replicas=record.removing_replicas,
+        )
+
+    def _change_partition(self, record: PartitionChangeRecord) -> None:
+        topic = self._topic(record.topic_id)
+        assert topic is not None, f"{record!r}: no such topic"
+        partition = topic.partition(record.partition)
+        assert partition is not None, f"{record!r}: no such partition"
+        topic.changed[record.partition] = _changed_partition(partition, record)
+
+    def _set_config(self, record: ConfigRecord) -> None:
+        resource = ConfigResource(record.resource_type, record.resource_name)
+        values = self._configs.get(resource)
+        if values is None:
+            known = {} if resource in self._configs else self.image.configs.get(resource, {})
+            values = self._configs[resource] = dict(known)
+        if record.value is None:
+            values.pop(record.name, None)
+        else:
+            values[record.name] = record.value
+        if record.resource_type is ResourceType.TOPIC:
+            self._reconfigured[record.resource_name] = None
+
+    def _set_feature(self, record: FeatureLevelRecord) -> None:
+        self._features[record.name] = record.level
+
+    def _topic(self, topic_id: UUID) -> _Topic | None:
+        """The topic, ready to be changed; None when there is none or it was removed."""
+        if topic_id not in self._topics:
+            known = self.image.topics_by_id.get(topic_id)
+            if known is None:
+                return None
+            self._topics[topic_id] = _Topic(known.name, topic_id, known.partitions)
+        return self._topics[topic_id]
+
+    # ---- The outcome ---------------------------------------------------------------------------------------
+
+    def apply(self, next_offset: int) -> MetadataImage:
+        """The image after these records; `next_offset` follows the last of them."""
+        assert next_offset >= self.image.next_offset, f"{self!r} cannot go back to {next_offset}"
+        topics_by_id = _merged(
+            self.image.topics_by_id,
+            {topic_id: topic.image() if topic else None for topic_id, topic in self._topics.items()},
+        )
+        return MetadataImage(
+            next_offset=next_offset,
+            topics=self._topics_by_name(topics_by_id),
+            topics_by_id=topics_by_id,
+            brokers=_merged(self.image.brokers, self._brokers),
+            configs=_merged(
+                self.image.configs, {key: values or None for key, values in self._configs.items()}
+            ),
+            features=_merged(self.image.features, self._features),
+        )
+
+    def _topics_by_name(self, topics_by_id: Mapping[UUID, TopicImage]) -> Mapping[str, TopicImage]:
+        if not self._topics:
+            return self.image.topics
+        topics = dict(self.image.topics)
+        for topic_id in self.deleted_topics():
+            del topics[self.image.topics_by_id[topic_id].name]
+        for topic_id in self._topics:
+            topic = topics_by_id.get(topic_id)
+            if topic is not None:
+                topics[topic.name] = topic
+        return topics
+
+    def deleted_topics(self) -> list[UUID]:
+        """Topics of the image that are gone, in the order in which they went."""
+        return [
+            key for key, topic in self._topics.items() if topic is None and key in self.image.topics_by_id
+        ]
+
+    def changed_partitions(self) -> list[TopicIdPartition]:
+        """Partitions that are new or changed, and not gone since."""
+        return [
+            TopicIdPartition(topic_id, number)
+            for topic_id, topic in self._topics.items()
+            if topic is not None
+            for number in sorted(topic.changed)
+        ]
+
+    def reconfigured_topics(self) -> list[str]:
+        """Names of topics whose own configuration was written, in the order of the first write."""
+        return list(self._reconfigured)
+
+    def changed_brokers(self) -> list[int]:
+        """Ids of brokers that registered or changed their state, in that order."""
+        return list(self._brokers)
+
+
+_REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
+    RegisterBrokerRecord: MetadataDelta._register_broker,
+    BrokerRegistrationChangeRecord: MetadataDelta._change_broker,
+    TopicRecord: MetadataDelta._add_topic,
+    RemoveTopicRecord: MetadataDelta._remove_topic,
+    PartitionRecord: MetadataDelta._add_partition,
+    PartitionChangeRecord: MetadataDelta._change_partition,
+    ConfigRecord: MetadataDelta._set_config,
+    FeatureLevelRecord: MetadataDelta._set_feature,
+}
+
+
+def _changed_partition(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
+    """H12: only the fields given; the partition epoch always rises, the leader epoch when a leader is
+    named.
+    """
+    names = ("isr", "replicas", "directories", "adding_replicas", "removing_replicas")
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(change, name)) is not None}
+    if change.leader_id != NO_LEADER_CHANGE:
+        given |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}
+    return msgspec.structs.replace(partition, partition_epoch=partition.partition_epoch + 1, **given)
+
+
+def _merged(base: Mapping[KeyT, ValueT], changes: Mapping[KeyT, ValueT | None]) -> Mapping[KeyT, ValueT]:
+    """The base itself when nothing changed; None removes."""
+    if not changes:
+        return base
+    merged = dict(base)
+    for key, value in changes.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,137 @@
+"""The cluster's metadata at one offset of `__cluster_metadata`, immutable.
+
+`MetadataDelta` makes the next one. Two images share every topic, broker and configuration that did not change
+between them, so a new image costs a copy of the maps that changed, not of what they hold. Maps keep the order
+in which their entries came.
+
+Kafka: `MetadataImage`, `TopicsImage`, `ClusterImage`, `ConfigurationsImage` (H9).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import msgspec
+
+from rayka.ids import NO_NODE, TopicIdPartition
+from rayka.metadata.records import METADATA_VERSION, RegisterBrokerRecord, ResourceType
+from rayka.protocol.cluster import LogDirectory
+
+
+class PartitionImage(msgspec.Struct, frozen=True):
+    """One partition's replicas, who is in sync, and who leads it in which epoch. `leader_id` -1: nobody."""
+
+    replicas: tuple[int, ...]
+    directories: tuple[UUID, ...]
+    isr: tuple[int, ...]
+    leader_id: int
+    leader_epoch: int
+    partition_epoch: int
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"<PartitionImage leader={self.leader_id} epoch={self.leader_epoch} isr={list(self.isr)}"
+            f" replicas={list(self.replicas)} partition_epoch={self.partition_epoch}>"
+        )
+
+    @property
+    def has_leader(self) -> bool:
+        return self.leader_id != NO_NODE
+
+    def directory_of(self, broker_id: int) -> UUID | None:
+        """The directory that holds this broker's replica; None when it holds none."""
+        return self.directories[self.replicas.index(broker_id)] if broker_id in self.replicas else None
+
+
+class TopicImage(msgspec.Struct, frozen=True):
+    """One topic: partition number n is `partitions[n]`."""
+
+    name: str
+    topic_id: UUID
+    partitions: tuple[PartitionImage, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<TopicImage {self.name} id={self.topic_id} partitions={len(self.partitions)}>"
+
+
+class BrokerImage(msgspec.Struct, frozen=True):
+    """One registered broker: the process of that epoch, and whether it may lead."""
+
+    registration: RegisterBrokerRecord
+    is_fenced: bool
+    is_in_controlled_shutdown: bool = False
+
+    def __repr__(self) -> str:
+        state = (
+            "fenced" if self.is_fenced else "shutting down" if self.is_in_controlled_shutdown else "active"
+        )
+        return f"<BrokerImage {self.broker_id} epoch={self.broker_epoch} {state}>"
+
+    @property
+    def broker_id(self) -> int:
+        return self.registration.broker_id
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.registration.broker_epoch
+
+    @property
+    def directories(self) -> tuple[LogDirectory, ...]:
+        return self.registration.directories
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the broker may be elected leader and join an ISR (B40)."""
+        return not self.is_fenced and not self.is_in_controlled_shutdown
+
+
+class ConfigResource(msgspec.Struct, frozen=True):
+    """What a configuration belongs to."""
+
+    type: ResourceType
+    name: str
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MetadataImage:
+    """The metadata after every record below `next_offset`.
+
+    Invariants: `topics` (by name) and `topics_by_id` hold the same topics; no map is changed after
+    construction.
+    """
+
+    next_offset: int = 0
+    topics: Mapping[str, TopicImage] = field(default_factory=dict)
+    topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=dict)
+    brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
+    configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"<MetadataImage offset={self.next_offset} topics={len(self.topics)} brokers={len(self.brokers)}>"
+        )
+
+    @property
+    def metadata_version(self) -> int:
+        """The version at which metadata records are written; 0 before the first controller decided it."""
+        return self.features.get(METADATA_VERSION, 0)
+
+    def topic_configs(self, name: str) -> Mapping[str, str]:
+        """What was set for this topic itself, by Kafka's dotted keys."""
+        return self.configs.get(ConfigResource(ResourceType.TOPIC, name), {})
+
+    def partition(self, key: TopicIdPartition) -> PartitionImage | None:
+        """The partition, or None when no topic of that id has it."""
+        topic = self.topics_by_id.get(key.topic_id)
+        if topic is None or not 0 <= key.partition < len(topic.partitions):
+            return None
+        return topic.partitions[key.partition]
+
+    def partitions(self) -> Iterator[tuple[TopicIdPartition, PartitionImage]]:
+        """Every partition of every topic."""
+        for topic in self.topics.values():
+            for number, partition in enumerate(topic.partitions):
+                yield TopicIdPartition(topic.topic_id, number), partition

@@ -1,0 +1,54 @@
+"""The answer to a Metadata request from an image, the same on brokers and controllers.
+
+Kafka: `KRaftMetadataCache`.
+"""
+
+from rayka.errors import ErrorCode
+from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from rayka.protocol.cluster import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+)
+
+
+def metadata_response(
+    image: MetadataImage, request: MetadataRequest, *, cluster_id: str, controller_id: int
+) -> MetadataResponse:
+    """What the image says of the topics asked for, in their order; all of them, by name, when none is named.
+
+    A partition without a leader carries LEADER_NOT_AVAILABLE, an unknown topic UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    names = sorted(image.topics) if request.topics is None else request.topics
+    return MetadataResponse(
+        cluster_id=cluster_id,
+        controller_id=controller_id,
+        brokers=tuple(_broker(image.brokers[broker_id]) for broker_id in sorted(image.brokers)),
+        topics=tuple(_topic(image, name) for name in names),
+        metadata_offset=image.next_offset,
+    )
+
+
+def _broker(broker: BrokerImage) -> MetadataBroker:
+    return MetadataBroker(broker.broker_id, broker.registration.host, broker.is_fenced, broker.directories)
+
+
+def _topic(image: MetadataImage, name: str) -> MetadataTopic:
+    topic: TopicImage | None = image.topics.get(name)
+    if topic is None:
+        return MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return MetadataTopic(
+        name,
+        topic.topic_id,
+        tuple(_partition(number, partition) for number, partition in enumerate(topic.partitions)),
+        dict(image.topic_configs(name)),
+    )
+
+
+def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
+    error = ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
+    return MetadataPartition(
+        number, partition.leader_id, partition.leader_epoch, partition.replicas, partition.isr, error
+    )
