@@ -33,10 +33,9 @@ CONTROL_BIT = 1 << 5
 NULL_KEY_BIT = 1 << 7
 
 HEADER = Struct(">qiibIhiqqqhii3s")
-COVERED = Struct(">hiqqqhii3s")  # the header's part from the attributes on
 _LENGTH_AND_MAGIC = Struct(">8xi4xb")
 _PEEK = Struct(">qi4xb6xi8xq")  # base offset, length, magic, last offset delta, max timestamp
-_RESERVED = b"\0\0\0"
+RESERVED = b"\0\0\0"
 
 
 class Codec(IntEnum):
@@ -92,7 +91,7 @@ class RecordBatch:
             raise CorruptRecord(f"{self!r} does not fill the {len(view)} bytes it stands in")
         if self.record_count < 1 or self.last_offset_delta < self.record_count - 1 or self.base_offset < 0:
             raise CorruptRecord(f"{self!r} contradicts itself: last offset delta {self.last_offset_delta}")
-        if self.attributes & CODEC_MASK > Codec.ZSTD or reserved != _RESERVED:
+        if self.attributes & CODEC_MASK > Codec.ZSTD or reserved != RESERVED:
             raise CorruptRecord(f"{self!r} has unknown attributes {self.attributes:#x} or reserved bytes set")
 
     def __repr__(self) -> str:
@@ -168,7 +167,7 @@ class RecordBatch:
         return HEADER.pack(
             base_offset, self.batch_length, leader_epoch, MAGIC, crc, attributes, self.last_offset_delta,
             self.base_timestamp_ms, max_timestamp_ms, self.producer_id, self.producer_epoch, self.base_sequence,
-            self.record_count, _RESERVED,
+            self.record_count, RESERVED,
         )  # fmt: skip
 
 

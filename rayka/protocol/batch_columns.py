@@ -1,0 +1,198 @@
+"""Records turned into columns: what the encoder writes, made from lists or from Arrow arrays.
+
+A column of byte strings becomes int32 offsets that begin at 0, the bytes, and a validity bitmap if something is null.
+Slices of Arrow arrays are read from where they begin; their bytes are not copied here. Short lists go through plain
+Python, where entering Arrow would cost more than the work. Whatever does not fit is SerializationError.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayka.errors import RecordTooLarge, SerializationError
+from rayka.ports import Buffer
+
+Values = Sequence[bytes | None] | pa.Array
+Headers = Sequence[Sequence[tuple[str, bytes | None]] | None] | pa.Array
+Timestamps = int | Sequence[int] | np.ndarray
+
+_SHORT_LIST = 100  # below this many values plain Python beats entering Arrow (measured)
+_COLUMN_BYTES_MAX = 2**31 - 1
+_BYTES_LIKE = (
+    pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
+    pa.types.is_binary_view, pa.types.is_string_view, pa.types.is_fixed_size_binary, pa.types.is_null,
+)  # fmt: skip
+
+
+class BytesColumn(NamedTuple):
+    """A column of byte strings in Arrow's layout; `validity` is None where nothing is null."""
+
+    validity: Buffer | None
+    offsets: Buffer
+    data: Buffer
+
+
+class HeaderColumns(NamedTuple):
+    """The headers of all records in one row, and where each record's begin and end."""
+
+    offsets: Buffer
+    keys: BytesColumn
+    values: BytesColumn
+
+
+class TimestampColumn(NamedTuple):
+    """Base and largest timestamp, and int64 deltas from the base unless all are equal."""
+
+    base_ms: int
+    max_ms: int
+    deltas: Buffer | None
+
+
+def bytes_column(values: Values, name: str) -> BytesColumn:
+    """A column from a list of `bytes | None` or an array of binary or string type; the name is for the error."""
+    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+        if len(values) < _SHORT_LIST:
+            return _from_short_list(values, name)
+        values = _array_of(values, name)
+    return _from_array(_as_binary(values, name))
+
+
+def header_columns(headers: Headers) -> HeaderColumns | None:
+    """Columns from a list of lists of (key, value), or an array of `list<struct<key, value>>`; None without headers."""
+    if isinstance(headers, (pa.Array, pa.ChunkedArray)):
+        return _headers_from_array(headers)
+    lengths = [len(each) if each else 0 for each in headers]
+    pairs = [pair for each in headers if each for pair in each]
+    if not pairs:
+        return None
+    try:
+        keys = [key.encode() for key, _ in pairs]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise SerializationError(f"a header is a pair of a str and bytes or None: {error}") from error
+    values = [value for _, value in pairs]
+    return HeaderColumns(_offsets(lengths), bytes_column(keys, "header key"), bytes_column(values, "header value"))
+
+
+def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
+    """A column from one timestamp for all, or one for each; `array("q")` and numpy arrays are read without a copy."""
+    if isinstance(timestamps_ms, int):
+        return TimestampColumn(timestamps_ms, timestamps_ms, None)
+    check_length("timestamps", len(timestamps_ms), count)
+    timestamps = np.asarray(timestamps_ms, np.int64)
+    base_ms = int(timestamps[0])
+    deltas = timestamps - base_ms
+    return TimestampColumn(base_ms, int(timestamps.max()), deltas.view(np.uint8) if deltas.any() else None)
+
+
+def check_length(name: str, length: int, count: int) -> None:
+    """Raises SerializationError unless a column has one entry for each value."""
+    if length != count:
+        raise SerializationError(f"{count} values, but {length} {name}")
+
+
+def _from_short_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
+    validity = None
+    if None in values:
+        validity = np.packbits([value is not None for value in values], bitorder="little")
+    present = [b"" if value is None else value for value in values] if validity is not None else values
+    try:
+        offsets, data = _offsets(map(len, present)), b"".join(present)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise SerializationError(f"a {name} is bytes or None: {error}") from error
+    return BytesColumn(validity, offsets, data)
+
+
+def _offsets(lengths: Iterable[int]) -> bytes:
+    try:
+        return array("i", accumulate(lengths, initial=0)).tobytes()
+    except OverflowError as error:
+        raise RecordTooLarge("a column of a batch ends below 2 GiB") from error
+
+
+def _array_of(values: Sequence[bytes | None], name: str) -> pa.Array:
+    try:
+        inferred = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SerializationError(f"a {name} is bytes or None: {error}") from error
+    if inferred.type != pa.binary() and not pa.types.is_null(inferred.type):
+        raise SerializationError(f"a {name} is bytes or None, found {inferred.type}")
+    return inferred
+
+
+def _as_binary(values: pa.Array, name: str) -> pa.Array:
+    """One array of binary with 32-bit offsets, which a column beyond 2 GiB cannot be."""
+    if isinstance(values, pa.ChunkedArray):
+        values = _one_chunk(values, name)
+    if values.type == pa.binary():
+        return values
+    if not _is_bytes_like(values.type):
+        raise SerializationError(f"a {name} column is of binary or string type, found {values.type}")
+    try:
+        return values.cast(pa.binary())
+    except pa.ArrowInvalid as error:
+        raise RecordTooLarge(f"the {name} column of a batch ends below 2 GiB: {error}") from error
+
+
+def _one_chunk(values: pa.ChunkedArray, name: str) -> pa.Array:
+    if values.nbytes > _COLUMN_BYTES_MAX:
+        raise RecordTooLarge(f"the {name} column of a batch ends below 2 GiB, found {values.nbytes} bytes")
+    return values.combine_chunks()
+
+
+def _is_bytes_like(data_type: pa.DataType) -> bool:
+    if pa.types.is_dictionary(data_type):
+        return _is_bytes_like(data_type.value_type)
+    return any(is_kind(data_type) for is_kind in _BYTES_LIKE)
+
+
+def _from_array(values: pa.Array) -> BytesColumn:
+    _, offsets_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(values) + 1, values.offset * 4)
+    begin, end = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(data_buffer, np.uint8, end - begin, begin) if end > begin else b""
+    rebased = offsets - np.int32(begin) if begin else offsets
+    return BytesColumn(_bitmap(values) if values.null_count else None, rebased.view(np.uint8), data)
+
+
+def _bitmap(values: pa.Array) -> np.ndarray:
+    """The validity bitmap from bit 0 on, whatever bit of a shared one the array begins at."""
+    return np.packbits(values.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+
+
+def _headers_from_array(headers: pa.Array) -> HeaderColumns | None:
+    if isinstance(headers, pa.ChunkedArray):
+        headers = _one_chunk(headers, "headers")
+    if pa.types.is_null(headers.type):
+        return None
+    pairs, lengths = _pairs(headers)
+    if not len(pairs):
+        return None
+    offsets = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    keys, values = pc.struct_field(pairs, "key"), pc.struct_field(pairs, "value")
+    if keys.null_count:
+        raise SerializationError("a header has a null key")
+    return HeaderColumns(
+        offsets.view(np.uint8), bytes_column(_as_text(keys), "header key"), bytes_column(values, "header value")
+    )
+
+
+def _pairs(headers: pa.Array) -> tuple[pa.Array, np.ndarray]:
+    """The (key, value) structs of all records in one row, and how many each record has; a null list has none."""
+    kind = headers.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not is_list or not pa.types.is_struct(kind.value_type) or kind.value_type.names != ["key", "value"]:
+        raise SerializationError(f"headers are list<struct<key: string, value: binary>>, found {kind}")
+    return headers.flatten(), pc.list_value_length(headers).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _as_text(keys: pa.Array) -> pa.Array:
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise SerializationError(f"a header key is text: {error}") from error

@@ -1,0 +1,199 @@
+"""The bytes of one batch into Arrow columns, or into plain lists.
+
+An uncompressed batch becomes arrays that view its bytes: no copy, also over a mapped file, which stays mapped as long
+as an array lives. Everything the arrays rely on is checked first: a batch with a good CRC and a body that contradicts
+itself is CorruptRecord, never a read outside its bytes.
+
+Kafka: `DefaultRecordBatch.iterator`.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayka.errors import CorruptRecord
+from rayka.ports import Buffer
+from rayka.protocol.batch_contents import Column, aligned, frame_after, parse_contents
+from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX
+from rayka.protocol.batch_header import ALIGNMENT_BYTES, HEADER_BYTES, Codec, RecordBatch, TimestampType
+from rayka.protocol.compression import decompress
+
+HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+Header = tuple[str, bytes | None]
+
+_BINARY = pa.binary()
+_HEADER_KEY = Column.HEADER_KEY_OFFSETS - 1  # header keys are never null: no column stands here
+
+
+class DecodedBatch:
+    """The records of one batch as columns of equal length, in offset order. `headers` is None when no record has any."""
+
+    __slots__ = ("_keys", "_offset_deltas", "_timestamps_ms", "batch", "headers", "values")
+
+    def __init__(self, batch: RecordBatch, block: "_Block") -> None:
+        count = batch.record_count
+        self.batch = batch
+        self.values: pa.BinaryArray = block.take_binary(Column.VALUE_VALIDITY, count)
+        self._keys = block.take_binary(Column.KEY_VALIDITY, count) if block.has(Column.KEY_OFFSETS) else None
+        self.headers: pa.ListArray | None = _take_headers(block, count) if block.has(Column.HEADER_OFFSETS) else None
+        self._timestamps_ms = _take_timestamps(block, batch)
+        self._offset_deltas = _take_offset_deltas(block, batch)
+        if batch.has_null_key != (self._keys is None or self._keys.null_count > 0):
+            raise CorruptRecord(f"{batch!r} says has_null_key={batch.has_null_key}, its keys say otherwise")
+
+    def __repr__(self) -> str:
+        return f"<DecodedBatch of {self.batch!r}>"
+
+    def __len__(self) -> int:
+        return self.batch.record_count
+
+    @property
+    def keys(self) -> pa.BinaryArray:
+        """The keys; an array of nulls is made at each call when the batch has none."""
+        return pa.nulls(len(self), pa.binary()) if self._keys is None else self._keys
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """The records' offsets, int64, made at each call."""
+        if self._offset_deltas is None:
+            return np.arange(self.batch.base_offset, self.batch.next_offset, dtype=np.int64)
+        return self._offset_deltas + np.int64(self.batch.base_offset)
+
+    @property
+    def timestamps_ms(self) -> np.ndarray:
+        """The records' timestamps, int64; all equal to the max timestamp where the log set it (F2)."""
+        if self._timestamps_ms is None:
+            return np.full(len(self), self.batch.max_timestamp_ms, np.int64)
+        return self._timestamps_ms
+
+    def values_list(self) -> list[bytes | None]:
+        values: list[bytes | None] = self.values.to_pylist()
+        return values
+
+    def keys_list(self) -> list[bytes | None]:
+        return [None] * len(self) if self._keys is None else self._keys.to_pylist()
+
+    def headers_list(self) -> list[tuple[Header, ...]]:
+        """Each record's headers in order; `()` where it has none."""
+        if self.headers is None:
+            return [()] * len(self)
+        keys, values = (column.to_pylist() for column in self.headers.values.flatten())
+        pairs = list(zip(keys, values, strict=True))
+        return [tuple(pairs[begin:end]) for begin, end in pairwise(self.headers.offsets.to_pylist())]
+
+
+def decode(
+    batch: RecordBatch, *, check_crc: bool = True, uncompressed_bytes_max: int = UNCOMPRESSED_BYTES_MAX
+) -> DecodedBatch:
+    """The batch's columns. An uncompressed batch is viewed, not copied, unless its memory is not 8-aligned.
+
+    Raises CorruptRecord when the CRC or the body is wrong or the body would exceed uncompressed_bytes_max, before
+    anything is decompressed; UnsupportedCompressionType for snappy.
+    """
+    if check_crc:
+        batch.check_crc()
+    body = batch.view[HEADER_BYTES:]
+    try:
+        block = _Block(body, batch.codec, uncompressed_bytes_max)
+        decoded = DecodedBatch(batch, block)
+        block.check_all_taken()
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{batch!r}: {error}") from error
+    return decoded
+
+
+class _Block:
+    """The decompressed buffers of one batch, handed out column by column, each once."""
+
+    def __init__(self, body: memoryview, codec: Codec, uncompressed_bytes_max: int) -> None:
+        contents = parse_contents(body)
+        if contents.uncompressed_bytes > uncompressed_bytes_max:
+            raise CorruptRecord(f"{contents.uncompressed_bytes} bytes uncompressed exceed {uncompressed_bytes_max}")
+        self._columns = contents.columns
+        if codec is Codec.NONE:
+            block = body[aligned(contents.end) :]
+        else:
+            block = decompress(codec, frame_after(body, contents.end), contents.uncompressed_bytes)
+        if len(block) != contents.uncompressed_bytes:
+            raise CorruptRecord(f"the columns fill {contents.uncompressed_bytes} bytes, found {len(block)}")
+        self._buffer = _aligned_buffer(block)
+
+    def has(self, column: Column) -> bool:
+        return column in self._columns
+
+    def take(self, column: Column, size_bytes: int | None = None) -> pa.Buffer:
+        """The column's bytes; raises CorruptRecord when it is missing or has another size."""
+        begin, length = self._columns.pop(column, (0, -1))
+        if length < 0 or (size_bytes is not None and length != size_bytes):
+            raise CorruptRecord(f"column {column.name} has {length} bytes, expected {size_bytes}")
+        return self._buffer.slice(begin, length)
+
+    def take_integers(self, column: Column, kind: type[np.integer[Any]], count: int) -> np.ndarray:
+        return np.frombuffer(self.take(column, count * np.dtype(kind).itemsize), kind)
+
+    def take_offsets(self, column: Column, count: int) -> np.ndarray:
+        """int32 offsets of count entries, which begin at 0 and never fall."""
+        offsets = self.take_integers(column, np.int32, count + 1)
+        if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+            raise CorruptRecord(f"column {column.name} does not begin at 0 or falls")
+        return offsets
+
+    def take_binary(self, validity: Column, count: int, kind: pa.DataType = _BINARY) -> pa.Array:
+        """An array from three columns whose ids follow one another; nothing is null where the validity is missing."""
+        bitmap = self.take(validity, (count + 7) // 8) if self.has(validity) else None
+        offsets = self.take_offsets(Column(validity + 1), count)
+        data = self.take(Column(validity + 2), int(offsets[-1]))
+        return pa.Array.from_buffers(
+            kind, count, [bitmap, pa.py_buffer(offsets), data], null_count=0 if bitmap is None else -1
+        )
+
+    def check_all_taken(self) -> None:
+        if self._columns:
+            raise CorruptRecord(f"columns {sorted(self._columns)} belong to nothing")
+
+
+def _aligned_buffer(block: Buffer) -> pa.Buffer:
+    """Arrow wants its buffers at multiples of 8; batches are read to such addresses, so the copy is rare."""
+    buffer = pa.py_buffer(block)
+    return pa.py_buffer(bytes(block)) if buffer.address % ALIGNMENT_BYTES else buffer
+
+
+def _take_headers(block: _Block, count: int) -> pa.ListArray:
+    offsets = block.take_offsets(Column.HEADER_OFFSETS, count)
+    header_count = int(offsets[-1])
+    keys = block.take_binary(_HEADER_KEY, header_count, pa.string())
+    values = block.take_binary(Column.HEADER_VALUE_VALIDITY, header_count)
+    try:
+        keys.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise CorruptRecord(f"header keys are not UTF-8: {error}") from error
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
+    return pa.ListArray.from_buffers(HEADERS_TYPE, count, [None, pa.py_buffer(offsets)], children=[pairs])
+
+
+def _take_timestamps(block: _Block, batch: RecordBatch) -> np.ndarray | None:
+    """Timestamps where they differ; None where all are the batch's max timestamp."""
+    deltas = None
+    if block.has(Column.TIMESTAMP_DELTAS):
+        deltas = block.take_integers(Column.TIMESTAMP_DELTAS, np.int64, batch.record_count)
+    if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        return None
+    timestamps = None if deltas is None else deltas + batch.base_timestamp_ms
+    max_ms = batch.base_timestamp_ms if timestamps is None else int(timestamps.max())
+    if max_ms != batch.max_timestamp_ms:
+        raise CorruptRecord(f"max timestamp {batch.max_timestamp_ms}, but the largest is {max_ms}")
+    return timestamps
+
+
+def _take_offset_deltas(block: _Block, batch: RecordBatch) -> np.ndarray | None:
+    last = batch.last_offset_delta
+    if not block.has(Column.OFFSET_DELTAS):
+        if last != batch.record_count - 1:
+            raise CorruptRecord(f"last offset delta {last} without offset deltas")
+        return None
+    deltas = block.take_integers(Column.OFFSET_DELTAS, np.int32, batch.record_count)
+    if deltas[0] < 0 or deltas[-1] > last or (deltas[1:] <= deltas[:-1]).any():
+        raise CorruptRecord(f"offset deltas do not rise from 0 to {last}")
+    return deltas

@@ -1,0 +1,168 @@
+"""Records into the bytes of one batch: a single numpy array that crosses Ray and reaches the disk without another copy.
+
+Guarantees: the result decodes to the records given; equal records and codec give equal bytes; the CRC covers the
+padding, which is zero. Base offset 0, no leader epoch, no producer id: the leader stamps offset and epoch. A batch holds
+at least one record, and at most `UNCOMPRESSED_BYTES_MAX` before compression, which is as much as a decoder takes.
+
+Kafka: `MemoryRecordsBuilder`. Left out: producer ids and transactions.
+"""
+
+from collections.abc import Sequence
+from struct import Struct
+
+import numpy as np
+from crc32c import crc32c
+
+from rayka.errors import RecordTooLarge
+from rayka.ids import NO_EPOCH
+from rayka.ports import Buffer
+from rayka.protocol.batch_columns import (
+    BytesColumn,
+    HeaderColumns,
+    Headers,
+    TimestampColumn,
+    Timestamps,
+    Values,
+    bytes_column,
+    check_length,
+    header_columns,
+    timestamp_column,
+)
+from rayka.protocol.batch_contents import Column, aligned, pack_contents
+from rayka.protocol.batch_header import (
+    CONTROL_BIT,
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_FIELD_END,
+    MAGIC,
+    NULL_KEY_BIT,
+    RESERVED,
+    Codec,
+)
+from rayka.protocol.compression import compress
+
+UNCOMPRESSED_BYTES_MAX = 64 << 20
+
+_NO_PRODUCER = -1
+_NO_SEQUENCE = -1
+_CRC = Struct(">I")
+_CRC_POSITION = 17
+
+_Columns = list[tuple[int, Buffer]]
+
+
+def encode_batch(
+    values: Values,
+    *,
+    timestamps_ms: Timestamps,
+    keys: Values | None = None,
+    headers: Headers | None = None,
+    codec: Codec = Codec.NONE,
+    is_control: bool = False,
+    offset_deltas: Sequence[int] | None = None,
+) -> np.ndarray:
+    """One batch as a contiguous `uint8` array whose length is a multiple of 8.
+
+    values, keys: lists of `bytes | None`, or Arrow arrays of binary or string type, slices included; keys None: all null.
+    headers: for each record a sequence of (str, bytes | None) or None, or an Arrow `list<struct<key, value>>`.
+    timestamps_ms: one for all records, or one for each (`array("q")` and numpy int64 without a copy).
+    offset_deltas: rising offsets from the base, only where compaction made gaps.
+
+    Raises SerializationError (wrong types, columns of unequal length), RecordTooLarge (the uncompressed columns exceed
+    UNCOMPRESSED_BYTES_MAX) or UnsupportedCompressionType (snappy).
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("a batch holds at least one record")
+    if keys is not None:
+        check_length("keys", len(keys), count)
+    if headers is not None:
+        check_length("headers", len(headers), count)
+    key_column = None if keys is None else bytes_column(keys, "key")
+    timestamps = timestamp_column(timestamps_ms, count)
+    columns = [
+        *_bytes_columns(Column.KEY_VALIDITY, key_column),
+        *_bytes_columns(Column.VALUE_VALIDITY, bytes_column(values, "value")),
+        *_header_columns(None if headers is None else header_columns(headers)),
+        *_delta_columns(timestamps, offset_deltas),
+    ]
+    has_null_key = key_column is None or key_column.validity is not None
+    batch = _with_body(columns, codec)
+    _write_header(
+        batch,
+        timestamps,
+        attributes=codec | CONTROL_BIT * is_control | NULL_KEY_BIT * has_null_key,
+        last_offset_delta=count - 1 if offset_deltas is None else offset_deltas[-1],
+        record_count=count,
+    )
+    return batch
+
+
+def _bytes_columns(first: Column, column: BytesColumn | None) -> _Columns:
+    """The validity, the offsets and the data, whose column ids follow one another."""
+    if column is None:
+        return []
+    present = [(first + 1, column.offsets), (first + 2, column.data)]
+    return present if column.validity is None else [(first, column.validity), *present]
+
+
+def _header_columns(headers: HeaderColumns | None) -> _Columns:
+    if headers is None:
+        return []
+    keys = [(Column.HEADER_KEY_OFFSETS, headers.keys.offsets), (Column.HEADER_KEY_DATA, headers.keys.data)]
+    return [
+        (Column.HEADER_OFFSETS, headers.offsets),
+        *keys,
+        *_bytes_columns(Column.HEADER_VALUE_VALIDITY, headers.values),
+    ]
+
+
+def _delta_columns(timestamps: TimestampColumn, offset_deltas: Sequence[int] | None) -> _Columns:
+    columns: _Columns = []
+    if timestamps.deltas is not None:
+        columns.append((Column.TIMESTAMP_DELTAS, timestamps.deltas))
+    if offset_deltas is not None:
+        columns.append((Column.OFFSET_DELTAS, np.asarray(offset_deltas, np.int32).view(np.uint8)))
+    return columns
+
+
+def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
+    """The whole batch with its body written, its header still zero."""
+    lengths = [(column, len(data)) for column, data in columns]
+    uncompressed_bytes = sum(aligned(length) for _, length in lengths)
+    if uncompressed_bytes > UNCOMPRESSED_BYTES_MAX:
+        raise RecordTooLarge(
+            f"a batch holds at most {UNCOMPRESSED_BYTES_MAX} bytes uncompressed, found {uncompressed_bytes}"
+        )
+    contents = pack_contents(uncompressed_bytes, lengths)
+    block_begin = HEADER_BYTES + len(contents)
+    if codec is Codec.NONE:
+        batch = np.zeros(aligned(block_begin) + uncompressed_bytes, np.uint8)
+        _fill(memoryview(batch)[aligned(block_begin) :], columns)
+    else:
+        block = np.zeros(uncompressed_bytes, np.uint8)
+        _fill(memoryview(block), columns)
+        frame = compress(codec, block)
+        batch = np.zeros(aligned(block_begin + len(frame)), np.uint8)
+        memoryview(batch)[len(batch) - len(frame) :] = frame
+    memoryview(batch)[HEADER_BYTES:block_begin] = contents
+    return batch
+
+
+def _fill(block: memoryview, columns: _Columns) -> None:
+    position = 0
+    for _, data in columns:
+        block[position : position + len(data)] = data
+        position += aligned(len(data))
+
+
+def _write_header(
+    batch: np.ndarray, timestamps: TimestampColumn, *, attributes: int, last_offset_delta: int, record_count: int
+) -> None:
+    HEADER.pack_into(
+        batch, 0,
+        0, len(batch) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta, timestamps.base_ms,
+        timestamps.max_ms, _NO_PRODUCER, _NO_PRODUCER, _NO_SEQUENCE, record_count, RESERVED,
+    )  # fmt: skip
+    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
