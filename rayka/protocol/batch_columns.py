@@ -1,14 +1,15 @@
 """Records turned into columns: what the encoder writes, made from lists or from Arrow arrays.
 
-A column of byte strings becomes int32 offsets that begin at 0, the bytes, and a validity bitmap if something is null.
-Slices of Arrow arrays are read from where they begin; their bytes are not copied here. Short lists go through plain
-Python, where entering Arrow would cost more than the work. Whatever does not fit is SerializationError.
+A column of byte strings becomes int32 offsets that begin at 0, the bytes, and a validity bitmap if something
+is null. Slices of Arrow arrays are read from where they begin; their bytes are not copied here. Short lists
+go through plain Python, where entering Arrow would cost more than the work. What has the wrong type is
+SerializationError.
 """
 
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,9 @@ import pyarrow.compute as pc
 from rayka.errors import RecordTooLarge, SerializationError
 from rayka.ports import Buffer
 
-Values = Sequence[bytes | None] | pa.Array
-Headers = Sequence[Sequence[tuple[str, bytes | None]] | None] | pa.Array
-Timestamps = int | Sequence[int] | np.ndarray
+Values: TypeAlias = Sequence[bytes | None] | pa.Array
+Headers: TypeAlias = Sequence[Sequence[tuple[str, bytes | None]] | None] | pa.Array
+Timestamps: TypeAlias = int | Sequence[int] | np.ndarray
 
 _SHORT_LIST = 100  # below this many values plain Python beats entering Arrow (measured)
 _COLUMN_BYTES_MAX = 2**31 - 1
@@ -54,7 +55,7 @@ class TimestampColumn(NamedTuple):
 
 
 def bytes_column(values: Values, name: str) -> BytesColumn:
-    """A column from a list of `bytes | None` or an array of binary or string type; the name is for the error."""
+    """A column from a list of `bytes | None` or an array of binary or string type; errors say the name."""
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
         if len(values) < _SHORT_LIST:
             return _from_short_list(values, name)
@@ -63,7 +64,7 @@ def bytes_column(values: Values, name: str) -> BytesColumn:
 
 
 def header_columns(headers: Headers) -> HeaderColumns | None:
-    """Columns from a list of lists of (key, value), or an array of `list<struct<key, value>>`; None without headers."""
+    """Columns from lists of (key, value), or a `list<struct<key, value>>` array; None without any header."""
     if isinstance(headers, (pa.Array, pa.ChunkedArray)):
         return _headers_from_array(headers)
     lengths = [len(each) if each else 0 for each in headers]
@@ -75,11 +76,11 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
     except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"a header is a pair of a str and bytes or None: {error}") from error
     values = [value for _, value in pairs]
-    return HeaderColumns(_offsets(lengths), bytes_column(keys, "header key"), bytes_column(values, "header value"))
+    return _headers(_offsets(lengths), keys, values)
 
 
 def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
-    """A column from one timestamp for all, or one for each; `array("q")` and numpy arrays are read without a copy."""
+    """A column from one timestamp for all, or one each; `array("q")` and numpy arrays are not copied."""
     if isinstance(timestamps_ms, int):
         return TimestampColumn(timestamps_ms, timestamps_ms, None)
     check_length("timestamps", len(timestamps_ms), count)
@@ -93,6 +94,10 @@ def check_length(name: str, length: int, count: int) -> None:
     """Raises SerializationError unless a column has one entry for each value."""
     if length != count:
         raise SerializationError(f"{count} values, but {length} {name}")
+
+
+def _headers(offsets: Buffer, keys: Values, values: Values) -> HeaderColumns:
+    return HeaderColumns(offsets, bytes_column(keys, "header key"), bytes_column(values, "header value"))
 
 
 def _from_short_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
@@ -177,13 +182,11 @@ def _headers_from_array(headers: pa.Array) -> HeaderColumns | None:
     keys, values = pc.struct_field(pairs, "key"), pc.struct_field(pairs, "value")
     if keys.null_count:
         raise SerializationError("a header has a null key")
-    return HeaderColumns(
-        offsets.view(np.uint8), bytes_column(_as_text(keys), "header key"), bytes_column(values, "header value")
-    )
+    return _headers(offsets.view(np.uint8), _as_text(keys), values)
 
 
 def _pairs(headers: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """The (key, value) structs of all records in one row, and how many each record has; a null list has none."""
+    """The (key, value) structs of all records in one row, and how many each record has; a null list none."""
     kind = headers.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     if not is_list or not pa.types.is_struct(kind.value_type) or kind.value_type.names != ["key", "value"]:

@@ -1,9 +1,10 @@
 """The table of contents of a batch's body: which columns it has, and how long each is.
 
-It is the MessagePack array `[body version, uncompressed size, [[column id, length], ...]]`, never compressed, right
-after the header. Sizes are written as 32-bit integers whatever their value, so the table's own size follows from the
-number of columns: reading it is two fixed structs, and any MessagePack tool can still print it. After it come up to 7
-zeros, then the block of buffers, which ends where the batch ends; no codec's frame begins with a zero.
+It is the MessagePack array `[body version, uncompressed size, [[column id, length], ...]]`, never compressed,
+right after the header. Sizes are written as 32-bit integers whatever their value, so the table's own size
+follows from the number of columns: reading it is two fixed structs, and any MessagePack tool can still print
+it. After it come up to 7 zeros, then the block of buffers, which ends where the batch ends; no codec's frame
+begins with a zero.
 
 In the decompressed block every column begins at a multiple of 8, in the order of the table. Column ids rise.
 """
@@ -27,10 +28,10 @@ _COLUMN_BYTES = 7
 
 
 class Column(IntEnum):
-    """What a column holds. Offsets are int32 and begin at 0; a validity bitmap stands only where something is null.
+    """What a column holds. Offsets are int32 and begin at 0; a validity bitmap is there only if something is null.
 
-    Values are always there. Without key offsets every key is null; without header offsets no record has headers;
-    without timestamp deltas all are equal; without offset deltas the offsets have no gaps.
+    Values are always there. Without key offsets every key is null; without header offsets no record has
+    headers; without timestamp deltas all are equal; without offset deltas the offsets have no gaps.
     """
 
     KEY_VALIDITY = 1
@@ -50,7 +51,7 @@ class Column(IntEnum):
 
 
 class Contents(NamedTuple):
-    """A parsed table: where each column lies in the decompressed block, and where in the body the table ends."""
+    """A parsed table: where each column lies in the decompressed block, where in the body the table ends."""
 
     columns: dict[int, tuple[int, int]]  # column id -> (begin, length)
     uncompressed_bytes: int
@@ -71,7 +72,7 @@ def pack_contents(uncompressed_bytes: int, lengths: list[tuple[int, int]]) -> by
 
 
 def parse_contents(body: memoryview) -> Contents:
-    """Reads the table at the begin of a body. Raises CorruptRecord unless it is one that `pack_contents` writes."""
+    """The table that a body begins with. Raises CorruptRecord unless it is one that `pack_contents` writes."""
     if len(body) < _PREFIX.size:
         raise CorruptRecord(f"a body of {len(body)} bytes has no table of contents")
     outer, version, mark, uncompressed_bytes, array = _PREFIX.unpack_from(body)

@@ -1,8 +1,8 @@
 """The bytes of one batch into Arrow columns, or into plain lists.
 
-An uncompressed batch becomes arrays that view its bytes: no copy, also over a mapped file, which stays mapped as long
-as an array lives. Everything the arrays rely on is checked first: a batch with a good CRC and a body that contradicts
-itself is CorruptRecord, never a read outside its bytes.
+An uncompressed batch becomes arrays that view its bytes: no copy, also over a mapped file, which stays mapped
+as long as an array lives. Everything the arrays rely on is checked first: a batch with a good CRC and a body
+that contradicts itself is CorruptRecord, never a read outside its bytes.
 
 Kafka: `DefaultRecordBatch.iterator`.
 """
@@ -23,12 +23,12 @@ from rayka.protocol.compression import decompress
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Header = tuple[str, bytes | None]
 
-_BINARY = pa.binary()
-_HEADER_KEY = Column.HEADER_KEY_OFFSETS - 1  # header keys are never null: no column stands here
-
 
 class DecodedBatch:
-    """The records of one batch as columns of equal length, in offset order. `headers` is None when no record has any."""
+    """The records of one batch as columns of equal length, in offset order.
+
+    `headers` is a `list<struct<key: string, value: binary>>`, or None when no record has any.
+    """
 
     __slots__ = ("_keys", "_offset_deltas", "_timestamps_ms", "batch", "headers", "values")
 
@@ -37,7 +37,9 @@ class DecodedBatch:
         self.batch = batch
         self.values: pa.BinaryArray = block.take_binary(Column.VALUE_VALIDITY, count)
         self._keys = block.take_binary(Column.KEY_VALIDITY, count) if block.has(Column.KEY_OFFSETS) else None
-        self.headers: pa.ListArray | None = _take_headers(block, count) if block.has(Column.HEADER_OFFSETS) else None
+        self.headers: pa.ListArray | None = (
+            _take_headers(block, count) if block.has(Column.HEADER_OFFSETS) else None
+        )
         self._timestamps_ms = _take_timestamps(block, batch)
         self._offset_deltas = _take_offset_deltas(block, batch)
         if batch.has_null_key != (self._keys is None or self._keys.null_count > 0):
@@ -89,8 +91,8 @@ def decode(
 ) -> DecodedBatch:
     """The batch's columns. An uncompressed batch is viewed, not copied, unless its memory is not 8-aligned.
 
-    Raises CorruptRecord when the CRC or the body is wrong or the body would exceed uncompressed_bytes_max, before
-    anything is decompressed; UnsupportedCompressionType for snappy.
+    Raises CorruptRecord when the CRC or the body is wrong or the body would exceed uncompressed_bytes_max,
+    before anything is decompressed; UnsupportedCompressionType for snappy.
     """
     if check_crc:
         batch.check_crc()
@@ -110,11 +112,12 @@ class _Block:
     def __init__(self, body: memoryview, codec: Codec, uncompressed_bytes_max: int) -> None:
         contents = parse_contents(body)
         if contents.uncompressed_bytes > uncompressed_bytes_max:
-            raise CorruptRecord(f"{contents.uncompressed_bytes} bytes uncompressed exceed {uncompressed_bytes_max}")
+            raise CorruptRecord(
+                f"{contents.uncompressed_bytes} bytes uncompressed exceed {uncompressed_bytes_max}"
+            )
         self._columns = contents.columns
-        if codec is Codec.NONE:
-            block = body[aligned(contents.end) :]
-        else:
+        block: Buffer = body[aligned(contents.end) :]
+        if codec is not Codec.NONE:
             block = decompress(codec, frame_after(body, contents.end), contents.uncompressed_bytes)
         if len(block) != contents.uncompressed_bytes:
             raise CorruptRecord(f"the columns fill {contents.uncompressed_bytes} bytes, found {len(block)}")
@@ -140,14 +143,17 @@ class _Block:
             raise CorruptRecord(f"column {column.name} does not begin at 0 or falls")
         return offsets
 
-    def take_binary(self, validity: Column, count: int, kind: pa.DataType = _BINARY) -> pa.Array:
-        """An array from three columns whose ids follow one another; nothing is null where the validity is missing."""
-        bitmap = self.take(validity, (count + 7) // 8) if self.has(validity) else None
-        offsets = self.take_offsets(Column(validity + 1), count)
-        data = self.take(Column(validity + 2), int(offsets[-1]))
-        return pa.Array.from_buffers(
-            kind, count, [bitmap, pa.py_buffer(offsets), data], null_count=0 if bitmap is None else -1
-        )
+    def take_binary(self, column: Column, count: int) -> pa.BinaryArray:
+        """An array from its validity if it is there, its offsets and its data, given the id of the first."""
+        bitmap = self.take(column, (count + 7) // 8) if self.has(column) else None
+        offsets, data = self.take_strings(Column(column + 1), count)
+        null_count = 0 if bitmap is None else -1
+        return pa.Array.from_buffers(pa.binary(), count, [bitmap, offsets, data], null_count)
+
+    def take_strings(self, column: Column, count: int) -> tuple[pa.Buffer, pa.Buffer]:
+        """Offsets and data of count byte strings; the data ends where the last string does."""
+        offsets = self.take_offsets(column, count)
+        return pa.py_buffer(offsets), self.take(Column(column + 1), int(offsets[-1]))
 
     def check_all_taken(self) -> None:
         if self._columns:
@@ -163,7 +169,9 @@ def _aligned_buffer(block: Buffer) -> pa.Buffer:
 def _take_headers(block: _Block, count: int) -> pa.ListArray:
     offsets = block.take_offsets(Column.HEADER_OFFSETS, count)
     header_count = int(offsets[-1])
-    keys = block.take_binary(_HEADER_KEY, header_count, pa.string())
+    keys = pa.Array.from_buffers(
+        pa.string(), header_count, [None, *block.take_strings(Column.HEADER_KEY_OFFSETS, header_count)]
+    )
     values = block.take_binary(Column.HEADER_VALUE_VALIDITY, header_count)
     try:
         keys.validate(full=True)

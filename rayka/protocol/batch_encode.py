@@ -1,8 +1,9 @@
-"""Records into the bytes of one batch: a single numpy array that crosses Ray and reaches the disk without another copy.
+"""Records into the bytes of one batch: a numpy array that crosses Ray and reaches the disk without a copy.
 
-Guarantees: the result decodes to the records given; equal records and codec give equal bytes; the CRC covers the
-padding, which is zero. Base offset 0, no leader epoch, no producer id: the leader stamps offset and epoch. A batch holds
-at least one record, and at most `UNCOMPRESSED_BYTES_MAX` before compression, which is as much as a decoder takes.
+Guarantees: the result decodes to the records given; equal records and codec give equal bytes; the CRC covers
+the padding, which is zero. Base offset 0, no leader epoch, no producer id: the leader stamps offset and
+epoch. A batch holds at least one record, and at most `UNCOMPRESSED_BYTES_MAX` before compression, which is
+what a decoder takes.
 
 Kafka: `MemoryRecordsBuilder`. Left out: producer ids and transactions.
 """
@@ -39,6 +40,7 @@ from rayka.protocol.batch_header import (
     NULL_KEY_BIT,
     RESERVED,
     Codec,
+    bytes_view,
 )
 from rayka.protocol.compression import compress
 
@@ -64,13 +66,14 @@ def encode_batch(
 ) -> np.ndarray:
     """One batch as a contiguous `uint8` array whose length is a multiple of 8.
 
-    values, keys: lists of `bytes | None`, or Arrow arrays of binary or string type, slices included; keys None: all null.
-    headers: for each record a sequence of (str, bytes | None) or None, or an Arrow `list<struct<key, value>>`.
+    values, keys: lists of `bytes | None`, or Arrow arrays of binary or string type, slices included; keys
+    None: all null.
+    headers: for each record a sequence of (str, bytes | None) or None, or a `list<struct<key, value>>` array.
     timestamps_ms: one for all records, or one for each (`array("q")` and numpy int64 without a copy).
     offset_deltas: rising offsets from the base, only where compaction made gaps.
 
-    Raises SerializationError (wrong types, columns of unequal length), RecordTooLarge (the uncompressed columns exceed
-    UNCOMPRESSED_BYTES_MAX) or UnsupportedCompressionType (snappy).
+    Raises SerializationError (wrong types, columns of unequal length), RecordTooLarge (the uncompressed
+    columns exceed UNCOMPRESSED_BYTES_MAX) or UnsupportedCompressionType (snappy).
     """
     count = len(values)
     if not count:
@@ -139,30 +142,38 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
     block_begin = HEADER_BYTES + len(contents)
     if codec is Codec.NONE:
         batch = np.zeros(aligned(block_begin) + uncompressed_bytes, np.uint8)
-        _fill(memoryview(batch)[aligned(block_begin) :], columns)
+        view = bytes_view(batch)
+        _fill(view[aligned(block_begin) :], columns)
     else:
         block = np.zeros(uncompressed_bytes, np.uint8)
-        _fill(memoryview(block), columns)
-        frame = compress(codec, block)
+        _fill(bytes_view(block), columns)
+        frame = compress(codec, bytes_view(block))
         batch = np.zeros(aligned(block_begin + len(frame)), np.uint8)
-        memoryview(batch)[len(batch) - len(frame) :] = frame
-    memoryview(batch)[HEADER_BYTES:block_begin] = contents
+        view = bytes_view(batch)
+        view[len(view) - len(frame) :] = bytes_view(frame)
+    view[HEADER_BYTES:block_begin] = contents
     return batch
 
 
 def _fill(block: memoryview, columns: _Columns) -> None:
     position = 0
     for _, data in columns:
-        block[position : position + len(data)] = data
+        block[position : position + len(data)] = bytes_view(data)
         position += aligned(len(data))
 
 
 def _write_header(
-    batch: np.ndarray, timestamps: TimestampColumn, *, attributes: int, last_offset_delta: int, record_count: int
+    batch: np.ndarray,
+    timestamps: TimestampColumn,
+    *,
+    attributes: int,
+    last_offset_delta: int,
+    record_count: int,
 ) -> None:
+    view = bytes_view(batch)
     HEADER.pack_into(
-        batch, 0,
-        0, len(batch) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta, timestamps.base_ms,
-        timestamps.max_ms, _NO_PRODUCER, _NO_PRODUCER, _NO_SEQUENCE, record_count, RESERVED,
+        view, 0,
+        0, len(view) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta,
+        timestamps.base_ms, timestamps.max_ms, _NO_PRODUCER, _NO_PRODUCER, _NO_SEQUENCE, record_count, RESERVED,
     )  # fmt: skip
-    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
+    _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))

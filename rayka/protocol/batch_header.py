@@ -1,11 +1,13 @@
-"""The 64-byte header of a record batch: reading it, stamping it, checking its CRC, walking from batch to batch.
+"""The 64-byte header of a record batch: reading it, stamping it, its CRC, and the walk from batch to batch.
 
-One batch has one form on disk, on the wire and in memory. Its header is Kafka's 61 bytes (F1, F2; big-endian) and three
-zero bytes; its body is columnar (`batch_encode`, `batch_decode`) and opaque here. The CRC-32C covers everything from the
-attributes to the end, so a broker gives a batch its offset and leader epoch without recomputing it.
+One batch has one form on disk, on the wire and in memory. Its header is Kafka's 61 bytes (F1, F2; big-endian)
+and three zero bytes; its body is columnar (`batch_encode`, `batch_decode`) and opaque here. The CRC-32C
+covers everything from the attributes to the end, so a broker gives a batch its offset and leader epoch
+without recomputing it.
 
-Invariants of a `RecordBatch`: it views exactly one batch; its size is a multiple of 8; it holds at least one record;
-`last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Its CRC may still be wrong: ask.
+Invariants of a `RecordBatch`: it views exactly one batch; its size is a multiple of 8; it holds at least one
+record; `last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Its CRC may still be
+wrong: ask.
 
 Kafka: `DefaultRecordBatch`. Left out: the delete horizon of compacted topics (bit 6).
 """
@@ -70,13 +72,28 @@ class RecordBatch:
     Raises CorruptRecord when the bytes are not exactly one batch with a header that makes sense.
     """
 
+    view: memoryview  # the whole batch
+    base_offset: int
+    batch_length: int  # bytes after this field
+    leader_epoch: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
     __slots__ = (
-        "attributes", "base_offset", "base_sequence", "base_timestamp_ms", "batch_length", "crc", "last_offset_delta",
-        "leader_epoch", "max_timestamp_ms", "producer_epoch", "producer_id", "record_count", "view",
+        "attributes", "base_offset", "base_sequence", "base_timestamp_ms", "batch_length", "crc",
+        "last_offset_delta", "leader_epoch", "max_timestamp_ms", "producer_epoch", "producer_id", "record_count",
+        "view",
     )  # fmt: skip
 
     def __init__(self, buffer: Buffer) -> None:
-        view = memoryview(buffer)
+        view = bytes_view(buffer)
         if len(view) < HEADER_BYTES:
             raise CorruptRecord(f"a batch has a header of {HEADER_BYTES} bytes, found {len(view)}")
         (
@@ -145,7 +162,8 @@ class RecordBatch:
         if found != self.crc:
             place = f"{where}: " if where else ""
             raise CorruptRecord(
-                f"{place}batch at offset {self.base_offset}: CRC-32C expected {self.crc:#010x}, found {found:#010x}"
+                f"{place}batch at offset {self.base_offset}:"
+                f" CRC-32C expected {self.crc:#010x}, found {found:#010x}"
             )
 
     def stamped(
@@ -153,22 +171,29 @@ class RecordBatch:
     ) -> list[Buffer]:
         """The batch as the log appends it (B18): a new header, and a view of the body.
 
-        Offset and epoch lie outside the CRC. A log append time becomes the timestamp of every record; only then are
-        the attributes, the max timestamp and the CRC written anew.
+        Offset and epoch lie outside the CRC. A log append time becomes the timestamp of every record; only
+        then are the attributes, the max timestamp and the CRC written anew.
         """
         body = self.view[HEADER_BYTES:]
         attributes, max_timestamp_ms, crc = self.attributes, self.max_timestamp_ms, self.crc
         if log_append_time_ms is not None:
             attributes, max_timestamp_ms = attributes | TIMESTAMP_TYPE_BIT, log_append_time_ms
-            crc = crc32c(body, crc32c(self._pack(base_offset, leader_epoch, attributes, max_timestamp_ms, 0)[CRC_START:]))
+            header = self._pack(base_offset, leader_epoch, attributes, max_timestamp_ms, 0)
+            crc = crc32c(body, crc32c(header[CRC_START:]))
         return [self._pack(base_offset, leader_epoch, attributes, max_timestamp_ms, crc), body]
 
-    def _pack(self, base_offset: int, leader_epoch: int, attributes: int, max_timestamp_ms: int, crc: int) -> bytes:
+    def _pack(
+        self, base_offset: int, leader_epoch: int, attributes: int, max_timestamp_ms: int, crc: int
+    ) -> bytes:
         return HEADER.pack(
             base_offset, self.batch_length, leader_epoch, MAGIC, crc, attributes, self.last_offset_delta,
-            self.base_timestamp_ms, max_timestamp_ms, self.producer_id, self.producer_epoch, self.base_sequence,
-            self.record_count, RESERVED,
-        )  # fmt: skip
+            self.base_timestamp_ms, max_timestamp_ms, self.producer_id, self.producer_epoch,
+            self.base_sequence, self.record_count, RESERVED, )  # fmt: skip
+
+
+def bytes_view(buffer: Buffer) -> memoryview:
+    """The buffer as a view of bytes, whatever its element type."""
+    return memoryview(buffer).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers too
 
 
 def batch_at(view: memoryview, position: int = 0) -> RecordBatch | None:
@@ -193,7 +218,7 @@ def batch_size_at(view: memoryview, position: int) -> int | None:
 
 
 def peek_batch(view: memoryview, position: int) -> BatchPeek | None:
-    """The few numbers by which a scan goes on; None and CorruptRecord as in `batch_at`. Checks neither body nor CRC."""
+    """The numbers by which a scan goes on, nothing of them verified; None and CorruptRecord as in `batch_at`."""
     size_bytes = batch_size_at(view, position)
     if size_bytes is None:
         return None
@@ -203,11 +228,13 @@ def peek_batch(view: memoryview, position: int) -> BatchPeek | None:
 
 def split_batches(buffer: Buffer) -> Iterator[RecordBatch]:
     """The batches of a buffer, one after another. Raises CorruptRecord when the last one is not whole."""
-    view = memoryview(buffer)
+    view = bytes_view(buffer)
     position = 0
     while position < len(view):
         batch = batch_at(view, position)
         if batch is None:
-            raise CorruptRecord(f"the batch at position {position} ends after the buffer of {len(view)} bytes")
+            raise CorruptRecord(
+                f"the batch at position {position} ends after the buffer of {len(view)} bytes"
+            )
         yield batch
         position += batch.size_bytes

@@ -1,10 +1,11 @@
 """The codecs of a batch's block: none, gzip, lz4 (frame format) and zstd. Kafka: `Compression`.
 
-Decompression is bounded: it never produces more bytes than the table of contents declares, and less, more or trailing
-bytes are CorruptRecord. Snappy has a number in the format and no implementation (UNSUPPORTED_COMPRESSION_TYPE).
+Decompression is bounded: it never produces more bytes than the table of contents declares, and less, more or
+trailing bytes are CorruptRecord. Snappy has a number in the format and no implementation
+(UNSUPPORTED_COMPRESSION_TYPE).
 
-pyarrow's own lz4 and gzip hand out uninitialised memory where a block holds less than declared, so those two codecs
-come from where the produced size is known; zstd frames carry theirs.
+pyarrow's own lz4 and gzip hand out uninitialised memory where a frame holds less than declared, so those two
+codecs come from where the produced size is known; zstd frames carry theirs.
 """
 
 import zlib
@@ -21,7 +22,7 @@ _GZIP_WINDOW_BITS = 31
 _GZIP_LEVEL = 6
 
 
-def compress(codec: Codec, block: Buffer) -> Buffer:
+def compress(codec: Codec, block: memoryview) -> Buffer:
     """The block as one frame of the codec; the block itself for `Codec.NONE`."""
     match codec:
         case Codec.NONE:
@@ -37,13 +38,17 @@ def compress(codec: Codec, block: Buffer) -> Buffer:
 
 
 def decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
-    """The block of exactly size_bytes that the frame holds. Raises CorruptRecord when it holds anything else."""
+    """The block of exactly size_bytes that a frame holds; raises CorruptRecord when it holds anything else."""
     try:
         block = _decompress(codec, frame, size_bytes)
     except (OSError, RuntimeError, EOFError, zlib.error) as error:
-        raise CorruptRecord(f"{codec.name} block of {len(frame)} bytes does not decompress: {error}") from error
+        raise CorruptRecord(
+            f"{codec.name} frame of {len(frame)} bytes does not decompress: {error}"
+        ) from error
     if len(block) != size_bytes:
-        raise CorruptRecord(f"{codec.name} block does not hold the {size_bytes} bytes that the batch declares")
+        raise CorruptRecord(
+            f"{codec.name} frame does not hold the {size_bytes} bytes that the batch declares"
+        )
     return block
 
 
@@ -61,8 +66,11 @@ def _decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
 
 
 class _Decompressor(Protocol):
-    eof: bool
-    unused_data: bytes | None
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes | None: ...
 
     def decompress(self, data: memoryview, max_length: int) -> bytes: ...
 
