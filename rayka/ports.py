@@ -110,11 +110,18 @@ class Disk(Protocol):
         ...
 
     def write(self, path: str, data: Buffer) -> None:
-        """A new file with this content, replacing what was there by a new inode (write aside and rename)."""
+        """A new file with this content, replacing what was there by a new inode (write aside and rename).
+
+        A process crash leaves the old content or the new. A power cut before `sync` may also leave a torn new one, so
+        a reader must be able to tell, or the content is synced under another name and then renamed.
+        """
         ...
 
     def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
-        """Copies the first size_bytes of source to a new file, target."""
+        """Copies the first size_bytes of source to a new file, target, and syncs that copy before it returns.
+
+        The copy is about to replace a file that may have been synced: a rename must not publish less than was there.
+        """
         ...
 
     def rename(self, source: str, target: str) -> None: ...

@@ -1,0 +1,266 @@
+"""The real disk: files of the operating system, with a bounded number of them open.
+
+Invariants: no inode is shortened or overwritten below its end (design §3), so a file that somebody has mapped
+never changes under him. Appends and reads are synchronous and go to the page cache; `sync` runs on one thread
+of its own, the only thread of a node. Every OSError becomes a StorageError that names the path and the cause.
+Kafka has no such layer (FileRecords, `Utils.flushDir`).
+"""
+
+import asyncio
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from types import TracebackType
+
+from rayka.errors import StorageError
+from rayka.ports import Buffer, FileIdentity, Lock
+
+TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over is removed when a log opens
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+_BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
+_LOCK_NOTE_BYTES = 64
+
+
+class _StorageErrors:
+    """Turns an OSError of its block into a StorageError that names what was done to which path."""
+
+    __slots__ = ("_action", "_path")
+
+    def __init__(self, action: str, path: str) -> None:
+        self._action = action
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if isinstance(error, OSError):
+            raise storage_error(self._action, self._path, error.errno) from error
+
+
+def storage_error(action: str, path: str, number: int | None) -> StorageError:
+    """The StorageError for a failed call on a path, by its errno."""
+    cause = os.strerror(number) if number is not None else "unknown error"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        cause = f"disk full ({cause}); free some space and restart the node"
+    return StorageError(f"cannot {action} {path}: {cause}")
+
+
+class LocalDisk:
+    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open."""
+
+    def __init__(self, max_open_files: int = 512) -> None:
+        self._max_open_files = max_open_files
+        self._descriptors: OrderedDict[str, int] = (
+            OrderedDict()
+        )  # path -> descriptor, least recently used first
+        self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
+
+    def __repr__(self) -> str:
+        return f"<LocalDisk open={len(self._descriptors)}/{self._max_open_files}>"
+
+    def close(self) -> None:
+        """Closes the open files and ends the sync thread; locks stay with who holds them."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+        self._sync_thread.shutdown()
+
+    # ---- Looking -------------------------------------------------------------------------------------------
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        with _StorageErrors("look at", path):
+            return os.stat(path).st_size
+
+    def identity(self, path: str) -> FileIdentity:
+        with _StorageErrors("look at", path):
+            status = os.stat(path)
+            return FileIdentity(device=status.st_dev, inode=status.st_ino, size_bytes=status.st_size)
+
+    def modified_ms(self, path: str) -> int:
+        with _StorageErrors("look at", path):
+            return os.stat(path).st_mtime_ns // 1_000_000
+
+    def list(self, directory: str) -> list[str]:
+        with _StorageErrors("list", directory):
+            return sorted(os.listdir(directory))
+
+    def free_bytes(self, path: str) -> int:
+        with _StorageErrors("look at", path):
+            status = os.statvfs(path)
+            return status.f_bavail * status.f_frsize
+
+    def boot_id(self) -> str:
+        with _StorageErrors("read", _BOOT_ID_PATH), open(_BOOT_ID_PATH) as file:
+            return file.read().strip()
+
+    # ---- Reading -------------------------------------------------------------------------------------------
+
+    def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
+        with _StorageErrors("read", path):
+            return os.pread(self._descriptor(path), size_bytes, position)
+
+    def map(self, path: str) -> memoryview:
+        with _StorageErrors("map", path):
+            descriptor = self._descriptor(path)
+            size_bytes = os.fstat(descriptor).st_size
+            if size_bytes == 0:
+                return memoryview(b"")
+            return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ))
+
+    # ---- Writing -------------------------------------------------------------------------------------------
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        with _StorageErrors("append to", path):
+            descriptor = self._descriptor(path, create=True)
+            position = os.fstat(descriptor).st_size
+            _write_all(descriptor, buffers)
+            return position
+
+    def write(self, path: str, data: Buffer) -> None:
+        aside = path + TEMPORARY_SUFFIX
+        with _StorageErrors("write", path):
+            descriptor = self._create(aside)
+            try:
+                _write_all(descriptor, (data,))
+            finally:
+                os.close(descriptor)
+        self.rename(aside, path)
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        with _StorageErrors("copy", source):
+            from_descriptor = self._descriptor(source)
+            to_descriptor = self._create(target)
+            try:
+                _copy(from_descriptor, to_descriptor, size_bytes)
+                os.fdatasync(to_descriptor)
+            finally:
+                os.close(to_descriptor)
+
+    # ---- Names ---------------------------------------------------------------------------------------------
+
+    def make_directory(self, path: str) -> None:
+        with _StorageErrors("create directory", path):
+            os.makedirs(path, exist_ok=True)
+
+    def remove_directory(self, path: str) -> None:
+        self._forget_under(path)
+        with _StorageErrors("remove directory", path):
+            shutil.rmtree(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._forget_under(source)
+        self._forget_under(target)
+        with _StorageErrors("rename", source):
+            os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._forget(path)
+        with _StorageErrors("remove", path):
+            os.unlink(path)
+
+    def lock(self, path: str) -> Lock:
+        with _StorageErrors("lock", path):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, _LOCK_NOTE_BYTES, 0).decode(errors="replace").strip()
+                os.close(descriptor)
+                raise StorageError(f"{path} is locked by {holder or 'another process'}") from None
+            os.pwrite(descriptor, f"process {os.getpid()}".ljust(_LOCK_NOTE_BYTES).encode(), 0)
+            return _DescriptorLock(descriptor)
+
+    # ---- Durability ----------------------------------------------------------------------------------------
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        await asyncio.get_running_loop().run_in_executor(
+            self._sync_thread, _sync_all, tuple(files), tuple(directories)
+        )
+
+    # ---- Open files ----------------------------------------------------------------------------------------
+
+    def _descriptor(self, path: str, create: bool = False) -> int:
+        descriptor = self._descriptors.get(path)
+        if descriptor is None:
+            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            descriptor = self._descriptors[path] = os.open(path, flags, 0o644)
+            if len(self._descriptors) > self._max_open_files:
+                os.close(self._descriptors.popitem(last=False)[1])
+        else:
+            self._descriptors.move_to_end(path)
+        return descriptor
+
+    def _create(self, path: str) -> int:
+        """A new inode under this name, also where an earlier attempt left a file."""
+        self._forget(path)
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def _forget(self, path: str) -> None:
+        descriptor = self._descriptors.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _forget_under(self, path: str) -> None:
+        for each in [each for each in self._descriptors if each == path or each.startswith(path + "/")]:
+            self._forget(each)
+
+
+class _DescriptorLock:
+    """An exclusive flock; it goes with the descriptor, so also with the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
+    """One writev where the kernel takes everything at once; it may take less when the disk is nearly full."""
+    pending = [memoryview(each).cast("B") for each in buffers if len(each)]  # type: ignore[arg-type]
+    while pending:
+        written = os.writev(descriptor, pending[:_BUFFERS_PER_WRITE])
+        while pending and written >= len(pending[0]):
+            written -= len(pending.pop(0))
+        if written:
+            pending[0] = pending[0][written:]
+
+
+def _copy(from_descriptor: int, to_descriptor: int, size_bytes: int) -> None:
+    position = 0
+    while position < size_bytes:
+        copied = os.sendfile(to_descriptor, from_descriptor, position, size_bytes - position)
+        if copied == 0:
+            raise OSError(errno.EIO, "the file ended early")
+        position += copied
+
+
+def _sync_all(files: Sequence[str], directories: Sequence[str]) -> None:
+    for path in files:
+        _sync_one(path, os.O_RDONLY)
+    for path in directories:
+        _sync_one(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync_one(path: str, flags: int) -> None:
+    with _StorageErrors("sync", path):
+        try:
+            descriptor = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # renamed or removed meanwhile: what the caller waits for lives elsewhere or is gone
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

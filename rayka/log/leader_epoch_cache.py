@@ -1,0 +1,128 @@
+"""Which leader epoch began at which offset: the lineage of one log, and its file `leader-epoch-checkpoint`
+(B20, B21).
+
+Invariant: epochs and start offsets both strictly rise. The file is rewritten at every change; a power cut may
+lose or tear the last of them, and recovery mends it from the batches, each of which carries its epoch. Kafka:
+`LeaderEpochFileCache`, `LeaderEpochCheckpointFile`.
+"""
+
+import posixpath
+from itertools import pairwise
+from typing import NamedTuple
+
+from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch
+from rayka.log.checkpoints import decode_lines, encode_lines
+from rayka.log.unsynced import Unsynced
+from rayka.ports import Disk
+
+LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
+
+
+class EpochStart(NamedTuple):
+    """A leader epoch and the first offset that belongs to it."""
+
+    epoch: int
+    start_offset: int
+
+
+class LeaderEpochCache:
+    """The epochs of a log, oldest first."""
+
+    def __init__(self, disk: Disk, directory: str, unsynced: Unsynced) -> None:
+        self._disk = disk
+        self._unsynced = unsynced
+        self._entries: list[EpochStart] = []
+        self.path = posixpath.join(directory, LEADER_EPOCH_FILE)
+
+    def __repr__(self) -> str:
+        return f"<LeaderEpochCache {[tuple(entry) for entry in self._entries]}>"
+
+    def load(self) -> bool:
+        """Reads the file. False when it is missing or damaged: then the whole log must say what was in it."""
+        if not self._disk.exists(self.path):
+            return False
+        entries = decode_epochs(self._disk.read_at(self.path, 0, self._disk.size(self.path)))
+        self._entries = entries or []
+        return entries is not None
+
+    @property
+    def entries(self) -> tuple[EpochStart, ...]:
+        return tuple(self._entries)
+
+    @property
+    def latest_epoch(self) -> int:
+        """The newest epoch, or -1."""
+        return self._entries[-1].epoch if self._entries else NO_EPOCH
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """The epoch begins here. Entries that contradict it (epoch or start not below) are removed first
+        (B20).
+        """
+        assert min(epoch, start_offset) >= 0, (epoch, start_offset)
+        if (
+            self._entries
+            and self._entries[-1].epoch == epoch
+            and self._entries[-1].start_offset <= start_offset
+        ):
+            return
+        while self._entries and (
+            self._entries[-1].epoch >= epoch or self._entries[-1].start_offset >= start_offset
+        ):
+            self._entries.pop()
+        self._entries.append(EpochStart(epoch, start_offset))
+        self._write()
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> OffsetAndEpoch:
+        """The largest epoch at or below this one, and where it ends; (-1, -1) when not known (B21)."""
+        if epoch == NO_EPOCH or not self._entries or epoch > self.latest_epoch:
+            return OffsetAndEpoch(offset=NO_OFFSET, epoch=NO_EPOCH)
+        if epoch == self.latest_epoch:
+            return OffsetAndEpoch(offset=log_end_offset, epoch=epoch)
+        higher = next(number for number, entry in enumerate(self._entries) if entry.epoch > epoch)
+        floor_epoch = self._entries[higher - 1].epoch if higher else epoch
+        return OffsetAndEpoch(offset=self._entries[higher].start_offset, epoch=floor_epoch)
+
+    def epoch_of(self, offset: int) -> int:
+        """The epoch that an offset belongs to, or -1."""
+        return next(
+            (entry.epoch for entry in reversed(self._entries) if entry.start_offset <= offset), NO_EPOCH
+        )
+
+    def truncate_from_end(self, offset: int) -> None:
+        """Forgets the epochs that begin at or after an offset."""
+        kept = [entry for entry in self._entries if entry.start_offset < offset]
+        if len(kept) < len(self._entries):
+            self._entries = kept
+            self._write()
+
+    def clear(self) -> None:
+        """Forgets all epochs."""
+        self._entries = []
+        self._write()
+
+    def touch(self) -> None:
+        """Counts the file as unsynced: the process that wrote it may have died before it synced it."""
+        if self._disk.exists(self.path):
+            self._unsynced.file_replaced(self.path)
+
+    def _write(self) -> None:
+        self._disk.write(self.path, encode_epochs(self._entries))
+        self._unsynced.file_replaced(self.path)
+
+
+def encode_epochs(entries: list[EpochStart]) -> bytes:
+    """The content of `leader-epoch-checkpoint`."""
+    return encode_lines([f"{entry.epoch} {entry.start_offset}" for entry in entries])
+
+
+def decode_epochs(data: bytes) -> list[EpochStart] | None:
+    """The epochs in a file, or None when it is damaged or contradicts itself."""
+    lines = decode_lines(data)
+    if lines is None:
+        return None
+    try:
+        entries = [EpochStart(int(epoch), int(start_offset)) for epoch, start_offset in lines]
+    except ValueError:
+        return None
+    rises = all(a.epoch < b.epoch and a.start_offset < b.start_offset for a, b in pairwise(entries))
+    return entries if rises else None

@@ -1,0 +1,503 @@
+"""The log of one partition: batches in offset order, in segments, with indexes by offset and time and a
+lineage of epochs.
+
+Invariants: log_start_offset <= flushed_offset <= log_end_offset once anything was flushed; the last segment
+is the active one; offsets rise and, but for gaps that compaction made, have none missing; nothing below
+flushed_offset is lost to a power cut, nothing below log_end_offset to the end of the process. A failed append
+leaves an unknown tail behind the log end offset: from then on the log takes no appends, and opening it again
+recovers it. Reads go on.
+
+Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention, compaction,
+transactions, idempotence, tiered storage.
+"""
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rayka.config import TopicConfig
+from rayka.errors import CorruptRecord, OffsetOutOfRange, RecordBatchTooLarge, StorageError
+from rayka.ids import NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
+from rayka.log.checkpoints import decode_lines, encode_lines
+from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.recovery import Recovery, find_segments, open_segments
+from rayka.log.segment import MAX_RELATIVE_OFFSET, BatchPosition, Segment, SegmentFiles, Span
+from rayka.log.time_lookup import TimestampAndOffset, first_at_or_after, largest_before
+from rayka.log.unsynced import SyncPlan, Unsynced
+from rayka.ports import Buffer, Disk
+from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.fetch import FileRange
+
+LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"
+_WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
+
+
+class AppendInfo(NamedTuple):
+    """What an append did; offsets are inclusive."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    size_bytes: int
+
+
+class LogRead(NamedTuple):
+    """Whole batches as they stand in the log, and where to continue. `base_offset` is the first batch's, -1
+    when empty.
+    """
+
+    records: bytes
+    base_offset: int
+    next_offset: int
+
+
+class LocalRead(NamedTuple):
+    """Where a reader on this machine finds whole batches, and where to continue."""
+
+    ranges: tuple[FileRange, ...]
+    next_offset: int
+
+
+class _Append(NamedTuple):
+    """One batch about to be written: its bytes and where it goes; positions count from the begin of the
+    write.
+    """
+
+    buffers: Sequence[Buffer]
+    epoch: int
+    place: BatchPosition
+
+
+class Log:
+    """One partition's log in one directory."""
+
+    def __init__(
+        self, files: SegmentFiles, config: TopicConfig, epochs: LeaderEpochCache, segments: list[Segment]
+    ) -> None:
+        self._files = files
+        self._disk = files.disk
+        self._config = config
+        self._epochs = epochs
+        self._segments = segments
+        self._warm: list[Segment] = []
+        self._failure: StorageError | None = None
+        self._truncation_count = 0
+        self.directory = files.directory
+        self.log_start_offset = segments[0].base_offset
+        self.flushed_offset = self.log_start_offset
+        self.recovery = Recovery()
+
+    @classmethod
+    def open(
+        cls, disk: Disk, directory: str, config: TopicConfig, *,
+        recovery_point: int, log_start_offset: int = 0, is_clean: bool, now_ms: int,
+    ) -> "Log":  # fmt: skip
+        """The log in this directory, made if there is none, recovered unless it was shut down cleanly (B31,
+        B32).
+
+        `recovery_point` and `log_start_offset` come from the data directory's checkpoints. What recovery did
+        is in `recovery`. Raises StorageError when the disk fails.
+        """
+        files = SegmentFiles(disk, directory, Unsynced())
+        if not disk.exists(directory):
+            disk.make_directory(directory)
+        epochs = LeaderEpochCache(disk, directory, files.unsynced)
+        recovery_point = min(recovery_point, _lowered_recovery_point(disk, directory, recovery_point))
+        scan_from = None if is_clean else recovery_point
+        segments = find_segments(files, config, now_ms)
+        recovery = open_segments(segments, files, epochs, scan_from if epochs.load() else 0)
+        is_new = not segments
+        if is_new:
+            segments.append(_new_segment(files, config, log_start_offset, now_ms))
+        log = cls(files, config, epochs, segments)
+        log._on_opened(recovery, None if is_clean and not is_new else recovery_point, log_start_offset)
+        return log
+
+    def _on_opened(self, recovery: Recovery, recovery_point: int | None, log_start_offset: int) -> None:
+        self.recovery = recovery
+        self.log_start_offset = max(log_start_offset, self._segments[0].base_offset)
+        self._epochs.truncate_from_end(self.log_end_offset)
+        if recovery_point is None:
+            self.flushed_offset = self.log_end_offset
+        else:
+            self.flushed_offset = min(recovery_point, self.log_end_offset)
+            self._files.unsynced.name_changed(self.directory)
+            self._epochs.touch()
+        if self.log_start_offset > self.log_end_offset:
+            self.truncate_fully_and_start_at(self.log_start_offset)
+
+    def __repr__(self) -> str:
+        state = "" if self._failure is None else " failed"
+        return (
+            f"<Log {self.name} start={self.log_start_offset} flushed={self.flushed_offset}"
+            f" leo={self.log_end_offset} epoch={self.latest_epoch} segments={len(self._segments)}{state}>"
+        )
+
+    # ---- State ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The directory's name, `orders-3`."""
+        return posixpath.basename(self.directory)
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._active.next_offset
+
+    @property
+    def latest_epoch(self) -> int:
+        """The newest leader epoch assigned, or -1."""
+        return self._epochs.latest_epoch
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segment_count(self) -> int:
+        return len(self._segments)
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the log takes no more appends; None while it does."""
+        return self._failure
+
+    @property
+    def _active(self) -> Segment:
+        return self._segments[-1]
+
+    def update_config(self, config: TopicConfig) -> None:
+        """Counts from the next append on."""
+        self._config = config
+
+    # ---- Appending -----------------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self,
+        batches: Sequence[RecordBatch],
+        leader_epoch: int,
+        *,
+        now_ms: int,
+        log_append_time_ms: int | None = None,
+    ) -> AppendInfo:
+        """Gives the batches their offsets and the epoch and appends them, in one write (B18). They are valid
+        already.
+
+        Raises RecordBatchTooLarge, with nothing written, and StorageError, after which nothing can be
+        appended.
+        """
+        appends, offset = [], self.log_end_offset
+        for batch in batches:
+            buffers = batch.stamped(
+                base_offset=offset, leader_epoch=leader_epoch, log_append_time_ms=log_append_time_ms
+            )
+            max_timestamp_ms = batch.max_timestamp_ms if log_append_time_ms is None else log_append_time_ms
+            last_offset = offset + batch.last_offset_delta
+            place = BatchPosition(0, batch.size_bytes, offset, last_offset, max_timestamp_ms)
+            appends.append(_Append(buffers, leader_epoch, place))
+            offset = last_offset + 1
+        return self._append(appends, now_ms)
+
+    def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> AppendInfo:
+        """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18).
+
+        Raises CorruptRecord when offsets go back; otherwise as `append_as_leader`.
+        """
+        appends, expected = [], self.log_end_offset
+        for batch in batches:
+            if batch.base_offset < expected:
+                raise CorruptRecord(f"{self.name}: expected offset {expected} or later, found {batch!r}")
+            expected = batch.next_offset
+            place = BatchPosition(
+                0, batch.size_bytes, batch.base_offset, batch.last_offset, batch.max_timestamp_ms
+            )
+            appends.append(_Append((batch.view,), batch.leader_epoch, place))
+        return self._append(appends, now_ms)
+
+    def _append(self, appends: Sequence[_Append], now_ms: int) -> AppendInfo:
+        assert appends, "an append has at least one batch"
+        if self._failure is not None:
+            raise StorageError(f"{self.name} takes no appends until its node restarts: {self._failure}")
+        for each in appends:
+            if each.place.size_bytes > self._config.segment_bytes:
+                raise RecordBatchTooLarge(
+                    f"{self.name}: a batch of {each.place.size_bytes} bytes is larger than"
+                    f" segment.bytes, {self._config.segment_bytes}"
+                )
+        try:
+            for run in _runs(appends, self._config.segment_bytes):
+                self._write(run, now_ms)
+        except StorageError as error:
+            self._failure = error
+            raise
+        return AppendInfo(
+            first_offset=appends[0].place.base_offset,
+            last_offset=appends[-1].place.last_offset,
+            max_timestamp_ms=max(each.place.max_timestamp_ms for each in appends),
+            size_bytes=sum(each.place.size_bytes for each in appends),
+        )
+
+    def _write(self, run: Sequence[_Append], now_ms: int) -> None:
+        """One write. Epochs come first: an epoch without records is harmless, a record without its epoch is
+        not (B20).
+        """
+        if self._should_roll(run, now_ms):
+            self._roll(max(self.log_end_offset, run[0].place.base_offset), now_ms)
+        for each in run:
+            if each.epoch > self.latest_epoch:
+                self._epochs.assign(each.epoch, each.place.base_offset)
+        position, places = 0, []
+        for each in run:
+            places.append(each.place._replace(position=position))
+            position += each.place.size_bytes
+        self._active.append([buffer for each in run for buffer in each.buffers], places)
+
+    def _should_roll(self, run: Sequence[_Append], now_ms: int) -> bool:
+        """F10, for batches about to be appended."""
+        active, config = self._active, self._config
+        if run[-1].place.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if active.size_bytes == 0:
+            return False
+        incoming_bytes = sum(each.place.size_bytes for each in run)
+        if active.size_bytes > config.segment_bytes - incoming_bytes or active.has_full_index(
+            config.segment_index_bytes
+        ):
+            return True
+        return self._waited_ms(max(each.place.max_timestamp_ms for each in run), now_ms) > config.segment_ms
+
+    def _waited_ms(self, timestamp_ms: int, now_ms: int) -> int:
+        first = self._active.first_timestamp_ms
+        if NO_TIMESTAMP in (first, timestamp_ms):
+            return now_ms - self._active.created_ms
+        return timestamp_ms - first
+
+    def roll(self, now_ms: int) -> None:
+        """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
+        if self._active.size_bytes:
+            self._roll(self.log_end_offset, now_ms)
+
+    def _roll(self, base_offset: int, now_ms: int) -> None:
+        sealed = self._active
+        sealed.write_indexes()
+        self._segments.append(_new_segment(self._files, self._config, base_offset, now_ms))
+        sealed.next_offset = base_offset
+        self._warm_up(sealed)
+
+    # ---- Epochs --------------------------------------------------------------------------------------------
+
+    def assign_epoch(self, epoch: int, start_offset: int) -> None:
+        """A leader epoch begins, perhaps without a record yet (B16, B20). Durable once a sync plan made now
+        is.
+        """
+        self._epochs.assign(epoch, start_offset)
+
+    def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
+        """The largest epoch known at or below this one, and its end offset; (-1, -1) when undefined (B21)."""
+        return self._epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch of an offset below the log end offset; -1 when it is not known."""
+        return self._epochs.epoch_of(offset)
+
+    # ---- Reading -------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> LogRead:
+        """Whole batches of one segment from the one that contains the offset, none reaching `end_offset`
+        (G4-G6).
+
+        With `min_one_batch` the first is given even if it is larger than max_bytes. CRCs are the reader's
+        business. Raises OffsetOutOfRange outside [log_start_offset, log_end_offset] (G3).
+        """
+        for segment, span in self._spans(offset, max_bytes, end_offset, min_one_batch):
+            records = segment.read(span)
+            return LogRead(records, int.from_bytes(records[:8], "big"), span.next_offset)
+        return LogRead(b"", NO_OFFSET, offset)
+
+    def file_ranges(
+        self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool = True
+    ) -> LocalRead:
+        """As `read`, over several segments, as places in files instead of bytes (design §3)."""
+        ranges = []
+        for segment, span in self._spans(offset, max_bytes, end_offset, min_one_batch):
+            identity = self._disk.identity(segment.path)
+            first = next(segment.batches(span.position))
+            offset = span.next_offset
+            ranges.append(
+                FileRange(
+                    path=segment.path,
+                    device=identity.device,
+                    inode=identity.inode,
+                    position=span.position,
+                    size_bytes=span.stop - span.position,
+                    base_offset=first.base_offset,
+                )
+            )
+        return LocalRead(tuple(ranges), offset)
+
+    def _spans(
+        self, offset: int, max_bytes: int, end_offset: int, min_one: bool
+    ) -> Iterator[tuple[Segment, Span]]:
+        """The non-empty spans of consecutive segments that together make one read."""
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRange(
+                f"{self.name}: offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
+            )
+        end_offset = min(end_offset, self.log_end_offset)
+        number = self._segment_number(offset)
+        while offset < end_offset and (max_bytes > 0 or min_one) and number < len(self._segments):
+            segment = self._segments[number]
+            self._warm_up(segment)
+            span = segment.span(offset, max_bytes=max_bytes, end_offset=end_offset, min_one_batch=min_one)
+            if span.stop > span.position:
+                yield segment, span
+                min_one, max_bytes = False, max_bytes - (span.stop - span.position)
+            if span.stop < segment.size_bytes:
+                return
+            offset, number = span.next_offset, number + 1
+
+    def _segment_number(self, offset: int) -> int:
+        """Number of the segment that contains the offset, or the first."""
+        low, high = 0, len(self._segments)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._segments[middle].base_offset <= offset else (low, middle)
+        return low
+
+    def _warm_up(self, segment: Segment) -> None:
+        """Keeps the indexes of the few sealed segments in use, and lets go of the others."""
+        if segment is self._active or segment in self._warm:
+            return
+        self._warm.append(segment)
+        if len(self._warm) > _WARM_SEGMENTS:
+            self._warm.pop(0).drop_indexes()
+
+    def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> TimestampAndOffset | None:
+        """The first record at or after a time, below `end_offset`; None when there is none (F6, G12)."""
+        for segment in self._segments:
+            if segment.base_offset < end_offset and segment.largest_timestamp.timestamp_ms >= timestamp_ms:
+                found = first_at_or_after(segment, timestamp_ms, self.log_start_offset)
+                if found is not None:
+                    return found if found.offset < end_offset else None
+        return None
+
+    def max_timestamp(self, *, end_offset: int) -> TimestampAndOffset | None:
+        """The first record with the largest timestamp below `end_offset`; None when there is none (F6)."""
+        best: TimestampAndOffset | None = None
+        for segment in self._segments:
+            if best is None or segment.largest_timestamp.timestamp_ms > best.timestamp_ms:
+                found = largest_before(segment, self.log_start_offset, end_offset)
+                if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
+                    best = found
+        return best
+
+    # ---- Truncating ----------------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> None:
+        """Removes the batch that contains the offset and all after it, newest first; readers keep what they
+        mapped.
+
+        The log end offset becomes the offset, or the base offset of the batch that contained it.
+        """
+        if offset >= self.log_end_offset:
+            return
+        if offset < self._segments[0].base_offset:
+            self.truncate_fully_and_start_at(offset)
+            return
+        self._before_truncation(offset)
+        while self._active.base_offset > offset:
+            self._segments.pop().delete()
+        self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
+        self._active.truncate_to(offset)
+        self._after_truncation()
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Removes everything; the log is empty and goes on at the offset (B25)."""
+        created_ms = self._active.created_ms
+        self._before_truncation(min(offset, self._segments[0].base_offset))
+        while self._segments:
+            self._segments.pop().delete()
+        self._warm = []
+        self._segments.append(_new_segment(self._files, self._config, offset, created_ms))
+        self.log_start_offset = offset
+        self._epochs.clear()
+        self._after_truncation()
+
+    def _before_truncation(self, offset: int) -> None:
+        """Lowers the recovery point on disk first: the checkpoint may be higher, and what is appended next is
+        unsynced.
+
+        1. The checkpoint says 100. 2. The log is truncated to 50, appended to 120 and rolled in between. 3.
+        Power is lost, and the first segment's tail with it. 4. A scan from 100 would miss the hole. The name
+        of this file is in the same directory as the segments', so it is never lost before theirs.
+        """
+        self._truncation_count += 1
+        if offset < self.flushed_offset:
+            self._disk.write(self._lowered_path, encode_lines([str(offset)]))
+            self._files.unsynced.file_replaced(self._lowered_path)
+            self.flushed_offset = offset
+
+    def _after_truncation(self) -> None:
+        self.flushed_offset = max(self.log_start_offset, min(self.flushed_offset, self.log_end_offset))
+        self._epochs.truncate_from_end(self.log_end_offset)
+
+    @property
+    def _lowered_path(self) -> str:
+        return posixpath.join(self.directory, LOWERED_RECOVERY_POINT_FILE)
+
+    # ---- Durability ----------------------------------------------------------------------------------------
+
+    def unsynced(self) -> SyncPlan:
+        """What to hand to `Disk.sync`, and then to `on_synced`, so that everything up to now is durable."""
+        return self._files.unsynced.plan(self.log_end_offset, self._truncation_count)
+
+    def on_synced(self, plan: SyncPlan) -> None:
+        """The plan was synced. One made before a truncation says nothing about the offsets after it."""
+        self._files.unsynced.on_synced(plan)
+        if plan.truncation == self._truncation_count:
+            self.flushed_offset = max(self.flushed_offset, plan.up_to_offset)
+
+    def on_recovery_point_saved(self, offset: int) -> None:
+        """The data directory's checkpoint durably says this: a lower point written by a truncation is
+        obsolete.
+        """
+        if offset <= self.flushed_offset and self._disk.exists(self._lowered_path):
+            self._disk.unlink(self._lowered_path)
+
+    # ---- End -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Writes the active segment's indexes. Clean once the plan that `unsynced` gives now is synced."""
+        if self._failure is None:
+            self._active.write_indexes()
+
+    def delete(self) -> None:
+        """Removes the directory; readers keep what they mapped."""
+        self._disk.remove_directory(self.directory)
+
+
+def _new_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
+    segment = Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
+    segment.create()
+    return segment
+
+
+def _runs(appends: Sequence[_Append], segment_bytes: int) -> Iterator[Sequence[_Append]]:
+    """Splits into runs that fit a segment; almost always there is one."""
+    begin, run_bytes = 0, 0
+    for number, each in enumerate(appends):
+        if run_bytes + each.place.size_bytes > segment_bytes:
+            yield appends[begin:number]
+            begin, run_bytes = number, 0
+        run_bytes += each.place.size_bytes
+    yield appends[begin:]
+
+
+def _lowered_recovery_point(disk: Disk, directory: str, recovery_point: int) -> int:
+    """What a truncation left to say; a torn file means that everything is to be scanned."""
+    path = posixpath.join(directory, LOWERED_RECOVERY_POINT_FILE)
+    if not disk.exists(path):
+        return recovery_point
+    lines = decode_lines(disk.read_at(path, 0, disk.size(path)))
+    return int(lines[0][0]) if lines else 0

@@ -1,0 +1,66 @@
+"""What of a log a power cut would take: the files and names changed since they were last synced.
+
+The node takes a plan, awaits `Disk.sync` with it and reports back; whatever changed meanwhile stays unsynced.
+So any number that wait for durability can share one sync. Kafka: the flush part of `UnifiedLog` and
+`LocalLog` (F13).
+"""
+
+import posixpath
+from typing import NamedTuple
+
+
+class SyncPlan(NamedTuple):
+    """What to sync, and what is durable then: the log up to `up_to_offset`.
+
+    `change` counts the changes, `truncation` the truncations, that the plan knows of.
+    """
+
+    files: tuple[str, ...]
+    directories: tuple[str, ...]
+    up_to_offset: int
+    change: int
+    truncation: int
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.files and not self.directories
+
+
+class Unsynced:
+    """Paths changed and not yet synced, each with the number of its last change."""
+
+    def __init__(self) -> None:
+        self._change = 0
+        self._files: dict[str, int] = {}
+        self._directories: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Unsynced files={list(self._files)} directories={list(self._directories)}>"
+
+    def content_changed(self, path: str) -> None:
+        """Bytes were appended to the file."""
+        self._change += 1
+        self._files[path] = self._change
+
+    def file_replaced(self, path: str) -> None:
+        """The name leads to a new inode with unsynced content."""
+        self.content_changed(path)
+        self.name_changed(path)
+
+    def name_changed(self, path: str) -> None:
+        """The name was created, removed or given to another inode."""
+        self._change += 1
+        self._directories[posixpath.dirname(path)] = self._change
+
+    def plan(self, up_to_offset: int, truncation: int) -> SyncPlan:
+        """Everything that is unsynced now."""
+        return SyncPlan(tuple(self._files), tuple(self._directories), up_to_offset, self._change, truncation)
+
+    def on_synced(self, plan: SyncPlan) -> None:
+        """The plan's paths are durable as they were when it was made."""
+        self._files = _later(self._files, plan.change)
+        self._directories = _later(self._directories, plan.change)
+
+
+def _later(changes: dict[str, int], change: int) -> dict[str, int]:
+    return {path: number for path, number in changes.items() if number > change}

@@ -1,0 +1,1 @@
+"""Fakes behind the two ports, and the in-process cluster made of them."""

@@ -1,0 +1,366 @@
+"""A disk in memory that knows what was synced, and breaks on request.
+
+The second implementation of the `Disk` port, for tests and simulation. It keeps two states of everything:
+what the page cache holds and what would survive a power cut. Faults: `process_crash` (the page cache
+survives, locks are gone), `power_loss` (unsynced bytes and names are lost or torn), torn writes, EIO on
+write, read and sync, a disk that fills up, bit flips. It is more hostile than most file systems: names and
+bytes are lost independently of each other.
+
+Invariants: an inode only grows; `synced_bytes <= len(data)`; what a `map` returned never changes.
+"""
+
+import asyncio
+import errno
+import posixpath
+from collections.abc import Sequence
+from random import Random
+from typing import Literal, Union
+
+from rayka.errors import StorageError
+from rayka.log.disk import TEMPORARY_SUFFIX, storage_error
+from rayka.ports import Buffer, FileIdentity, Lock
+
+Operation = Literal["write", "read", "sync"]
+_DEVICE = -1  # no real file system has it, so nobody mistakes a path of this disk for a file of his own
+
+
+class _Inode:
+    """One file's bytes; those below `synced_bytes` survive a power cut."""
+
+    __slots__ = ("data", "modified_ms", "number", "snapshot", "synced_bytes")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.data = bytearray()
+        self.synced_bytes = 0
+        self.modified_ms = 0
+        self.snapshot = b""
+
+    def image(self) -> bytes:
+        """The bytes as they are now, shared by all who map the file before it grows."""
+        if len(self.snapshot) != len(self.data):
+            self.snapshot = bytes(self.data)
+        return self.snapshot
+
+
+class _Directory:
+    """Names as the page cache has them, as the platter has them, and the changes in between, in order."""
+
+    __slots__ = ("durable", "entries", "journal")
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Entry] = {}
+        self.durable: dict[str, _Entry] = {}
+        self.journal: list[dict[str, _Entry | None]] = []
+
+    def change(self, changes: "dict[str, _Entry | None]") -> None:
+        _apply(self.entries, changes)
+        self.journal.append(changes)
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.journal.clear()
+
+    def lose_power(self, random: Random) -> None:
+        """Keeps a random prefix of the unsynced changes: a journalling file system loses them in order."""
+        for changes in self.journal[: random.randint(0, len(self.journal))]:
+            _apply(self.durable, changes)
+        self.entries = dict(self.durable)
+        self.journal.clear()
+
+
+_Entry = Union[_Inode, _Directory]  # noqa: UP007 - a name used before both classes exist
+
+
+class _Fault:
+    """One injected failure: the next `times` operations of this kind on a path that contains `where`."""
+
+    def __init__(self, operation: Operation, where: str, times: int) -> None:
+        self.operation = operation
+        self.where = where
+        self.times = times
+
+    def strikes(self, operation: Operation, path: str) -> bool:
+        if self.operation != operation or self.where not in path or self.times == 0:
+            return False
+        self.times -= 1
+        return True
+
+
+class MemoryDisk:
+    """The `Disk` port in memory, with faults. `now_ms` is what files get as their time of change."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self._root = _Directory()
+        self._inode_count = 0
+        self._boot_count = 1
+        self._locks: dict[str, _MemoryLock] = {}
+        self._faults: list[_Fault] = []
+        self._torn: dict[str, int] = {}
+        self._free_bytes = 1 << 62
+
+    def __repr__(self) -> str:
+        return (
+            f"<MemoryDisk boot={self._boot_count} free_bytes={self._free_bytes} locked={sorted(self._locks)}>"
+        )
+
+    # ---- Faults --------------------------------------------------------------------------------------------
+
+    def process_crash(self) -> None:
+        """The process is gone: its locks are released, its page cache stays."""
+        self._locks.clear()
+        self._torn.clear()
+
+    def power_loss(self, random: Random) -> None:
+        """The machine is gone: of what was not synced, a random prefix of names and of bytes is left, or
+        garbage.
+        """
+        self.process_crash()
+        self._boot_count += 1
+        inodes: dict[int, _Inode] = {}
+        self._lose_names(self._root, random, inodes)
+        for inode in inodes.values():
+            _lose_bytes(inode, random)
+
+    def fail(self, operation: Operation, where: str = "", times: int = 1) -> None:
+        """The next operations of this kind on paths that contain `where` end with EIO; a failed write writes
+        nothing.
+        """
+        self._faults.append(_Fault(operation, where, times))
+
+    def tear_next_append(self, path: str, kept_bytes: int) -> None:
+        """The next append to the path writes only this many bytes, then fails."""
+        self._torn[path] = kept_bytes
+
+    def fill_up(self, after_bytes: int = 0) -> None:
+        """After this many more bytes the disk is full; the write that meets the end is torn."""
+        self._free_bytes = after_bytes
+
+    def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
+        """Bit rot: one bit of the file is different from now on, for readers that map it anew."""
+        inode = self._inode("flip", path)
+        inode.data[position] ^= 1 << bit
+        inode.snapshot = b""
+
+    def unsynced_bytes(self, path: str) -> int:
+        """How many bytes of the file a power cut may take."""
+        inode = self._inode("look at", path)
+        return len(inode.data) - inode.synced_bytes
+
+    # ---- Looking -------------------------------------------------------------------------------------------
+
+    def exists(self, path: str) -> bool:
+        return self._find(path) is not None
+
+    def size(self, path: str) -> int:
+        return len(self._inode("look at", path).data)
+
+    def identity(self, path: str) -> FileIdentity:
+        inode = self._inode("look at", path)
+        return FileIdentity(device=_DEVICE, inode=inode.number, size_bytes=len(inode.data))
+
+    def modified_ms(self, path: str) -> int:
+        return self._inode("look at", path).modified_ms
+
+    def list(self, directory: str) -> list[str]:
+        return sorted(self._directory("list", directory).entries)
+
+    def free_bytes(self, path: str) -> int:
+        self._directory("look at", path)
+        return self._free_bytes
+
+    def boot_id(self) -> str:
+        return f"boot-{self._boot_count}"
+
+    # ---- Reading -------------------------------------------------------------------------------------------
+
+    def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
+        self._maybe_fail("read", "read", path)
+        return bytes(self._inode("read", path).data[position : position + size_bytes])
+
+    def map(self, path: str) -> memoryview:
+        self._maybe_fail("read", "map", path)
+        return memoryview(self._inode("map", path).image())
+
+    # ---- Writing -------------------------------------------------------------------------------------------
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        self._maybe_fail("write", "append to", path)
+        entry = self._find(path)
+        inode = self._create("append to", path) if entry is None else self._inode("append to", path)
+        position = len(inode.data)
+        self._write(inode, "append to", path, b"".join(map(bytes, buffers)), self._torn.pop(path, None))
+        return position
+
+    def write(self, path: str, data: Buffer) -> None:
+        self._maybe_fail("write", "write", path)
+        aside = path + TEMPORARY_SUFFIX
+        self._write(self._create("write", aside), "write", path, bytes(data), None)
+        self.rename(aside, path)
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        self._maybe_fail("write", "copy", source)
+        data = bytes(self._inode("copy", source).data[:size_bytes])
+        if len(data) < size_bytes:
+            raise storage_error("copy", source, errno.EIO)
+        copy = self._create("copy", target)
+        self._write(copy, "copy", source, data, None)
+        copy.synced_bytes = size_bytes
+
+    def _write(self, inode: _Inode, action: str, path: str, data: bytes, torn_at: int | None) -> None:
+        kept_bytes = min(len(data), self._free_bytes, len(data) if torn_at is None else torn_at)
+        inode.data += data[:kept_bytes]
+        inode.modified_ms = self.now_ms
+        self._free_bytes -= kept_bytes
+        if kept_bytes < len(data) or torn_at is not None:
+            raise storage_error(action, path, errno.EIO if torn_at is not None else errno.ENOSPC)
+
+    # ---- Names ---------------------------------------------------------------------------------------------
+
+    def make_directory(self, path: str) -> None:
+        current = self._root
+        for name in _names(path):
+            if name not in current.entries:
+                current.change({name: _Directory()})
+            entry = current.entries[name]
+            if not isinstance(entry, _Directory):
+                raise storage_error("create directory", path, errno.ENOTDIR)
+            current = entry
+
+    def remove_directory(self, path: str) -> None:
+        self._directory("remove directory", path)
+        parent, name = self._parent("remove directory", path)
+        parent.change({name: None})
+
+    def rename(self, source: str, target: str) -> None:
+        entry = self._find(source)
+        if entry is None:
+            raise storage_error("rename", source, errno.ENOENT)
+        from_parent, from_name = self._parent("rename", source)
+        to_parent, to_name = self._parent("rename", target)
+        existing = to_parent.entries.get(to_name)
+        if isinstance(existing, _Directory) and (existing.entries or not isinstance(entry, _Directory)):
+            raise storage_error("rename", source, errno.ENOTEMPTY)
+        if from_parent is to_parent:
+            from_parent.change({from_name: None, to_name: entry})
+        else:
+            to_parent.change({to_name: entry})
+            from_parent.change({from_name: None})
+
+    def unlink(self, path: str) -> None:
+        self._inode("remove", path)
+        parent, name = self._parent("remove", path)
+        parent.change({name: None})
+
+    def lock(self, path: str) -> Lock:
+        if path in self._locks:
+            raise StorageError(f"{path} is locked by another node of this process")
+        if not self.exists(path):
+            self._create("lock", path)
+        lock = self._locks[path] = _MemoryLock(self._locks, path)
+        return lock
+
+    # ---- Durability ----------------------------------------------------------------------------------------
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        wanted = [(inode, len(inode.data)) for inode in map(self._find, files) if isinstance(inode, _Inode)]
+        await asyncio.sleep(0)  # others run meanwhile, as on the real disk; what they write is not covered
+        self._sync(wanted, files, directories)
+
+    def sync_now(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        """`sync` for tests without an event loop."""
+        wanted = [(inode, len(inode.data)) for inode in map(self._find, files) if isinstance(inode, _Inode)]
+        self._sync(wanted, files, directories)
+
+    def _sync(
+        self, wanted: Sequence[tuple[_Inode, int]], files: Sequence[str], directories: Sequence[str]
+    ) -> None:
+        for path in (*files, *directories):
+            self._maybe_fail("sync", "sync", path)
+        for inode, size_bytes in wanted:
+            inode.synced_bytes = max(inode.synced_bytes, size_bytes)
+        for directory in directories:
+            entry = self._find(directory)
+            if isinstance(entry, _Directory):
+                entry.sync()
+
+    # ---- Tree ----------------------------------------------------------------------------------------------
+
+    def _find(self, path: str) -> _Entry | None:
+        current: _Entry = self._root
+        for name in _names(path):
+            if not isinstance(current, _Directory) or name not in current.entries:
+                return None
+            current = current.entries[name]
+        return current
+
+    def _inode(self, action: str, path: str) -> _Inode:
+        entry = self._find(path)
+        if not isinstance(entry, _Inode):
+            raise storage_error(action, path, errno.ENOENT if entry is None else errno.EISDIR)
+        return entry
+
+    def _directory(self, action: str, path: str) -> _Directory:
+        entry = self._find(path)
+        if not isinstance(entry, _Directory):
+            raise storage_error(action, path, errno.ENOENT if entry is None else errno.ENOTDIR)
+        return entry
+
+    def _parent(self, action: str, path: str) -> tuple[_Directory, str]:
+        directory, name = posixpath.split(posixpath.normpath(path))
+        return self._directory(action, directory), name
+
+    def _create(self, action: str, path: str) -> _Inode:
+        parent, name = self._parent(action, path)
+        self._inode_count += 1
+        inode = _Inode(self._inode_count)
+        parent.change({name: inode})
+        return inode
+
+    def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
+        if any(fault.strikes(operation, path) for fault in self._faults):
+            raise storage_error(action, path, errno.EIO)
+
+    def _lose_names(self, directory: _Directory, random: Random, inodes: dict[int, _Inode]) -> None:
+        directory.lose_power(random)
+        for entry in directory.entries.values():
+            if isinstance(entry, _Directory):
+                self._lose_names(entry, random, inodes)
+            else:
+                inodes[entry.number] = entry
+
+
+class _MemoryLock:
+    def __init__(self, locks: "dict[str, _MemoryLock]", path: str) -> None:
+        self._locks = locks
+        self._path = path
+
+    def release(self) -> None:
+        if self._locks.get(self._path) is self:  # after a crash somebody else may hold it
+            del self._locks[self._path]
+
+
+def _names(path: str) -> list[str]:
+    return [name for name in posixpath.normpath(path).split("/") if name and name != "."]
+
+
+def _apply(entries: dict[str, _Entry], changes: dict[str, _Entry | None]) -> None:
+    for name, entry in changes.items():
+        if entry is None:
+            entries.pop(name, None)
+        else:
+            entries[name] = entry
+
+
+def _lose_bytes(inode: _Inode, random: Random) -> None:
+    """Cuts the unsynced bytes at a random point; sometimes the file keeps its size and zeros stand there
+    instead.
+    """
+    size_bytes = len(inode.data)
+    kept_bytes = random.randint(inode.synced_bytes, size_bytes)
+    del inode.data[kept_bytes:]
+    if random.random() < 0.25:
+        inode.data += bytes(size_bytes - kept_bytes)
+    inode.synced_bytes = len(inode.data)
+    inode.snapshot = b""
