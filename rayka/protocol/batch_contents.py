@@ -28,7 +28,7 @@ _COLUMN_BYTES = 7
 
 
 class Column(IntEnum):
-    """What a column holds. Offsets are int32 and begin at 0; a validity bitmap is there only if something is null.
+    """What a column holds. Offsets are int32 and begin at 0; a validity bitmap is there if something is null.
 
     Values are always there. Without key offsets every key is null; without header offsets no record has
     headers; without timestamp deltas all are equal; without offset deltas the offsets have no gaps.
@@ -72,7 +72,7 @@ def pack_contents(uncompressed_bytes: int, lengths: list[tuple[int, int]]) -> by
 
 
 def parse_contents(body: memoryview) -> Contents:
-    """The table that a body begins with. Raises CorruptRecord unless it is one that `pack_contents` writes."""
+    """The table a body begins with. Raises CorruptRecord unless it is one that `pack_contents` writes."""
     if len(body) < _PREFIX.size:
         raise CorruptRecord(f"a body of {len(body)} bytes has no table of contents")
     outer, version, mark, uncompressed_bytes, array = _PREFIX.unpack_from(body)

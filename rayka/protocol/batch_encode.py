@@ -174,6 +174,7 @@ def _write_header(
     HEADER.pack_into(
         view, 0,
         0, len(view) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta,
-        timestamps.base_ms, timestamps.max_ms, _NO_PRODUCER, _NO_PRODUCER, _NO_SEQUENCE, record_count, RESERVED,
+        timestamps.base_ms, timestamps.max_ms, _NO_PRODUCER, _NO_PRODUCER, _NO_SEQUENCE, record_count,
+        RESERVED,
     )  # fmt: skip
     _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))

@@ -88,8 +88,8 @@ class RecordBatch:
 
     __slots__ = (
         "attributes", "base_offset", "base_sequence", "base_timestamp_ms", "batch_length", "crc",
-        "last_offset_delta", "leader_epoch", "max_timestamp_ms", "producer_epoch", "producer_id", "record_count",
-        "view",
+        "last_offset_delta", "leader_epoch", "max_timestamp_ms", "producer_epoch", "producer_id",
+        "record_count", "view",
     )  # fmt: skip
 
     def __init__(self, buffer: Buffer) -> None:
@@ -218,7 +218,7 @@ def batch_size_at(view: memoryview, position: int) -> int | None:
 
 
 def peek_batch(view: memoryview, position: int) -> BatchPeek | None:
-    """The numbers by which a scan goes on, nothing of them verified; None and CorruptRecord as in `batch_at`."""
+    """The numbers by which a scan goes on, none of them verified; None and CorruptRecord as in `batch_at`."""
     size_bytes = batch_size_at(view, position)
     if size_bytes is None:
         return None

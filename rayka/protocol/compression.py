@@ -38,7 +38,7 @@ def compress(codec: Codec, block: memoryview) -> Buffer:
 
 
 def decompress(codec: Codec, frame: memoryview, size_bytes: int) -> Buffer:
-    """The block of exactly size_bytes that a frame holds; raises CorruptRecord when it holds anything else."""
+    """The block of exactly size_bytes a frame holds; raises CorruptRecord when it holds anything else."""
     try:
         block = _decompress(codec, frame, size_bytes)
     except (OSError, RuntimeError, EOFError, zlib.error) as error:

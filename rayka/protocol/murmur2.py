@@ -1,0 +1,85 @@
+"""Kafka's murmur2 hash of keys, for one key and for a column of them, and the partition that follows from it.
+
+The same key goes to the same partition as with Kafka's Java client. Kafka: `Utils.murmur2`,
+`BuiltInPartitioner.partitionForKey`.
+"""
+
+from struct import unpack_from
+
+import numpy as np
+import pyarrow as pa
+
+_SEED = 0x9747B28C
+_FACTOR = 0x5BD1E995
+_MASK = 0xFFFFFFFF
+_POSITIVE = 0x7FFFFFFF
+_COLUMN_KEY_BYTES_MAX = 256  # longer keys cost a column more in rounds than one by one
+
+
+def murmur2(key: bytes) -> int:
+    """The hash as a signed 32-bit integer, as Java has it."""
+    length = len(key)
+    state = _SEED ^ length
+    for word in unpack_from(f"<{length // 4}I", key):
+        mixed = word * _FACTOR & _MASK
+        mixed = (mixed ^ mixed >> 24) * _FACTOR & _MASK
+        state = state * _FACTOR & _MASK ^ mixed
+    if length & 3:
+        tail = int.from_bytes(key[length & ~3 :], "little")
+        state = (state ^ tail) * _FACTOR & _MASK
+    state = (state ^ state >> 13) * _FACTOR & _MASK
+    state ^= state >> 15
+    return state - (1 << 32) if state > _POSITIVE else state
+
+
+def partition_for_key(key: bytes, partition_count: int) -> int:
+    """The partition of a key among `partition_count`."""
+    return (murmur2(key) & _POSITIVE) % partition_count
+
+
+def partitions_for_keys(keys: pa.BinaryArray, partition_count: int) -> np.ndarray:
+    """The partition of every key as int32; for a null key, which has none, the number means nothing."""
+    return (murmur2_column(keys) & _POSITIVE) % np.int32(partition_count)
+
+
+def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
+    """The hashes of an array of binary as int32: longest key first, one word of every key at a time."""
+    _, offsets_buffer, data_buffer = keys.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(keys) + 1, keys.offset * 4)
+    data = np.frombuffer(data_buffer or b"", np.uint8)
+    lengths = np.diff(offsets)
+    order = np.argsort(-lengths, kind="stable")
+    long_count = int(np.count_nonzero(lengths > _COLUMN_KEY_BYTES_MAX))
+    hashes = np.empty(len(keys), np.int32)
+    for index in order[:long_count]:
+        hashes[index] = murmur2(data[offsets[index] : offsets[index + 1]].tobytes())
+    short = order[long_count:]
+    hashes[short] = _hash_falling(data, offsets[short], lengths[short]).view(np.int32)
+    return hashes
+
+
+def _hash_falling(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Hashes of the byte strings at the begins given; their lengths must not rise."""
+    factor = np.uint32(_FACTOR)
+    words = np.ndarray(max(len(data) - 3, 0), "<u4", data, strides=(1,))  # a word at every byte
+    states = np.uint32(_SEED) ^ lengths.astype(np.uint32)
+    negated_word_counts = -(lengths >> 2)  # rising, so that each round's keys are found by bisection
+    for round_number in range(-int(negated_word_counts[0]) if len(lengths) else 0):
+        active = np.searchsorted(negated_word_counts, -round_number)
+        mixed = words[begins[:active] + 4 * round_number] * factor
+        mixed = (mixed ^ mixed >> 24) * factor
+        states[:active] = states[:active] * factor ^ mixed
+    tailed = np.flatnonzero(lengths & 3)
+    states[tailed] = (states[tailed] ^ _tails(data, begins[tailed], lengths[tailed])) * factor
+    states = (states ^ states >> 13) * factor
+    return states ^ states >> 15
+
+
+def _tails(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """The one to three bytes after the last whole word, as a little-endian number."""
+    tails = np.zeros(len(lengths), np.uint32)
+    for place in range(3):
+        has = np.flatnonzero(lengths & 3 > place)
+        positions = begins[has] + (lengths[has] & ~3) + place
+        tails[has] |= data[positions].astype(np.uint32) << np.uint32(8 * place)
+    return tails
