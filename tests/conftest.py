@@ -1,0 +1,69 @@
+"""What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind.
+
+Temporary files of the whole run, those of Ray and of subprocesses included, go into one directory; it must be empty
+at the end, but for what pytest keeps of failed tests. Every process that a test starts inherits a mark in its
+environment; none may be alive at the end.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+# Under `uv run`, Ray would build the whole environment a second time for its workers. Read when ray is imported.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+_MARK = "RAYKA_TEST_RUN"
+_END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
+os.environ[_MARK] = str(os.getpid())
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
+    prefix="rk-"
+)  # short: Ray puts socket paths into it
+
+# A shared machine stalls for longer than any honest deadline; CI runs must not depend on luck.
+hypothesis.settings.register_profile(
+    "rayka", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI"))
+)
+hypothesis.settings.load_profile("rayka")
+
+
+def _marked_processes() -> list[psutil.Process]:
+    """Living processes that some test of this run has started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get(_MARK) == os.environ[_MARK] and process.pid != os.getpid()
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error as error:
+            logging.getLogger(__name__).debug("cannot look at process %s: %s", process.pid, error)
+    return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """Fails the run when a process outlives it or a file stays in its temporary directory."""
+    yield
+    psutil.wait_procs(_marked_processes(), timeout=_END_WAIT_S)
+    processes = [" ".join(process.cmdline())[:200] for process in _marked_processes()]
+    files = sorted(path.name for path in Path(os.environ["TMPDIR"]).iterdir() if not _is_pytests(path))
+    assert not processes, f"processes outlive the tests: {processes}"
+    assert not files, f"files were left in the temporary directory: {files}"
+
+
+def _is_pytests(path: Path) -> bool:
+    return path.name.startswith("pytest-of-")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Keeps the temporary directory for a look when something failed."""
+    if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        shutil.rmtree(os.environ["TMPDIR"])
