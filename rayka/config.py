@@ -202,7 +202,10 @@ class ProducerConfig(_ClientConfig):
 
 
 class ConsumerConfig(_ClientConfig):
-    """Configuration of a `Consumer` without a group; names and defaults are Kafka's."""
+    """Configuration of a `Consumer` without a group; names and defaults are Kafka's.
+
+    `local_reads` is rayka's own: segments on this machine are mapped instead of being sent.
+    """
 
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     fetch_min_bytes: int = Field(1, ge=0)
@@ -211,6 +214,7 @@ class ConsumerConfig(_ClientConfig):
     max_partition_fetch_bytes: int = Field(1 << 20, ge=1)
     max_poll_records: int = Field(500, ge=1)
     check_crcs: bool = True
+    local_reads: bool = True
     key_deserializer: Any = None
     value_deserializer: Any = None
 

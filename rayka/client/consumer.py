@@ -1,0 +1,261 @@
+"""The consumer without a group, as a sync class: reads all partitions of its topics, or those it is assigned.
+
+A thin face: `Fetcher` fetches ahead on the IO thread, `Delivery` decodes and keeps positions on the caller's thread. Not for
+several threads at once, as Kafka's. Kafka: KafkaConsumer (G16). Left out: groups, commits, pause and resume.
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from rayka.client import io_thread
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.delivery import Delivery
+from rayka.client.fetcher import Fetcher
+from rayka.client.record import Record
+from rayka.client.serializers import deserializer
+from rayka.config import ConsumerConfig
+from rayka.errors import ClosedError, ConfigError
+from rayka.ids import TopicPartition
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+
+_ITERATION_POLL_MS = 1_000.0
+
+
+class Consumer:
+    """Reads records of topics in order per partition.
+
+    `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits for `assign`.
+    Options are Kafka's, in snake_case as keywords or dotted in `config`: `auto_offset_reset` ("latest" by default,
+    "earliest", "none"), `fetch_min_bytes`, `fetch_max_wait_ms`, `fetch_max_bytes`, `max_partition_fetch_bytes`,
+    `max_poll_records`, `check_crcs`, `key_deserializer`, `value_deserializer` ("json", "msgpack", "string", "bytes", a
+    callable or a pydantic model). Positions live in this object only and end with it.
+
+    Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
+    `seek` says otherwise. Raises ConfigError for an unknown option, ClusterNotFound, UnknownTopicOrPartition,
+    UnavailableError when no broker answers within `default_api_timeout_ms`. Kafka: KafkaConsumer without group.id.
+    """
+
+    def __init__(
+        self,
+        *topics: str | Iterable[str],
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._closed = True  # until it is open: __del__ of a half-made one stays silent
+        names = _topic_names(topics)
+        self._config = parse_options(config, options)
+        self._delivery = Delivery(
+            check_crcs=self._config.check_crcs,
+            key_deserializer=deserializer(self._config.key_deserializer),
+            value_deserializer=deserializer(self._config.value_deserializer),
+        )
+        handle = resolve(cluster)
+        self._cluster_name = handle.name
+        self._in_use = threading.Lock()
+        self._assignment: tuple[TopicPartition, ...] = ()
+        self._fetcher = self._run(_open(handle, self._config))
+        self._closed = False
+        if names:
+            self.assign(self._run(self._fetcher.partitions_of(names)))
+
+    def __repr__(self) -> str:
+        return f"<Consumer cluster={self._cluster_name} assignment={list(self._assignment)}>"
+
+    # ---- What is read ----------------------------------------------------------------------------------------------
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads exactly these partitions from now on; those assigned before keep their position.
+
+        Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
+        """
+        wanted = tuple(_checked(each) for each in partitions)
+        with self._exclusive():
+            self._run(self._fetcher.assign(wanted))
+            self._assignment = wanted
+            self._delivery.keep_only(wanted)
+
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are read, in the order given."""
+        return self._assignment
+
+    def seek(self, topic_partition: TopicPartition, offset: int) -> None:
+        """The next record of the partition is the first at or after offset.
+
+        An offset outside the log is found out by the next poll: `auto_offset_reset` decides, "none" raises
+        OffsetOutOfRange. Raises ValueError for a negative offset or a partition that is not assigned.
+        """
+        if isinstance(offset, bool) or not isinstance(offset, int):
+            raise TypeError(f"offset: expected an int, found {type(offset).__name__}")
+        if offset < 0:
+            raise ValueError(f"offset: expected 0 or more, found {offset}; see seek_to_beginning and seek_to_end")
+        with self._exclusive():
+            self._check_assigned([topic_partition])
+            self._run(self._fetcher.seek({topic_partition: offset}))
+            self._delivery.drop(topic_partition)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Goes to the first offset of the partitions, of all assigned ones if none is named."""
+        self._seek_to_timestamp(partitions, EARLIEST_TIMESTAMP)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Goes behind the last committed record of the partitions, of all assigned ones if none is named."""
+        self._seek_to_timestamp(partitions, LATEST_TIMESTAMP)
+
+    def position(self, topic_partition: TopicPartition) -> int:
+        """The offset of the next record that poll will give. Raises what the lookup of an unknown one raises."""
+        with self._exclusive():
+            self._check_assigned([topic_partition])
+            known = self._delivery.position(topic_partition)
+            if known is not None:
+                return known
+            return self._run(self._fetcher.start_position(topic_partition, self._config.default_api_timeout_ms))
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition (G12). Raises UnknownTopicOrPartition, UnavailableError."""
+        return self._offsets(partitions, EARLIEST_TIMESTAMP)
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermark of each partition: the offset after its last committed record (G12)."""
+        return self._offsets(partitions, LATEST_TIMESTAMP)
+
+    # ---- Reading ---------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record]:
+        """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
+
+        Raises OffsetOutOfRange when a position lies outside the log and no reset policy is set, CorruptRecord naming
+        partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
+        """
+        count_max = self._config.max_poll_records if max_records is None else max_records
+        if count_max < 1:
+            raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+        with self._exclusive():
+            return self._until(timeout_ms, lambda: self._delivery.next_records(count_max)) or []
+
+    def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
+        """The next records as one Arrow batch, None after timeout_ms.
+
+        Columns: topic string, partition int32, offset int64, timestamp timestamp[ms, UTC], timestamp_type int32 (0 create,
+        1 log append), key binary, value binary, headers list<struct<key string, value binary>> (null where a batch has
+        none). One batch of the log at a time, small ones merged; bytes are not deserialized. Raises as `poll`.
+        """
+        with self._exclusive():
+            return self._until(timeout_ms, self._delivery.next_arrow)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there."""
+        while True:
+            with self._exclusive():
+                records = self._until(_ITERATION_POLL_MS, self._delivery.iterator)
+            if records is not None:
+                yield from records
+
+    # ---- End -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stops fetching. Any other method raises ClosedError from then on; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            io_thread.run(self._fetcher.close(), self._config.default_api_timeout_ms / 1000)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed:
+            warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
+            io_thread.call_soon(self._fetcher.abandon)
+
+    # ---- Within ----------------------------------------------------------------------------------------------------
+
+    def _until(self, timeout_ms: float, take: Any) -> Any:
+        """What `take` gives, waiting for fetches while it gives nothing."""
+        taken = take()
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while not taken:
+            remaining_ms = (deadline_s - time.monotonic()) * 1000
+            fetched = self._run(self._fetcher.poll(max(0.0, remaining_ms)))
+            if not fetched:
+                return None
+            self._delivery.add(fetched)
+            taken = take()
+        return taken
+
+    def _seek_to_timestamp(self, partitions: tuple[TopicPartition, ...], timestamp_ms: int) -> None:
+        with self._exclusive():
+            chosen = partitions or self._assignment
+            self._check_assigned(chosen)
+            self._run(self._fetcher.seek_to_timestamp(chosen, timestamp_ms))
+            for tp in chosen:
+                self._delivery.drop(tp)
+
+    def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        wanted = {_checked(tp): timestamp_ms for tp in partitions}
+        self._check_open()
+        found = self._run(self._fetcher.lookup.offsets(wanted, self._config.default_api_timeout_ms))
+        return {tp: found[tp].offset for tp in wanted}
+
+    def _run(self, coroutine: Any) -> Any:
+        return io_thread.run(coroutine, None)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._check_open()
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self!r} was closed; make a new Consumer")
+
+    def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        for tp in partitions:
+            if _checked(tp) not in self._assignment:
+                raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
+
+
+def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
+    """Options of a consumer from keywords and a dict of dotted names."""
+    for key in ("group_id", "group.id"):
+        if key in options or (config is not None and key in config):
+            raise ConfigError(
+                f"consumer: {key!r} needs consumer groups, which this version does not have; "
+                "without it a consumer reads all partitions of its topics"
+            )
+    return ConsumerConfig.parse({**(config or {}), **options}, what="consumer")
+
+
+async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:
+    return Fetcher(handle, config, Random())
+
+
+def _topic_names(topics: tuple[str | Iterable[str], ...]) -> list[str]:
+    names = [name for each in topics for name in ([each] if isinstance(each, str) else each)]
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"topics: expected names, found {type(name).__name__}")
+    return list(dict.fromkeys(names))
+
+
+def _checked(topic_partition: TopicPartition) -> TopicPartition:
+    if not isinstance(topic_partition, TopicPartition):
+        raise TypeError(f"expected a rayka.TopicPartition, found {type(topic_partition).__name__}")
+    return topic_partition

@@ -1,0 +1,188 @@
+"""What a consumer has fetched but not handed over yet, and its positions. Belongs to the application's thread.
+
+Invariants: records are handed over once, in offset order per partition; a position moves with what was handed over, at a
+batch's end to the batch's next offset and at a fetch's end to the broker's `next_offset`. Decoding happens here,
+on the application's thread, so that the IO thread stays free. Kafka: CompletedFetch, FetchCollector (G16).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from operator import length_hint
+
+import pyarrow as pa
+
+from rayka.client.fetch_state import Fetched
+from rayka.client.record import Deserializer, Record, arrow_of, records_of, rows_between
+from rayka.errors import CorruptRecord
+from rayka.ids import TopicPartition
+from rayka.protocol.batch_decode import DecodedBatch, decode
+from rayka.protocol.batch_header import split_batches
+
+_MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
+_MERGED_BYTES = 1 << 20
+
+
+class Delivery:
+    """Fetched data on its way to the application."""
+
+    def __init__(
+        self,
+        *,
+        check_crcs: bool = True,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        end_offsets: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        self.positions: dict[TopicPartition, int] = {}
+        self._check_crcs = check_crcs
+        self._deserializers = (key_deserializer, value_deserializer)
+        self._ends = end_offsets or {}
+        self._fetched: deque[Fetched] = deque()
+        self._current: _Current | None = None
+
+    def add(self, fetched: Sequence[Fetched]) -> None:
+        self._fetched.extend(fetched)
+
+    def drop(self, topic_partition: TopicPartition) -> None:
+        """Forgets what was fetched of a partition, and its position."""
+        self._fetched = deque(each for each in self._fetched if each.topic_partition != topic_partition)
+        if self._current is not None and self._current.topic_partition == topic_partition:
+            self._current = None
+        self.positions.pop(topic_partition, None)
+
+    def keep_only(self, partitions: Sequence[TopicPartition]) -> None:
+        """Forgets all other partitions."""
+        for tp in {**self.positions, **{each.topic_partition: 0 for each in self._fetched}}:
+            if tp not in partitions:
+                self.drop(tp)
+
+    def position(self, topic_partition: TopicPartition) -> int | None:
+        """The offset after the last record handed over; None when nothing of the partition was yet."""
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition:
+            return current.position()
+        return self.positions.get(topic_partition)
+
+    def next_records(self, count_max: int) -> list[Record]:
+        """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""
+        records: list[Record] = []
+        while len(records) < count_max and self._advance():
+            assert self._current is not None
+            records += islice(self._current.records(self._deserializers), count_max - len(records))
+        return records
+
+    def iterator(self) -> Iterator[Record] | None:
+        """The rest of the current batch, or the next one, one record after another; None when nothing is left.
+
+        Records that are not taken from it stay to be handed over.
+        """
+        return self._current.records(self._deserializers) if self._advance() and self._current else None
+
+    def next_arrow(self) -> pa.RecordBatch | None:
+        """The next batch, small ones merged; None when nothing is left."""
+        parts: list[pa.RecordBatch] = []
+        rows, size_bytes = 0, 0
+        while rows < _MERGED_ROWS and size_bytes < _MERGED_BYTES and self._advance():
+            assert self._current is not None
+            size_bytes += self._current.batch.batch.size_bytes
+            part = self._current.take_arrow()
+            rows += part.num_rows
+            parts.append(part)
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    # ---- From fetch to fetch, from batch to batch ------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Makes `_current` a batch with rows left; False when there is none."""
+        while self._current is None or self._current.is_empty():
+            if self._current is not None:
+                self._finish(self._current)
+            if not self._fetched:
+                return False
+            self._start(self._fetched[0])
+        return True
+
+    def _start(self, fetched: Fetched) -> None:
+        """Decodes the next batch of a fetch, or ends the fetch."""
+        tp = fetched.topic_partition
+        start_offset = max(fetched.fetch_offset, self.positions.get(tp, 0))
+        end_offset = self._ends.get(tp)
+        remaining = fetched.buffers
+        if not remaining or (end_offset is not None and start_offset >= end_offset):
+            self._fetched.popleft()
+            self.positions[tp] = max(start_offset, fetched.next_offset)
+            return
+        batch = next(split_batches(remaining[0]))
+        rest = remaining[0][batch.size_bytes :]
+        self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
+        if batch.next_offset <= start_offset or batch.is_control:
+            self.positions[tp] = max(start_offset, batch.next_offset)
+            return
+        try:
+            decoded = decode(batch, check_crc=self._check_crcs)
+        except CorruptRecord as error:
+            self._fetched.popleft()
+            raise CorruptRecord(f"{tp}: {error}; seek to {batch.next_offset} to go on behind it") from error
+        self._current = _Current(tp, decoded, rows_between(decoded, start_offset, end_offset))
+
+    def _finish(self, current: "_Current") -> None:
+        self.positions[current.topic_partition] = current.batch.batch.next_offset
+        self._current = None
+
+
+class _Current:
+    """One decoded batch, partly handed over."""
+
+    __slots__ = ("_iterator", "_rows", "batch", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition, batch: DecodedBatch, rows: slice) -> None:
+        self.topic_partition = topic_partition
+        self.batch = batch
+        self._rows = rows
+        self._iterator: Iterator[Record] | None = None
+
+    def is_empty(self) -> bool:
+        return self._first_row() >= self._rows.stop
+
+    def position(self) -> int:
+        row = self._first_row()
+        return int(self.batch.offsets[row]) if row < self._rows.stop else self.batch.batch.next_offset
+
+    def records(self, deserializers: tuple[Deserializer | None, Deserializer | None]) -> Iterator[Record]:
+        """The one iterator over the rest; what it has not given stays."""
+        if self._iterator is None:
+            records = records_of(self.batch, self._rows, self.topic_partition.topic, self.topic_partition.partition)
+            self._iterator = iter(_deserialized(records, *deserializers))
+        return self._iterator
+
+    def take_arrow(self) -> pa.RecordBatch:
+        """All that is left."""
+        rows = slice(self._first_row(), self._rows.stop)
+        taken = arrow_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
+        self._rows, self._iterator = slice(rows.stop, rows.stop), None
+        return taken
+
+    def _first_row(self) -> int:
+        return self._rows.start if self._iterator is None else self._rows.stop - length_hint(self._iterator)
+
+
+def _deserialized(
+    records: list[Record], key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
+) -> list[Record]:
+    if key_deserializer is None and value_deserializer is None:
+        return records
+    return [
+        Record(
+            each.topic,
+            each.partition,
+            each.offset,
+            each.timestamp_ms,
+            each.key if key_deserializer is None or each.key is None else key_deserializer(each.key),
+            each.value if value_deserializer is None or each.value is None else value_deserializer(each.value),
+            each.headers,
+        )
+        for each in records
+    ]

@@ -1,0 +1,268 @@
+"""Fetches for a consumer in the background: one request per leader for all partitions that want data, ahead of the reader.
+
+Invariants: a partition is in at most one request; whoever waits is woken by data, by an error it must hear, or by its
+timeout; errors that pass by themselves are retried with back-off, after a refresh of the metadata where that is what they
+ask for. Kafka: Fetcher, FetchCollector (G16, G18).
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+from uuid import UUID
+
+import numpy as np
+
+from rayka.client.bootstrap import ClusterHandle
+from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
+from rayka.client.local_reader import LocalReader
+from rayka.client.metadata import ClusterMetadata
+from rayka.client.offset_lookup import OffsetLookup, check_partition
+from rayka.client.retry import Backoff
+from rayka.config import ConsumerConfig
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    OffsetOutOfRange,
+    RaykaError,
+    error_for,
+    is_retriable,
+    needs_metadata,
+)
+from rayka.ids import NO_NODE, NO_OFFSET, TopicPartition
+from rayka.ports import Network
+from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+
+logger = logging.getLogger(__name__)
+_Tickets = dict[tuple[UUID, int], FetchTicket]
+
+
+class Fetcher:
+    """The fetching half of one consumer, on the IO loop; `rayka.client.consumer` is its sync face."""
+
+    def __init__(self, handle: ClusterHandle, config: ConsumerConfig, random: Random) -> None:
+        network = handle.network()
+        self.metadata = ClusterMetadata(network, handle.name, config, random)
+        self.lookup = OffsetLookup(network, self.metadata, config, random)
+        self.state = FetchState(
+            auto_offset_reset=config.auto_offset_reset,
+            partition_bytes_max=config.max_partition_fetch_bytes,
+            total_bytes_max=config.fetch_max_bytes,
+        )
+        self._network: Network = network
+        self._config = config
+        self._backoff = Backoff.of(config, random)
+        self._local = LocalReader() if config.local_reads else None
+        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+        self._driver: asyncio.Task[None] | None = None
+        self._fetches: dict[asyncio.Task[None], None] = {}
+
+    # ---- For the consumer ------------------------------------------------------------------------------------------
+
+    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Reads these partitions from now on. Raises UnknownTopicOrPartition for one that does not exist."""
+        for tp in partitions:
+            topic = await self.metadata.topic(tp.topic, self._config.default_api_timeout_ms)
+            check_partition(topic, tp.partition)
+        self.state.assign(partitions)
+        self._wake.set()
+
+    async def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
+        """All partitions of the topics, in order."""
+        found = []
+        for name in topics:
+            topic = await self.metadata.topic(name, self._config.default_api_timeout_ms)
+            found += [TopicPartition(name, each.partition) for each in topic.partitions]
+        return found
+
+    async def seek(self, partitions: Mapping[TopicPartition, int]) -> None:
+        """The next fetch of each partition begins at its offset."""
+        for tp, offset in partitions.items():
+            self.state.seek(tp, offset)
+        self._wake.set()
+
+    async def seek_to_timestamp(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> None:
+        """The next fetch of each partition begins at a time, or at -2 the earliest, -1 the latest offset."""
+        for tp in partitions:
+            self.state.seek_to_timestamp(tp, timestamp_ms)
+        self._wake.set()
+
+    async def start_position(self, topic_partition: TopicPartition, timeout_ms: int) -> int:
+        """Where reading will begin, for a partition of which nothing was fetched; looked up if it is unknown."""
+        if not self.state.is_positioned(topic_partition):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._look_up_starts()
+        return self.state.oldest_offset(topic_partition)
+
+    async def poll(self, timeout_ms: float) -> Sequence[Fetched]:
+        """Everything fetched; waits up to timeout_ms for something. Raises what the application must hear."""
+        if self._driver is None:
+            self._driver = asyncio.get_running_loop().create_task(self._drive())
+        if not self.state.has_news():
+            self._news.clear()
+            try:
+                async with asyncio.timeout(timeout_ms / 1000):
+                    await self._news.wait()
+            except TimeoutError:
+                return ()
+        taken = self.state.take()
+        self._wake.set()
+        return taken
+
+    async def close(self) -> None:
+        """Stops fetching; what is in flight is given up."""
+        await asyncio.gather(*self.abandon(), return_exceptions=True)
+
+    def abandon(self) -> "list[asyncio.Task[None]]":
+        """Cancels what is under way; returns the tasks that are ending."""
+        tasks = [*self._fetches, *([self._driver] if self._driver else [])]
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    # ---- The loop --------------------------------------------------------------------------------------------------
+
+    async def _drive(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._look_up_starts()
+                self._send_fetches()
+            except Exception as error:  # ours to report: the application waits for it in poll
+                self._fail_all(error)
+            await self._wake.wait()
+
+    async def _look_up_starts(self) -> None:
+        unknown = self.state.without_offset()
+        wanted = {tp: timestamp_ms for tp, timestamp_ms in unknown if timestamp_ms is not None}
+        for tp, timestamp_ms in unknown:
+            if timestamp_ms is None:
+                self._hear(tp, OffsetOutOfRange(f"{tp} has no position and auto_offset_reset is 'none'; seek first"))
+        if not wanted:
+            return
+        generations = {tp: self.state.generation(tp) for tp in wanted}
+        try:
+            found = await self.lookup.offsets(wanted, self._config.default_api_timeout_ms)
+        except RaykaError as error:
+            for tp in wanted:
+                self._hear(tp, error)
+            return
+        for tp, result in found.items():
+            offset = result.offset
+            if offset == NO_OFFSET:  # nothing at or after that time: from the end on
+                latest = await self.lookup.offsets({tp: -1}, self._config.default_api_timeout_ms)
+                offset = latest[tp].offset
+            self.state.on_offset(tp, generations[tp], offset)
+
+    def _send_fetches(self) -> None:
+        by_leader: dict[int, tuple[list[FetchPartition], _Tickets]] = {}
+        stale: dict[str, None] = {}
+        for tp in self.state.fetchable():
+            topic = self.metadata.cached(tp.topic)
+            if topic is None or topic.partitions[tp.partition].leader_id == NO_NODE:
+                stale[tp.topic] = None
+                continue
+            leader = topic.partitions[tp.partition]
+            ticket = self.state.begin_fetch(tp)
+            parts, tickets = by_leader.setdefault(leader.leader_id, ([], {}))
+            limit_bytes = self._config.max_partition_fetch_bytes
+            parts.append(
+                FetchPartition(topic.topic_id, tp.partition, ticket.fetch_offset, limit_bytes, leader.leader_epoch)
+            )
+            tickets[topic.topic_id, tp.partition] = ticket
+        for leader_id, (parts, tickets) in by_leader.items():
+            self._spawn(self._fetch(leader_id, tuple(parts), tickets))
+        if stale:
+            self._spawn(self._refresh_later(tuple(stale)))
+
+    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+        self._fetches[task] = None
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        del self._fetches[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail_all(error)
+        self._wake.set()
+
+    # ---- One fetch -------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, leader_id: int, partitions: tuple[FetchPartition, ...], tickets: _Tickets) -> None:
+        request = FetchRequest(
+            self._config.fetch_max_wait_ms,
+            self._config.fetch_min_bytes,
+            self._config.fetch_max_bytes,
+            partitions,
+            local_directory_ids=self._local.directory_ids(self.metadata.brokers) if self._local else (),
+        )
+        timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
+        try:
+            response = await self._network.call(leader_id, request, timeout_ms)
+            failed = [self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions]
+        except ApiError as error:
+            logger.debug("fetch from node %d: %s", leader_id, error)
+            failed = [error]
+            if not error.retriable:
+                for ticket in tickets.values():
+                    self.state.on_error(ticket, error)
+        if self.state.has_news():
+            self._news.set()
+        await self._recover([each for each in failed if each is not None], tickets)
+        for ticket in tickets.values():
+            self.state.end_fetch(ticket)
+
+    def _on_result(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
+        """Keeps the data; returns an error that a retry may mend."""
+        if result.error_code is ErrorCode.NONE:
+            buffers = self._buffers(result)
+            if buffers is not None:
+                self.state.on_fetched(ticket, buffers, result.next_offset)
+            return None
+        error = error_for(result.error_code, f"{ticket.topic_partition}: {result.error_message}")
+        if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self.state.reset(ticket):
+            logger.warning("%s: offset %d is out of range; reset", ticket.topic_partition, ticket.fetch_offset)
+            return None
+        if is_retriable(result.error_code):
+            return error
+        self.state.on_error(ticket, error)
+        return None
+
+    def _buffers(self, result: FetchPartitionResult) -> tuple[np.ndarray, ...] | None:
+        """The batches, mapped if they are in files here; None when a file was replaced meanwhile: ask again."""
+        if not result.file_ranges:
+            return (result.records,)
+        assert self._local is not None
+        return self._local.read(result.file_ranges)
+
+    async def _recover(self, errors: Sequence[ApiError], tickets: _Tickets) -> None:
+        if not errors:
+            return
+        topics = tuple(dict.fromkeys(each.topic_partition.topic for each in tickets.values()))
+        if any(needs_metadata(each.code) for each in errors):
+            await self._refresh(topics)
+        await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+
+    async def _refresh_later(self, topics: tuple[str, ...]) -> None:
+        await self._refresh(topics)
+        await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+
+    async def _refresh(self, topics: tuple[str, ...]) -> None:
+        await self.metadata.refresh(topics)
+        for tp in self.state.assignment:
+            if (gone := self.metadata.missing(tp.topic)) is not None:
+                self._hear(tp, gone)
+
+    # ---- Errors ----------------------------------------------------------------------------------------------------
+
+    def _hear(self, topic_partition: TopicPartition, error: RaykaError) -> None:
+        self.state.fail(topic_partition, error)
+        self._news.set()
+
+    def _fail_all(self, error: BaseException) -> None:
+        known = error if isinstance(error, RaykaError) else RaykaError(f"fetching failed: {error!r}")
+        if known is not error:
+            logger.error("fetching failed", exc_info=error)
+        for tp in self.state.assignment:
+            self._hear(tp, known)

@@ -1,0 +1,80 @@
+"""Asks the leaders for offsets: earliest, latest, or the first at or after a time. Kafka: OffsetFetcher (G12)."""
+
+from collections.abc import Mapping
+from random import Random
+
+from rayka.client.bootstrap import ClientConfig
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.retry import Backoff, Retry
+from rayka.errors import ApiError, ErrorCode, RequestTimedOut, error_for, is_retriable
+from rayka.ids import NO_NODE, TopicPartition
+from rayka.ports import Network
+from rayka.protocol.cluster import MetadataTopic
+from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
+
+
+class OffsetLookup:
+    """Offsets of partitions, from whoever leads them, retried within a timeout."""
+
+    def __init__(self, network: Network, metadata: ClusterMetadata, config: ClientConfig, random: Random) -> None:
+        self._network = network
+        self._metadata = metadata
+        self._request_timeout_ms = config.request_timeout_ms
+        self._backoff = Backoff.of(config, random)
+
+    async def offsets(
+        self, wanted: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
+        """One result for each partition; `wanted` gives timestamps in ms, or -1 latest, -2 earliest.
+
+        Raises UnknownTopicOrPartition, or the last retriable error when timeout_ms has passed.
+        """
+        retry = Retry(timeout_ms, self._backoff)
+        found: dict[TopicPartition, ListOffsetsPartitionResult] = {}
+        problem: ApiError = RequestTimedOut(f"no offsets of {sorted(wanted)} within {timeout_ms} ms")
+        while True:
+            missing = {tp: each for tp, each in wanted.items() if tp not in found}
+            for leader_id, partitions in (await self._by_leader(missing, retry)).items():
+                try:
+                    found.update(await self._ask(leader_id, partitions, retry))
+                except ApiError as error:
+                    if not error.retriable:
+                        raise
+                    problem = error
+            if len(found) == len(wanted):
+                return found
+            await self._metadata.refresh(sorted({tp.topic for tp in missing}))
+            if not await retry.pause():
+                raise problem
+
+    async def _by_leader(
+        self, wanted: Mapping[TopicPartition, int], retry: Retry
+    ) -> dict[int, dict[TopicPartition, ListOffsetsPartition]]:
+        grouped: dict[int, dict[TopicPartition, ListOffsetsPartition]] = {}
+        for tp, timestamp_ms in wanted.items():
+            topic = await self._metadata.topic(tp.topic, retry.remaining_ms)
+            check_partition(topic, tp.partition)
+            leader = topic.partitions[tp.partition]
+            if leader.leader_id != NO_NODE:
+                query = ListOffsetsPartition(topic.topic_id, tp.partition, timestamp_ms, leader.leader_epoch)
+                grouped.setdefault(leader.leader_id, {})[tp] = query
+        return grouped
+
+    async def _ask(
+        self, leader_id: int, partitions: Mapping[TopicPartition, ListOffsetsPartition], retry: Retry
+    ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
+        request = ListOffsetsRequest(tuple(partitions.values()))
+        timeout_ms = min(self._request_timeout_ms, retry.remaining_ms)
+        response = await self._network.call(leader_id, request, timeout_ms)
+        results = dict(zip(partitions, response.partitions, strict=True))
+        for tp, result in results.items():
+            if result.error_code is not ErrorCode.NONE and not is_retriable(result.error_code):
+                raise error_for(result.error_code, f"{tp}: {result.error_message}")
+        return {tp: each for tp, each in results.items() if each.error_code is ErrorCode.NONE}
+
+
+def check_partition(topic: MetadataTopic, partition: int) -> None:
+    """Raises UnknownTopicOrPartition, not retriable, unless the topic has a partition of that number."""
+    count = len(topic.partitions)
+    if not 0 <= partition < count:
+        raise NoSuchTopic(f"topic {topic.name!r} has partitions 0 to {count - 1}, found {partition}")

@@ -1,0 +1,142 @@
+"""`rayka.read`: a bounded range of topics, from offsets that exist now to offsets that exist now, and then it ends.
+
+Invariants: the ends are fixed before the first record; each record in range is given once, in offset order per partition; a
+partition is done when its position, which follows the broker's `next_offset`, reaches its end, so gaps and control
+records cannot stall it; no progress for `default_api_timeout_ms` is an error, never a hang.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from random import Random
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from rayka.client import io_thread
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.consumer import parse_options
+from rayka.client.delivery import Delivery
+from rayka.client.fetch_state import START_TIMESTAMPS
+from rayka.client.fetcher import Fetcher
+from rayka.client.record import Record
+from rayka.client.serializers import deserializer
+from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
+from rayka.ids import TopicPartition
+
+Bound = str | int | Mapping[TopicPartition, int]
+_ItemT = TypeVar("_ItemT")
+
+
+def read(
+    topics: str | Iterable[str],
+    *,
+    cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+    start: Bound = "earliest",
+    end: Bound = "latest",
+    config: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> "Reader":
+    """The records of topics between two bounds, as an iterable that ends and cannot hang.
+
+    `start` (inclusive) and `end` (exclusive) are "earliest", "latest", a timestamp in ms (the first record at or after
+    it), or offsets by TopicPartition, where partitions not named are read from the earliest, to the latest. "latest" is
+    the high watermark at the call. Options are those of `Consumer`.
+
+    Raises OffsetOutOfRange when a bound lies outside a log, UnknownTopicOrPartition, ClusterNotFound, ConfigError;
+    UnavailableError while iterating when nothing arrives for `default_api_timeout_ms`.
+    """
+    names = [topics] if isinstance(topics, str) else list(topics)
+    return Reader(names, resolve(cluster), start, end, parse_options(config, {"auto_offset_reset": "none", **options}))
+
+
+class Reader:
+    """A bounded range; iterate it for `Record`s, or `arrow_batches()` for Arrow. Each iteration reads the range anew."""
+
+    def __init__(self, topics: list[str], handle: ClusterHandle, start: Bound, end: Bound, config: Any) -> None:
+        self._handle = handle
+        self._config = config
+        self.start_offsets, self.end_offsets = io_thread.run(self._bounds(topics, start, end), None)
+
+    def __repr__(self) -> str:
+        ranges = " ".join(f"{tp}[{start}, {self.end_offsets[tp]})" for tp, start in self.start_offsets.items())
+        return f"<Reader cluster={self._handle.name} {ranges}>"
+
+    def __len__(self) -> int:
+        """How many offsets the range spans: its records, unless some were compacted away."""
+        return sum(max(0, self.end_offsets[tp] - start) for tp, start in self.start_offsets.items())
+
+    def __iter__(self) -> Iterator[Record]:
+        for records in self._read(Delivery.iterator):
+            yield from records
+
+    def arrow_batches(self) -> Iterator[pa.RecordBatch]:
+        """The records as Arrow batches, with the columns of `Consumer.poll_arrow`."""
+        return self._read(Delivery.next_arrow)
+
+    # ---- Within ----------------------------------------------------------------------------------------------------
+
+    def _read(self, take: Callable[[Delivery], _ItemT | None]) -> Iterator[_ItemT]:
+        remaining = {tp: start for tp, start in self.start_offsets.items() if start < self.end_offsets[tp]}
+        delivery = Delivery(
+            check_crcs=self._config.check_crcs,
+            key_deserializer=deserializer(self._config.key_deserializer),
+            value_deserializer=deserializer(self._config.value_deserializer),
+            end_offsets=self.end_offsets,
+        )
+        fetcher = io_thread.run(self._start(remaining), None)
+        try:
+            while remaining:
+                fetched = io_thread.run(fetcher.poll(self._config.default_api_timeout_ms), None)
+                if not fetched:
+                    raise self._stalled(remaining)
+                delivery.add(fetched)
+                while (item := take(delivery)) is not None:
+                    yield item
+                remaining = {tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]}
+                io_thread.run(fetcher.assign(list(remaining)), None)
+        finally:
+            io_thread.run(fetcher.close(), None)
+
+    async def _start(self, offsets: Mapping[TopicPartition, int]) -> Fetcher:
+        fetcher = Fetcher(self._handle, self._config, Random())
+        await fetcher.assign(list(offsets))
+        await fetcher.seek(offsets)
+        return fetcher
+
+    async def _bounds(
+        self, topics: list[str], start: Bound, end: Bound
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+        fetcher = Fetcher(self._handle, self._config, Random())
+        partitions = await fetcher.partitions_of(topics)
+        for bound in (start, end):
+            if isinstance(bound, Mapping) and (unknown := [tp for tp in bound if tp not in partitions]):
+                raise ConfigError(f"read: {unknown[0]} is not a partition of {', '.join(topics)}")
+        earliest = await self._lookup(fetcher, partitions, "earliest")
+        latest = await self._lookup(fetcher, partitions, "latest")
+        bounds = []
+        for name, bound, default in (("start", start, earliest), ("end", end, latest)):
+            found = {**default, **bound} if isinstance(bound, Mapping) else await self._lookup(fetcher, partitions, bound)
+            found = {tp: latest[tp] if offset == -1 else offset for tp, offset in found.items()}
+            for tp, offset in found.items():
+                if not earliest[tp] <= offset <= latest[tp]:
+                    available = f"available: [{earliest[tp]}, {latest[tp]}]"
+                    raise OffsetOutOfRange(f"read: {name} offset {offset} of {tp} does not exist; {available}")
+            bounds.append(found)
+        return bounds[0], bounds[1]
+
+    async def _lookup(
+        self, fetcher: Fetcher, partitions: list[TopicPartition], bound: str | int
+    ) -> dict[TopicPartition, int]:
+        if isinstance(bound, bool) or not isinstance(bound, (str, int)) or (isinstance(bound, int) and bound < 0):
+            raise ConfigError(f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}")
+        timestamp_ms = START_TIMESTAMPS.get(bound) if isinstance(bound, str) else bound
+        if timestamp_ms is None:
+            raise ConfigError(f"read: expected 'earliest' or 'latest', found {bound!r}")
+        found = await fetcher.lookup.offsets(dict.fromkeys(partitions, timestamp_ms), self._config.default_api_timeout_ms)
+        return {tp: found[tp].offset for tp in partitions}
+
+    def _stalled(self, remaining: Mapping[TopicPartition, int]) -> UnavailableError:
+        where = ", ".join(f"{tp} at {at} of {self.end_offsets[tp]}" for tp, at in remaining.items())
+        return UnavailableError(
+            f"cluster {self._handle.name!r} gave nothing for {self._config.default_api_timeout_ms} ms: {where}; "
+            "are its brokers running? see `rayka status`"
+        )

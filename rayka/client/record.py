@@ -1,0 +1,101 @@
+"""A record as a consumer sees it, and how the rest of a batch becomes records, or an Arrow batch."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import repeat
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch
+
+Deserializer = Callable[[bytes], Any]
+
+ARROW_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("timestamp_type", pa.int32(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+_CONSTANT_ROWS = 1 << 14
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One record of a topic.
+
+    `timestamp_ms` is milliseconds since 1970 UTC. `key` and `value` are bytes or None, or what the consumer's
+    deserializers made of them (None, a tombstone, stays None). `headers` keep their order and their duplicates.
+    Kafka: ConsumerRecord.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: Any
+    value: Any
+    headers: list[tuple[str, bytes | None]]
+
+
+def records_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> list[Record]:
+    """Rows of a batch as records, in offset order."""
+    columns = (
+        batch.offsets[rows].tolist(),
+        batch.timestamps_ms[rows].tolist(),
+        batch.keys_list()[rows],
+        batch.values_list()[rows],
+        _header_lists(batch, rows),
+    )
+    return list(map(Record, repeat(topic), repeat(partition), *columns))
+
+
+def _header_lists(batch: DecodedBatch, rows: slice) -> list[list[tuple[str, bytes | None]]]:
+    if batch.headers is None:
+        return [[] for _ in range(rows.start, rows.stop)]
+    return [list(each) for each in batch.headers_list()[rows]]
+
+
+def arrow_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> pa.RecordBatch:
+    """Rows of a batch as an Arrow batch of ARROW_SCHEMA; keys, values and headers are views of the batch's bytes."""
+    count = rows.stop - rows.start
+    keys, headers = batch.keys, batch.headers
+    columns = [
+        _constant(topic, pa.string(), count),
+        _constant(partition, pa.int32(), count),
+        pa.array(batch.offsets[rows]),
+        pa.array(batch.timestamps_ms[rows]).view(pa.timestamp("ms", tz="UTC")),
+        _constant(int(batch.batch.timestamp_type), pa.int32(), count),
+        keys.slice(rows.start, count),
+        batch.values.slice(rows.start, count),
+        headers.slice(rows.start, count) if headers is not None else pa.nulls(count, HEADERS_TYPE),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
+
+
+def rows_between(batch: DecodedBatch, start_offset: int, end_offset: int | None) -> slice:
+    """Which rows of a batch lie in [start_offset, end_offset)."""
+    offsets = batch.offsets
+    start = int(np.searchsorted(offsets, start_offset)) if start_offset > batch.batch.base_offset else 0
+    if end_offset is None or end_offset > batch.batch.last_offset:
+        return slice(start, len(offsets))
+    return slice(start, max(start, int(np.searchsorted(offsets, end_offset))))
+
+
+def _constant(value: str | int, data_type: pa.DataType, count: int) -> pa.Array:
+    """`count` times the same value; short ones are views of one array that is kept."""
+    if count > _CONSTANT_ROWS:
+        return pa.repeat(pa.scalar(value, data_type), count)
+    return _kept(value, data_type).slice(0, count)
+
+
+@lru_cache(maxsize=256)
+def _kept(value: str | int, data_type: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, data_type), _CONSTANT_ROWS)
