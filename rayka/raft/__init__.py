@@ -1,0 +1,3 @@
+"""KRaft: the quorum that keeps `__cluster_metadata`; synchronous, no clock, no disk but the log it is
+given.
+"""

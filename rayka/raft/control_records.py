@@ -1,0 +1,94 @@
+"""The records that the quorum writes for itself, in control batches: who leads, who votes, where a snapshot
+ends.
+
+A record's key is its version and type as two big-endian int16 (F3), its value MessagePack. Readers of
+metadata skip control batches. Kafka: `ControlRecordType`, `LeaderChangeMessage`, `KRaftVersionRecord`,
+`VotersRecord`, `SnapshotHeaderRecord`, `SnapshotFooterRecord` (A24, A45).
+"""
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rayka.errors import CorruptRecord, UnsupportedVersion
+from rayka.ids import NO_TIMESTAMP, ReplicaKey
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import RecordBatch
+from rayka.raft.voters import VoterSet
+
+KRAFT_VERSION = 1  # voters are known by node and directory
+_KEY = Struct(">hh")
+_RECORD_VERSION = 0
+
+
+class LeaderChangeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The first record of every epoch: its leader, who may vote, and who voted for it (A24)."""
+
+    leader_id: int
+    voters: tuple[ReplicaKey, ...]
+    granting_voters: tuple[ReplicaKey, ...]
+
+
+class SnapshotHeaderRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The first record of a snapshot."""
+
+    last_contained_log_timestamp_ms: int = NO_TIMESTAMP
+
+
+class SnapshotFooterRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The last record of a snapshot: without it the snapshot is not whole."""
+
+
+class KRaftVersionRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The finalised `kraft.version`."""
+
+    kraft_version: int = KRAFT_VERSION
+
+
+class VotersRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The voters from this record on."""
+
+    voters: VoterSet
+
+
+ControlRecord = (
+    LeaderChangeRecord | SnapshotHeaderRecord | SnapshotFooterRecord | KRaftVersionRecord | VotersRecord
+)
+_TYPES: dict[int, type[Any]] = {
+    2: LeaderChangeRecord,
+    3: SnapshotHeaderRecord,
+    4: SnapshotFooterRecord,
+    5: KRaftVersionRecord,
+    6: VotersRecord,
+}
+_KEYS = {record: _KEY.pack(_RECORD_VERSION, number) for number, record in _TYPES.items()}
+
+
+def encode_control_batch(records: Sequence[ControlRecord], *, timestamp_ms: int) -> np.ndarray:
+    """The records as one control batch."""
+    return encode_batch(
+        [msgspec.msgpack.encode(record) for record in records],
+        keys=[_KEYS[type(record)] for record in records],
+        timestamps_ms=timestamp_ms,
+        is_control=True,
+    )
+
+
+def decode_control_batch(batch: RecordBatch) -> Iterator[ControlRecord]:
+    """The records of a control batch. Raises UnsupportedVersion for a type or version that this node does
+    not know.
+    """
+    decoded = decode(batch)
+    for key, value in zip(decoded.keys_list(), decoded.values_list(), strict=True):
+        if key is None or value is None:
+            raise CorruptRecord(f"{batch!r} holds a control record without key or value")
+        version, number = _KEY.unpack(key)
+        if version != _RECORD_VERSION or number not in _TYPES:
+            raise UnsupportedVersion(
+                f"{batch!r}: control record of type {number}, version {version}; upgrade this node"
+            )
+        yield msgspec.msgpack.decode(value, type=_TYPES[number])

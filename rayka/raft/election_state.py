@@ -1,0 +1,62 @@
+"""What a voter must remember of elections, and the file `quorum-state` that holds it (A7, A8).
+
+The file is one JSON object of `data_version` 1. Whoever persists it writes `quorum-state.tmp`, syncs it,
+renames it and syncs the directory, before acting on the state: a voter that forgot its vote could vote twice
+in one epoch. A missing or damaged file reads as "nothing known, epoch 0" (A9). Kafka: `ElectionState`,
+`FileQuorumStateStore`.
+"""
+
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+from rayka.ids import NO_NODE, ZERO_ID, ReplicaKey
+
+QUORUM_STATE_FILE = "quorum-state"
+_NO_VOTE = ReplicaKey(NO_NODE, ZERO_ID)
+
+
+class ElectionState(msgspec.Struct, frozen=True):
+    """The newest epoch known, its leader (-1: unknown), and whom this node gave its one vote in it (None:
+    nobody).
+    """
+
+    leader_epoch: int = 0
+    leader_id: int = NO_NODE
+    voted_key: ReplicaKey | None = None
+
+    def __repr__(self) -> str:
+        vote = self.voted_key.node_id if self.voted_key else NO_NODE
+        return f"<ElectionState epoch={self.leader_epoch} leader={self.leader_id} voted={vote}>"
+
+
+class PersistElection(msgspec.Struct, frozen=True):
+    """An effect: the state must be durable in `quorum-state` before any later effect is performed (A8)."""
+
+    election: ElectionState
+
+
+class _File(msgspec.Struct, frozen=True, rename="camel"):
+    leader_id: int
+    leader_epoch: int
+    voted_id: int
+    voted_directory_id: UUID
+    data_version: Literal[1] = msgspec.field(name="data_version", default=1)
+
+
+def encode_election(election: ElectionState) -> bytes:
+    """The content of `quorum-state`."""
+    voted = election.voted_key or _NO_VOTE
+    content = _File(election.leader_id, election.leader_epoch, voted.node_id, voted.directory_id)
+    return msgspec.json.encode(content) + b"\n"
+
+
+def decode_election(content: bytes) -> ElectionState | None:
+    """The state in the file; None when the content is damaged."""
+    try:
+        stored = msgspec.json.decode(content, type=_File)
+    except msgspec.MsgspecError:
+        return None
+    vote = ReplicaKey(stored.voted_id, stored.voted_directory_id)
+    return ElectionState(stored.leader_epoch, stored.leader_id, None if vote == _NO_VOTE else vote)

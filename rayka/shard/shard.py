@@ -1,0 +1,54 @@
+"""What a replicated state machine is, and the log under it, as the runtime sees them.
+
+Kafka: `CoordinatorShard`, `CoordinatorResult`, `ControllerWriteOperation`, `ControllerResult` (design §2,
+A65).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+RecordT = TypeVar("RecordT")
+RecordT_contra = TypeVar("RecordT_contra", contravariant=True)
+RecordT_co = TypeVar("RecordT_co", covariant=True)
+ResponseT = TypeVar("ResponseT")
+
+
+class Result(NamedTuple, Generic[RecordT_co, ResponseT]):
+    """What a request leads to: records to write, in one atomic batch, and the response to give once they
+    are committed.
+    """
+
+    records: Sequence[RecordT_co]
+    response: ResponseT
+
+
+class Shard(Protocol[RecordT]):
+    """A state machine whose state is what its records say."""
+
+    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[RecordT, Any]:
+        """Decides; changes nothing. Every record below `next_offset` has been replayed, and the first of
+        the result's records will have that offset. Raises ApiError to refuse.
+        """
+        ...
+
+    def replay(self, record: RecordT, offset: int) -> None:
+        """Takes in one record: the only method that changes replicated state. It never refuses one."""
+        ...
+
+
+class ReplicatedLog(Protocol[RecordT_contra]):
+    """Where the records go. Appended ones become committed, in order, or never."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next record appended gets."""
+        ...
+
+    @property
+    def high_watermark(self) -> int:
+        """The first offset that is not committed; -1 while that is not known."""
+        ...
+
+    def append(self, records: Sequence[RecordT_contra]) -> int:
+        """Appends the records atomically, without waiting for them to be durable; the offset of the first."""
+        ...
