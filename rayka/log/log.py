@@ -458,6 +458,10 @@ class Log:
         if plan.truncation == self._truncation_count:
             self.flushed_offset = max(self.flushed_offset, plan.up_to_offset)
 
+    def on_file_replaced(self, path: str) -> None:
+        """Somebody else's file in this directory was written; it is synced together with the log."""
+        self._files.unsynced.file_replaced(path)
+
     def on_recovery_point_saved(self, offset: int) -> None:
         """The data directory's checkpoint durably says this: a lower point written by a truncation is
         obsolete.

@@ -1,0 +1,333 @@
+"""One data directory: whose it is, how it was left, and the logs in it.
+
+Files (F4): `meta.properties` (node, cluster, directory id), `.lock` (held while open), the checkpoints of all
+partitions, `.kafka_cleanshutdown` (B30: written last when everything was synced, removed at start), and
+beside it `.rayka_boot`: the kernel's boot id and the broker epoch. Under the same boot id the page cache has
+kept every append, so a killed process lost nothing (design §4); its logs are still scanned, because it may
+have died in the middle of a write.
+
+Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
+retried, and no later start takes it for clean. Kafka: `LogManager`, `MetaPropertiesEnsemble`,
+`CleanShutdownFileHandler`. Left out: several directories in one object, future logs, the cleaner's
+checkpoint.
+"""
+
+import json
+import logging
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from rayka.config import TopicConfig
+from rayka.errors import InconsistentTopicId, StorageError
+from rayka.ids import NO_EPOCH, TopicPartition, node_name
+from rayka.log.checkpoints import (
+    HIGH_WATERMARK_FILE,
+    LOG_START_OFFSET_FILE,
+    RECOVERY_POINT_FILE,
+    encode_offsets,
+    read_offsets,
+    replace_durably,
+)
+from rayka.log.log import Log
+from rayka.log.meta_properties import (
+    META_PROPERTIES_FILE,
+    MetaProperties,
+    encode_meta_properties,
+    read_meta_properties,
+    wrong_cluster,
+)
+from rayka.log.partition_metadata import (
+    PARTITION_METADATA_FILE,
+    encode_partition_metadata,
+    read_partition_metadata,
+)
+from rayka.ports import Disk, Lock
+
+LOCK_FILE = ".lock"
+CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
+BOOT_FILE = ".rayka_boot"
+_DELETED_SUFFIX = "-delete"
+_PARTITION_DIRECTORY = re.compile(r"(.+)-(\d+)")
+_logger = logging.getLogger(__name__)
+
+
+class LogDirectory:
+    """An open, locked data directory of one node. Made by `open`."""
+
+    def __init__(self, disk: Disk, path: str, properties: MetaProperties, lock: Lock) -> None:
+        self._disk = disk
+        self._lock = lock
+        self._properties = properties
+        self._recovery_points = read_offsets(disk, posixpath.join(path, RECOVERY_POINT_FILE))
+        self._high_watermarks = read_offsets(disk, posixpath.join(path, HIGH_WATERMARK_FILE))
+        self._log_start_offsets = read_offsets(disk, posixpath.join(path, LOG_START_OFFSET_FILE))
+        self.path = path
+        self.failure: StorageError | None = None
+        self.logs: dict[TopicPartition, Log] = {}
+        self.was_clean_shutdown = False
+        self.previous_broker_epoch = NO_EPOCH
+
+    def __repr__(self) -> str:
+        state = "" if self.failure is None else " offline"
+        return f"<LogDirectory {self.path} of {node_name(self.node_id)} logs={len(self.logs)}{state}>"
+
+    # ---- Formatting and opening ----------------------------------------------------------------------------
+
+    @staticmethod
+    async def format(
+        disk: Disk, path: str, *, node_id: int, directory_id: UUID, cluster_id: str = ""
+    ) -> None:
+        """Makes the directory this node's, durably. Raises StorageError when it is somebody's already."""
+        properties_path = posixpath.join(path, META_PROPERTIES_FILE)
+        if disk.exists(properties_path):
+            raise StorageError(f"{path} is formatted already; remove it first if its data is not wanted")
+        created = [path]
+        while not disk.exists(posixpath.dirname(created[-1])):
+            created.append(posixpath.dirname(created[-1]))
+        disk.make_directory(path)
+        properties = MetaProperties(node_id, directory_id, cluster_id)
+        await replace_durably(disk, {properties_path: encode_meta_properties(properties)})
+        await disk.sync([], [posixpath.dirname(each) for each in created])
+
+    @classmethod
+    async def open(cls, disk: Disk, path: str, *, node_id: int, cluster_id: str = "") -> "LogDirectory":
+        """Locks the directory and finds out how it was left. `cluster_id` empty: not known yet, not checked.
+
+        Raises StorageError that says which directory, what was expected and found and what to do: it is
+        missing, not formatted, in use, of another node or of another cluster.
+        """
+        properties = read_meta_properties(disk, path, node_id, cluster_id)
+        try:
+            lock = disk.lock(posixpath.join(path, LOCK_FILE))
+        except StorageError as error:
+            raise StorageError(
+                f"data directory {path} is in use: {error}; stop that process first"
+            ) from error
+        try:
+            directory = cls(disk, path, properties, lock)
+            await directory._take_over()
+        except BaseException:
+            lock.release()
+            raise
+        return directory
+
+    async def _take_over(self) -> None:
+        """Reads how the last process left; its clean-shutdown file must be gone for good before anything is
+        written.
+        """
+        clean = self._read_json(CLEAN_SHUTDOWN_FILE)
+        boot = self._read_json(BOOT_FILE)
+        if clean is not None:
+            self.was_clean_shutdown = True
+            self.previous_broker_epoch = clean.get("brokerEpoch", NO_EPOCH)
+            self._disk.unlink(self._file(CLEAN_SHUTDOWN_FILE))
+            await self._disk.sync([], [self.path])
+        elif boot is not None and boot.get("bootId") == self._disk.boot_id():
+            self.previous_broker_epoch = boot.get("brokerEpoch", NO_EPOCH)
+        for name in self._disk.list(self.path):
+            if name.endswith(_DELETED_SUFFIX):
+                self._disk.remove_directory(self._file(name))
+
+    def _read_json(self, name: str) -> dict[str, Any] | None:
+        """The object in a small file; None when it is missing or torn."""
+        path = self._file(name)
+        if not self._disk.exists(path):
+            return None
+        try:
+            value = json.loads(self._disk.read_at(path, 0, self._disk.size(path)))
+        except ValueError:
+            _logger.warning("%s is damaged and counts as missing", path)
+            return None
+        return value if isinstance(value, dict) else None
+
+    # ---- Whose it is ---------------------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> int:
+        return self._properties.node_id
+
+    @property
+    def directory_id(self) -> UUID:
+        return self._properties.directory_id
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id, or empty before the first registration."""
+        return self._properties.cluster_id
+
+    async def adopt_cluster_id(self, cluster_id: str) -> None:
+        """The cluster has said who it is. Raises StorageError when the directory is another one's."""
+        if self.cluster_id == cluster_id:
+            return
+        if self.cluster_id:
+            raise wrong_cluster(self.path, cluster_id, self.cluster_id)
+        properties = self._properties._replace(cluster_id=cluster_id)
+        await replace_durably(
+            self._disk, {self._file(META_PROPERTIES_FILE): encode_meta_properties(properties)}
+        )
+        self._properties = properties
+
+    def record_broker_epoch(self, broker_epoch: int) -> None:
+        """The broker has registered. A later process on the same boot may say that it lost nothing since
+        (H3).
+        """
+        content = {"version": 0, "bootId": self._disk.boot_id(), "brokerEpoch": broker_epoch}
+        self._disk.write(self._file(BOOT_FILE), json.dumps(content).encode())
+
+    # ---- Logs ----------------------------------------------------------------------------------------------
+
+    def partitions(self) -> dict[TopicPartition, UUID | None]:
+        """The partitions that have a directory here, opened or not, with their topics' ids where they are
+        known.
+        """
+        found = {}
+        for name in self._disk.list(self.path):
+            match = _PARTITION_DIRECTORY.fullmatch(name)
+            if match:
+                topic_partition = TopicPartition(match[1], int(match[2]))
+                found[topic_partition] = self._topic_id(topic_partition)
+        return found
+
+    def open_log(
+        self, topic_partition: TopicPartition, topic_id: UUID, config: TopicConfig, *, now_ms: int
+    ) -> Log:
+        """The partition's log, made if there is none, recovered if this directory was not shut down cleanly.
+
+        Raises InconsistentTopicId when the directory there is of another topic of that name, StorageError
+        when the disk fails.
+        """
+        assert topic_partition not in self.logs, topic_partition
+        found_id = self._topic_id(topic_partition)
+        if found_id not in (None, topic_id):
+            raise InconsistentTopicId(
+                f"{self._log_path(topic_partition)} is of topic {found_id}, expected {topic_id}"
+            )
+        log = Log.open(
+            self._disk,
+            self._log_path(topic_partition),
+            config,
+            recovery_point=self._recovery_points.get(topic_partition, 0),
+            log_start_offset=self._log_start_offsets.get(topic_partition, 0),
+            is_clean=self.was_clean_shutdown,
+            now_ms=now_ms,
+        )
+        if found_id is None:
+            path = posixpath.join(log.directory, PARTITION_METADATA_FILE)
+            self._disk.write(path, encode_partition_metadata(topic_id))
+            log.on_file_replaced(path)
+        self.logs[topic_partition] = log
+        return log
+
+    def delete_log(self, topic_partition: TopicPartition) -> None:
+        """Removes the partition's directory, opened or not; readers keep what they mapped."""
+        self.logs.pop(topic_partition, None)
+        for offsets in (self._recovery_points, self._high_watermarks, self._log_start_offsets):
+            offsets.pop(topic_partition, None)
+        path = self._log_path(topic_partition)
+        topic_id = self._topic_id(topic_partition)
+        deleted = f"{path}.{topic_id.hex if topic_id else 'unknown'}{_DELETED_SUFFIX}"
+        self._disk.rename(path, deleted)
+        self._disk.remove_directory(deleted)
+
+    def high_watermark(self, topic_partition: TopicPartition) -> int | None:
+        """The high watermark last saved for a partition, or None (B4)."""
+        return self._high_watermarks.get(topic_partition)
+
+    def _topic_id(self, topic_partition: TopicPartition) -> UUID | None:
+        path = posixpath.join(self._log_path(topic_partition), PARTITION_METADATA_FILE)
+        return read_partition_metadata(self._disk, path)
+
+    def _log_path(self, topic_partition: TopicPartition) -> str:
+        return self._file(f"{topic_partition.topic}-{topic_partition.partition}")
+
+    def _file(self, name: str) -> str:
+        return posixpath.join(self.path, name)
+
+    # ---- Durability ----------------------------------------------------------------------------------------
+
+    async def sync(self, logs: Sequence[Log]) -> None:
+        """Makes all that is in these logs now durable, with one sync. Raises StorageError and goes offline
+        for good.
+        """
+        self._check_online()
+        plans = [log.unsynced() for log in logs]
+        files = [path for plan in plans for path in plan.files]
+        directories = list(dict.fromkeys(path for plan in plans for path in plan.directories))
+        try:
+            await self._disk.sync(files, directories)
+        except StorageError as error:
+            self.go_offline(error)
+            raise
+        for log, plan in zip(logs, plans, strict=True):
+            log.on_synced(plan)
+
+    async def checkpoint(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+        """Saves recovery points, log start offsets and these high watermarks, durably (B4, F13)."""
+        self._check_online()
+        self._high_watermarks.update(high_watermarks)
+        for topic_partition, log in self.logs.items():
+            self._recovery_points[topic_partition] = log.flushed_offset
+            self._log_start_offsets[topic_partition] = log.log_start_offset
+        saved = dict(self._recovery_points)
+        contents = {
+            self._file(RECOVERY_POINT_FILE): encode_offsets(saved),
+            self._file(HIGH_WATERMARK_FILE): encode_offsets(self._high_watermarks),
+            self._file(LOG_START_OFFSET_FILE): encode_offsets(self._log_start_offsets),
+        }
+        try:
+            await replace_durably(self._disk, contents)
+        except StorageError as error:
+            self.go_offline(error)
+            raise
+        for topic_partition, log in self.logs.items():
+            log.on_recovery_point_saved(saved.get(topic_partition, 0))
+
+    def go_offline(self, error: StorageError) -> None:
+        """The disk failed: what it holds is not what was written to it, so no later start may take it for
+        that.
+        """
+        if self.failure is not None:
+            return
+        self.failure = error
+        _logger.error("%s is offline: %s", self.path, error)
+        try:
+            if self._disk.exists(self._file(BOOT_FILE)):
+                self._disk.unlink(self._file(BOOT_FILE))
+        except StorageError as second:
+            _logger.error("%s: %s; its next start may report a clean shutdown", self.path, second)
+
+    def _check_online(self) -> None:
+        if self.failure is not None:
+            raise StorageError(f"{self.path} is offline: {self.failure}")
+
+    # ---- End -----------------------------------------------------------------------------------------------
+
+    async def close(
+        self, high_watermarks: Mapping[TopicPartition, int], *, broker_epoch: int = NO_EPOCH
+    ) -> None:
+        """Shuts down cleanly: everything synced, then the clean-shutdown file (B30), then the lock is free.
+
+        When the directory or one of its logs has failed there is no such file, and the next start recovers.
+        """
+        try:
+            if self.failure is None:
+                await self._close_cleanly(high_watermarks, broker_epoch)
+        finally:
+            self.release()
+
+    async def _close_cleanly(self, high_watermarks: Mapping[TopicPartition, int], broker_epoch: int) -> None:
+        logs = list(self.logs.values())
+        for log in logs:
+            log.close()
+        await self.sync(logs)
+        await self.checkpoint(high_watermarks)
+        if all(log.failure is None for log in logs):
+            content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
+            await replace_durably(self._disk, {self._file(CLEAN_SHUTDOWN_FILE): content})
+
+    def release(self) -> None:
+        """Gives up the lock and nothing else, as the end of the process would."""
+        self._lock.release()

@@ -1,0 +1,86 @@
+"""Reading file ranges on the machine that holds the log: segments mapped, never copied (design §3).
+
+With `rayka.log.disk` the only module that opens log files. A range names path, device and inode, so a segment
+that was truncated (a new inode under the old name), removed or replaced since the answer is noticed, and the
+caller asks again over the network. What was mapped stays valid: no inode is shortened or overwritten. CRCs
+are the caller's business. Kafka has no such thing.
+"""
+
+import mmap
+import os
+import posixpath
+from collections import OrderedDict
+from uuid import UUID
+
+from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
+from rayka.protocol.batch_header import HEADER_BYTES
+from rayka.protocol.fetch import FileRange
+
+
+class MappedReader:
+    """Maps segments and keeps the most recently used ones mapped, at most `max_maps` of them."""
+
+    def __init__(self, max_maps: int = 64) -> None:
+        self._max_maps = max_maps
+        self._maps: OrderedDict[tuple[int, int], memoryview] = OrderedDict()  # (device, inode) -> bytes
+
+    def __repr__(self) -> str:
+        return f"<MappedReader maps={len(self._maps)}/{self._max_maps}>"
+
+    def read(self, file_range: FileRange) -> memoryview | None:
+        """The range's bytes, whole batches from `base_offset` on; None when they are not to be had here any
+        more.
+        """
+        stop = file_range.position + file_range.size_bytes
+        key = (file_range.device, file_range.inode)
+        view = self._maps.get(key)
+        if view is None or len(view) < stop:
+            view = _map(file_range)
+            if view is None:
+                self._maps.pop(key, None)
+                return None
+            self._keep(key, view)
+        self._maps.move_to_end(key)
+        records = view[file_range.position : stop]
+        return records if _begins_at(records, file_range.base_offset) else None
+
+    def _keep(self, key: tuple[int, int], view: memoryview) -> None:
+        self._maps[key] = view
+        if len(self._maps) > self._max_maps:
+            self._maps.popitem(last=False)
+
+    def close(self) -> None:
+        """Lets go of all maps; what was read stays readable as long as somebody holds it."""
+        self._maps.clear()
+
+
+def _map(file_range: FileRange) -> memoryview | None:
+    """The whole file, if it still is the one that the range was cut from."""
+    try:
+        descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        is_same = (status.st_dev, status.st_ino) == (file_range.device, file_range.inode)
+        if not is_same or status.st_size < file_range.position + file_range.size_bytes:
+            return None
+        return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _begins_at(records: memoryview, base_offset: int) -> bool:
+    return len(records) >= HEADER_BYTES and int.from_bytes(records[:8], "big") == base_offset
+
+
+def is_local_directory(path: str, directory_id: UUID) -> bool:
+    """Whether the data directory with this id can be read under this path by this process."""
+    try:
+        with open(posixpath.join(path, META_PROPERTIES_FILE), "rb") as file:
+            properties = decode_meta_properties(file.read())
+    except OSError:
+        return False
+    return properties is not None and properties.directory_id == directory_id

@@ -1,0 +1,72 @@
+"""`meta.properties`: which node, of which cluster, a data directory belongs to (F4).
+
+Written when the directory is formatted, once more when the node first registers, and then never again.
+Kafka: `MetaProperties`, `MetaPropertiesEnsemble`.
+"""
+
+import posixpath
+from typing import NamedTuple
+from uuid import UUID
+
+from rayka.errors import StorageError
+from rayka.ids import node_name
+from rayka.ports import Disk
+
+META_PROPERTIES_FILE = "meta.properties"
+
+
+class MetaProperties(NamedTuple):
+    """Whose directory this is. `cluster_id` is empty until the node has registered for the first time."""
+
+    node_id: int
+    directory_id: UUID
+    cluster_id: str = ""
+
+
+def encode_meta_properties(properties: MetaProperties) -> bytes:
+    """The content of `meta.properties`."""
+    lines = (line.partition("=") for line in data.decode(errors="replace").splitlines())
+    values = {key: value for key, _, value in lines}
+    try:
+        node_id, directory_id = int(values["node.id"]), UUID(values["directory.id"])
+    except (KeyError, ValueError):
+        return None
+    return MetaProperties(node_id, directory_id, values.get("cluster.id", ""))
+
+
+def read_meta_properties(disk: Disk, path: str, node_id: int, cluster_id: str) -> MetaProperties:
+    """Whose directory this is. Raises StorageError unless it is this node's, and this cluster's if known.
+
+    The message names the directory, what was expected and found, and what to do.
+    """
+    owner = node_name(node_id)
+    if not disk.exists(path):
+        raise StorageError(
+            f"data directory {path} of {owner} is missing; mount its disk, or bring the node back empty"
+            f" with replace=[{node_id}]"
+        )
+    properties_path = posixpath.join(path, META_PROPERTIES_FILE)
+    if not disk.exists(properties_path):
+        raise StorageError(
+            f"data directory {path} of {owner} is not formatted: expected {META_PROPERTIES_FILE} in it;"
+            f" give its true path, or bring the node back empty with replace=[{node_id}]"
+        )
+    properties = decode_meta_properties(disk.read_at(properties_path, 0, disk.size(properties_path)))
+    if properties is None:
+        raise StorageError(f"{properties_path} is damaged; restore it, or use replace=[{node_id}]")
+    if properties.node_id != node_id:
+        raise StorageError(
+            f"data directory {path} belongs to {node_name(properties.node_id)}, expected {owner};"
+            " give each node its own directory"
+        )
+    if cluster_id and properties.cluster_id not in ("", cluster_id):
+        raise wrong_cluster(path, cluster_id, properties.cluster_id)
+    return properties
+
+
+def wrong_cluster(path: str, expected: str, found: str) -> StorageError:
+    """The error that names both clusters."""
+    return StorageError(
+        f"data directory {path} belongs to cluster {found}, expected cluster {expected};"
+        " give the path of this cluster's data, or another name to the cluster"
+    )
