@@ -25,6 +25,17 @@ class MetaProperties(NamedTuple):
 
 def encode_meta_properties(properties: MetaProperties) -> bytes:
     """The content of `meta.properties`."""
+    values = {
+        "cluster.id": properties.cluster_id,
+        "directory.id": str(properties.directory_id),
+        "node.id": str(properties.node_id),
+        "version": "1",
+    }
+    return "".join(f"{key}={value}\n" for key, value in values.items() if value).encode()
+
+
+def decode_meta_properties(data: bytes) -> MetaProperties | None:
+    """Whose directory it is, or None when the file is damaged."""
     lines = (line.partition("=") for line in data.decode(errors="replace").splitlines())
     values = {key: value for key, _, value in lines}
     try:
