@@ -1,0 +1,117 @@
+"""The one IO thread of this process: an asyncio loop that all clients share, a thousand of them too.
+
+Invariants: a sync call never waits for itself (called on this thread it is refused); Ctrl-C in a waiting
+thread cancels what it waits for; a forked child starts a thread of its own; at exit the loop is stopped before
+the interpreter goes.
+Kafka has one `kafka-producer-network-thread` per client instead.
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+ResultT = TypeVar("ResultT")
+_STOP_TIMEOUT_S = 2.0
+
+
+class _IoThread:
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="rayka-io", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        return threading.get_ident() == self._thread.ident
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self._cancel_all()
+        self.loop.close()
+
+    def _cancel_all(self) -> None:
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+
+
+class _Process:
+    """This process's IO thread, if it has one."""
+
+    def __init__(self) -> None:
+        self.reset()
+        atexit.register(self.stop)
+        os.register_at_fork(after_in_child=self.reset)
+
+    def reset(self) -> None:
+        """As in a new process: after a fork the parent's thread does not exist in the child."""
+        self._lock = threading.Lock()
+        self.thread: _IoThread | None = None
+
+    def get(self) -> _IoThread:
+        with self._lock:
+            if self.thread is None:
+                self.thread = _IoThread()
+            return self.thread
+
+    def stop(self) -> None:
+        if self.thread is not None:
+            self.thread.stop()
+            self.thread = None
+
+
+_process = _Process()
+
+
+def loop() -> asyncio.AbstractEventLoop:
+    """The loop that all clients of this process run on; started when first asked for."""
+    return _process.get().loop
+
+
+def is_current() -> bool:
+    """Whether the caller runs on the IO thread, as delivery callbacks do."""
+    return _process.thread is not None and _process.thread.is_current
+
+
+def refuse(what: str) -> None:
+    """Raises RuntimeError when called on the IO thread, where waiting for it would never end."""
+    if is_current():
+        raise RuntimeError(
+            f"{what} was called on rayka's IO thread (from a delivery or done callback), which would wait for "
+            "itself; hand the work to another thread, or use what the callback was given"
+        )
+
+
+def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
+    """Runs the callback on the IO thread soon; never waits."""
+    _process.get().loop.call_soon_threadsafe(callback, *arguments)
+
+
+def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> ResultT:
+    """Runs the coroutine on the IO thread and waits for its result.
+
+    Raises TimeoutError after timeout_s. Then, and when Ctrl-C or another signal's exception ends the wait, the
+    coroutine is cancelled. Raises RuntimeError on the IO thread itself.
+    """
+    try:
+        refuse(getattr(coroutine, "__qualname__", "a blocking call"))
+    except RuntimeError:
+        coroutine.close()
+        raise
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop())
+    try:
+        return future.result(timeout_s)
+    except BaseException:
+        future.cancel()
+        raise

@@ -1,0 +1,260 @@
+"""What a client knows of its cluster: brokers, topics, leaders; asked for when needed and kept for a while.
+
+Invariants: one request at a time, shared by all who ask meanwhile; a topic counts as unknown only when the
+active controller says so, because a broker may not have heard of a new one yet. Kafka: Metadata, NetworkClient's
+metadata updater (G18). Left out: the leader hints of KIP-951.
+"""
+
+import asyncio
+import difflib
+import logging
+from collections.abc import Iterable
+from random import Random
+from typing import TypeVar
+
+from rayka.client.bootstrap import ClientConfig
+from rayka.client.retry import Backoff, Retry
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    LeaderNotAvailable,
+    RaykaError,
+    UnavailableError,
+    UnknownTopicOrPartition,
+    error_for,
+)
+from rayka.ids import NO_NODE, node_name
+from rayka.ports import Network, Request
+from rayka.protocol.cluster import MetadataBroker, MetadataRequest, MetadataResponse, MetadataTopic
+
+ResponseT = TypeVar("ResponseT")
+_NODE_TIMEOUT_MS = 5_000  # one unresponsive node must not use up the whole budget
+_NAMES_SHOWN = 5
+
+logger = logging.getLogger(__name__)
+
+
+class NoSuchTopic(UnknownTopicOrPartition):
+    """The active controller knows no such topic (or partition), so asking again is no use."""
+
+    retriable = False
+
+
+class ClusterMetadata:
+    """The metadata cache of one client. All methods belong to the loop that the client runs on."""
+
+    def __init__(self, network: Network, cluster_name: str, config: ClientConfig, random: Random) -> None:
+        self.cluster_name = cluster_name
+        self.brokers: tuple[MetadataBroker, ...] = ()
+        self.controller_id = NO_NODE
+        self._network = network
+        self._max_age_s = config.metadata_max_age_ms / 1000
+        self._node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
+        self._backoff = Backoff.of(config, random)
+        self._topics: dict[str, MetadataTopic] = {}
+        self._fetched_at_s: dict[str, float] = {}
+        self._missing: dict[str, ApiError] = {}  # topics that the controller refused, until they are known
+        self._wanted: dict[str, None] = {}
+        self._upcoming: asyncio.Task[RaykaError | None] | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self._last_answered = NO_NODE
+
+    def __repr__(self) -> str:
+        return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
+
+    def cached(self, name: str) -> MetadataTopic | None:
+        """The topic as last heard of, None if never; its partitions stand at their numbers.
+
+        One that is past its maximum age is asked for again in the background.
+        """
+        known = self._topics.get(name)
+        if known is not None:
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._fetched_at_s[name] > self._max_age_s:
+                self._fetched_at_s[name] = loop.time()
+                self._ask_soon((name,))
+        return known
+
+    async def topic(self, name: str, timeout_ms: int) -> MetadataTopic:
+        """The topic, asked for if it is not cached.
+
+        Raises NoSuchTopic (an UnknownTopicOrPartition) when the controller knows none of that name, InvalidTopic,
+        or UnavailableError when nobody could say within timeout_ms.
+        """
+        retry = Retry(timeout_ms, self._backoff)
+        while True:
+            known = self.cached(name)
+            if known is not None:
+                return known
+            problem = await self._bounded(self._ask_soon((name,)), retry)
+            if name in self._missing:
+                raise self._missing.pop(name)
+            if name not in self._topics and not await retry.pause():
+                raise problem or self._unavailable("the request timed out")
+
+    async def refresh(self, names: Iterable[str]) -> RaykaError | None:
+        """Asks for the topics again, once, together with all who ask meanwhile; returns what went wrong, or None.
+
+        A topic that is gone is not cached any more, and `missing` says why.
+        """
+        return await asyncio.shield(self._ask_soon(names))
+
+    def missing(self, name: str) -> ApiError | None:
+        """Why the topic cannot be used, when the last refresh found that it is gone."""
+        return self._missing.get(name)
+
+    async def describe(self, names: tuple[str, ...] | None, timeout_ms: int) -> MetadataResponse:
+        """The controller's own, newest image of these topics, or of all; not cached."""
+        return await self.call_controller(MetadataRequest(names), timeout_ms)
+
+    async def call_controller(self, request: "Request[ResponseT]", timeout_ms: int) -> ResponseT:
+        """The active controller's answer; it is found and asked again until timeout_ms.
+
+        A request that is asked again may have been executed before. Raises UnavailableError, or the ApiError of a
+        request that failed as a whole.
+        """
+        retry = Retry(timeout_ms, self._backoff)
+        while True:
+            try:
+                node_id = self.controller_id
+                if node_id == NO_NODE:
+                    node_id = await self._find_controller()
+                return await self._network.call(node_id, request, retry.remaining_ms)
+            except (ApiError, UnavailableError) as error:
+                if isinstance(error, ApiError) and not error.retriable:
+                    raise
+                self.controller_id = NO_NODE
+                problem = error
+            if not await retry.pause():
+                raise self._unavailable(f"the active controller did not answer: {problem}") from problem
+
+    async def wait_until_applied(self, metadata_offset: int, timeout_ms: int) -> None:
+        """Returns when every usable broker has applied the metadata log up to an offset, or is UnavailableError."""
+        retry = Retry(timeout_ms, self._backoff)
+        for broker in self.brokers:
+            request = MetadataRequest((), min_metadata_offset=metadata_offset)
+            while not broker.is_fenced:
+                try:
+                    await self._network.call(broker.node_id, request, retry.remaining_ms)
+                    break
+                except ApiError as error:
+                    if not error.retriable:
+                        raise
+                    if not await retry.pause():
+                        late = f"{node_name(broker.node_id)} is behind metadata offset {metadata_offset}"
+                        raise self._unavailable(f"{late}: {error}") from error
+
+    # ---- One attempt, shared ------------------------------------------------------------------------------
+
+    def _ask_soon(self, names: Iterable[str]) -> "asyncio.Task[RaykaError | None]":
+        self._wanted.update(dict.fromkeys(names))
+        if self._upcoming is None:
+            self._upcoming = asyncio.get_running_loop().create_task(self._attempt())
+        return self._upcoming
+
+    async def _attempt(self) -> RaykaError | None:
+        async with self._one_at_a_time:
+            names, self._wanted = tuple(self._wanted), {}
+            self._upcoming = None  # who asks from now on gets the next attempt
+            try:
+                await self._update(names)
+            except RaykaError as error:
+                logger.debug("metadata of %s: %s", self.cluster_name, error)
+                return error
+            return None
+
+    async def _update(self, names: tuple[str, ...]) -> None:
+        node_id, response = await self._ask_anyone(names)
+        unknown = tuple(each.name for each in response.topics if _is_unknown(each))
+        self._store(response)
+        if unknown and response.controller_id != node_id:
+            newest = await self._ask_controller(unknown)
+            unknown = tuple(each.name for each in newest.topics if _is_unknown(each))
+            if len(unknown) < len(newest.topics):
+                request = MetadataRequest(names, min_metadata_offset=newest.metadata_offset)
+                self._store(await self._network.call(node_id, request, self._node_timeout_ms))
+        if unknown:
+            await self._explain_missing(unknown)
+
+    async def _explain_missing(self, names: tuple[str, ...]) -> None:
+        everything = await self._ask_controller(None)
+        known = [each.name for each in everything.topics]
+        for name in names:
+            if name not in known:
+                self._topics.pop(name, None)
+                self._missing[name] = NoSuchTopic(_no_such_topic(name, self.cluster_name, known))
+
+    def _store(self, response: MetadataResponse) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self.brokers, self.controller_id = response.brokers, response.controller_id
+        for topic in response.topics:
+            if topic.error_code is ErrorCode.NONE:
+                assert all(each.partition == index for index, each in enumerate(topic.partitions)), topic
+                self._topics[topic.name] = topic
+                self._fetched_at_s[topic.name] = now_s
+                self._missing.pop(topic.name, None)
+            elif not _is_unknown(topic):
+                self._missing[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
+
+    # ---- Whom to ask --------------------------------------------------------------------------------------
+
+    async def _ask_anyone(self, names: tuple[str, ...]) -> tuple[int, MetadataResponse]:
+        problem: RaykaError | None = None
+        tried: list[int] = []
+        for node_id in await self._candidates():
+            tried.append(node_id)
+            try:
+                response = await self._network.call(node_id, MetadataRequest(names), self._node_timeout_ms)
+            except ApiError as error:
+                if not error.retriable:
+                    raise
+                problem = error
+            else:
+                self._last_answered = node_id
+                return node_id, response
+        asked = ", ".join(node_name(each) for each in tried) or "no node (none is known)"
+        raise self._unavailable(f"asked {asked}; last error: {problem}") from problem
+
+    async def _candidates(self) -> list[int]:
+        """The node that answered last, then the brokers known, then those the network knows; each once."""
+        known = [each.node_id for each in self.brokers if not each.is_fenced]
+        order = [self._last_answered, *known, *await self._network.node_ids()]
+        return [each for each in dict.fromkeys(order) if each != NO_NODE]
+
+    async def _find_controller(self) -> int:
+        _, response = await self._ask_anyone(())
+        self._store(response)
+        if response.controller_id == NO_NODE:
+            raise LeaderNotAvailable(f"cluster {self.cluster_name!r} has no active controller just now")
+        return response.controller_id
+
+    async def _ask_controller(self, names: tuple[str, ...] | None) -> MetadataResponse:
+        if self.controller_id == NO_NODE:
+            raise LeaderNotAvailable(f"cluster {self.cluster_name!r} has no active controller just now")
+        return await self._network.call(self.controller_id, MetadataRequest(names), self._node_timeout_ms)
+
+    async def _bounded(self, attempt: "asyncio.Task[RaykaError | None]", retry: Retry) -> RaykaError | None:
+        try:
+            return await asyncio.wait_for(asyncio.shield(attempt), retry.remaining_ms / 1000)
+        except TimeoutError:
+            return self._unavailable("no node answered in time")
+
+    def _unavailable(self, reason: str) -> UnavailableError:
+        return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; is it running?")
+
+
+def _is_unknown(topic: MetadataTopic) -> bool:
+    return topic.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _no_such_topic(name: str, cluster_name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        hint = f"the nearest name is {near[0]!r}"
+    elif known:
+        more = f" and {len(known) - _NAMES_SHOWN} more" if len(known) > _NAMES_SHOWN else ""
+        hint = f"it has {', '.join(sorted(known)[:_NAMES_SHOWN])}{more}"
+    else:
+        hint = "it has no topics"
+    create = f"create it with `rayka topic create {name}` or Admin.create_topic"
+    return f"cluster {cluster_name!r} has no topic {name!r}: {hint}; {create}"

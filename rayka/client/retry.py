@@ -1,0 +1,60 @@
+"""The budget of one logical call: attempts until a deadline, with growing pauses between them.
+
+Kafka: ExponentialBackoff (G18): 100 ms, doubling up to 1000 ms, 20 % jitter.
+"""
+
+import asyncio
+from random import Random
+
+from rayka.client.bootstrap import ClientConfig
+
+JITTER = 0.2
+
+
+class Backoff:
+    """How long to pause after the n-th failure in a row."""
+
+    __slots__ = ("_first_ms", "_max_ms", "_random")
+
+    def __init__(self, first_ms: int, max_ms: int, random: Random) -> None:
+        self._first_ms = first_ms
+        self._max_ms = max_ms
+        self._random = random
+
+    def pause_ms(self, failure_count: int) -> float:
+        """The pause after `failure_count` failures (from 1), jittered by up to 20 % to either side."""
+        unjittered_ms = min(self._first_ms << min(failure_count - 1, 30), self._max_ms)
+        return unjittered_ms * self._random.uniform(1 - JITTER, 1 + JITTER)
+
+    @classmethod
+    def of(cls, config: ClientConfig, random: Random) -> "Backoff":
+        return cls(config.retry_backoff_ms, config.retry_backoff_max_ms, random)
+
+
+class Retry:
+    """One call's attempts. Made on the loop that makes them."""
+
+    __slots__ = ("_backoff", "_deadline_s", "_failure_count", "_loop")
+
+    def __init__(self, timeout_ms: float, backoff: Backoff) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s = self._loop.time() + timeout_ms / 1000
+        self._backoff = backoff
+        self._failure_count = 0
+
+    def __repr__(self) -> str:
+        return f"<Retry failures={self._failure_count} remaining_ms={self.remaining_ms}>"
+
+    @property
+    def remaining_ms(self) -> int:
+        """Milliseconds left until the deadline, never below 1, so that it can be passed on as a timeout."""
+        return max(1, int((self._deadline_s - self._loop.time()) * 1000))
+
+    async def pause(self) -> bool:
+        """Waits before the next attempt; False, at once, when the deadline would pass meanwhile."""
+        self._failure_count += 1
+        pause_s = self._backoff.pause_ms(self._failure_count) / 1000
+        if self._loop.time() + pause_s >= self._deadline_s:
+            return False
+        await asyncio.sleep(pause_s)
+        return True
