@@ -1,8 +1,8 @@
 """What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind.
 
-Temporary files of the whole run, those of Ray and of subprocesses included, go into one directory; it must be empty
-at the end, but for what pytest keeps of failed tests. Every process that a test starts inherits a mark in its
-environment; none may be alive at the end.
+Temporary files of the whole run, those of Ray and of subprocesses included, go into one directory; it must be
+empty at the end, but for what pytest keeps of failed tests. Every process that a test starts inherits a mark
+in its environment; none may be alive at the end.
 """
 
 import logging
@@ -16,7 +16,7 @@ import hypothesis
 import psutil
 import pytest
 
-# Under `uv run`, Ray would build the whole environment a second time for its workers. Read when ray is imported.
+# Under `uv run`, Ray would build the whole environment again for its workers. Read when ray is imported.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
@@ -28,9 +28,8 @@ os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
 )  # short: Ray puts socket paths into it
 
 # A shared machine stalls for longer than any honest deadline; CI runs must not depend on luck.
-hypothesis.settings.register_profile(
-    "rayka", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI"))
-)
+_IS_CI = bool(os.environ.get("CI"))
+hypothesis.settings.register_profile("rayka", deadline=None, print_blob=True, derandomize=_IS_CI)
 hypothesis.settings.load_profile("rayka")
 
 
