@@ -101,7 +101,7 @@ def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
 def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> ResultT:
     """Runs the coroutine on the IO thread and waits for its result.
 
-    Raises TimeoutError after timeout_s. Then, and when Ctrl-C or another signal's exception ends the wait, the
+    Raises TimeoutError after timeout_s; None leaves it to the coroutine, which has a deadline itself. Then, and when Ctrl-C or another signal's exception ends the wait, the
     coroutine is cancelled. Raises RuntimeError on the IO thread itself.
     """
     try:

@@ -1,0 +1,86 @@
+"""Values into bytes and back, by name, callable or pydantic model.
+
+Invariants: None (a tombstone) never reaches a serializer; whatever one raises arrives as SerializationError with the
+cause attached. A pydantic model is used by its methods, so pydantic is not imported. Kafka: Serializer, Deserializer.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import msgspec
+
+from rayka.errors import ConfigError, SerializationError
+
+Serializer = Callable[[Any], bytes]
+Deserializer = Callable[[bytes], Any]
+_NAMES = ("bytes", "string", "json", "msgpack")
+
+
+def serializer(given: Any, name: str) -> Serializer | None:
+    """What turns objects into bytes; None for "bytes", where there is nothing to do.
+
+    `given`: None, "bytes", "string" (UTF-8), "json" (compact; also dataclasses and datetimes), "msgpack", a pydantic
+    model or a callable. `name` is the option's, for errors. Raises ConfigError when it is none of these.
+    """
+    return _guarded(_serialize_with(given, name), name)
+
+
+def deserializer(given: Any, name: str = "deserializer") -> Deserializer | None:
+    """What turns bytes into objects, from the same choices as `serializer`; None where bytes stay bytes."""
+    return _guarded(_deserialize_with(given, name), name)
+
+
+def _serialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
+    named = {"string": _encode_text, "json": msgspec.json.encode, "msgpack": msgpack.packb}
+    if given is None or given == "bytes":
+        return None
+    if isinstance(given, str):
+        return named.get(given) or _unknown(given, name)
+    if isinstance(given, type) and hasattr(given, "model_dump_json"):
+        return _model_encoder(given)
+    return given if callable(given) else _unknown(given, name)
+
+
+def _deserialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
+    named = {"string": bytes.decode, "json": msgspec.json.decode, "msgpack": msgpack.unpackb}
+    if given is None or given == "bytes":
+        return None
+    if isinstance(given, str):
+        return named.get(given) or _unknown(given, name)
+    if isinstance(given, type) and hasattr(given, "model_validate_json"):
+        return given.model_validate_json  # type: ignore[no-any-return]
+    return given if callable(given) else _unknown(given, name)
+
+
+def _unknown(given: Any, name: str) -> Callable[[Any], Any]:
+    raise ConfigError(f"{name}: expected one of {', '.join(_NAMES)}, a callable or a pydantic model, found {given!r}")
+
+
+def _encode_text(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"expected str, found {type(value).__name__}")
+    return value.encode()
+
+
+def _model_encoder(model: type) -> Callable[[Any], bytes]:
+    def encode(value: Any) -> bytes:
+        if not isinstance(value, model):
+            raise TypeError(f"expected {model.__name__}, found {type(value).__name__}")
+        text: str = value.model_dump_json()  # type: ignore[attr-defined]
+        return text.encode()
+
+    return encode
+
+
+def _guarded(convert: Callable[[Any], Any] | None, name: str) -> Callable[[Any], Any] | None:
+    if convert is None:
+        return None
+
+    def guarded(value: Any) -> Any:
+        try:
+            return convert(value)
+        except Exception as error:  # a user's function may raise anything
+            raise SerializationError(f"{name}: {type(error).__name__}: {error}") from error
+
+    return guarded
