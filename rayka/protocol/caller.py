@@ -1,0 +1,105 @@
+"""The caller's side of every call: numbers it, encodes it, sends it over whatever lane there is, decodes
+the answer.
+
+One `Caller` is one incarnation of one client or node; it has one ordered connection to each node. A lane
+(Ray, a socket, the in-process network) only has to carry a `Call` to the node's `Inbox.handle` and its
+`Answer` back. Calls to one node are numbered in the order in which `call` first runs, so a lane must send
+before it waits for anything.
+
+Kafka: `NetworkClient`. Left out: which node to ask, and retries; they belong to the clients.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+import numpy as np
+
+from rayka.errors import ErrorCode, NetworkException, RequestTimedOut
+from rayka.ids import node_name
+from rayka.ports import Request
+from rayka.protocol.apis import Api, api_of
+from rayka.protocol.connection import CallNumber, Outbound
+from rayka.protocol.wire import Encoded, Failure, RequestHeader, decode, encode
+
+Payload = np.ndarray | bytes
+Answer = tuple[bytes, Payload | None]  # the response as body and payload; without payload a Failure
+ResponseT = TypeVar("ResponseT")
+
+
+class Call(NamedTuple):
+    """One call on its way: the remote method's name and its arguments. `header` and `request` are bodies."""
+
+    node_id: int
+    api: Api
+    number: CallNumber
+    header: bytes
+    request: Encoded
+
+
+Send = Callable[[Call], Awaitable[Answer]]
+
+
+class Caller:
+    """Makes the calls of one client or node."""
+
+    def __init__(self, caller_id: UUID) -> None:
+        self._caller_id = caller_id
+        self._connections: dict[int, Outbound] = {}
+
+    def __repr__(self) -> str:
+        return f"<Caller {self._caller_id} nodes={sorted(self._connections)}>"
+
+    async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int, send: Send) -> ResponseT:
+        """The node's response, by way of `send`, which raises NetworkException when the lane breaks.
+
+        Raises RequestTimedOut or NetworkException (then nothing sent before starts any more), or the
+        ApiError that the node answered.
+        """
+        call = self.encode_call(node_id, request, timeout_ms)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                answer = await send(call)
+        except TimeoutError:
+            self.on_failure(call)
+            raise RequestTimedOut(
+                f"{node_name(node_id)} did not answer {call.api.name} within {timeout_ms} ms;"
+                " it may or may not have executed it"
+            ) from None
+        except NetworkException:
+            self.on_failure(call)
+            raise
+        except asyncio.CancelledError:
+            self._connections[node_id].on_answer(call.number)
+            raise
+        response: ResponseT = self.decode_answer(call, answer)
+        return response
+
+    def encode_call(self, node_id: int, request: Request[Any], timeout_ms: int) -> Call:
+        """The call with its number; it is to be sent now, and ends in `decode_answer` or `on_failure`."""
+        connection = self._connections.get(node_id)
+        if connection is None:
+            connection = self._connections[node_id] = Outbound(self._caller_id)
+        number = connection.next_call()
+        header = encode(RequestHeader(call=number, timeout_ms=timeout_ms)).body
+        return Call(node_id, api_of(request), number, header, encode(request))
+
+    def decode_answer(self, call: Call, answer: Answer) -> Any:
+        """The response; its arrays are views of the payload. Raises the ApiError that was answered
+        instead."""
+        body, payload = answer
+        if payload is not None:
+            self._connections[call.node_id].on_answer(call.number)
+            return decode(call.api.response_type, body, payload)
+        failure = decode(Failure, body)
+        if failure.error_code is ErrorCode.NETWORK_EXCEPTION:
+            self.on_failure(call)
+        else:
+            self._connections[call.node_id].on_answer(call.number)
+        raise failure.error()
+
+    def on_failure(self, call: Call) -> None:
+        """The call broke off: those that follow open a new connection, older ones that are late are
+        refused."""
+        self._connections[call.node_id].on_failure(call.number)
