@@ -76,7 +76,7 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
     except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"a header is a pair of a str and bytes or None: {error}") from error
     values = [value for _, value in pairs]
-    return _headers(_offsets(lengths), keys, values)
+    return _headers(_offsets(lengths).tobytes(), keys, values)
 
 
 def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
@@ -109,12 +109,14 @@ def _from_short_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
         offsets, data = _offsets(map(len, present)), b"".join(present)  # type: ignore[arg-type]
     except TypeError as error:
         raise SerializationError(f"a {name} is bytes or None: {error}") from error
-    return BytesColumn(validity, offsets, data)
+    if offsets[-1] != len(data):  # a memoryview counts items, which need not be bytes
+        raise SerializationError(f"a {name} is bytes or None, found a buffer of wider items")
+    return BytesColumn(validity, offsets.tobytes(), data)
 
 
-def _offsets(lengths: Iterable[int]) -> bytes:
+def _offsets(lengths: Iterable[int]) -> "array[int]":
     try:
-        return array("i", accumulate(lengths, initial=0)).tobytes()
+        return array("i", accumulate(lengths, initial=0))
     except OverflowError as error:
         raise RecordTooLarge("a column of a batch ends below 2 GiB") from error
 

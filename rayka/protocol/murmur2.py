@@ -62,7 +62,7 @@ def _hash_falling(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
     """Hashes of the byte strings at the begins given; their lengths must not rise."""
     factor = np.uint32(_FACTOR)
     words = np.ndarray(max(len(data) - 3, 0), "<u4", data, strides=(1,))  # a word at every byte
-    states = np.uint32(_SEED) ^ lengths.astype(np.uint32)
+    states: np.ndarray = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     negated_word_counts = -(lengths >> 2)  # rising, so that each round's keys are found by bisection
     for round_number in range(-int(negated_word_counts[0]) if len(lengths) else 0):
         active = np.searchsorted(negated_word_counts, -round_number)
@@ -72,7 +72,8 @@ def _hash_falling(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> 
     tailed = np.flatnonzero(lengths & 3)
     states[tailed] = (states[tailed] ^ _tails(data, begins[tailed], lengths[tailed])) * factor
     states = (states ^ states >> 13) * factor
-    return states ^ states >> 15
+    states ^= states >> 15
+    return states
 
 
 def _tails(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
