@@ -117,7 +117,8 @@ class Consumer:
             known = self._delivery.position(topic_partition)
             if known is not None:
                 return known
-            return self._run(self._fetcher.start_position(topic_partition, self._config.default_api_timeout_ms))
+            lookup = self._fetcher.start_position(topic_partition, self._config.default_api_timeout_ms)
+            return int(self._run(lookup))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition (G12). Raises UnknownTopicOrPartition, UnavailableError."""

@@ -134,39 +134,40 @@ class Delivery:
 
 
 class _Current:
-    """One decoded batch, partly handed over."""
+    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over."""
 
-    __slots__ = ("_iterator", "_rows", "batch", "topic_partition")
+    __slots__ = ("_iterator", "_start", "_stop", "batch", "topic_partition")
 
     def __init__(self, topic_partition: TopicPartition, batch: DecodedBatch, rows: slice) -> None:
         self.topic_partition = topic_partition
         self.batch = batch
-        self._rows = rows
+        self._start: int = rows.start
+        self._stop: int = rows.stop
         self._iterator: Iterator[Record] | None = None
 
     def is_empty(self) -> bool:
-        return self._first_row() >= self._rows.stop
+        return self._first_row() == self._stop
 
     def position(self) -> int:
         row = self._first_row()
-        return int(self.batch.offsets[row]) if row < self._rows.stop else self.batch.batch.next_offset
+        return int(self.batch.offsets[row]) if row < self._stop else self.batch.batch.next_offset
 
     def records(self, deserializers: tuple[Deserializer | None, Deserializer | None]) -> Iterator[Record]:
         """The one iterator over the rest; what it has not given stays."""
         if self._iterator is None:
-            records = records_of(self.batch, self._rows, self.topic_partition.topic, self.topic_partition.partition)
+            rows = slice(self._start, self._stop)
+            records = records_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
             self._iterator = iter(_deserialized(records, *deserializers))
         return self._iterator
 
     def take_arrow(self) -> pa.RecordBatch:
         """All that is left."""
-        rows = slice(self._first_row(), self._rows.stop)
-        taken = arrow_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
-        self._rows, self._iterator = slice(rows.stop, rows.stop), None
-        return taken
+        rows = slice(self._first_row(), self._stop)
+        self._start, self._iterator = self._stop, None
+        return arrow_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
 
     def _first_row(self) -> int:
-        return self._rows.start if self._iterator is None else self._rows.stop - length_hint(self._iterator)
+        return self._start if self._iterator is None else self._stop - length_hint(self._iterator)
 
 
 def _deserialized(

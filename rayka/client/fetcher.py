@@ -7,8 +7,9 @@ ask for. Kafka: Fetcher, FetchCollector (G16, G18).
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -113,6 +114,8 @@ class Fetcher:
     async def close(self) -> None:
         """Stops fetching; what is in flight is given up."""
         await asyncio.gather(*self.abandon(), return_exceptions=True)
+        if self._local:
+            self._local.close()
 
     def abandon(self) -> "list[asyncio.Task[None]]":
         """Cancels what is under way; returns the tasks that are ending."""
@@ -176,8 +179,8 @@ class Fetcher:
         if stale:
             self._spawn(self._refresh_later(tuple(stale)))
 
-    def _spawn(self, coroutine: "asyncio._CoroutineLike[None]") -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._fetches[task] = None
         task.add_done_callback(self._on_done)
 
