@@ -1,0 +1,228 @@
+"""What `test_tidy.py` looks for: checkers over the text and the syntax tree of the project's files.
+
+A checker takes one file and returns findings, `path:line: what`. It knows no limits but those it is given, so that a
+test can plant an offender and see it found.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Source:
+    """One tracked file: its path from the root of the project, and its text."""
+
+    name: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return _parse(self.text)
+
+    def at(self, node: ast.AST, what: str) -> str:
+        return f"{self.name}:{getattr(node, 'lineno', 1)}: {what}"
+
+
+@cache
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+@cache
+def tracked() -> tuple[Source, ...]:
+    """Every text file that git knows and that is there."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+    return tuple(Source(name, text) for name in paths if (text := _text(ROOT / name)) is not None)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        return None  # golden bytes
+
+
+def python_files(*prefixes: str) -> list[Source]:
+    return [each for each in tracked() if each.name.endswith(".py") and each.name.startswith(prefixes)]
+
+
+# ---- Sizes ----
+
+
+def functions(source: Source) -> list[tuple[Function, int]]:
+    """Every function with its length in lines, decorators left out."""
+    return [(node, _lines(node)) for node in ast.walk(source.tree) if isinstance(node, Function)]
+
+
+def _lines(node: Function) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def long_functions(source: Source, limit: int) -> list[str]:
+    found = [(node, lines) for node, lines in functions(source) if lines > limit]
+    return [source.at(node, f"{node.name} has {lines} lines; the end is {limit}") for node, lines in found]
+
+
+def long_file(source: Source, limit: int) -> list[str]:
+    lines = source.text.count("\n") + 1
+    return [f"{source.name}: {lines} lines; the end is {limit}"] if lines > limit else []
+
+
+# ---- Names and calls ----
+
+
+def dotted(node: ast.AST) -> str:
+    """`asyncio.wait` of such an expression; empty for one that is not a path of names."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (prefix := dotted(node.value)):
+        return f"{prefix}.{node.attr}"
+    return ""
+
+
+def full_names(source: Source) -> dict[str, str]:
+    """What the imported names of a file stand for: `{"sleep": "time.sleep", "np": "numpy"}`."""
+    found = {}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def references(source: Source) -> Iterator[tuple[ast.AST, str]]:
+    """Every name used, as its defining module calls it."""
+    names = full_names(source)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name | ast.Attribute) and (path := dotted(node)):
+            first, _, rest = path.partition(".")
+            full = names.get(first, first)
+            yield node, f"{full}.{rest}" if rest else full
+
+
+def banned_uses(source: Source, banned: Iterable[str]) -> list[str]:
+    """Uses of names such as `time.sleep`; `random.` bans the module's functions, but not its classes.
+
+    A pattern that starts with a dot bans the method of any object.
+    """
+    patterns = tuple(banned)
+    return [
+        source.at(node, f"{name} is banned here")
+        for node, name in references(source)
+        if any(_is_banned(name, pattern) for pattern in patterns)
+    ] + [
+        source.at(node, f".{node.attr} is banned here")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and f".{node.attr}" in patterns and not dotted(node)
+    ]
+
+
+def _is_banned(name: str, pattern: str) -> bool:
+    if pattern.endswith("."):
+        last = name.removeprefix(pattern)
+        return name.startswith(pattern) and last[:1].islower()
+    if pattern.startswith("."):
+        return name.endswith(pattern)
+    return name == pattern
+
+
+def coroutines(source: Source) -> list[str]:
+    found = [node for node in ast.walk(source.tree) if isinstance(node, ast.AsyncFunctionDef)]
+    return [source.at(node, f"async def {node.name}; cores are synchronous") for node in found]
+
+
+# ---- Sets ----
+
+ORDERLESS = {"sorted", "set", "frozenset", "any", "all", "sum", "min", "max", "len"}
+
+
+def set_iterations(source: Source) -> list[str]:
+    """Loops, comprehensions and conversions that walk a set, where its order could be seen.
+
+    What is a set is read from literals, calls of `set` and annotations of names in the same file.
+    """
+    known = _set_names(source.tree)
+    harmless = {
+        id(argument)
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and dotted(node.func) in ORDERLESS
+        for argument in node.args
+    }
+    walked = [walk for node in ast.walk(source.tree) if id(node) not in harmless for walk in _walked(node)]
+    return [source.at(each, f"walks the set {ast.unparse(each)}") for each in walked if _is_set(each, known)]
+
+
+def _walked(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.For | ast.AsyncFor):
+        return [node.iter]
+    if isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp):
+        return [generator.iter for generator in node.generators]
+    if isinstance(node, ast.Call) and dotted(node.func) in ("list", "tuple", "iter", "enumerate"):
+        return node.args[:1]
+    return []
+
+
+def _is_set(node: ast.expr, known: set[str]) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _is_set(node.left, known) or _is_set(node.right, known)
+    if isinstance(node, ast.Call):
+        return dotted(node.func) in ("set", "frozenset")
+    return isinstance(node, ast.Set | ast.SetComp) or _last_name(node) in known
+
+
+def _set_names(tree: ast.Module) -> set[str]:
+    annotated = {
+        _last_name(node.target) if isinstance(node, ast.AnnAssign) else node.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign | ast.arg) and node.annotation and _names_a_set(node.annotation)
+    }
+    assigned = {
+        _last_name(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_set(node.value, set())
+        for target in node.targets
+    }
+    return (annotated | assigned) - {""}
+
+
+def _names_a_set(annotation: ast.expr) -> bool:
+    return re.match(r"'?(set|frozenset|AbstractSet|Set|MutableSet)\b", ast.unparse(annotation)) is not None
+
+
+def _last_name(node: ast.AST) -> str:
+    return dotted(node).rpartition(".")[2]
+
+
+# ---- Texts ----
+
+
+def without_docstring(source: Source) -> list[str]:
+    return [] if ast.get_docstring(source.tree) else [f"{source.name}: no module docstring"]
+
+
+def forbidden_text(source: Source, patterns: dict[str, str]) -> list[str]:
+    lines = source.text.split("\n")
+    return [
+        f"{source.name}:{number}: {what}: {line.strip()[:80]}"
+        for what, pattern in patterns.items()
+        for number, line in enumerate(lines, 1)
+        if re.search(pattern, line)
+    ]
+
+
+def broken_links(source: Source) -> list[str]:
+    """Relative links of a Markdown file that lead nowhere."""
+    targets = [match.partition("#")[0] for match in re.findall(r"\]\(([^)\s]+)\)", source.text)]
+    here = (ROOT / source.name).parent
+    missing = [each for each in targets if each and "://" not in each and not (here / each).exists()]
+    return [f"{source.name}: links to {each}, which is not there" for each in missing]
