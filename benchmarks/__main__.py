@@ -1,0 +1,65 @@
+"""`python -m benchmarks [NAMES…] [--quick] [--json FILE]`: runs the benchmarks, prints tables, writes JSON."""
+
+import importlib
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from benchmarks.harness import Row, print_table, write_json
+
+NAMES = ("limits", "batch", "recovery", "client", "spark")
+PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.option(
+    "--quick", is_flag=True, help="Fewer rounds and less data: to see that all works, not for figures."
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here too."
+)
+def main(names: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
+    """Measures rayka beside the limits of this machine. Without NAMES, all of: limits batch recovery client spark."""
+    console = Console(width=None if os.isatty(1) else 160)
+    about = _about()
+    console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
+    rows: list[Row] = []
+    for name in names or NAMES:
+        with console.status(f"{name}…"):
+            measured = importlib.import_module(f"benchmarks.{name}").run(quick=quick)
+        print_table(name, measured, console)
+        rows += measured
+    if json_path is not None:
+        write_json(json_path, rows, about)
+    missed = [row.what for row in rows if row.is_met is False]
+    if missed:
+        console.print(f"below their bar: {', '.join(missed)}")
+
+
+def _about() -> dict[str, Any]:
+    versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+    return {
+        "machine": f"{_processor()}, {os.cpu_count()} cores, {_memory_gib()} GiB, {platform.system()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().split("\n")
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory_gib() -> int:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+
+
+if __name__ == "__main__":
+    main()

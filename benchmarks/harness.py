@@ -1,0 +1,147 @@
+"""What a benchmark reports, and how a value is taken beside its limit.
+
+A machine drifts within minutes, so a figure says little; its share of a limit measured in the same minute says more.
+Value and limit therefore run in turn, several rounds, and the share is the median of the rounds' shares, each
+against the mean of the limit before and after it.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+Measure = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What `value / limit` must reach: at least for a rate, at most for a duration."""
+
+    share: float
+    at_most: bool = False
+
+    def __str__(self) -> str:
+        return f"≤ {self.share:g} x" if self.at_most else f"≥ {_percent_or_times(self.share)}"
+
+    def is_met(self, share: float) -> bool:
+        return share <= self.share if self.at_most else share >= self.share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the report. `share` is value / limit, both in `unit`; so is `peer`, and `ratio` is value / peer."""
+
+    what: str
+    value: float
+    unit: str
+    settings: str = ""
+    limit: float | None = None
+    limit_what: str = ""
+    share: float | None = None
+    bar: Bar | None = None
+    peer: float | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.value / self.peer if self.peer else None
+
+    @property
+    def is_met(self) -> bool | None:
+        """None where there is no bar."""
+        return None if self.bar is None or self.share is None else self.bar.is_met(self.share)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "bar": None if self.bar is None else str(self.bar),
+            "is_met": self.is_met,
+            "ratio": self.ratio,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A value and its limit, each the median of its runs, and the median of the rounds' shares."""
+
+    value: float
+    limit: float
+    share: float
+
+
+def median_of(measure: Measure, *, rounds: int) -> float:
+    """The median of some runs, after one that warms up and does not count."""
+    measure()
+    return statistics.median(measure() for _ in range(rounds))
+
+
+def compare(value: Measure, limit: Measure, *, rounds: int = 5) -> Comparison:
+    """Limit, value, limit, value, …, limit; after one of each that warms up and does not count."""
+    limit(), value()
+    limits, values = [limit()], []
+    for _ in range(rounds):
+        values.append(value())
+        limits.append(limit())
+    shares = [each / ((limits[i] + limits[i + 1]) / 2) for i, each in enumerate(values)]
+    return Comparison(statistics.median(values), statistics.median(limits), statistics.median(shares))
+
+
+# ---- Reports ----
+
+
+def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
+    has_peer = any(row.peer is not None for row in rows)
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in ("what", "settings"):
+        table.add_column(name, overflow="fold")
+    for name in ("value", "limit", "share", "bar", *(("peer", "ratio") if has_peer else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row, has_peer), style=None if row.is_met is not False else "red")
+    console.print(table)
+    for row in rows:
+        if row.note or row.limit_what:
+            limit = f"limit: {row.limit_what}. " if row.limit_what else ""
+            console.print(f"[dim]{row.what}: {limit}{row.note}[/dim]")
+
+
+def _cells(row: Row, has_peer: bool) -> list[str]:
+    cells = [row.what, row.settings, amount(row.value, row.unit), "", "", ""]
+    if row.limit is not None:
+        cells[3] = amount(row.limit, row.unit)
+    if row.share is not None:
+        cells[4] = _percent_or_times(row.share)
+    if row.bar is not None:
+        cells[5] = str(row.bar)
+    if has_peer:
+        cells += ["", ""] if row.peer is None else [amount(row.peer, row.unit), f"{row.ratio:.2f}"]
+    return cells
+
+
+def write_json(path: Path, rows: Iterable[Row], about: dict[str, Any]) -> None:
+    report = {"about": about, "rows": [row.as_json() for row in rows]}
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def amount(value: float, unit: str) -> str:
+    """`21.4 M records/s`, `1.30 ms`, `5.20 GB/s`: three digits, with the prefix that people use."""
+    if unit == "s" and value < 1:
+        return f"{_three_digits(value * 1e3)} ms" if value >= 1e-3 else f"{_three_digits(value * 1e6)} µs"
+    for size, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            joint = "" if unit.startswith("B") else " "
+            return f"{_three_digits(value / size)} {prefix}{joint}{unit}"
+    return f"{_three_digits(value)} {unit}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def _percent_or_times(share: float) -> str:
+    return f"{share:.0%}" if share < 1.5 else f"{share:.2g} x"
