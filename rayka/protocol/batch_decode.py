@@ -77,13 +77,13 @@ class DecodedBatch:
     def keys_list(self) -> list[bytes | None]:
         return [None] * len(self) if self._keys is None else self._keys.to_pylist()
 
-    def headers_list(self) -> list[tuple[Header, ...]]:
-        """Each record's headers in order; `()` where it has none."""
+    def headers_list(self) -> list[list[Header]]:
+        """Each record's headers in order; an empty list of its own where it has none."""
         if self.headers is None:
-            return [()] * len(self)
+            return [[] for _ in range(len(self))]
         keys, values = (column.to_pylist() for column in self.headers.values.flatten())
         pairs = list(zip(keys, values, strict=True))
-        return [tuple(pairs[begin:end]) for begin, end in pairwise(self.headers.offsets.to_pylist())]
+        return [pairs[begin:end] for begin, end in pairwise(self.headers.offsets.to_pylist())]
 
 
 def decode(

@@ -15,7 +15,6 @@ Kafka: `DefaultRecordBatch`. Left out: the delete horizon of compacted topics (b
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -35,8 +34,7 @@ CONTROL_BIT = 1 << 5
 NULL_KEY_BIT = 1 << 7
 
 HEADER = Struct(">qiibIhiqqqhii3s")
-_LENGTH_AND_MAGIC = Struct(">8xi4xb")
-_PEEK = Struct(">qi4xb6xi8xq")  # base offset, length, magic, last offset delta, max timestamp
+_LENGTH = Struct(">8xi")
 RESERVED = b"\0\0\0"
 
 
@@ -55,15 +53,6 @@ class TimestampType(IntEnum):
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
-
-
-class BatchPeek(NamedTuple):
-    """What a scan over a segment needs of a batch; nothing of it is verified."""
-
-    base_offset: int
-    size_bytes: int
-    last_offset: int
-    max_timestamp_ms: int
 
 
 class RecordBatch:
@@ -188,7 +177,8 @@ class RecordBatch:
         return HEADER.pack(
             base_offset, self.batch_length, leader_epoch, MAGIC, crc, attributes, self.last_offset_delta,
             self.base_timestamp_ms, max_timestamp_ms, self.producer_id, self.producer_epoch,
-            self.base_sequence, self.record_count, RESERVED, )  # fmt: skip
+            self.base_sequence, self.record_count, RESERVED,
+        )  # fmt: skip
 
 
 def bytes_view(buffer: Buffer) -> memoryview:
@@ -196,45 +186,14 @@ def bytes_view(buffer: Buffer) -> memoryview:
     return memoryview(buffer).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers too
 
 
-def batch_at(view: memoryview, position: int = 0) -> RecordBatch | None:
-    """The batch that begins at a position, or None when the buffer ends before the batch does (a torn tail).
-
-    Raises CorruptRecord when what stands there is no batch.
-    """
-    size_bytes = batch_size_at(view, position)
-    return None if size_bytes is None else RecordBatch(view[position : position + size_bytes])
-
-
-def batch_size_at(view: memoryview, position: int) -> int | None:
-    """Size in bytes of the whole batch at a position; None and CorruptRecord as in `batch_at`."""
-    left_bytes = len(view) - position
-    if left_bytes < HEADER_BYTES:
-        return None
-    batch_length, magic = _LENGTH_AND_MAGIC.unpack_from(view, position)
-    size_bytes: int = LENGTH_FIELD_END + batch_length
-    if magic != MAGIC or size_bytes < HEADER_BYTES:
-        raise CorruptRecord(f"no batch at position {position}: magic {magic}, batch length {batch_length}")
-    return size_bytes if size_bytes <= left_bytes else None
-
-
-def peek_batch(view: memoryview, position: int) -> BatchPeek | None:
-    """The numbers by which a scan goes on, none of them verified; None and CorruptRecord as in `batch_at`."""
-    size_bytes = batch_size_at(view, position)
-    if size_bytes is None:
-        return None
-    base_offset, _, _, last_offset_delta, max_timestamp_ms = _PEEK.unpack_from(view, position)
-    return BatchPeek(base_offset, size_bytes, base_offset + last_offset_delta, max_timestamp_ms)
-
-
 def split_batches(buffer: Buffer) -> Iterator[RecordBatch]:
-    """The batches of a buffer, one after another. Raises CorruptRecord when the last one is not whole."""
+    """The batches of a buffer, one after another; raises CorruptRecord where no whole batch stands."""
     view = bytes_view(buffer)
     position = 0
     while position < len(view):
-        batch = batch_at(view, position)
-        if batch is None:
-            raise CorruptRecord(
-                f"the batch at position {position} ends after the buffer of {len(view)} bytes"
-            )
+        size_bytes = HEADER_BYTES  # RecordBatch says what is wrong with fewer bytes than a header
+        if len(view) - position >= HEADER_BYTES:
+            size_bytes = max(HEADER_BYTES, LENGTH_FIELD_END + _LENGTH.unpack_from(view, position)[0])
+        batch = RecordBatch(view[position : position + size_bytes])
         yield batch
         position += batch.size_bytes

@@ -43,7 +43,7 @@ def records(draw: st.DrawFn) -> dict[str, Any]:
 def _check(decoded: DecodedBatch, expected: dict[str, Any]) -> None:
     values, count = expected["values"], len(expected["values"])
     keys = expected["keys"] or [None] * count
-    headers = [tuple(each or ()) for each in expected["headers"] or [()] * count]
+    headers = [list(each or ()) for each in expected["headers"] or [()] * count]
     times = expected["timestamps_ms"]
     assert decoded.values_list() == decoded.values.to_pylist() == values
     assert decoded.keys_list() == decoded.keys.to_pylist() == keys
