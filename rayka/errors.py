@@ -336,6 +336,10 @@ class StorageError(RaykaError):
     """
 
 
+class DiskFull(StorageError):
+    """A write found no room. What was written before is whole, and can be read."""
+
+
 def _subclasses(cls: type[ApiError]) -> list[type[ApiError]]:
     direct = cls.__subclasses__()
     return direct + [deeper for each in direct for deeper in _subclasses(each)]

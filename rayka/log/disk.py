@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from types import TracebackType
 
-from rayka.errors import StorageError
+from rayka.errors import DiskFull, StorageError
 from rayka.ports import Buffer, FileIdentity, Lock
 
 TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over is removed when a log opens
@@ -49,7 +49,7 @@ def storage_error(action: str, path: str, number: int | None) -> StorageError:
     """The StorageError for a failed call on a path, by its errno."""
     cause = os.strerror(number) if number is not None else "unknown error"
     if number in (errno.ENOSPC, errno.EDQUOT):
-        cause = f"disk full ({cause}); free some space and restart the node"
+        return DiskFull(f"cannot {action} {path}: disk full ({cause}); free some space and restart the node")
     return StorageError(f"cannot {action} {path}: {cause}")
 
 

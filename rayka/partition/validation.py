@@ -1,0 +1,80 @@
+"""What a leader checks of a producer's batches before it appends them, headers and CRC only: bodies stay
+opaque (B18).
+
+Kafka: `LogValidator`. Left out: compacted topics, idempotent and transactional producers, conversion of old
+formats.
+"""
+
+from rayka.config import MessageTimestampType, TopicConfig
+from rayka.errors import (
+    CorruptRecord,
+    InvalidRecord,
+    InvalidTimestamp,
+    RecordTooLarge,
+    UnsupportedCompressionType,
+)
+from rayka.ids import NO_TIMESTAMP
+from rayka.ports import Buffer
+from rayka.protocol.batch_header import Codec, RecordBatch, TimestampType, split_batches
+
+_NO_PRODUCER = -1
+
+
+def validate_batches(
+    records: Buffer, config: TopicConfig, *, where: str, timestamp_ms: int
+) -> list[RecordBatch]:
+    """The batches of a produce request, all of them good. `where` names the partition in messages.
+
+    Raises CorruptRecord, InvalidRecord, InvalidTimestamp, RecordTooLarge or UnsupportedCompressionType.
+    """
+    batches = list(split_batches(records))
+    if not batches:
+        raise InvalidRecord(f"{where}: a produce request holds at least one batch, found none")
+    for batch in batches:
+        _check_kind(batch, where)
+        _check_size(batch, config, where)
+        _check_timestamps(batch, config, where, timestamp_ms)
+        batch.check_crc(where)
+    return batches
+
+
+def is_stamped_by_broker(config: TopicConfig) -> bool:
+    """Whether records get the time of their append instead of the producer's."""
+    return config.message_timestamp_type is MessageTimestampType.LOG_APPEND_TIME
+
+
+def _check_kind(batch: RecordBatch, where: str) -> None:
+    if batch.codec is Codec.SNAPPY:
+        raise UnsupportedCompressionType(f"{where}: snappy; expected none, gzip, lz4 or zstd")
+    if batch.is_control or batch.is_transactional or batch.producer_id != _NO_PRODUCER:
+        raise InvalidRecord(f"{where}: {batch!r}: expected neither control bits nor a producer id")
+    if batch.last_offset_delta != batch.record_count - 1:
+        raise CorruptRecord(f"{where}: {batch!r}: last offset delta {batch.last_offset_delta} leaves gaps")
+
+
+def _check_size(batch: RecordBatch, config: TopicConfig, where: str) -> None:
+    if batch.size_bytes > config.max_message_bytes:
+        raise RecordTooLarge(
+            f"{where}: a batch of {batch.size_bytes} bytes exceeds max.message.bytes={config.max_message_bytes};"
+            " send smaller batches or raise the topic's limit"
+        )
+
+
+def _check_timestamps(batch: RecordBatch, config: TopicConfig, where: str, timestamp_ms: int) -> None:
+    """The base timestamp is the first record's, the max timestamp the latest: what a header knows."""
+    if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        raise InvalidTimestamp(f"{where}: a producer may not claim the timestamp type LogAppendTime")
+    if is_stamped_by_broker(config):
+        return
+    oldest_ms, latest_ms = batch.base_timestamp_ms, batch.max_timestamp_ms
+    if oldest_ms != NO_TIMESTAMP and timestamp_ms - oldest_ms > config.message_timestamp_before_max_ms:
+        raise _out_of_bounds(where, oldest_ms, timestamp_ms, "before", config.message_timestamp_before_max_ms)
+    if latest_ms != NO_TIMESTAMP and latest_ms - timestamp_ms > config.message_timestamp_after_max_ms:
+        raise _out_of_bounds(where, latest_ms, timestamp_ms, "after", config.message_timestamp_after_max_ms)
+
+
+def _out_of_bounds(where: str, found_ms: int, now_ms: int, side: str, limit_ms: int) -> InvalidTimestamp:
+    return InvalidTimestamp(
+        f"{where}: timestamp {found_ms} is {abs(now_ms - found_ms)} ms {side} the broker's clock,"
+        f" message.timestamp.{side}.max.ms={limit_ms}"
+    )
