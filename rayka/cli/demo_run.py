@@ -1,0 +1,189 @@
+"""The main job on real data: flights into a topic, out again in Python, and through Spark; each way is checked.
+
+Whatever was started here is ended here, after an error and after Ctrl-C too, in the opposite order. With `keep`,
+Ray and the cluster stay and are remembered for `rayka stop`.
+"""
+
+import secrets
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+import pyarrow as pa
+from rich.console import Console
+
+import rayka
+from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
+from rayka.cli.demo_spark import delays_by_spark
+from rayka.cli.flights import (
+    CarrierDelay,
+    checksum,
+    delays_by_carrier,
+    flight_records,
+    load_flights,
+    table_checksum,
+)
+from rayka.cli.narrator import Narrator, Step
+from rayka.errors import UnavailableError
+from rayka.spark.java import require_java
+
+TOPIC = "flights"
+PARTITION_COUNT = 6
+_ROWS_A_BATCH = 20_000
+_RECORDS_A_TICK = 5_000
+
+
+class Outcome(msgspec.Struct):
+    """What the demo found. `spark_skipped` says why there is no table of Spark's; checksums are hexadecimal."""
+
+    cluster: str
+    records_in: int = 0
+    records_out: int = 0
+    checksum_in: str = ""
+    checksum_out: str = ""
+    delays_from_csv: list[CarrierDelay] = []
+    delays_from_spark: list[CarrierDelay] = []
+    spark_skipped: str = ""
+    seconds: dict[str, float] = {}
+
+    @property
+    def is_same(self) -> bool:
+        """Whether as many records came out as went in, with the same checksum."""
+        went_in, came_out = (self.records_in, self.checksum_in), (self.records_out, self.checksum_out)
+        return self.records_in > 0 and went_in == came_out
+
+    @property
+    def is_table_same(self) -> bool:
+        """Whether Spark's table is the one computed from the CSV, or was not asked for."""
+        return bool(self.spark_skipped) or self.delays_from_spark == self.delays_from_csv
+
+
+def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
+    """Runs the demo and tells it on standard output; whether everything came out as it went in."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    narrator = Narrator(Console(quiet=as_json))
+    outcome = Outcome(cluster="rayka" if keep else f"demo-{secrets.token_hex(3)}")
+    outcome.spark_skipped = _why_no_spark(with_spark)
+    with ExitStack() as stack:
+        data_dir = _run(narrator, outcome, stack, keep=keep)
+        if keep:
+            stack.close()
+        else:
+            with narrator.step("Stopping all that was started"):
+                stack.close()
+    _report(narrator, outcome)
+    if keep:
+        _say_how_to_go_on(narrator, data_dir)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(outcome)).decode())
+    return outcome.is_same and outcome.is_table_same
+
+
+def _why_no_spark(with_spark: bool) -> str:
+    if not with_spark:
+        return "left out (--no-spark)"
+    try:
+        require_java()
+    except UnavailableError as error:
+        return str(error)
+    return ""
+
+
+def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) -> str:
+    with _timed(narrator, outcome, "Reading the flights of 2013 from their CSV") as step:
+        flights = load_flights()
+        records = flight_records(flights)
+        outcome.checksum_in = f"{table_checksum(records):016x}"
+        outcome.delays_from_csv = delays_by_carrier(flights)
+        step.detail = f"{len(records):,} flights as {records.nbytes / 1e6:,.0f} MB of JSON"
+    directory = stack.enter_context(demo_directory(keep=keep))
+    with _timed(narrator, outcome, "Starting Ray, or finding the one that runs") as step:
+        step.detail = stack.enter_context(demo_ray(directory, keep=keep))
+    with _timed(narrator, outcome, "Starting a cluster") as step:
+        cluster = stack.enter_context(demo_cluster(outcome.cluster, directory, keep=keep))
+        step.detail = f"{cluster.name!r} in {directory}"
+    _publish(narrator, outcome, cluster, records)
+    _consume(narrator, outcome, cluster, size_bytes=records.nbytes)
+    if not outcome.spark_skipped:
+        with _timed(narrator, outcome, "Asking Spark, through RayDP") as step:
+            outcome.delays_from_spark = delays_by_spark(cluster, TOPIC, directory)
+    return directory
+
+
+def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, records: pa.Table) -> None:
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(TOPIC, partitions=PARTITION_COUNT)
+    with _timed(narrator, outcome, f"Publishing to topic {TOPIC!r}, {PARTITION_COUNT} partitions") as step:
+        step.expect(len(records))
+        with rayka.Producer(cluster=cluster) as producer:
+            for batch in records.to_batches(max_chunksize=_ROWS_A_BATCH):
+                producer.send_batch(TOPIC, batch)
+                step.advance(len(batch))
+            producer.flush()
+        outcome.records_in = len(records)
+        step.detail = step.rate(len(records), records.nbytes)
+
+
+def _consume(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, *, size_bytes: int) -> None:
+    with _timed(narrator, outcome, "Reading them back in Python") as step:
+        reader = rayka.read(TOPIC, cluster=cluster)
+        step.expect(len(reader))
+        counter = _Counter(step)
+        fields = ((record.key, record.value, record.timestamp_ms) for record in counter.counted(reader))
+        outcome.checksum_out = f"{checksum(fields):016x}"
+        outcome.records_out = counter.count
+        step.detail = step.rate(counter.count, size_bytes)
+
+
+class _Counter:
+    """Counts what passes, and tells the step now and then."""
+
+    def __init__(self, step: Step) -> None:
+        self.count = 0
+        self._step = step
+
+    def counted(self, records: "rayka.Reader") -> "Iterator[rayka.Record]":
+        for record in records:
+            self.count += 1
+            if self.count % _RECORDS_A_TICK == 0:
+                self._step.advance(_RECORDS_A_TICK)
+            yield record
+
+
+@contextmanager
+def _timed(narrator: Narrator, outcome: Outcome, doing: str) -> Iterator[Step]:
+    with narrator.step(doing) as step:
+        yield step
+    outcome.seconds[doing] = round(step.seconds, 2)
+
+
+# ---- What came of it -----------------------------------------------------------------------------------------------
+
+
+def _report(narrator: Narrator, outcome: Outcome) -> None:
+    if outcome.delays_from_spark:
+        delays = outcome.delays_from_spark
+        rows = [(row.carrier, f"{row.flight_count:,}", f"{row.mean_delay_minutes:.2f}") for row in delays]
+        narrator.table("Spark's answer", ("carrier", "flights", "mean departure delay (min)"), rows)
+    narrator.say()
+    narrator.say(f"in:  {outcome.records_in:,} records, checksum {outcome.checksum_in}")
+    narrator.say(f"out: {outcome.records_out:,} records, checksum {outcome.checksum_out}")
+    good, bad = "Every record came out as it went in.", "MISMATCH: what came out is not what went in."
+    narrator.say(good if outcome.is_same else bad)
+    if outcome.spark_skipped:
+        narrator.say(f"Spark: {outcome.spark_skipped}")
+    elif outcome.is_table_same:
+        narrator.say("Spark's table equals the one computed directly from the CSV.")
+    else:
+        narrator.say(f"MISMATCH: computed directly from the CSV it is {outcome.delays_from_csv}")
+
+
+def _say_how_to_go_on(narrator: Narrator, directory: str) -> None:
+    narrator.say()
+    narrator.say(f"The cluster 'rayka' stays up, its data in {directory}. Now try:")
+    narrator.say("  rayka status")
+    narrator.say(f"  rayka topic describe {TOPIC}")
+    narrator.say(f'''  python -c "import rayka; print(next(iter(rayka.read('{TOPIC}'))))"''')
+    narrator.say("and end it with: rayka stop --delete-data")

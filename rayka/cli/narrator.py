@@ -1,0 +1,98 @@
+"""What a long command says while it works: live bars and ticks on a terminal, one plain line a step in a pipe."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+
+class Step:
+    """One piece of work that is under way. Set `detail` to what came of it."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self.detail = ""
+        self.seconds = 0.0
+        self._progress = progress
+        self._task = task
+        self._started = time.perf_counter()
+
+    def advance(self, count: int) -> None:
+        """So many more are done."""
+        self._progress.advance(self._task, count)
+
+    def expect(self, total: int) -> None:
+        """So many there will be; makes a bar of the spinner."""
+        self._progress.update(self._task, total=total)
+
+    def end(self) -> None:
+        self.seconds = time.perf_counter() - self._started
+
+    def rate(self, count: int, size_bytes: int) -> str:
+        """`336,776 records, 108 MB, 412,000 records/s, 131 MB/s`: since the step began."""
+        self.end()
+        per_second = count / self.seconds
+        return (
+            f"{count:,} records, {size_bytes / 1e6:,.0f} MB:"
+            f" {per_second:,.0f} records/s, {size_bytes / 1e6 / self.seconds:,.0f} MB/s"
+        )
+
+
+class Narrator:
+    """Tells the steps of one command on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    @contextmanager
+    def step(self, doing: str) -> Iterator[Step]:
+        """Shows the work while it goes on, and a line with its detail and its seconds when it is done."""
+        with self._progress() as progress:
+            step = Step(progress, progress.add_task(doing, total=None))
+            try:
+                yield step
+            except BaseException:
+                self._line("[red]✗[/]", "failed:", doing)
+                raise
+        step.end()
+        self._line(
+            "[green]✓[/]", "", f"{doing}: {step.detail}" if step.detail else doing, f"({step.seconds:.1f} s)"
+        )
+
+    def say(self, text: str = "") -> None:
+        """One line as it is."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Rows under headings; the first column to the left, the others, numbers, to the right."""
+        table = Table(
+            title=title, title_justify="left", box=SIMPLE_HEAD if self.console.is_terminal else None
+        )
+        for index, heading in enumerate(columns):
+            table.add_column(heading, justify="right" if index else "left")
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table)
+
+    def _progress(self) -> Progress:
+        text = TextColumn("{task.description}")
+        columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+
+    def _line(self, mark: str, word: str, *texts: str) -> None:
+        if self.console.is_terminal:
+            self.console.print(mark, end=" ")
+            self.say(" ".join(texts))
+        else:
+            self.say(" ".join(text for text in (word, *texts) if text))

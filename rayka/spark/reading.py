@@ -1,0 +1,125 @@
+"""One task's rows: the batches of one range of offsets, mapped from segment files where they are on this machine,
+fetched from the broker where not, as Arrow batches of a size that suits Spark.
+
+Invariants: rows come in offset order, each once, none outside the range. Files are read first; from the first offset
+that they do not give (gone, replaced, another machine) the broker is asked. While Spark works on one answer the next is
+under way.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+import pyarrow as pa
+
+from rayka.client import io_thread
+from rayka.errors import OffsetOutOfRange
+from rayka.log.mapped_reader import MappedReader
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.fetch import FetchPartitionResult, FileRange
+from rayka.spark.columns import BatchBuilder
+from rayka.spark.options import ReadOptions
+from rayka.spark.plan import AvailableRange, OffsetRange, available_part
+from rayka.spark.topic_client import TopicClient
+
+_ROWS_WORTH_A_BATCH = 4_096
+_BYTES_WORTH_A_BATCH = 1 << 20
+_TIMEOUT_SECONDS = 120
+
+
+def read_range(
+    options: ReadOptions,
+    wanted: OffsetRange,
+    file_ranges: tuple[FileRange, ...],
+    connect: Callable[[], TopicClient],
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in offset order. `connect` is called only if the files do not give them all."""
+    builder = BatchBuilder(options.columns, wanted.topic_partition)
+    rows = (
+        builder.build(decode(batch), start_offset=wanted.start_offset, end_offset=wanted.end_offset)
+        for batch in _batches(options, wanted, file_ranges, connect)
+    )
+    return coalesce(rows)
+
+
+def coalesce(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches: small ones are put together, large ones passed on as they are."""
+    small: list[pa.RecordBatch] = []
+    row_count = size_bytes = 0
+    for batch in rows:
+        if batch.num_rows == 0:
+            continue
+        small.append(batch)
+        row_count += batch.num_rows
+        size_bytes += batch.nbytes
+        if row_count >= _ROWS_WORTH_A_BATCH or size_bytes >= _BYTES_WORTH_A_BATCH:
+            yield _together(small)
+            small, row_count, size_bytes = [], 0, 0
+    if small:
+        yield _together(small)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _batches(
+    options: ReadOptions,
+    wanted: OffsetRange,
+    file_ranges: tuple[FileRange, ...],
+    connect: Callable[[], TopicClient],
+) -> Iterator[RecordBatch]:
+    """The batches that hold the range, from the files as far as they go."""
+    next_offset = wanted.start_offset
+    for batch in _mapped_batches(file_ranges):
+        if batch.base_offset >= wanted.end_offset:
+            return
+        if batch.next_offset > next_offset:
+            next_offset = batch.next_offset
+            yield batch
+    if next_offset < wanted.end_offset:
+        yield from _fetched_batches(connect(), wanted, next_offset, options)
+
+
+def _mapped_batches(file_ranges: tuple[FileRange, ...]) -> Iterator[RecordBatch]:
+    """The batches in the files, up to the first file that is not the one that planning saw."""
+    reader = MappedReader()
+    for file_range in file_ranges:
+        mapped = reader.read(file_range)
+        if mapped is None:
+            return
+        yield from split_batches(mapped)
+
+
+def _fetched_batches(
+    client: TopicClient, wanted: OffsetRange, offset: int, options: ReadOptions
+) -> Iterator[RecordBatch]:
+    end_offset = wanted.end_offset
+    pending = _fetch(client, wanted, offset)
+    try:
+        while offset < end_offset:
+            try:
+                result = pending.result(_TIMEOUT_SECONDS)
+            except OffsetOutOfRange:
+                asked = (offset, end_offset)
+                offset, end_offset = available_part(
+                    options, wanted.topic_partition, asked, _look(client, wanted)
+                )
+                pending = _fetch(client, wanted, offset)
+                continue
+            offset = result.next_offset
+            if offset < end_offset:
+                pending = _fetch(client, wanted, offset)
+            yield from split_batches(result.records)
+    finally:
+        pending.cancel()
+
+
+def _look(client: TopicClient, wanted: OffsetRange) -> AvailableRange:
+    partition = wanted.topic_partition
+    return io_thread.run(client.available((partition.topic,)), _TIMEOUT_SECONDS)[partition]
+
+
+def _fetch(client: TopicClient, wanted: OffsetRange, offset: int) -> "Future[FetchPartitionResult]":
+    return asyncio.run_coroutine_threadsafe(client.fetch(wanted, offset), io_thread.loop())

@@ -1,0 +1,115 @@
+"""Spark on Ray: a RayDP session with the data source registered, set up so that none of RayDP's traps is met.
+
+1. Executors ask Ray for no CPU: with every CPU taken, RayDP's first query would wait for ever without an error.
+2. Spark's Python workers run this interpreter; without PYSPARK_PYTHON they run whatever `python3` the PATH has.
+3. An application's name may be used once in the life of a Ray: each session gets a suffix of its own.
+4. The data source carries the address of the session's Ray: one machine may run several.
+5. Logs go where Ray's go, library copies away, and the driver's JVM ends with the session instead of with the program.
+
+RayDP keeps one session in a process, so there is never more than one from here either.
+"""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayka.errors import ConfigError, UnavailableError
+from rayka.spark.java import require_java
+from rayka.spark.leftovers import remove_library_copies
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_JVM_END_TIMEOUT_SECONDS = 30
+_SETTINGS = {
+    "spark.ray.raydp_spark_executor.actor.resource.cpu": "0",
+    "spark.log4j.config.file.name": str(Path(__file__).with_name("log4j2.properties")),
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def init(
+    app_name: str = "rayka",
+    *,
+    executors: int = 1,
+    cores: int = 1,
+    memory: str = "1g",
+    configs: Mapping[str, str] | None = None,
+) -> "SparkSession":
+    """A Spark session whose executors are Ray actors, with the format `rayka` registered.
+
+    Needs a Ray that this process is connected to; starts none. `cores` and `memory` are per executor; `configs` are
+    further Spark settings and win over ours. Takes 10 to 30 s. End it with `rayka.spark.stop()`.
+    Raises UnavailableError (no Java 17, extra `rayka[spark]` not installed, no Ray) and ConfigError.
+    """
+    if executors < 1 or cores < 1:
+        raise ConfigError(f"executors and cores are at least 1, found executors={executors}, cores={cores}")
+    require_java()
+    raydp = _raydp()
+    node = _ray_node()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = raydp.init_spark(
+        app_name=f"{app_name}-{secrets.token_hex(4)}",
+        num_executors=executors,
+        executor_cores=cores,
+        executor_memory=memory,
+        fault_tolerant_mode=False,
+        configs={**_SETTINGS, **_log_directory(node), **(configs or {})},
+    )
+    remove_library_copies(node.get_session_dir_path())
+    register(session, ray_address=node.gcs_address, slot_count=executors * cores)
+    return session
+
+
+def register(session: "SparkSession", *, ray_address: str, slot_count: int) -> None:
+    """Registers the format `rayka` with defaults of this session: which Ray, and how many tasks run at once."""
+    from rayka.spark.source import RaykaDataSource
+
+    defaults = {"default_ray_address": ray_address, "default_slot_count": slot_count}
+    session.dataSource.register(type("RaykaDataSource", (RaykaDataSource,), defaults))
+
+
+def stop() -> None:
+    """Ends the session that `init` made, its executors and its JVM; nothing when there is none."""
+    if "raydp" not in sys.modules:
+        return
+    sys.modules["raydp"].stop_spark()
+    _end_driver_jvm()
+
+
+def _end_driver_jvm() -> None:
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_JVM_END_TIMEOUT_SECONDS)
+
+
+def _raydp() -> Any:
+    try:
+        import raydp
+    except ImportError as error:
+        raise UnavailableError(
+            f"Spark on Ray needs the extra: pip install 'rayka[spark]' ({error})"
+        ) from error
+    return raydp
+
+
+def _ray_node() -> Any:
+    import ray
+
+    if not ray.is_initialized():
+        raise UnavailableError("no Ray: call ray.init() or rayka.Cluster.start() before rayka.spark.init()")
+    return ray._private.worker._global_node
+
+
+def _log_directory(node: Any) -> dict[str, str]:
+    return {"spark.driver.extraJavaOptions": f"-Dray.logging.dir={node.get_logs_dir_path()}"}

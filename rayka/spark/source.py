@@ -1,0 +1,95 @@
+"""The Spark data source `rayka`: batch reads of topics, as Spark's Kafka connector offers them.
+
+Planning, on the driver, fixes the offsets and asks for the segment files of partitions whose broker is on that machine;
+a task maps those files, or fetches from the broker what it cannot map. Everything a task needs is in its
+`RangePartition`: what planning leaves on the reader is not there any more when Spark reads.
+
+Left out: pushed-down filters (Spark refuses such a reader by default, and keeps an accepted one for later queries
+without the filter).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rayka.client import io_thread
+from rayka.errors import ConfigError
+from rayka.protocol.fetch import FileRange
+from rayka.spark.columns import ddl_schema
+from rayka.spark.connection import find_cluster
+from rayka.spark.options import ReadOptions
+from rayka.spark.plan import OffsetRange, plan_ranges, split_ranges
+from rayka.spark.reading import read_range
+from rayka.spark.topic_client import TIMEOUT_MS, TopicClient
+
+
+class RangePartition(InputPartition):  # type: ignore[misc]
+    """One task's share: a range of offsets, and where it lies on the disk of the machine that planned the query."""
+
+    def __init__(self, offsets: OffsetRange, file_ranges: tuple[FileRange, ...]) -> None:
+        super().__init__(repr(offsets))
+        self.offsets = offsets
+        self.file_ranges = file_ranges
+
+
+class RaykaDataSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("rayka")`: columns key, value, topic, partition, offset, timestamp, timestampType [headers].
+
+    Options: cluster, rayAddress, subscribe, startingOffsets, endingOffsets, includeHeaders, columns, failOnDataLoss,
+    minPartitions. Register it on any session with `spark.dataSource.register(RaykaDataSource)`; `rayka.spark.init`
+    registers it with its own Ray as the default.
+    """
+
+    default_ray_address: ClassVar[str] = ""
+    default_slot_count: ClassVar[int] = 1
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self._parsed = ReadOptions.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "rayka"
+
+    def schema(self) -> str:
+        return ddl_schema(self._parsed.columns)
+
+    def reader(self, schema: StructType) -> "RaykaReader":
+        if tuple(schema.fieldNames()) != self._parsed.columns:
+            raise ConfigError(
+                f"rayka source: the schema is fixed: {ddl_schema(self._parsed.columns)}; found {schema.simpleString()};"
+                ' choose columns with the option "columns"'
+            )
+        address = self._parsed.ray_address or self.default_ray_address
+        return RaykaReader(self._parsed, address, self.default_slot_count)
+
+
+class RaykaReader(DataSourceReader):  # type: ignore[misc]
+    """One batch read of one query."""
+
+    def __init__(self, options: ReadOptions, ray_address: str, slot_count: int) -> None:
+        self._options = options
+        self._ray_address = ray_address
+        self._slot_count = slot_count
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks, offsets fixed. Runs in Spark's planner, on the driver's machine."""
+        return io_thread.run(self._plan(self._client()), 2 * TIMEOUT_MS / 1000)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task. Runs in a Python worker of an executor; asks the cluster only for what is not local."""
+        if not isinstance(partition, RangePartition):
+            return iter(())  # Spark plans one task of its own when there are none
+        return read_range(self._options, partition.offsets, partition.file_ranges, self._client)
+
+    def _client(self) -> TopicClient:
+        return TopicClient(find_cluster(self._options.cluster, self._ray_address))
+
+    async def _plan(self, client: TopicClient) -> list[InputPartition]:
+        available = await client.available(self._options.topics)
+        whole = plan_ranges(self._options, available)
+        pieces = split_ranges(whole, min_partitions=self._options.min_partitions, slot_count=self._slot_count)
+        return [RangePartition(piece, await client.locate(piece)) for piece in pieces]
