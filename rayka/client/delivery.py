@@ -17,7 +17,7 @@ from rayka.client.record import Deserializer, Record, arrow_of, records_of, rows
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_header import RecordBatch, split_batches
 
 _MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
 _MERGED_BYTES = 1 << 20
@@ -116,17 +116,21 @@ class Delivery:
             self.positions[tp] = max(start_offset, fetched.next_offset)
             return
         batch = next(split_batches(remaining[0]))
-        rest = remaining[0][batch.size_bytes :]
-        self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
         if batch.next_offset <= start_offset or batch.is_control:
             self.positions[tp] = max(start_offset, batch.next_offset)
-            return
+        else:
+            decoded = self._decode(tp, batch)
+            self._current = _Current(tp, decoded, rows_between(decoded, start_offset, end_offset))
+        rest = remaining[0][batch.size_bytes :]
+        self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
+
+    def _decode(self, topic_partition: TopicPartition, batch: RecordBatch) -> DecodedBatch:
+        """The batch's columns. A broken batch stays where it is, and is met again until somebody seeks past it."""
         try:
-            decoded = decode(batch, check_crc=self._check_crcs)
+            return decode(batch, check_crc=self._check_crcs)
         except CorruptRecord as error:
-            self._fetched.popleft()
-            raise CorruptRecord(f"{tp}: {error}; seek to {batch.next_offset} to go on behind it") from error
-        self._current = _Current(tp, decoded, rows_between(decoded, start_offset, end_offset))
+            hint = f"seek to {batch.next_offset} to go on behind it"
+            raise CorruptRecord(f"{topic_partition}: {error}; {hint}") from error
 
     def _finish(self, current: "_Current") -> None:
         self.positions[current.topic_partition] = current.batch.batch.next_offset

@@ -52,15 +52,9 @@ def records_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> 
         batch.timestamps_ms[rows].tolist(),
         batch.keys_list()[rows],
         batch.values_list()[rows],
-        _header_lists(batch, rows),
+        batch.headers_list()[rows],
     )
     return list(map(Record, repeat(topic), repeat(partition), *columns))
-
-
-def _header_lists(batch: DecodedBatch, rows: slice) -> list[list[tuple[str, bytes | None]]]:
-    if batch.headers is None:
-        return [[] for _ in range(rows.start, rows.stop)]
-    return [list(each) for each in batch.headers_list()[rows]]
 
 
 def arrow_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> pa.RecordBatch:
