@@ -7,7 +7,7 @@ whoever wrote it, and an assertion says so: a node that went on would hold anoth
 Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta` (H9, H12).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -77,25 +77,22 @@ class MetadataDelta:
     def is_empty(self) -> bool:
         return not (self._topics or self._brokers or self._configs or self._features)
 
-    # ---- Replaying -----------------------------------------------------------------------------------------
+    # ---- Replaying ---------------------------------------------------------------------------------------------------
 
     def replay(self, record: MetadataRecord) -> None:
         """Takes one record in."""
         _REPLAY[type(record)](self, record)
 
     def _register_broker(self, record: RegisterBrokerRecord) -> None:
-        self._brokers[record.broker_id] = BrokerImage(record, is_fenced=record.is_fenced)
+        self._brokers[record.broker_id] = BrokerImage(
+            record, is_fenced=record.is_fenced, is_in_controlled_shutdown=record.is_in_controlled_shutdown
+        )
 
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
         broker = self._brokers.get(record.broker_id) or self.image.brokers[record.broker_id]
         assert broker.broker_epoch == record.broker_epoch, f"{record!r} does not match {broker!r}"
-        if record.is_fenced is not None:
-            broker = msgspec.structs.replace(broker, is_fenced=record.is_fenced)
-        if record.is_in_controlled_shutdown is not None:
-            broker = msgspec.structs.replace(
-                broker, is_in_controlled_shutdown=record.is_in_controlled_shutdown
-            )
-        self._brokers[record.broker_id] = broker
+        names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
+        self._brokers[record.broker_id] = msgspec.structs.replace(broker, **_given(record, names))
 
     def _add_topic(self, record: TopicRecord) -> None:
         assert self._topic(record.topic_id) is None, f"{record!r}: the id is taken"
@@ -155,7 +152,7 @@ class MetadataDelta:
             self._topics[topic_id] = _Topic(known.name, topic_id, known.partitions)
         return self._topics[topic_id]
 
-    # ---- The outcome ---------------------------------------------------------------------------------------
+    # ---- The outcome -------------------------------------------------------------------------------------------------
 
     def apply(self, next_offset: int) -> MetadataImage:
         """The image after these records; `next_offset` follows the last of them."""
@@ -228,10 +225,14 @@ def _changed_partition(partition: PartitionImage, change: PartitionChangeRecord)
     named.
     """
     names = ("isr", "replicas", "directories", "adding_replicas", "removing_replicas")
-    given: dict[str, Any] = {name: value for name in names if (value := getattr(change, name)) is not None}
+    given = _given(change, names)
     if change.leader_id != NO_LEADER_CHANGE:
         given |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}
     return msgspec.structs.replace(partition, partition_epoch=partition.partition_epoch + 1, **given)
+
+
+def _given(record: MetadataRecord, names: Sequence[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(record, name)) is not None}
 
 
 def _merged(base: Mapping[KeyT, ValueT], changes: Mapping[KeyT, ValueT | None]) -> Mapping[KeyT, ValueT]:

@@ -61,7 +61,8 @@ class BrokerImage(msgspec.Struct, frozen=True):
 
     registration: RegisterBrokerRecord
     is_fenced: bool
-    is_in_controlled_shutdown: bool = False
+    is_in_controlled_shutdown: bool
+    offline_directories: tuple[UUID, ...] = ()
 
     def __repr__(self) -> str:
         state = (
@@ -85,6 +86,12 @@ class BrokerImage(msgspec.Struct, frozen=True):
     def is_active(self) -> bool:
         """Whether the broker may be elected leader and join an ISR (B40)."""
         return not self.is_fenced and not self.is_in_controlled_shutdown
+
+    @property
+    def online_directories(self) -> tuple[UUID, ...]:
+        """Ids of its directories that have not failed, in the order of its registration."""
+        ids = [directory.directory_id for directory in self.directories]
+        return tuple(each for each in ids if each not in self.offline_directories)
 
 
 class ConfigResource(msgspec.Struct, frozen=True):

@@ -49,6 +49,7 @@ class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only
     min_metadata_version: int = METADATA_VERSION_MIN
     max_metadata_version: int = METADATA_VERSION_MAX
     is_fenced: bool = True
+    is_in_controlled_shutdown: bool = False
 
 
 class TopicRecord(_Record, tag=2, frozen=True, array_like=True, kw_only=True):
@@ -119,6 +120,7 @@ class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=Tr
     broker_epoch: int
     is_fenced: bool | None = None
     is_in_controlled_shutdown: bool | None = None
+    offline_directories: tuple[UUID, ...] | None = None
 
 
 MetadataRecord = (

@@ -1,9 +1,8 @@
 """What a voter must remember of elections, and the file `quorum-state` that holds it (A7, A8).
 
-The file is one JSON object of `data_version` 1. Whoever persists it writes `quorum-state.tmp`, syncs it,
-renames it and syncs the directory, before acting on the state: a voter that forgot its vote could vote twice
-in one epoch. A missing or damaged file reads as "nothing known, epoch 0" (A9). Kafka: `ElectionState`,
-`FileQuorumStateStore`.
+The file is one JSON object of `data_version` 1. It is replaced durably before the state is acted on: a voter that
+forgot its vote could vote twice in one epoch. A missing or damaged file reads as "nothing known, epoch 0" (A9). Kafka:
+`ElectionState`, `FileQuorumStateStore`.
 """
 
 from typing import Literal

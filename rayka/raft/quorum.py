@@ -1,9 +1,8 @@
 """One replica of the metadata quorum: its role, its log's tail, and what is committed.
 
-Synchronous: the node performs the effects that a method returns, in their order, and reports back. Appending
-is three steps, so that any number of appends share one flush: `append` gives offsets, `drain` writes what was
-appended and says what to sync, `on_synced` moves the high watermark. The flush comes before the high
-watermark (A26).
+Synchronous: the node performs the effects that a method returns, in their order, and reports back. Appending is three
+steps, so that any number of appends share one flush: `append` gives offsets, `drain` writes what was appended, and once
+the log is synced `on_flushed` moves the high watermark. The flush comes first (A26).
 
 Invariants: epoch and high watermark never fall; nothing is written in an epoch before its election is
 durable; the first record of an epoch is its LeaderChange (A24). Kafka: `KafkaRaftClient`, `QuorumState`. Left
@@ -18,7 +17,6 @@ import numpy as np
 from rayka.errors import ErrorCode
 from rayka.ids import METADATA_TOPIC_ID, NO_NODE, NO_OFFSET, ReplicaKey
 from rayka.log.log import Log, LogRead
-from rayka.log.unsynced import SyncPlan
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult
 from rayka.raft.accumulator import BatchAccumulator
 from rayka.raft.control_records import ControlRecord, KRaftVersionRecord, LeaderChangeRecord, VotersRecord
@@ -50,7 +48,7 @@ class Quorum:
             f" hw={self.high_watermark} leo={self._log.log_end_offset}>"
         )
 
-    # ---- State ---------------------------------------------------------------------------------------------
+    # ---- State -------------------------------------------------------------------------------------------------------
 
     @property
     def is_leader(self) -> bool:
@@ -70,7 +68,7 @@ class Quorum:
     def log_end_offset(self) -> int:
         return self._log.log_end_offset
 
-    # ---- Election ------------------------------------------------------------------------------------------
+    # ---- Election ----------------------------------------------------------------------------------------------------
 
     def start(self) -> list[PersistElection]:
         """Begins to take part. The only voter needs nobody's vote and leads at once, in a new epoch (A5)."""
@@ -109,35 +107,32 @@ class Quorum:
         self.role, self.election = role, election
         return PersistElection(election)
 
-    # ---- Appending -----------------------------------------------------------------------------------------
+    # ---- Appending ---------------------------------------------------------------------------------------------------
 
     def append(self, values: Sequence[bytes]) -> int:
         """Takes records in, to be committed together; the offset of the first. Call `drain` soon."""
         assert self.is_leader, f"{self!r} does not lead"
         return self._accumulator.append(values)
 
-    def drain(self, *, now_ms: int, timestamp_ms: int) -> SyncPlan | None:
-        """Writes what was appended since; what to sync now, or None when everything is durable.
+    def drain(self, *, now_ms: int, timestamp_ms: int) -> bool:
+        """Writes what was appended since, its records with this timestamp. Whether there is something to sync.
 
-        `timestamp_ms` is the records' timestamp. Raises StorageError when the disk fails; the log takes
-        nothing then.
+        Raises StorageError when the disk fails; the log takes nothing more then.
         """
         assert self._persisted == self.election, f"{self!r}: {self.election!r} is not durable"
         batches = self._accumulator.drain(timestamp_ms=timestamp_ms)
         if batches:
             self._log.append_as_leader(batches, self.election.leader_epoch, now_ms=now_ms)
         assert self._log.log_end_offset == self._accumulator.next_offset, f"{self!r}: offsets went astray"
-        plan = self._log.unsynced()
-        return None if plan.is_empty else plan
+        return not self._log.unsynced().is_empty
 
-    def on_synced(self, plan: SyncPlan) -> bool:
-        """The plan is synced. Whether the high watermark moved (A26, A40)."""
-        self._log.on_synced(plan)
+    def on_flushed(self) -> bool:
+        """The log was synced, up to its flushed offset. Whether the high watermark moved (A26, A40)."""
         return isinstance(self.role, Leader) and self.role.on_voter_flushed(
             self._local, self._log.flushed_offset
         )
 
-    # ---- Reading -------------------------------------------------------------------------------------------
+    # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def handle_fetch(
         self, partition: FetchPartition, *, max_bytes: int, may_wait: bool

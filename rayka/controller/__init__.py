@@ -1,0 +1,1 @@
+"""The controller: the state machine that decides over brokers, topics and leaders."""

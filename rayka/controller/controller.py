@@ -1,0 +1,165 @@
+"""The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
+
+Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of
+brokers are soft state beside it (H6): nothing is lost with them but time. The node calls `on_heartbeat` and
+`on_sweep` for those.
+
+Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
+`ConfigurationControlManager`.
+"""
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any
+
+import msgspec
+
+from rayka.config import BrokerConfig
+from rayka.controller.heartbeats import fence, heartbeat
+from rayka.controller.registration import check_registration, register
+from rayka.controller.sessions import BrokerSessions
+from rayka.controller.topics import create_topics, delete_topics
+from rayka.errors import UnsupportedVersion
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import (
+    METADATA_VERSION,
+    METADATA_VERSION_MAX,
+    METADATA_VERSION_MIN,
+    BrokerRegistrationChangeRecord,
+    FeatureLevelRecord,
+    MetadataRecord,
+)
+from rayka.metadata.response import metadata_response
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MetadataRequest,
+    MetadataResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+from rayka.protocol.topics import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+from rayka.shard.shard import Result
+
+
+class BootstrapMetadata(msgspec.Struct, frozen=True):
+    """Asked by a new active controller before anything else: an empty log gets its first records (A67)."""
+
+
+class FenceStaleBroker(msgspec.Struct, frozen=True):
+    """A timer's request: fence one broker whose session ended. The response: whether another one waits
+    (H6).
+    """
+
+
+class Controller:
+    """Decides on the image; see `Shard` for the contract of `handle` and `replay`."""
+
+    def __init__(self, *, cluster_id: str, node_id: int, config: BrokerConfig, random: Random) -> None:
+        self._cluster_id = cluster_id
+        self._node_id = node_id
+        self._config = config
+        self._random = random
+        self._sessions = BrokerSessions(config.broker_session_timeout_ms)
+        self._delta = MetadataDelta(MetadataImage())
+
+    def __repr__(self) -> str:
+        return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
+
+    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[MetadataRecord, Any]:
+        image = self.image(next_offset)
+        return _HANDLERS[type(request)](self, request, image, now_ms)
+
+    def replay(self, record: MetadataRecord, offset: int) -> None:
+        self._delta.replay(record)
+        if isinstance(record, BrokerRegistrationChangeRecord) and record.is_in_controlled_shutdown:
+            self._sessions.on_controlled_shutdown(record.broker_id, offset)
+
+    def image(self, next_offset: int) -> MetadataImage:
+        """The image of everything replayed, which reaches up to `next_offset`."""
+        if self._delta.image.next_offset != next_offset:
+            self._delta = MetadataDelta(self._delta.apply(next_offset))
+        return self._delta.image
+
+    # ---- Soft state --------------------------------------------------------------------------------------------------
+
+    def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
+        """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
+        broker = self.image(next_offset).brokers.get(request.broker_id)
+        if broker is not None and broker.broker_epoch == request.broker_epoch:
+            self._sessions.touch(broker, metadata_offset=request.current_metadata_offset, now_ms=now_ms)
+
+    def on_sweep(self, *, now_ms: int, next_offset: int) -> None:
+        """Before stale brokers are looked for: those never heard of in their epoch count as just
+        contacted.
+        """
+        self._sessions.begin(self.image(next_offset).brokers, now_ms)
+
+    # ---- Requests ----------------------------------------------------------------------------------------------------
+
+    def _bootstrap(
+        self, _: BootstrapMetadata, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, None]:
+        if image.metadata_version == 0:
+            return Result([FeatureLevelRecord(name=METADATA_VERSION, level=METADATA_VERSION_MAX)], None)
+        if not METADATA_VERSION_MIN <= image.metadata_version <= METADATA_VERSION_MAX:
+            raise UnsupportedVersion(
+                f"the cluster is at metadata.version {image.metadata_version}, this controller knows "
+                f"{METADATA_VERSION_MIN} to {METADATA_VERSION_MAX}; upgrade it"
+            )
+        return Result((), None)
+
+    def _register(
+        self, request: RegisterBrokerRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, RegisterBrokerResponse]:
+        check_registration(
+            image, request, cluster_id=self._cluster_id, sessions=self._sessions, now_ms=now_ms
+        )
+        records, broker_epoch = register(image, request)
+        return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id))
+
+    def _heartbeat(
+        self, request: HeartbeatRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, HeartbeatResponse]:
+        return heartbeat(image, request, self._sessions)
+
+    def _fence_stale_broker(
+        self, _: FenceStaleBroker, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, bool]:
+        unfenced = [broker for broker in image.brokers.values() if not broker.is_fenced]
+        stale = [broker for broker in unfenced if not self._sessions.is_alive(broker, now_ms)]
+        return Result(fence(image, stale[0]) if stale else (), len(stale) > 1)
+
+    def _create_topics(
+        self, request: CreateTopicsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, CreateTopicsResponse]:
+        return create_topics(image, request, config=self._config, random=self._random)
+
+    def _delete_topics(
+        self, request: DeleteTopicsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, DeleteTopicsResponse]:
+        return delete_topics(image, request)
+
+    def _metadata(
+        self, request: MetadataRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, MetadataResponse]:
+        response = metadata_response(image, request, cluster_id=self._cluster_id, controller_id=self._node_id)
+        return Result((), response)
+
+
+_Handler = Callable[[Controller, Any, MetadataImage, int], Result[MetadataRecord, Any]]
+_HANDLERS: Mapping[type[Any], _Handler] = {
+    BootstrapMetadata: Controller._bootstrap,
+    FenceStaleBroker: Controller._fence_stale_broker,
+    RegisterBrokerRequest: Controller._register,
+    HeartbeatRequest: Controller._heartbeat,
+    CreateTopicsRequest: Controller._create_topics,
+    DeleteTopicsRequest: Controller._delete_topics,
+    MetadataRequest: Controller._metadata,
+}

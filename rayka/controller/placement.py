@@ -1,0 +1,110 @@
+"""Which brokers hold the replicas of new partitions, and in which of their directories (B47).
+
+Striped: the first replica of each partition comes from the next rack, starting at a random one; the others
+from the racks after it, and inside a rack brokers take turns. Unfenced brokers come before fenced ones, the
+first replica is unfenced, no broker holds two replicas of a partition. Kafka: `StripedReplicaPlacer`.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from random import Random
+from typing import NamedTuple
+from uuid import UUID
+
+from rayka.errors import InvalidReplicationFactor
+from rayka.metadata.image import BrokerImage, MetadataImage
+
+
+class Placement(NamedTuple):
+    """The replicas of one partition in preferred order, the first to lead, and the directory of each."""
+
+    replicas: tuple[int, ...]
+    directories: tuple[UUID, ...]
+
+
+class ReplicaPlacer:
+    """Places the partitions of one request, one after another."""
+
+    def __init__(self, image: MetadataImage, random: Random) -> None:
+        usable = [broker for broker in image.brokers.values() if _is_usable(broker)]
+        names = sorted({broker.registration.rack for broker in usable})
+        self._racks = [
+            _Rack([each for each in usable if each.registration.rack == name], random) for name in names
+        ]
+        self._first_rack = random.randrange(len(names)) if names else 0
+        self._unfenced_count = sum(not broker.is_fenced for broker in usable)
+        self._usable_count = len(usable)
+        self._directories = _Directories(image, usable)
+
+    def place(self, partition_count: int, replication_factor: int) -> list[Placement]:
+        """Replicas for so many partitions. Raises InvalidReplicationFactor when there are not enough
+        brokers.
+        """
+        self._check(replication_factor)
+        return [self._place_one(replication_factor) for _ in range(partition_count)]
+
+    def _check(self, replication_factor: int) -> None:
+        if not 1 <= replication_factor <= self._usable_count:
+            raise InvalidReplicationFactor(
+                f"replication factor {replication_factor} cannot be reached with {self._usable_count} brokers; "
+                "expected 1 up to the number of brokers that are registered and not shutting down"
+            )
+        if not self._unfenced_count:
+            raise InvalidReplicationFactor(
+                f"all {self._usable_count} brokers are fenced, so none can lead; wait for one to be running"
+            )
+
+    def _place_one(self, replication_factor: int) -> Placement:
+        racks = [*self._racks[self._first_rack :], *self._racks[: self._first_rack]]
+        in_turn = [
+            *_striped([rack.unfenced_in_turn() for rack in racks]),
+            *_striped([rack.fenced for rack in racks]),
+        ]
+        replicas = tuple(in_turn[:replication_factor])
+        next(rack for rack in racks if replicas[0] in rack.unfenced).advance()
+        self._first_rack = (self._first_rack + 1) % len(self._racks)
+        return Placement(replicas, tuple(self._directories.choose(broker_id) for broker_id in replicas))
+
+
+class _Rack:
+    """The brokers of one rack. Whose turn it is moves on each time that the rack gives a first replica."""
+
+    def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
+        self.unfenced = sorted(broker.broker_id for broker in brokers if not broker.is_fenced)
+        self.fenced = sorted(broker.broker_id for broker in brokers if broker.is_fenced)
+        self._turn = random.randrange(len(self.unfenced)) if self.unfenced else 0
+
+    def unfenced_in_turn(self) -> list[int]:
+        return [*self.unfenced[self._turn :], *self.unfenced[: self._turn]]
+
+    def advance(self) -> None:
+        self._turn = (self._turn + 1) % len(self.unfenced)
+
+
+class _Directories:
+    """The working directories of each broker, with how many replicas they hold."""
+
+    def __init__(self, image: MetadataImage, brokers: Sequence[BrokerImage]) -> None:
+        self._counts = {each.broker_id: dict.fromkeys(each.online_directories, 0) for each in brokers}
+        if any(len(counts) > 1 for counts in self._counts.values()):
+            for _, partition in image.partitions():
+                for broker_id, directory_id in zip(partition.replicas, partition.directories, strict=True):
+                    if directory_id in self._counts.get(broker_id, {}):
+                        self._counts[broker_id][directory_id] += 1
+
+    def choose(self, broker_id: int) -> UUID:
+        """The directory that holds the fewest replicas, the earlier of equals; it holds one more now."""
+        counts = self._counts[broker_id]
+        chosen = min(counts, key=lambda directory_id: counts[directory_id])
+        counts[chosen] += 1
+        return chosen
+
+
+def _is_usable(broker: BrokerImage) -> bool:
+    return not broker.is_in_controlled_shutdown and bool(broker.online_directories)
+
+
+def _striped(racks: Sequence[Sequence[int]]) -> Iterator[int]:
+    """One broker of each rack, then the next of each, until none is left."""
+    for stripe in zip_longest(*racks):
+        yield from (broker_id for broker_id in stripe if broker_id is not None)

@@ -1,0 +1,111 @@
+"""Brokers announce themselves (H2, H3). Kafka: `ClusterControlManager.registerBroker`.
+
+A new process of a broker normally waits for the old one's session to end. It need not if it names every
+directory that the old one registered: it holds their locks, so the old process is dead (design §4). It starts
+fenced, and its epoch is the offset of its registration record, which is written last: if this controller dies
+before it, the broker registers again.
+"""
+
+import msgspec
+
+from rayka.controller.elections import changes_after
+from rayka.controller.sessions import BrokerSessions
+from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
+from rayka.metadata.image import BrokerImage, MetadataImage
+from rayka.metadata.records import MetadataRecord, RegisterBrokerRecord
+from rayka.protocol.cluster import RegisterBrokerRequest
+
+
+def check_registration(
+    image: MetadataImage,
+    request: RegisterBrokerRequest,
+    *,
+    cluster_id: str,
+    sessions: BrokerSessions,
+    now_ms: int,
+) -> None:
+    """Raises InconsistentClusterId, UnsupportedVersion or DuplicateBrokerRegistration; the message says
+    what to do (H2).
+    """
+    if request.cluster_id not in ("", cluster_id):
+        raise InconsistentClusterId(
+            f"broker {request.broker_id} belongs to cluster {request.cluster_id}, this is cluster {cluster_id}; "
+            f"check which data directory it was given: {', '.join(each.path for each in request.directories)}"
+        )
+    if not request.min_metadata_version <= image.metadata_version <= request.max_metadata_version:
+        raise UnsupportedVersion(
+            f"broker {request.broker_id} knows metadata.version {request.min_metadata_version} to "
+            f"{request.max_metadata_version}, the cluster is at {image.metadata_version}; upgrade the older one"
+        )
+    _check_directories(image, request)
+    registered = image.brokers.get(request.broker_id)
+    if registered is not None and not _may_replace(registered, request):
+        remaining_ms = sessions.remaining_ms(registered, now_ms)
+        if remaining_ms > 0:
+            raise DuplicateBrokerRegistration(
+                f"broker {request.broker_id} is registered by another live process, on host "
+                f"{registered.registration.host} with incarnation {registered.registration.incarnation_id}; stop that one, "
+                f"or wait {remaining_ms} ms without a heartbeat from it, or use another broker id"
+            )
+
+
+def register(image: MetadataImage, request: RegisterBrokerRequest) -> tuple[list[MetadataRecord], int]:
+    """The records of a registration that was checked, and the broker's epoch (H3).
+
+    The process that is registered already keeps its epoch and its state, and writes nothing if nothing
+    changed. Another one takes the broker's partitions as a fenced broker would leave them, whether it lost
+    anything or not: the last member of an ISR stays (B43).
+    """
+    registered = image.brokers.get(request.broker_id)
+    if registered is None:
+        return [_record(request, image.next_offset)], image.next_offset
+    if registered.registration.incarnation_id == request.incarnation_id:
+        return _amend(registered, request), registered.broker_epoch
+    changes = changes_after(image, msgspec.structs.replace(registered, is_fenced=True))
+    broker_epoch = image.next_offset + len(changes)
+    return [*changes, _record(request, broker_epoch)], broker_epoch
+
+
+def _amend(registered: BrokerImage, request: RegisterBrokerRequest) -> list[MetadataRecord]:
+    before = registered.registration
+    amended = _record(request, registered.broker_epoch)
+    if amended == msgspec.structs.replace(before, is_fenced=True, is_in_controlled_shutdown=False):
+        return []
+    state = {
+        "is_fenced": registered.is_fenced,
+        "is_in_controlled_shutdown": registered.is_in_controlled_shutdown,
+    }
+    return [msgspec.structs.replace(amended, **state)]
+
+
+def _check_directories(image: MetadataImage, request: RegisterBrokerRequest) -> None:
+    named = {each.directory_id for each in request.directories}
+    for broker in image.brokers.values():
+        for directory in broker.directories:
+            if broker.broker_id != request.broker_id and directory.directory_id in named:
+                raise DuplicateBrokerRegistration(
+                    f"broker {request.broker_id} names directory {directory.directory_id}, which broker "
+                    f"{broker.broker_id} registered as {directory.path}; a directory must not be copied"
+                )
+
+
+def _may_replace(registered: BrokerImage, request: RegisterBrokerRequest) -> bool:
+    """Whether it is the same process, or one that proves by the locks it holds that the registered one is
+    dead.
+    """
+    named = {each.directory_id for each in request.directories}
+    holds_all_locks = all(each.directory_id in named for each in registered.directories)
+    return holds_all_locks or registered.registration.incarnation_id == request.incarnation_id
+
+
+def _record(request: RegisterBrokerRequest, broker_epoch: int) -> RegisterBrokerRecord:
+    return RegisterBrokerRecord(
+        broker_id=request.broker_id,
+        broker_epoch=broker_epoch,
+        incarnation_id=request.incarnation_id,
+        host=request.host,
+        directories=request.directories,
+        rack=request.rack,
+        min_metadata_version=request.min_metadata_version,
+        max_metadata_version=request.max_metadata_version,
+    )

@@ -1,0 +1,61 @@
+"""When each broker was last heard of: soft state, known to the active controller only (H6).
+
+A broker is alive for `session_timeout_ms` after its last contact. One not heard of yet in its epoch, since it
+just registered or this controller just became active, counts as alive; its clock starts at the next sweep.
+Kafka: `BrokerHeartbeatManager`, `BrokerHeartbeatTracker`.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rayka.metadata.image import BrokerImage
+
+
+class _Contact(NamedTuple):
+    broker_epoch: int
+    last_ms: int
+    metadata_offset: int
+
+
+class BrokerSessions:
+    """Contact times and metadata offsets by broker."""
+
+    def __init__(self, session_timeout_ms: int) -> None:
+        self._timeout_ms = session_timeout_ms
+        self._contacts: dict[int, _Contact] = {}
+        self._shutdown_offsets: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<BrokerSessions {[(key, contact.last_ms) for key, contact in self._contacts.items()]}>"
+
+    def touch(self, broker: BrokerImage, *, metadata_offset: int, now_ms: int) -> None:
+        """The broker was heard of; it has applied the metadata up to this offset, inclusive."""
+        self._contacts[broker.broker_id] = _Contact(broker.broker_epoch, now_ms, metadata_offset)
+
+    def begin(self, brokers: Mapping[int, BrokerImage], now_ms: int) -> None:
+        """Starts the clocks of those not heard of in their epoch."""
+        for broker in brokers.values():
+            if self._contact(broker) is None:
+                self.touch(broker, metadata_offset=-1, now_ms=now_ms)
+
+    def is_alive(self, broker: BrokerImage, now_ms: int) -> bool:
+        return self.remaining_ms(broker, now_ms) > 0
+
+    def remaining_ms(self, broker: BrokerImage, now_ms: int) -> int:
+        """How long its session still lasts without another contact."""
+        contact = self._contact(broker)
+        return self._timeout_ms if contact is None else max(0, contact.last_ms + self._timeout_ms - now_ms)
+
+    def on_controlled_shutdown(self, broker_id: int, offset: int) -> None:
+        """The record at this offset says that the broker shuts down; those before it moved its partitions."""
+        self._shutdown_offsets[broker_id] = offset
+
+    def have_seen_shutdown(self, broker: BrokerImage, brokers: Mapping[int, BrokerImage]) -> bool:
+        """Whether every active broker has applied the moves away from one in controlled shutdown (H5)."""
+        offset = self._shutdown_offsets[broker.broker_id]
+        contacts = [self._contact(each) for each in brokers.values() if each.is_active]
+        return all(contact is not None and contact.metadata_offset >= offset for contact in contacts)
+
+    def _contact(self, broker: BrokerImage) -> _Contact | None:
+        contact = self._contacts.get(broker.broker_id)
+        return contact if contact is not None and contact.broker_epoch == broker.broker_epoch else None

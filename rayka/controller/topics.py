@@ -1,0 +1,169 @@
+"""Topics created and deleted. Kafka: `ReplicationControlManager.createTopics`, `Topic.validate`."""
+
+import re
+from collections.abc import Mapping
+from random import Random
+
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.controller.placement import Placement, ReplicaPlacer
+from rayka.errors import (
+    ApiError,
+    ConfigError,
+    ErrorCode,
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidTopic,
+    TopicAlreadyExists,
+)
+from rayka.ids import random_uuid
+from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    ResourceType,
+    TopicRecord,
+)
+from rayka.protocol.topics import (
+    DEFAULT_COUNT,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    NewTopic,
+    TopicResult,
+)
+from rayka.shard.shard import Result
+
+PARTITIONS_MAX = 10_000  # of one topic, and of one request: its records are committed as one batch
+TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+_INTERNAL_PREFIX = "__"
+
+
+def create_topics(
+    image: MetadataImage, request: CreateTopicsRequest, *, config: BrokerConfig, random: Random
+) -> Result[MetadataRecord, CreateTopicsResponse]:
+    """Creates what can be created; every other topic has its error in the response."""
+    creation = _Creation(image, config, random)
+    results = tuple(creation.try_create(topic) for topic in request.topics)
+    metadata_offset = image.next_offset + len(creation.records)
+    return Result(creation.records, CreateTopicsResponse(results, metadata_offset))
+
+
+def delete_topics(
+    image: MetadataImage, request: DeleteTopicsRequest
+) -> Result[MetadataRecord, DeleteTopicsResponse]:
+    """Deletes those that exist; every other one has its error in the response."""
+    known = [image.topics[name] for name in request.names if name in image.topics]
+    records = [RemoveTopicRecord(topic_id=topic.topic_id) for topic in known]
+    results = tuple(_deleted(image, name) for name in request.names)
+    return Result(records, DeleteTopicsResponse(results, image.next_offset + len(records)))
+
+
+def check_topic_name(name: str) -> None:
+    """Raises InvalidTopic, saying which rule the name breaks."""
+    if not name or len(name) > TOPIC_NAME_LENGTH_MAX:
+        raise InvalidTopic(
+            f"a topic's name has 1 to {TOPIC_NAME_LENGTH_MAX} characters, found {len(name)}: {name[:300]!r}"
+        )
+    if name in (".", ".."):
+        raise InvalidTopic(f"a topic cannot be named {name!r}")
+    if not _LEGAL_NAME.fullmatch(name):
+        raise InvalidTopic(f"a topic's name holds letters, digits, '.', '_' and '-' only, found {name!r}")
+    if name.startswith(_INTERNAL_PREFIX):
+        raise InvalidTopic(
+            f"names that begin with {_INTERNAL_PREFIX!r} are for rayka's own topics, found {name!r}"
+        )
+
+
+class _Creation:
+    """The topics of one request, one after another: each placed where those before it are counted."""
+
+    def __init__(self, image: MetadataImage, config: BrokerConfig, random: Random) -> None:
+        self._image = image
+        self._config = config
+        self._random = random
+        self._placer = ReplicaPlacer(image, random)
+        self._partition_count = 0
+        self.records: list[MetadataRecord] = []
+
+    def try_create(self, topic: NewTopic) -> TopicResult:
+        try:
+            return self._create(topic)
+        except ApiError as refusal:
+            return TopicResult(topic.name, error_code=refusal.code, error_message=str(refusal))
+
+    def _create(self, topic: NewTopic) -> TopicResult:
+        check_topic_name(topic.name)
+        if topic.name in self._image.topics:
+            raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
+        partition_count = self._checked_partition_count(topic)
+        configs = checked_configs(topic.name, topic.configs)
+        replication_factor = topic.replication_factor
+        if replication_factor == DEFAULT_COUNT:
+            replication_factor = self._config.default_replication_factor
+        placements = self._placer.place(partition_count, replication_factor)
+        self._partition_count += partition_count
+        topic_id = random_uuid(self._random)
+        self.records += self._records(TopicRecord(name=topic.name, topic_id=topic_id), configs, placements)
+        return TopicResult(topic.name, topic_id)
+
+    def _checked_partition_count(self, topic: NewTopic) -> int:
+        count = (
+            self._config.num_partitions if topic.partition_count == DEFAULT_COUNT else topic.partition_count
+        )
+        if not 1 <= count <= PARTITIONS_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r}: expected 1 to {PARTITIONS_MAX} partitions, found {count}"
+            )
+        if self._partition_count + count > PARTITIONS_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r}: one request creates at most {PARTITIONS_MAX} partitions; use another for it"
+            )
+        return count
+
+    def _records(
+        self, topic: TopicRecord, configs: Mapping[str, str], placements: list[Placement]
+    ) -> list[MetadataRecord]:
+        records: list[MetadataRecord] = [topic]
+        records += (
+            ConfigRecord(
+                resource_type=ResourceType.TOPIC, resource_name=topic.name, name=key, value=configs[key]
+            )
+            for key in sorted(configs)
+        )
+        records += (
+            self._partition_record(topic, number, placement) for number, placement in enumerate(placements)
+        )
+        return records
+
+    def _partition_record(self, topic: TopicRecord, number: int, placement: Placement) -> PartitionRecord:
+        return PartitionRecord(
+            topic_id=topic.topic_id,
+            partition=number,
+            replicas=placement.replicas,
+            directories=placement.directories,
+            isr=tuple(each for each in placement.replicas if self._image.brokers[each].is_active),
+            leader_id=placement.replicas[0],
+        )
+
+
+def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:
+    """The topic's own configuration by dotted key. Raises InvalidConfig naming the key and what was
+    expected.
+    """
+    try:
+        return TopicConfig.parse(configs, what=f"topic {name!r}").overrides()
+    except ConfigError as error:
+        raise InvalidConfig(str(error)) from error
+
+
+def _deleted(image: MetadataImage, name: str) -> TopicResult:
+    topic = image.topics.get(name)
+    if topic is None:
+        return TopicResult(
+            name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message=f"there is no topic {name!r}"
+        )
+    return TopicResult(name, topic.topic_id)
