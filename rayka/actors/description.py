@@ -1,0 +1,108 @@
+"""A cluster as it is now, asked of its nodes: what `Cluster.describe` returns and `Cluster.start` waits for."""
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from rayka.actors.names import NAMESPACE, actor_name
+from rayka.actors.network import RayNetwork
+from rayka.errors import ApiError
+from rayka.ids import NO_NODE, Role, role_of
+from rayka.protocol.cluster import MetadataRequest, MetadataResponse, NodeState, StatusRequest
+
+UNREACHABLE = "unreachable"
+_TIMEOUT_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDescription:
+    """One node as it is now. `state` is a NodeState, or `unreachable` when the node does not answer: Ray may be
+    restarting it.
+
+    `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks.
+    """
+
+    node_id: int
+    roles: tuple[Role, ...]
+    actor_name: str
+    state: str
+    pid: int = 0
+    host: str = ""
+    data_dirs: tuple[str, ...] = ()
+    partition_count: int = 0
+    size_bytes: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterDescription:
+    """A cluster as it is now; the counts are 0, the id empty and the controller -1 while no node knows them."""
+
+    name: str
+    cluster_id: str
+    ray_address: str
+    namespace: str
+    controller_id: int
+    topic_count: int
+    partition_count: int
+    nodes: tuple[NodeDescription, ...]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether every node is up and serves."""
+        return all(node.state == NodeState.RUNNING for node in self.nodes)
+
+
+async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[int]) -> ClusterDescription:
+    """The nodes and what is in the cluster; a node that does not answer within 2 s is `unreachable`."""
+    nodes = await describe_nodes(network, node_ids)
+    metadata = await _metadata(network, nodes)
+    return ClusterDescription(
+        name=network.cluster_name,
+        cluster_id=metadata.cluster_id if metadata else "",
+        ray_address=ray_address,
+        namespace=NAMESPACE,
+        controller_id=metadata.controller_id if metadata else NO_NODE,
+        topic_count=len(metadata.topics) if metadata else 0,
+        partition_count=sum(len(topic.partitions) for topic in metadata.topics) if metadata else 0,
+        nodes=nodes,
+    )
+
+
+async def describe_nodes(network: RayNetwork, node_ids: Collection[int]) -> tuple[NodeDescription, ...]:
+    """All nodes, asked at the same time, in the order given."""
+    return tuple(await asyncio.gather(*(_describe_node(network, node_id) for node_id in node_ids)))
+
+
+async def _describe_node(network: RayNetwork, node_id: int) -> NodeDescription:
+    name = actor_name(network.cluster_name, node_id)
+    try:
+        status = await network.call(node_id, StatusRequest(), _TIMEOUT_MS)
+    except ApiError as error:
+        roles = (role_of(node_id),)
+        return NodeDescription(
+            node_id=node_id, roles=roles, actor_name=name, state=UNREACHABLE, detail=str(error)
+        )
+    return NodeDescription(
+        node_id=node_id,
+        roles=status.roles,
+        actor_name=name,
+        state=status.state.value,
+        pid=status.pid,
+        host=status.host,
+        data_dirs=status.data_dirs,
+        partition_count=status.partition_count,
+        size_bytes=status.size_bytes,
+        detail=status.detail,
+    )
+
+
+async def _metadata(network: RayNetwork, nodes: Collection[NodeDescription]) -> MetadataResponse | None:
+    """From the first node that serves it; brokers and controllers both do."""
+    for node in nodes:
+        if node.state == NodeState.RUNNING:
+            try:
+                return await network.call(node.node_id, MetadataRequest(), _TIMEOUT_MS)
+            except ApiError:
+                continue  # the next one may know
+    return None

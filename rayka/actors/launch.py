@@ -1,0 +1,133 @@
+"""Actors made and ended: the one place where `ray.remote` is applied to the node classes.
+
+Every node is a detached actor with a name, pinned to the Ray node that holds its disk, restarted by Ray without end,
+its calls never repeated by Ray (retries belong to the protocol: sequences and epochs). No concurrency groups: those
+use other threads.
+"""
+
+import asyncio
+import logging
+import os
+import select
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayka.actors.broker import Broker
+from rayka.actors.controller import Controller
+from rayka.actors.names import NAMESPACE, actor_name
+from rayka.actors.placement import Placement
+from rayka.actors.shell import NodeProcess
+from rayka.errors import UnavailableError
+from rayka.ids import Role, role_of
+
+MAX_CONCURRENCY = 10_000  # long polls count; the node bounds them per API
+STOP_TIMEOUT_S = 60.0
+_EXIT_TIMEOUT_MS = 15_000
+_CLASSES = {Role.BROKER: Broker, Role.CONTROLLER: Controller}
+
+_logger = logging.getLogger(__name__)
+
+
+def create(placement: Placement) -> Any:
+    """The node's actor; one that has the name already is left as it is. Returns at once: construction goes on."""
+    role = role_of(placement.node_id)
+    resources = getattr(placement.spec.resources, role)
+    return (
+        ray.remote(_CLASSES[role])
+        .options(
+            name=actor_name(placement.spec.name, placement.node_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_task_retries=0,
+            max_concurrency=MAX_CONCURRENCY,
+            num_cpus=resources.num_cpus,
+            memory=resources.memory,
+            resources=resources.resources,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.ray_node_id, soft=False),
+            runtime_env={"py_executable": sys.executable},
+        )
+        .remote(placement)
+    )
+
+
+def find(cluster_name: str, node_id: int) -> Any | None:
+    """The handle of a node's actor; None when there is none of that name."""
+    try:
+        return ray.get_actor(actor_name(cluster_name, node_id), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: float) -> None:
+    """Waits until the actors live. Raises UnavailableError for one that Ray could not make, or not in time."""
+    for node_id, handle in handles.items():
+        name = actor_name(cluster_name, node_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await handle.process.remote()
+        except TimeoutError:
+            raise UnavailableError(
+                f"Ray did not make {name} within {timeout_s:g} s; it may lack the CPUs or resources that the spec "
+                f"asks for (free: {ray.available_resources().get('CPU', 0):g} CPUs): see `rayka doctor`"
+            ) from None
+        except ray.exceptions.RayError as error:
+            raise UnavailableError(f"Ray could not make {name}: {' '.join(str(error).split())}") from error
+
+
+async def processes(handles: Mapping[int, Any], timeout_s: float) -> dict[int, NodeProcess]:
+    """What each actor was made from and which process it is; those that do not say so in time are left out."""
+    answers = await asyncio.gather(*(_process(handle, timeout_s) for handle in handles.values()))
+    return {node_id: answer for node_id, answer in zip(handles, answers, strict=True) if answer}
+
+
+async def stop(cluster_name: str, handles: Mapping[int, Any]) -> None:
+    """Stops the nodes under control, then ends their actors for good; one that does not answer is ended too."""
+    await asyncio.gather(*(_stop(actor_name(cluster_name, id), handle) for id, handle in handles.items()))
+
+
+def end(handle: Any) -> None:
+    """Ends the actor at once and for good."""
+    ray.kill(handle, no_restart=True)
+
+
+def await_exit(pid: int) -> None:
+    """Waits until the process has gone, and its locks with it. Runs on its machine."""
+    with suppress(ProcessLookupError):
+        watched = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(watched, select.POLLIN)
+            if not poll.poll(_EXIT_TIMEOUT_MS):
+                raise UnavailableError(
+                    f"process {pid} on {socket.gethostname()} was ended by Ray but is still there"
+                )
+        finally:
+            os.close(watched)
+
+
+async def _process(handle: Any, timeout_s: float) -> NodeProcess | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            process: NodeProcess = await handle.process.remote()
+            return process
+    except (TimeoutError, ray.exceptions.RayError):
+        return None
+
+
+async def _stop(name: str, handle: Any) -> None:
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await handle.stop.remote()
+    except (TimeoutError, ray.exceptions.RayError) as error:
+        _logger.warning(
+            "%s did not stop by itself and is ended; it recovers when it starts again: %r", name, error
+        )
+    end(handle)

@@ -1,0 +1,56 @@
+"""What `Broker` and `Controller` share: one remote method for each API, handed to the shell in one line.
+
+The arguments are a call's header, its request, and the pieces of its records. An API that the node does not serve is
+refused by its inbox. `tests/ray` checks that no API of `rayka.protocol.apis` is missing.
+"""
+
+from rayka.actors.placement import Placement
+from rayka.actors.shell import NodeProcess, NodeShell, StartableNode
+from rayka.node.settings import NodeSettings
+from rayka.protocol.caller import Answer, Payload
+
+
+class NodeActor:
+    """One node as an actor; `ray.remote` is applied in `rayka.actors.launch`."""
+
+    async def __init__(self, placement: Placement) -> None:  # type: ignore[misc]
+        self._shell = NodeShell(self.make_node, placement)
+
+    def make_node(self, settings: NodeSettings) -> StartableNode:
+        """The node that this kind of actor runs."""
+        raise AssertionError("made by a subclass")
+
+    async def process(self) -> NodeProcess:
+        """What this actor was made from and which process it is."""
+        return self._shell.process()
+
+    async def stop(self) -> None:
+        """Stops the node under control. The actor is to be ended then."""
+        await self._shell.stop()
+
+    async def produce(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("produce", header, request, records)
+
+    async def fetch(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("fetch", header, request, records)
+
+    async def list_offsets(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("list_offsets", header, request, records)
+
+    async def metadata(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("metadata", header, request, records)
+
+    async def create_topics(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("create_topics", header, request, records)
+
+    async def delete_topics(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("delete_topics", header, request, records)
+
+    async def register_broker(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("register_broker", header, request, records)
+
+    async def heartbeat(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("heartbeat", header, request, records)
+
+    async def status(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("status", header, request, records)

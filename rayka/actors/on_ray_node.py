@@ -1,0 +1,54 @@
+"""Small jobs on the machine of a Ray node, beside the actors: looking at directories, formatting, removing, waiting
+for ends.
+
+On the caller's own Ray node they run in the caller: a task there would cost the start of a process and see the same
+files.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayka.errors import RaykaError, UnavailableError
+
+JOB_TIMEOUT_S = 60.0
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+def own_ray_node_id() -> str:
+    """The Ray node that this process belongs to."""
+    node_id: str = ray.get_runtime_context().get_node_id()
+    return node_id
+
+
+def live_ray_node_ids() -> list[str]:
+    """All live Ray nodes, this process's own first, then by id."""
+    own = own_ray_node_id()
+    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node_id: (node_id != own, node_id))
+
+
+def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """The job's result. Raises what the job raises of RaykaError, and UnavailableError when the Ray node does not run
+    it.
+    """
+    if ray_node_id == own_ray_node_id():
+        return job(*args, **kwargs)
+    remote = ray.remote(job).options(
+        num_cpus=0,
+        max_retries=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node_id, soft=False),
+        runtime_env={"py_executable": sys.executable},
+    )
+    try:
+        result: ResultT = ray.get(remote.remote(*args, **kwargs), timeout=JOB_TIMEOUT_S)
+    except ray.exceptions.RayTaskError as error:
+        cause = error.cause
+        raise (cause if isinstance(cause, RaykaError) else error) from None
+    except ray.exceptions.RayError as error:
+        raise UnavailableError(f"Ray node {ray_node_id} did not run {job.__name__}: {error}") from error
+    return result

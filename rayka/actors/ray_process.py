@@ -1,0 +1,166 @@
+"""A Ray that outlives the command that starts it: started, remembered, and ended by its process id, no other Ray with
+it.
+
+Invariants: the process leads a session of its own, so Ctrl-C at the terminal does not reach it; what is remembered
+names the process by id and start time, so an id that the kernel gave away again is never signalled. One Ray is
+remembered per home directory, in `~/.rayka/ray.json`.
+"""
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from rayka.actors import has_auth_token
+from rayka.errors import UnavailableError
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 45.0  # Ray itself gives its processes 30 s
+_POLL_S = 0.05
+_TEMP_DIR_MAX = 42  # Ray puts sockets below it, whose paths the kernel limits
+_MEMORY_FILE = Path("~/.rayka/ray.json")
+_RAY = (sys.executable, "-m", "ray.scripts.scripts")
+
+
+class RayProcess(msgspec.Struct, frozen=True):
+    """One Ray head started by rayka. `started` is the kernel's start time of the process, in clock ticks since boot."""
+
+    pid: int
+    started: int
+    address: str
+    temp_dir: str
+
+    def is_alive(self) -> bool:
+        return _started(self.pid) == self.started
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Ends this Ray with all its actors and removes its temporary directory; nothing when it is gone already.
+
+        Raises UnavailableError when it does not end in time; it is not killed, so that nothing of it is orphaned.
+        """
+        with suppress(ProcessLookupError):
+            watched = os.pidfd_open(self.pid)
+            try:
+                if self.is_alive():
+                    os.kill(self.pid, signal.SIGTERM)
+                    self._wait(watched, timeout_s)
+            finally:
+                os.close(watched)
+        shutil.rmtree(self.temp_dir, ignore_errors=True)
+
+    def _wait(self, watched: int, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(watched, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
+            raise UnavailableError(
+                f"the Ray with process id {self.pid} did not end within {timeout_s:g} s after SIGTERM; "
+                f"see {self.temp_dir}/session_latest/logs, then end it with: kill -KILL {self.pid}"
+            )
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)
+
+
+def cpus() -> int:
+    """The CPUs that a Ray started by rayka declares, so that nodes, Spark executors and tasks fit on a laptop."""
+    return max(8, os.cpu_count() or 1)
+
+
+def start() -> RayProcess:
+    """Starts a Ray head that outlives this process. Takes about 5 s. Raises UnavailableError with Ray's own last
+    words.
+    """
+    _ensure_auth_token()
+    temp_dir = make_temp_dir()
+    log = Path(temp_dir, "ray-start.log")
+    command = [
+        *_RAY,
+        "start",
+        "--head",
+        "--block",
+        "--port=0",
+        f"--num-cpus={cpus()}",
+        "--include-dashboard=false",
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--disable-usage-stats", "--temp-dir", temp_dir],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        address = _await_address(process, Path(temp_dir, "ray_current_cluster"), log)
+        return RayProcess(process.pid, _started(process.pid), address, temp_dir)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(temp_dir, ignore_errors=True)
+        raise
+
+
+def make_temp_dir() -> str:
+    """A new directory that is short enough for Ray's sockets."""
+    directory = tempfile.gettempdir()
+    fits = len(directory) + len("/rayka-12345678") <= _TEMP_DIR_MAX
+    return tempfile.mkdtemp(prefix="rayka-", dir=directory if fits else "/tmp")
+
+
+def remember(process: RayProcess) -> None:
+    """Keeps the process in mind for later commands."""
+    path = _MEMORY_FILE.expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(f".{os.getpid()}.tmp")
+    aside.write_bytes(msgspec.json.encode(process))
+    aside.rename(path)
+
+
+def remembered() -> RayProcess | None:
+    """The Ray that an earlier command left running; None when there is none, or it has ended."""
+    try:
+        process = msgspec.json.decode(_MEMORY_FILE.expanduser().read_bytes(), type=RayProcess)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    return process if process.is_alive() else None
+
+
+def forget() -> None:
+    """Forgets the remembered process; does not end it."""
+    _MEMORY_FILE.expanduser().unlink(missing_ok=True)
+
+
+def _ensure_auth_token() -> None:
+    """`ray start` refuses to start with token authentication but no token; `ray.init` would make one."""
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not has_auth_token():
+        subprocess.run([*_RAY, "get-auth-token", "--generate"], check=True, stdout=subprocess.DEVNULL)
+
+
+def _await_address(process: subprocess.Popen[bytes], address_file: Path, log: Path) -> str:
+    for _ in range(int(START_TIMEOUT_S / _POLL_S)):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_POLL_S)
+            raise UnavailableError(f"`ray start` ended with code {process.returncode}: {_last_words(log)}")
+        if "Ray runtime started" in log.read_text(errors="replace"):
+            return address_file.read_text().strip()
+    raise UnavailableError(f"`ray start` was not ready within {START_TIMEOUT_S:g} s: {_last_words(log)}")
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " | ".join(lines[-3:]) or "it said nothing"
+
+
+def _started(pid: int) -> int:
+    """Field 22 of /proc/<pid>/stat; -1 when there is no such process, or only its remains."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1
+    return -1 if after_name[0] == "Z" else int(after_name[19])

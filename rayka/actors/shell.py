@@ -1,0 +1,158 @@
+"""What every node's actor has in common: it starts the node by itself, hands it the calls, and ends when it must.
+
+Ray reruns only the constructor when it restarts an actor, keeps an actor alive after an exception, and lets
+background tasks die in silence. So the constructor starts the node, the task that does so is watched, and an
+exception that nobody expected ends the process (`os._exit`: Ray takes `exit_actor` for a wish), upon which Ray starts
+another one (design §2, crash-only).
+
+A start that is refused (a directory that is missing, locked, of another node or cluster) is no crash, and neither is
+the fourth start within a minute of crashes: the node is FAILED, answers only `status`, with the reason, and tries
+again, ever more rarely.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import ray
+
+from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
+from rayka.actors.payload import Pieces, pack_answer, unpack
+from rayka.actors.placement import Placement, wall_clock_ms
+from rayka.errors import BrokerNotAvailable, RaykaError
+from rayka.ids import node_name, role_of
+from rayka.log.disk import LocalDisk
+from rayka.node.inbox import Inbox, Node
+from rayka.node.settings import NodeSettings
+from rayka.protocol.caller import Answer
+from rayka.protocol.cluster import NodeState, StatusResponse
+from rayka.protocol.wire import Failure, encode
+
+_RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
+
+_logger = logging.getLogger(__name__)
+
+
+class StartableNode(Node, Protocol):
+    """A node as its shell sees it."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProcess:
+    """What an actor was made from, and the process that it is now."""
+
+    placement: Placement
+    pid: int
+
+
+class NodeShell:
+    """One node in this process. Everything runs on the actor's event loop."""
+
+    def __init__(self, make_node: Callable[[NodeSettings], StartableNode], placement: Placement) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._make_node = make_node
+        self._placement = placement
+        self._disk = LocalDisk()
+        self._host = ray.util.get_node_ip_address()
+        self._node: StartableNode | None = None
+        self._inbox: Inbox | None = None
+        self._state = NodeState.STARTING
+        self._detail = ""
+        self._starting = asyncio.get_running_loop().create_task(self._run(), name="start")
+        self._starting.add_done_callback(self._on_start_done)
+
+    def __repr__(self) -> str:
+        return f"<NodeShell {self._name} {self._state} {self._detail}>"
+
+    async def handle(self, api_name: str, header: bytes, body: bytes, pieces: Pieces) -> Answer:
+        """One call, executed by the node; while there is none, only `status` is answered."""
+        if self._inbox is not None:
+            return pack_answer(await self._inbox.handle(api_name, header, body, unpack(pieces)))
+        if api_name == "status":
+            return encode(self._status()).body, b""
+        reason = f"{self._name} is {self._state}" + (f": {self._detail}" if self._detail else "")
+        return encode(Failure.of(BrokerNotAvailable(reason))).body, None
+
+    def process(self) -> NodeProcess:
+        """What this actor was made from and which process it is."""
+        return NodeProcess(self._placement, os.getpid())
+
+    async def stop(self) -> None:
+        """Stops the node under control, or the attempts to start it; nothing is left to do but end the process."""
+        self._starting.cancel()
+        node, self._node, self._inbox = self._node, None, None
+        self._state = NodeState.SHUTTING_DOWN
+        if node is not None:
+            await node.stop()
+        self._disk.close()
+
+    # ---- Starting --------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        directory = self._placement.directories[0]
+        crashes = recent_crashes(directory, wall_clock_ms())
+        pause_s = _RETRY_FIRST_S
+        if len(crashes) >= CRASHES_MAX:
+            self._fail(f"it crashed {len(crashes)} times within a minute; its log has the cause")
+            await asyncio.sleep(_RETRY_MAX_S)
+        while not await self._has_started():
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RETRY_MAX_S, pause_s * 2)
+
+    async def _has_started(self) -> bool:
+        node = self._make_node(self._placement.settings(self._disk, self._crash))
+        self._node, self._inbox = node, Inbox(node)
+        try:
+            await node.start()
+        except RaykaError as error:
+            self._node, self._inbox = None, None
+            node.kill()
+            self._fail(str(error))
+            return False
+        _logger.info(
+            "%s runs on Ray node %s, process %d", self._name, self._placement.ray_node_id, os.getpid()
+        )
+        return True
+
+    def _fail(self, reason: str) -> None:
+        _logger.error("%s did not start: %s", self._name, reason)
+        self._state, self._detail = NodeState.FAILED, reason
+
+    def _status(self) -> StatusResponse:
+        return StatusResponse(
+            node_id=self._placement.node_id,
+            roles=(role_of(self._placement.node_id),),
+            state=self._state,
+            pid=os.getpid(),
+            host=self._host,
+            data_dirs=self._placement.directories,
+            detail=self._detail,
+        )
+
+    # ---- Crashing --------------------------------------------------------------------------------------------------
+
+    def _on_start_done(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._crash(error)
+
+    def _crash(self, error: BaseException) -> None:
+        _logger.critical("%s ends: an exception that no code expected", self._name, exc_info=error)
+        record_crash(self._placement.directories[0], wall_clock_ms())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+    @property
+    def _name(self) -> str:
+        return node_name(self._placement.node_id)

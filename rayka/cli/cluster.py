@@ -1,0 +1,178 @@
+"""`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.options import cluster_options, json_option
+from rayka.cli.output import Style, print_json, print_table, size, working
+
+if TYPE_CHECKING:
+    from rayka.actors.description import ClusterDescription
+    from rayka.config import ClusterSpec
+
+DEFAULT_SPEC = "cluster.yaml"
+_STATE_STYLES = {"running": Style.GOOD, "failed": Style.BAD, "unreachable": Style.BAD}
+
+
+@click.command()
+@click.argument("spec_path", metavar="[SPEC]", required=False, type=click.Path(path_type=Path))
+@click.option("--cluster", "name", help="The cluster's name, instead of the spec's.")
+@click.option("--address", metavar="HOST:PORT", help="The Ray to use, instead of the spec's.")
+@click.option(
+    "--replace", multiple=True, type=int, metavar="ID", help="A broker to bring back on an empty disk."
+)
+@json_option
+def start(
+    spec_path: Path | None, name: str | None, address: str | None, replace: tuple[int, ...], as_json: bool
+) -> None:
+    """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
+
+    Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`.
+    """
+    from rayka.cluster import Cluster
+
+    spec = _spec(spec_path, name, address)
+    with working(f"Starting cluster {spec.name} …"):
+        has_started_ray = ensure_ray(spec.ray.address)
+        try:
+            description = Cluster.start(spec, replace=replace).describe()
+        except BaseException:
+            if has_started_ray:
+                end_ray()
+            raise
+    if as_json:
+        print_json(description)
+        return
+    print_description(description)
+    click.echo(
+        f"\nUse it:   rayka.Producer(cluster={spec.name!r})   rayka topic create NAME --cluster {spec.name}"
+    )
+    click.echo(f"Stop it:  rayka stop --cluster {spec.name}")
+
+
+@click.command()
+@cluster_options
+@click.option("--delete-data", is_flag=True, help="Delete all its topics and records, too.")
+def stop(name: str, address: str, delete_data: bool) -> None:
+    """Stop a cluster under control. Its data stays; the Ray that `rayka start` started ends with its last cluster."""
+    from rayka.cluster import Cluster
+
+    with working(f"Stopping cluster {name} …"):
+        try:
+            Cluster.connect(name, address=address).stop(delete_data=delete_data)
+        finally:
+            has_ended_ray = end_idle_ray()
+    data = "its data is deleted" if delete_data else "its data stays"
+    click.echo(f"stopped cluster {name}; {data}" + ("; ended the Ray that ran it" if has_ended_ray else ""))
+
+
+@click.command()
+@cluster_options
+@json_option
+def status(name: str, address: str, as_json: bool) -> int:
+    """Show a cluster's nodes. The exit code is 0 only if all of them run."""
+    from rayka.cluster import Cluster
+
+    with working(f"Asking cluster {name} …"):
+        description = Cluster.connect(name, address=address).describe()
+    if as_json:
+        print_json(description)
+    else:
+        print_description(description)
+    return 0 if description.is_running else 1
+
+
+def ensure_ray(address: str) -> bool:
+    """Connects this process to Ray; with `auto` and none there, starts one that outlives it, and remembers it.
+
+    Returns whether it started one: then `end_ray` ends it.
+    """
+    from rayka.actors import ray_process
+    from rayka.actors.ray_connection import AUTO, connect
+    from rayka.errors import UnavailableError
+
+    try:
+        connect(address)
+        return False
+    except UnavailableError:
+        if address != AUTO or os.environ.get("RAY_ADDRESS") or ray_process.remembered():
+            raise
+    ray_process.remember(ray_process.start())
+    connect(AUTO)
+    return True
+
+
+def end_ray() -> None:
+    """Ends the remembered Ray, and this process's connection to it; nothing when there is none."""
+    import ray
+
+    from rayka.actors import ray_process
+
+    process = ray_process.remembered()
+    ray.shutdown()
+    if process is not None:
+        process.stop()
+    ray_process.forget()
+
+
+def end_idle_ray() -> bool:
+    """Ends the remembered Ray if this process is connected to it and no cluster is left on it; returns whether it
+    did.
+    """
+    import ray
+
+    from rayka.actors import ray_process
+    from rayka.actors.names import running_clusters
+    from rayka.actors.ray_connection import current_address
+
+    process = ray_process.remembered()
+    if (
+        process is None
+        or not ray.is_initialized()
+        or current_address() != process.address
+        or running_clusters()
+    ):
+        return False
+    end_ray()
+    return True
+
+
+def print_description(description: "ClusterDescription") -> None:
+    """A cluster's nodes as a table."""
+    click.echo(
+        f"cluster {description.name}  id {description.cluster_id or 'unknown'}  Ray {description.ray_address}  "
+        f"topics {description.topic_count}  partitions {description.partition_count}\n"
+    )
+    rows = [
+        (
+            node.actor_name,
+            node.state,
+            node.pid,
+            node.host,
+            size(node.size_bytes),
+            ", ".join(node.data_dirs),
+            node.detail,
+        )
+        for node in description.nodes
+    ]
+    columns = ("node", "state", "pid", "host", "size", "data", "detail")
+    print_table(
+        "Nodes", columns, rows, [_STATE_STYLES.get(node.state, Style.NOTE) for node in description.nodes]
+    )
+
+
+def _spec(path: Path | None, name: str | None, address: str | None) -> "ClusterSpec":
+    from rayka.config import ClusterSpec
+
+    if path is None and Path(DEFAULT_SPEC).exists():
+        path = Path(DEFAULT_SPEC)
+    spec = ClusterSpec.load(path) if path is not None else ClusterSpec()
+    values = spec.model_dump(exclude_unset=True)
+    if name is not None:
+        values["name"] = name
+    if address is not None:
+        values["ray"] = {"address": address}
+    return ClusterSpec.of(values, what="the command line")

@@ -1,0 +1,173 @@
+"""`rayka doctor`: is this machine fit? One line for each thing that has to be right, with what to do when it is not."""
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from rayka.cli.options import json_option
+from rayka.cli.output import Style, print_json, print_table, size, working
+
+_DISK_LOW_BYTES = 5_000_000_000
+_RAY_DISK_FULL_PERCENT = 95  # Ray makes no objects there any more
+_MEMORY_LOW_BYTES = 4_000_000_000
+_SHARED_MEMORY_LOW_BYTES = 500_000_000
+_PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec")
+_SPARK_PACKAGES = ("pyspark", "raydp", "pandas")
+
+
+class Verdict(StrEnum):
+    """`note`: works, but not all of it, or not for long."""
+
+    GOOD = "ok"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at, and what to do about it."""
+
+    what: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+_STYLES = {Verdict.GOOD: Style.GOOD, Verdict.NOTE: Style.NOTE, Verdict.BAD: Style.BAD}
+
+
+@click.command()
+@click.option("--data-dir", default="~/.rayka", show_default=True, help="Where the data is, or will be.")
+@click.option("--cluster", "name", default="rayka", show_default=True, help="The cluster to look for.")
+@click.option(
+    "--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to look for."
+)
+@json_option
+def doctor(data_dir: str, name: str, address: str, as_json: bool) -> int:
+    """Check this machine: Java, versions, disk, memory, Ray. The exit code is 0 only if nothing is bad."""
+    with working("Looking …"):
+        findings = [
+            *(_python(), *_packages(), _java(), _data_disk(Path(data_dir).expanduser()), _ray_disk()),
+            *(_memory(), _shared_memory(), _ray(name, address)),
+        ]
+    if as_json:
+        print_json([asdict(each) for each in findings])
+    else:
+        rows = [(each.what, each.verdict.value, each.found, each.advice) for each in findings]
+        styles = [_STYLES[each.verdict] for each in findings]
+        print_table("Doctor", ("what", "verdict", "found", "what to do"), rows, styles)
+    return 1 if any(each.verdict is Verdict.BAD for each in findings) else 0
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
+    if sys.version_info < (3, 11):
+        return Finding("Python", Verdict.BAD, found, "use Python 3.11 or newer")
+    if platform.system() != "Linux":
+        return Finding("Python", Verdict.NOTE, found, "rayka is made for and tested on Linux")
+    return Finding("Python", Verdict.GOOD, found)
+
+
+def _packages() -> Iterator[Finding]:
+    yield _installed("packages", _PACKAGES, Verdict.BAD, "pip install rayka")
+    yield _installed("Spark packages", _SPARK_PACKAGES, Verdict.NOTE, "for Spark: pip install 'rayka[spark]'")
+
+
+def _installed(what: str, names: tuple[str, ...], otherwise: Verdict, advice: str) -> Finding:
+    found, missing = [], []
+    for name in names:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Finding(what, otherwise, f"missing: {', '.join(missing)}", advice)
+    return Finding(what, Verdict.GOOD, ", ".join(found))
+
+
+def _java() -> Finding:
+    from rayka.errors import UnavailableError
+    from rayka.spark.java import HOW_TO_GET_JAVA, require_java
+
+    try:
+        return Finding("Java", Verdict.GOOD, str(require_java()))
+    except UnavailableError as error:
+        return Finding("Java", Verdict.NOTE, str(error).partition(";")[0], f"for Spark: {HOW_TO_GET_JAVA}")
+
+
+def _data_disk(directory: Path) -> Finding:
+    there = next(each for each in (directory, *directory.parents) if each.exists())
+    free_bytes = shutil.disk_usage(there).free
+    found = f"{size(free_bytes)} free at {directory}"
+    if not os.access(there, os.W_OK):
+        return Finding("data disk", Verdict.BAD, f"{there} is not writable", "choose another data_dir")
+    if free_bytes < _DISK_LOW_BYTES:
+        return Finding("data disk", Verdict.NOTE, found, "free some space, or choose another data_dir")
+    return Finding("data disk", Verdict.GOOD, found)
+
+
+def _ray_disk() -> Finding:
+    directory = tempfile.gettempdir()
+    usage = shutil.disk_usage(directory)
+    percent = round(100 * (1 - usage.free / usage.total))
+    found = f"{directory} is {percent} % full"
+    if percent >= _RAY_DISK_FULL_PERCENT:
+        return Finding(
+            "Ray's disk", Verdict.BAD, found, "free some space: from 95 % on, Ray makes no objects"
+        )
+    return Finding("Ray's disk", Verdict.GOOD, found)
+
+
+def _memory() -> Finding:
+    fields = dict(line.split(":", 1) for line in _lines("/proc/meminfo"))
+    if "MemAvailable" not in fields:
+        return Finding("memory", Verdict.NOTE, "unknown")
+    available_bytes = int(fields["MemAvailable"].split()[0]) * 1024
+    found = f"{size(available_bytes)} available"
+    if available_bytes < _MEMORY_LOW_BYTES:
+        return Finding("memory", Verdict.NOTE, found, "4 GB are comfortable with Spark; end something large")
+    return Finding("memory", Verdict.GOOD, found)
+
+
+def _shared_memory() -> Finding:
+    if not os.path.isdir("/dev/shm"):
+        return Finding(
+            "shared memory", Verdict.NOTE, "no /dev/shm", "Ray uses files instead, which is slower"
+        )
+    free_bytes = shutil.disk_usage("/dev/shm").free
+    found = f"{size(free_bytes)} free at /dev/shm"
+    if free_bytes < _SHARED_MEMORY_LOW_BYTES:
+        return Finding("shared memory", Verdict.NOTE, found, "in a container, start it with --shm-size=2g")
+    return Finding("shared memory", Verdict.GOOD, found)
+
+
+def _ray(name: str, address: str) -> Finding:
+    from rayka.actors.names import running_clusters
+    from rayka.actors.ray_connection import connect
+    from rayka.errors import UnavailableError
+
+    try:
+        found = connect(address)
+    except UnavailableError as error:
+        return Finding("Ray", Verdict.NOTE, str(error).partition(";")[0], "`rayka start` starts one")
+    clusters = running_clusters()
+    if name not in clusters:
+        others = f"clusters: {', '.join(clusters) or 'none'}"
+        return Finding("Ray", Verdict.GOOD, f"{found}, {others}", f"`rayka start` starts cluster {name}")
+    return Finding("Ray", Verdict.GOOD, f"{found}, clusters: {', '.join(clusters)}")
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,81 @@
+"""The `rayka` command: which subcommands there are, and how every one of them ends.
+
+Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 for wrong usage; 130 after Ctrl-C.
+`--help` must not import Ray, so subcommands are imported when they run, and their own imports wait until then too.
+"""
+
+import importlib
+import os
+import sys
+from typing import NamedTuple
+
+import click
+
+from rayka.errors import RaykaError
+
+INTERRUPTED = 130
+
+
+class _Subcommand(NamedTuple):
+    module: str
+    attribute: str
+    help: str
+
+
+_SUBCOMMANDS = {
+    "demo": _Subcommand("rayka.cli.demo", "demo", "See it all at work on 336,776 real flights."),
+    "start": _Subcommand("rayka.cli.cluster", "start", "Start the cluster that a spec declares."),
+    "stop": _Subcommand("rayka.cli.cluster", "stop", "Stop a cluster; its data stays."),
+    "status": _Subcommand("rayka.cli.cluster", "status", "Show a cluster's nodes."),
+    "topic": _Subcommand("rayka.cli.topic", "topic", "Create, list, describe and delete topics."),
+    "doctor": _Subcommand(
+        "rayka.cli.doctor", "doctor", "Check this machine: Java, versions, disk, memory, Ray."
+    ),
+}
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        chosen = _SUBCOMMANDS.get(name)
+        if chosen is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(chosen.module), chosen.attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.help) for name, each in _SUBCOMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="rayka", message="rayka %(version)s")
+def rayka() -> None:
+    """Durable, replicated topics on Ray, with the semantics of Apache Kafka."""
+
+
+def main() -> None:
+    """The entry point: runs the command, reports its errors, exits."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command line."""
+    try:
+        outcome = rayka.main(args=arguments, prog_name="rayka", standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except RaykaError as error:
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        return 1
+    except BrokenPipeError:  # the reader of the pipe has gone: `rayka topic list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return outcome if isinstance(outcome, int) else 0

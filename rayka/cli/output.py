@@ -1,0 +1,89 @@
+"""What commands print: tables for people, plain columns in a pipe, JSON for programs.
+
+rich decorates terminals only (and honours NO_COLOR); a pipe gets every cell whole, whatever its width. rich is
+imported late.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Any
+
+import click
+
+
+class Style(StrEnum):
+    """How a cell is coloured on a terminal."""
+
+    PLAIN = ""
+    GOOD = "green"
+    NOTE = "yellow"
+    BAD = "bold red"
+
+
+def print_json(value: Any) -> None:
+    """A dataclass, or plain values, as JSON."""
+    plain = asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    click.echo(json.dumps(plain, indent=2, default=str))
+
+
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[Style] = ()
+) -> None:
+    """A table; `styles` colour the rows, one for each."""
+    if sys.stdout.isatty():
+        _print_rich(title, columns, rows, styles)
+    else:
+        _print_plain(columns, rows)
+
+
+@contextmanager
+def working(message: str) -> Iterator[None]:
+    """Shows on a terminal that something goes on."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(message):
+        yield
+
+
+def size(size_bytes: int) -> str:
+    """`1.5 GB`: decimal units, as disks are sold."""
+    value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def _print_rich(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], styles: Sequence[Style]
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        is_number = bool(rows) and all(isinstance(row[index], int) for row in rows)
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for index, row in enumerate(rows):
+        table.add_row(*(Text(_text(cell)) for cell in row), style=styles[index] if styles else None)
+    Console().print(table)
+
+
+def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    lines = [list(columns), *([_text(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _text(cell: object) -> str:
+    return f"{cell:,}" if isinstance(cell, int) and sys.stdout.isatty() else str(cell)

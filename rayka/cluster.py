@@ -1,0 +1,225 @@
+"""A cluster of nodes on Ray: started, found by name, described, stopped.
+
+Starting is level-triggered: what the spec declares is compared with the actors that are there, and what is missing is
+made; so a start that was interrupted, or runs twice at the same time, ends at the same cluster. Nothing here is on
+the way of records.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from rayka.actors import launch
+from rayka.actors.description import ClusterDescription, NodeDescription, describe, describe_nodes
+from rayka.actors.names import NAMESPACE, actor_name, running_clusters, running_node_ids, wanted_node_ids
+from rayka.actors.network import RayNetwork
+from rayka.actors.on_ray_node import run_on
+from rayka.actors.placement import Placement, place, remove_directories
+from rayka.actors.ray_connection import AUTO, connect, connect_or_start
+from rayka.client import io_thread
+from rayka.config import ClusterSpec
+from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
+from rayka.ids import Role, role_of
+from rayka.protocol.cluster import NodeState
+
+ResultT = TypeVar("ResultT")
+START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
+_MAKE_TIMEOUT_S = 90.0
+_ANSWER_TIMEOUT_S = 15.0
+_SLACK_S = 30.0  # the waits inside end by themselves, with a better message
+_POLL_S = 0.05
+
+__all__ = ["Cluster", "ClusterDescription", "NodeDescription", "find"]
+
+
+class Cluster:
+    """A running cluster. `with Cluster.start(...) as cluster:` stops it at the end; its data stays.
+
+    A handle holds no connection of its own: it can be made any number of times, in any process on the same Ray.
+    """
+
+    def __init__(self, name: str, ray_address: str) -> None:
+        self._name = name
+        self._ray_address = ray_address
+
+    def __repr__(self) -> str:
+        return f"<Cluster {self._name} ray={self._ray_address}>"
+
+    @classmethod
+    def start(
+        cls, spec: str | Path | ClusterSpec | None = None, *, replace: Collection[int] = (), **fields: Any
+    ) -> Self:
+        """Starts the cluster that a spec declares: a file, a `ClusterSpec`, or its fields as keyword arguments.
+
+        Returns when every node is registered and unfenced. Data directories that exist bring back all they hold; they
+        are formatted only when the cluster has none anywhere. Brokers in `replace` start again on an empty disk. A
+        cluster that runs already with the same spec is returned as it is. Without a Ray, a local one is started that
+        ends with this process.
+
+        Raises ConfigError, ClusterExists (runs with another spec or directory), StorageError (directories are
+        missing) and UnavailableError (no Ray at the address given; a node that did not start, with its reason).
+        """
+        declared = _spec_of(spec, fields)
+        cluster = cls(declared.name, connect_or_start(declared.ray.address))
+        running = cluster._refuse_other_spec(declared, replace)
+        missing = [node_id for node_id in wanted_node_ids(declared) if node_id not in running]
+        if missing:
+            placements = place(declared, replace)
+            cluster._make([placements[node_id] for node_id in missing])
+        return cluster
+
+    @classmethod
+    def connect(cls, name: str = "rayka", *, address: str = AUTO) -> Self:
+        """The running cluster of that name. Starts nothing, neither nodes nor Ray.
+
+        Raises ClusterNotFound naming the cluster, the namespace and the Ray address; UnavailableError without a Ray.
+        """
+        cluster = cls(name, connect(address))
+        cluster._node_ids()
+        return cluster
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+        return self._name
+
+    @property
+    def ray_address(self) -> str:
+        """The address of the Ray that it runs on."""
+        return self._ray_address
+
+    def network(self) -> RayNetwork:
+        """A new caller to the cluster's nodes, for one client."""
+        return RayNetwork(self._name)
+
+    def describe(self) -> ClusterDescription:
+        """The nodes and what is in the cluster. Raises ClusterNotFound when the cluster was stopped."""
+        return _wait(describe(self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S)
+
+    def stop(self, delete_data: bool = False) -> None:
+        """Stops the cluster under control: brokers, then controllers; then their actors are ended for good. Data
+        stays.
+
+        With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
+        ClusterNotFound when the cluster was stopped already.
+        """
+        handles = {node_id: launch.find(self._name, node_id) for node_id in self._node_ids()}
+        processes = _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+        for role in (Role.BROKER, Role.CONTROLLER):
+            chosen = {node_id: handle for node_id, handle in handles.items() if role_of(node_id) is role}
+            _wait(launch.stop(self._name, chosen), launch.STOP_TIMEOUT_S)
+        for process in processes.values():
+            placement = process.placement
+            run_on(placement.ray_node_id, launch.await_exit, process.pid)
+            if delete_data:
+                run_on(placement.ray_node_id, remove_directories, placement.directories)
+        silent = [actor_name(self._name, node_id) for node_id in handles if node_id not in processes]
+        if silent and delete_data:
+            raise UnavailableError(
+                f"{', '.join(silent)} did not answer and was ended, but its data is still there; "
+                "start the cluster again, then stop it with delete_data (`rayka stop --delete-data`)"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _node_ids(self) -> tuple[int, ...]:
+        node_ids = running_node_ids(self._name)
+        if not node_ids:
+            others = ", ".join(running_clusters()) or "none"
+            raise ClusterNotFound(
+                f"no cluster {self._name!r} on the Ray at {self._ray_address} (namespace {NAMESPACE!r}; running there: "
+                f"{others}); start it with `rayka start` or rayka.Cluster.start()"
+            )
+        return node_ids
+
+    def _refuse_other_spec(self, spec: ClusterSpec, replace: Collection[int]) -> tuple[int, ...]:
+        """The nodes that run already, under the same spec."""
+        running = running_node_ids(self._name)
+        handles = {node_id: launch.find(self._name, node_id) for node_id in running}
+        for process in _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S).values():
+            difference = _difference(process.placement.spec, spec)
+            if difference:
+                raise ClusterExists(
+                    f"cluster {self._name!r} runs on the Ray at {self._ray_address} with {difference}; "
+                    f"stop it first with `rayka stop --cluster {self._name}`, or choose another name"
+                )
+        if running and replace:
+            raise ConfigError(
+                f"replace: cluster {self._name!r} is running; stop it with `rayka stop --cluster {self._name}`"
+            )
+        return running
+
+    def _make(self, placements: Collection[Placement]) -> None:
+        """Makes the actors and waits until all nodes of the cluster run; ends what it made when one does not."""
+        handles: dict[int, Any] = {}
+        try:
+            for placement in placements:
+                handles[placement.node_id] = launch.create(placement)
+            _wait(self._await_running(handles), START_TIMEOUT_S)
+        except BaseException:
+            for handle in handles.values():
+                launch.end(handle)
+            raise
+
+    async def _await_running(self, made: Mapping[int, Any]) -> None:
+        await launch.await_made(self._name, made, _MAKE_TIMEOUT_S)
+        network = self.network()
+        node_ids = await network.node_ids()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_TIMEOUT_S
+        while True:
+            nodes = await describe_nodes(network, node_ids)
+            _refuse_failed(self._name, nodes)
+            if all(node.state == NodeState.RUNNING for node in nodes):
+                return
+            if loop.time() > deadline:
+                states = "; ".join(f"{node.actor_name} is {node.state}" for node in nodes)
+                raise UnavailableError(
+                    f"cluster {self._name!r} was not up in {START_TIMEOUT_S:g} s: {states}"
+                )
+            await asyncio.sleep(_POLL_S)
+
+
+def find(name: str) -> Cluster:
+    """The handle that clients get for a cluster's name. As `Cluster.connect`."""
+    return Cluster.connect(name)
+
+
+def _wait(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float) -> ResultT:
+    return io_thread.run(coroutine, timeout_s + _SLACK_S)
+
+
+def _spec_of(spec: str | Path | ClusterSpec | None, fields: Mapping[str, Any]) -> ClusterSpec:
+    if spec is None:
+        return ClusterSpec.of(fields)
+    if fields:
+        raise ConfigError(
+            f"Cluster.start: either a specification or its fields, found both: {sorted(fields)}"
+        )
+    return spec if isinstance(spec, ClusterSpec) else ClusterSpec.load(spec)
+
+
+def _difference(running: ClusterSpec, wanted: ClusterSpec) -> str:
+    """The first key in which two specs differ; empty when none. Which Ray to use is not part of the cluster."""
+    if running.data_dirs != wanted.data_dirs:
+        return f"data_dir {', '.join(running.data_dirs)}, not {', '.join(wanted.data_dirs)}"
+    found, expected = (
+        each.model_dump(mode="json", exclude={"ray", "data_dir"}) for each in (running, wanted)
+    )
+    return next(
+        (f"{key} {found[key]}, not {expected[key]}" for key in found if found[key] != expected[key]), ""
+    )
+
+
+def _refuse_failed(name: str, nodes: Collection[NodeDescription]) -> None:
+    failed = [f"{node.actor_name}: {node.detail}" for node in nodes if node.state == NodeState.FAILED]
+    if failed:
+        raise UnavailableError(f"cluster {name!r} did not start; {'; '.join(failed)}")
