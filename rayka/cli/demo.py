@@ -11,7 +11,7 @@ import click
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the outcome as one JSON object and nothing else."
 )
-def demo(keep: bool, no_spark: bool, as_json: bool) -> None:
+def demo(keep: bool, no_spark: bool, as_json: bool) -> int:
     """Send 336,776 real flights through a topic, read them back, and analyse them with Spark.
 
     Uses the running Ray or starts one, makes a cluster in a temporary directory, publishes the flights that left New
@@ -20,5 +20,4 @@ def demo(keep: bool, no_spark: bool, as_json: bool) -> None:
     """
     from rayka.cli.demo_run import run_demo
 
-    if not run_demo(keep=keep, with_spark=not no_spark, as_json=as_json):
-        raise click.exceptions.Exit(1)
+    return 0 if run_demo(keep=keep, with_spark=not no_spark, as_json=as_json) else 1

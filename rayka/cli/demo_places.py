@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import ray
 
 from rayka.actors import ray_connection, ray_process
+from rayka.cli.cluster import end_ray, ensure_ray
 from rayka.cluster import Cluster
-from rayka.errors import UnavailableError
 
 
 @contextmanager
@@ -34,16 +34,15 @@ def demo_ray(directory: str, *, keep: bool) -> Iterator[str]:
     One that was started keeps its files in the directory and ends with the demo; one to be kept is a process of its
     own, remembered for `rayka stop`. Raises UnavailableError when Ray cannot be reached or does not start.
     """
-    started = _start_to_keep() if keep else None
+    has_started = keep and ensure_ray(ray_connection.AUTO)
     try:
         yield ray_connection.connect_or_start(temp_dir=directory)
     except BaseException:
-        ray.shutdown()
-        if started:
-            ray_process.forget()
-            started.stop()
+        if has_started:
+            end_ray()
         raise
-    ray.shutdown()
+    finally:
+        ray.shutdown()
 
 
 @contextmanager
@@ -57,14 +56,3 @@ def demo_cluster(name: str, directory: str, *, keep: bool) -> Iterator[Cluster]:
         raise
     if not keep:
         cluster.stop(delete_data=True)
-
-
-def _start_to_keep() -> ray_process.RayProcess | None:
-    """A Ray that outlives this command; None when there is one already."""
-    try:
-        ray_connection.connect()
-    except UnavailableError:
-        process = ray_process.start()
-        ray_process.remember(process)
-        return process
-    return None

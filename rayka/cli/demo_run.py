@@ -26,6 +26,7 @@ from rayka.cli.flights import (
     table_checksum,
 )
 from rayka.cli.narrator import Narrator, Step
+from rayka.cli.output import print_json, print_table
 from rayka.errors import UnavailableError
 from rayka.spark.java import require_java
 
@@ -73,11 +74,12 @@ def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
         else:
             with narrator.step("Stopping all that was started"):
                 stack.close()
-    _report(narrator, outcome)
+    if as_json:
+        print_json(msgspec.to_builtins(outcome))
+    else:
+        _report(narrator, outcome)
     if keep:
         _say_how_to_go_on(narrator, data_dir)
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(outcome)).decode())
     return outcome.is_same and outcome.is_table_same
 
 
@@ -164,9 +166,12 @@ def _timed(narrator: Narrator, outcome: Outcome, doing: str) -> Iterator[Step]:
 
 def _report(narrator: Narrator, outcome: Outcome) -> None:
     if outcome.delays_from_spark:
-        delays = outcome.delays_from_spark
-        rows = [(row.carrier, f"{row.flight_count:,}", f"{row.mean_delay_minutes:.2f}") for row in delays]
-        narrator.table("Spark's answer", ("carrier", "flights", "mean departure delay (min)"), rows)
+        rows = [
+            (row.carrier, row.flight_count, f"{row.mean_delay_minutes:6.2f}")
+            for row in outcome.delays_from_spark
+        ]
+        narrator.say()
+        print_table("Spark's answer", ("carrier", "flights", "mean departure delay (min)"), rows)
     narrator.say()
     narrator.say(f"in:  {outcome.records_in:,} records, checksum {outcome.checksum_in}")
     narrator.say(f"out: {outcome.records_out:,} records, checksum {outcome.checksum_out}")

@@ -1,10 +1,9 @@
 """What a long command says while it works: live bars and ticks on a terminal, one plain line a step in a pipe."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -15,7 +14,6 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
 
 
 class Step:
@@ -73,17 +71,6 @@ class Narrator:
     def say(self, text: str = "") -> None:
         """One line as it is."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Rows under headings; the first column to the left, the others, numbers, to the right."""
-        table = Table(
-            title=title, title_justify="left", box=SIMPLE_HEAD if self.console.is_terminal else None
-        )
-        for index, heading in enumerate(columns):
-            table.add_column(heading, justify="right" if index else "left")
-        for row in rows:
-            table.add_row(*row)
-        self.console.print(table)
 
     def _progress(self) -> Progress:
         text = TextColumn("{task.description}")
