@@ -8,7 +8,6 @@ missing, which is safe for each of them: more is scanned, the high watermark sta
 """
 
 import logging
-import posixpath
 from collections.abc import Mapping, Sequence
 
 from rayka.ids import TopicPartition
@@ -59,17 +58,3 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     if offsets is None:
         _logger.warning("%s is damaged and counts as missing", path)
     return offsets or {}
-
-
-async def replace_durably(disk: Disk, contents: Mapping[str, bytes]) -> None:
-    """Replaces files so that after a power cut each has its old content or its new one, whole.
-
-    On return the new content survives. All files share two syncs: of the contents, then of the names.
-    """
-    aside = {path: f"{path}.new" for path in contents}
-    for path, data in contents.items():
-        disk.write(aside[path], data)
-    await disk.sync(list(aside.values()), [])
-    for path in contents:
-        disk.rename(aside[path], path)
-    await disk.sync([], sorted({posixpath.dirname(path) for path in contents}))

@@ -29,8 +29,8 @@ from rayka.log.checkpoints import (
     RECOVERY_POINT_FILE,
     encode_offsets,
     read_offsets,
-    replace_durably,
 )
+from rayka.log.durable import replace_durably
 from rayka.log.log import Log
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,

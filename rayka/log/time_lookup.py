@@ -25,8 +25,8 @@ class TimestampAndOffset(NamedTuple):
 
 def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) -> TimestampAndOffset | None:
     """The first record from start_offset on whose timestamp is at or after the one given."""
-    start_offset = max(segment.time_index.lookup(timestamp_ms).offset, start_offset)
-    for batch in segment.batches(segment.position_of(start_offset)):
+    indexed_offset = segment.time_index.lookup(timestamp_ms).offset
+    for batch in segment.batches(segment.position_of(max(indexed_offset, start_offset))):
         if batch.max_timestamp_ms >= timestamp_ms:
             found = _first_in(segment, batch, timestamp_ms, start_offset)
             if found is not None:

@@ -1,0 +1,92 @@
+"""What the tests of the log share: small batches, small segments, and reading everything back."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayka.config import TopicConfig
+from rayka.log.log import Log
+from rayka.ports import Disk
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.testing.memory_disk import MemoryDisk
+
+DIRECTORY = "/data/orders-0"
+SMALL = TopicConfig(segment_bytes=2000, index_interval_bytes=200, segment_index_bytes=1000)
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def batch(values: Sequence[bytes] = (b"v",), timestamps_ms: Sequence[int] | int = 1000) -> RecordBatch:
+    """One batch as a producer sends it: offsets from 0, no epoch."""
+    return RecordBatch(encode_batch(list(values), timestamps_ms=timestamps_ms))
+
+
+def placed(base_offset: int, epoch: int = 0, count: int = 1, timestamp_ms: int = 1000) -> RecordBatch:
+    """One batch as a follower receives it."""
+    given = batch([b"v"] * count, timestamp_ms)
+    return RecordBatch(b"".join(map(bytes, given.stamped(base_offset=base_offset, leader_epoch=epoch))))
+
+
+def open_log(
+    disk: Disk,
+    *,
+    recovery_point: int = 0,
+    is_clean: bool = False,
+    config: TopicConfig = SMALL,
+    start: int = 0,
+) -> Log:
+    return Log.open(
+        disk,
+        DIRECTORY,
+        config,
+        recovery_point=recovery_point,
+        log_start_offset=start,
+        is_clean=is_clean,
+        now_ms=0,
+    )
+
+
+def new_log(config: TopicConfig = SMALL) -> tuple[MemoryDisk, Log]:
+    disk = MemoryDisk()
+    disk.make_directory("/data")
+    return disk, open_log(disk, config=config)
+
+
+def fill(log: Log, batch_count: int, *, epoch: int = 0, size_bytes: int = 50) -> None:
+    """Appends batches of two records; the record at offset n has the value `n`, padded, at 1000 + 10 n ms."""
+    for _ in range(batch_count):
+        offset = log.log_end_offset
+        values = [str(each).encode().ljust(size_bytes, b".") for each in (offset, offset + 1)]
+        log.append_as_leader([batch(values, [1000 + 10 * offset, 1010 + 10 * offset])], epoch, now_ms=0)
+
+
+def sync(disk: MemoryDisk, log: Log) -> None:
+    plan = log.unsynced()
+    disk.sync_now(plan.files, plan.directories)
+    log.on_synced(plan)
+
+
+def read_batches(log: Log, *, max_bytes: int = 700) -> list[RecordBatch]:
+    """All batches, read chunk by chunk, their CRCs checked."""
+    found, offset = [], log.log_start_offset
+    while offset < log.log_end_offset:
+        read = log.read(offset, max_bytes=max_bytes, end_offset=log.log_end_offset)
+        assert read.next_offset > offset, (log, read)
+        for each in split_batches(read.records):
+            each.check_crc()
+            found.append(each)
+        offset = read.next_offset
+    return found
+
+
+def read_offsets(log: Log) -> list[int]:
+    """The offsets of all records."""
+    return [int(offset) for each in read_batches(log) for offset in decode(each).offsets]
+
+
+def segment_path(base_offset: int, suffix: str = ".log") -> str:
+    return f"{DIRECTORY}/{base_offset:020d}{suffix}"
+
+
+def segment_bases(disk: Disk) -> list[int]:
+    return [int(name[:20]) for name in disk.list(DIRECTORY) if name.endswith(".log")]

@@ -1,0 +1,205 @@
+"""What every `Disk` promises, proven on the real one and on the one in memory."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayka.errors import StorageError
+from rayka.log.disk import LocalDisk
+from rayka.ports import Disk
+from rayka.testing.memory_disk import MemoryDisk
+
+
+@pytest.fixture(params=["local", "memory"])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[Disk, str]]:
+    """A disk, and an empty directory on it."""
+    if request.param == "memory":
+        disk = MemoryDisk()
+        disk.make_directory("/data")
+        yield disk, "/data"
+        return
+    local, directory = LocalDisk(max_open_files=3), tempfile.mkdtemp()
+    yield local, directory
+    local.close()
+    shutil.rmtree(directory)
+
+
+def test_append_makes_the_file_and_returns_where_each_write_begins(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    path = f"{directory}/a"
+    assert disk.append(path, [b"one", memoryview(b"two"), np.frombuffer(b"three", np.uint8)]) == 0
+    assert disk.append(path, [bytearray(b"four")]) == 11
+    assert disk.read_at(path, 0, 100) == b"onetwothreefour"
+
+
+def test_an_append_of_nothing_makes_an_empty_file(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [])
+    disk.append(f"{directory}/a", [b"", np.empty(0, np.uint8)])
+    assert (disk.size(f"{directory}/a"), bytes(disk.map(f"{directory}/a"))) == (0, b"")
+
+
+def test_one_append_takes_thousands_of_buffers(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [bytes([number % 251]) * 3 for number in range(5000)])
+    assert disk.read_at(f"{directory}/a", 0, 20_000) == b"".join(bytes([n % 251]) * 3 for n in range(5000))
+
+
+def test_a_read_is_short_only_at_the_end(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"0123456789"])
+    assert [disk.read_at(f"{directory}/a", at, 4) for at in (0, 3, 8, 10, 20)] == [
+        b"0123",
+        b"3456",
+        b"89",
+        b"",
+        b"",
+    ]
+
+
+def test_a_map_keeps_its_bytes_after_append_rename_and_unlink(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    first, second = f"{directory}/a", f"{directory}/b"
+    disk.append(first, [b"before"])
+    view = disk.map(first)
+    disk.append(first, [b"after"])
+    disk.write(second, b"other")
+    disk.rename(second, first)
+    assert (bytes(view), bytes(disk.map(first))) == (b"before", b"other")
+    disk.unlink(first)
+    assert bytes(view) == b"before"
+
+
+def test_a_map_is_read_only(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"abc"])
+    assert disk.map(f"{directory}/a").readonly
+
+
+def test_write_replaces_the_inode(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    path = f"{directory}/a"
+    disk.append(path, [b"a longer old content"])
+    old = disk.identity(path)
+    disk.write(path, b"new")
+    assert disk.identity(path).inode != old.inode
+    assert (disk.read_at(path, 0, 100), disk.identity(path).size_bytes) == (b"new", 3)
+    assert disk.list(directory) == ["a"]
+
+
+def test_appends_after_a_rename_go_to_the_name_and_not_to_the_old_inode(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"old"])
+    disk.copy_prefix(f"{directory}/a", f"{directory}/b", 2)
+    disk.rename(f"{directory}/b", f"{directory}/a")
+    assert disk.append(f"{directory}/a", [b"new"]) == 2
+    assert disk.read_at(f"{directory}/a", 0, 10) == b"olnew"
+
+
+def test_copy_prefix_replaces_what_an_earlier_attempt_left(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"0123456789"])
+    disk.append(f"{directory}/b", [b"left over from before"])
+    disk.copy_prefix(f"{directory}/a", f"{directory}/b", 4)
+    assert disk.read_at(f"{directory}/b", 0, 100) == b"0123"
+
+
+def test_copy_prefix_of_more_than_there_is_fails(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"0123"])
+    with pytest.raises(StorageError, match="cannot copy"):
+        disk.copy_prefix(f"{directory}/a", f"{directory}/b", 5)
+
+
+def test_more_files_than_may_be_open_are_used_in_turn(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    for turn in (b"x", b"y"):
+        for number in range(10):
+            disk.append(f"{directory}/{number}", [turn])
+    assert [disk.read_at(f"{directory}/{number}", 0, 9) for number in range(10)] == [b"xy"] * 10
+
+
+def test_directories_are_made_with_parents_listed_sorted_moved_and_removed(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.make_directory(f"{directory}/x/y")
+    disk.make_directory(f"{directory}/x/y")
+    disk.append(f"{directory}/x/y/b", [b"1"])
+    disk.append(f"{directory}/x/y/a", [b"2"])
+    assert disk.list(f"{directory}/x/y") == ["a", "b"]
+    disk.rename(f"{directory}/x", f"{directory}/z")
+    assert disk.append(f"{directory}/z/y/a", [b"3"]) == 1
+    assert not disk.exists(f"{directory}/x/y/a")
+    disk.remove_directory(f"{directory}/z")
+    assert disk.list(directory) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda disk, path: disk.size(path),
+        lambda disk, path: disk.identity(path),
+        lambda disk, path: disk.modified_ms(path),
+        lambda disk, path: disk.list(path),
+        lambda disk, path: disk.read_at(path, 0, 1),
+        lambda disk, path: disk.map(path),
+        lambda disk, path: disk.rename(path, path + "2"),
+        lambda disk, path: disk.unlink(path),
+        lambda disk, path: disk.copy_prefix(path, path + "2", 1),
+        lambda disk, path: disk.append(path + "/in/it", [b"x"]),
+        lambda disk, path: disk.write(path + "/in/it", b"x"),
+        lambda disk, path: disk.remove_directory(path),
+        lambda disk, path: disk.free_bytes(path),
+        lambda disk, path: disk.lock(path + "/in/it"),
+    ],
+)
+def test_a_missing_path_is_a_storage_error_that_names_path_and_cause(
+    place: tuple[Disk, str], call: Callable[[Disk, str], object]
+) -> None:
+    disk, directory = place
+    with pytest.raises(StorageError, match=r"cannot .* .*/gone.*: No such file or directory"):
+        call(disk, f"{directory}/gone")
+
+
+def test_a_lock_is_held_once_until_released(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    lock = disk.lock(f"{directory}/.lock")
+    with pytest.raises(StorageError, match=r"\.lock is locked by \w+"):
+        disk.lock(f"{directory}/.lock")
+    lock.release()
+    disk.lock(f"{directory}/.lock").release()
+
+
+def test_sync_takes_files_and_directories_and_passes_over_missing_ones(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"x"])
+    paths = [f"{directory}/a", f"{directory}/gone"]
+    asyncio.run(disk.sync(paths, [directory, f"{directory}/gone too"]))
+    assert disk.read_at(f"{directory}/a", 0, 1) == b"x"
+
+
+def test_the_disk_says_how_much_is_free_and_which_boot_it_is(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    assert disk.free_bytes(directory) > 0
+    assert disk.boot_id() == disk.boot_id() != ""
+
+
+def test_the_real_disk_keeps_no_more_files_open_than_it_may(tmp_path: Path) -> None:
+    disk = LocalDisk(max_open_files=2)
+    for number in range(5):
+        disk.append(str(tmp_path / str(number)), [b"x"])
+    assert repr(disk) == "<LocalDisk open=2/2>"
+    disk.close()
+    assert repr(disk) == "<LocalDisk open=0/2>"
+
+
+def test_the_real_lock_names_the_process_that_holds_it(tmp_path: Path) -> None:
+    disk = LocalDisk()
+    lock = disk.lock(str(tmp_path / ".lock"))
+    with pytest.raises(StorageError, match=r"locked by process \d+"):
+        LocalDisk().lock(str(tmp_path / ".lock"))
+    lock.release()

@@ -1,0 +1,317 @@
+"""Appending, reading and rolling (B18, F10, G3-G6), without a crash."""
+
+import pytest
+
+from rayka.config import TopicConfig
+from rayka.errors import CorruptRecord, OffsetOutOfRange, RecordBatchTooLarge, StorageError
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import TimestampType, split_batches
+from tests.log.support import (
+    DIRECTORY,
+    SMALL,
+    batch,
+    fill,
+    new_log,
+    open_log,
+    placed,
+    read_batches,
+    read_offsets,
+    segment_bases,
+    segment_path,
+)
+
+ONE_SEGMENT = TopicConfig(segment_bytes=1 << 20, index_interval_bytes=200)
+
+
+# ---- Appending ----
+
+
+def test_the_leader_gives_offsets_and_epoch_to_every_batch_of_an_append() -> None:
+    _, log = new_log()
+    info = log.append_as_leader([batch([b"a", b"b"], [5, 7]), batch([b"c"], 6)], 4, now_ms=0)  # B18
+    assert (info.first_offset, info.last_offset, info.max_timestamp_ms) == (0, 2, 7)
+    assert [(each.base_offset, each.leader_epoch) for each in read_batches(log)] == [(0, 4), (2, 4)]
+    assert [value for each in read_batches(log) for value in decode(each).values_list()] == [b"a", b"b", b"c"]
+    assert (log.log_end_offset, log.latest_epoch, log.size_bytes) == (3, 4, info.size_bytes)
+
+
+def test_an_append_of_several_batches_is_one_write() -> None:
+    disk, log = new_log()
+    first, second = batch(), batch()
+    disk.tear_next_append(segment_path(0), first.size_bytes + 10)
+    with pytest.raises(StorageError):
+        log.append_as_leader([first, second], 0, now_ms=0)
+    assert disk.size(segment_path(0)) == first.size_bytes + 10
+
+
+def test_the_log_append_time_replaces_every_timestamp() -> None:
+    _, log = new_log()
+    info = log.append_as_leader([batch([b"a", b"b"], [5, 7])], 0, now_ms=0, log_append_time_ms=99)  # B18
+    [found] = read_batches(log)
+    assert (found.timestamp_type, info.max_timestamp_ms) == (TimestampType.LOG_APPEND_TIME, 99)
+    assert decode(found).timestamps_ms.tolist() == [99, 99]
+
+
+def test_a_follower_keeps_offsets_and_epochs_and_may_leave_gaps() -> None:
+    _, log = new_log()
+    log.append_as_follower([placed(0, 1), placed(5, 1, count=2), placed(7, 3)], now_ms=0)  # B18
+    assert read_offsets(log) == [0, 5, 6, 7]
+    assert (log.log_end_offset, log.end_offset_for_epoch(2).offset) == (8, 7)
+
+
+def test_a_follower_refuses_offsets_that_go_back() -> None:
+    _, log = new_log()
+    log.append_as_follower([placed(3)], now_ms=0)
+    with pytest.raises(CorruptRecord, match="orders-0: expected offset 4 or later"):
+        log.append_as_follower([placed(3)], now_ms=0)
+    with pytest.raises(CorruptRecord):
+        log.append_as_follower([placed(4), placed(4)], now_ms=0)
+    assert read_offsets(log) == [3]
+
+
+def test_a_batch_larger_than_a_segment_is_refused_and_harms_nothing() -> None:
+    disk, log = new_log()
+    with pytest.raises(RecordBatchTooLarge, match=r"larger than segment\.bytes, 2000"):
+        log.append_as_leader([batch(), batch([b"x" * 3000])], 0, now_ms=0)
+    fill(log, 1)
+    assert (read_offsets(log), segment_bases(disk)) == ([0, 1], [0])
+
+
+def test_an_epoch_may_begin_without_a_record() -> None:
+    _, log = new_log()
+    fill(log, 1, epoch=2)
+    log.assign_epoch(5, 2)  # B16
+    assert (log.latest_epoch, log.end_offset_for_epoch(2).offset, log.end_offset_for_epoch(5).offset) == (
+        5,
+        2,
+        2,
+    )
+    assert (log.epoch_of(1), log.epoch_of(2)) == (2, 5)
+
+
+# ---- A disk that fails ----
+
+
+def test_after_a_torn_write_the_log_takes_no_appends_and_reads_go_on() -> None:
+    disk, log = new_log()
+    fill(log, 3)
+    disk.tear_next_append(segment_path(0), 100)
+    with pytest.raises(StorageError, match="Input/output error"):
+        fill(log, 1)
+    with pytest.raises(
+        StorageError, match=r"orders-0 takes no appends until its node restarts: .*Input/output"
+    ):
+        fill(log, 1)
+    assert (log.log_end_offset, read_offsets(log)) == (6, [0, 1, 2, 3, 4, 5])
+    assert "failed" in repr(log)
+
+
+def test_a_full_disk_loses_nothing_that_was_appended_before() -> None:
+    disk, log = new_log()
+    fill(log, 3)
+    disk.fill_up(after_bytes=100)
+    with pytest.raises(StorageError, match="disk full"):
+        fill(log, 1)
+    disk.fill_up(after_bytes=1 << 20)
+    again = open_log(disk)
+    assert (read_offsets(again), again.recovery.cut is not None) == ([0, 1, 2, 3, 4, 5], True)
+    fill(again, 1)
+    assert read_offsets(again) == list(range(8))
+
+
+# ---- Reading ----
+
+
+def test_a_read_begins_with_the_batch_that_contains_the_offset() -> None:
+    _, log = new_log(ONE_SEGMENT)
+    fill(log, 20)
+    for offset in range(40):
+        read = log.read(offset, max_bytes=1, end_offset=40)  # G4
+        assert (read.base_offset, read.next_offset) == (offset // 2 * 2, offset // 2 * 2 + 2)
+        assert [each.base_offset for each in split_batches(read.records)] == [offset // 2 * 2]
+
+
+def test_a_read_gives_as_many_whole_batches_as_fit() -> None:
+    _, log = new_log(ONE_SEGMENT)
+    fill(log, 20)
+    size_bytes = read_batches(log)[0].size_bytes
+    for max_bytes, count in (
+        (size_bytes - 1, 0),
+        (size_bytes, 1),
+        (3 * size_bytes - 1, 2),
+        (15 * size_bytes, 15),
+    ):
+        read = log.read(6, max_bytes=max_bytes, end_offset=40, min_one_batch=False)  # G5
+        assert (len(read.records), read.next_offset) == (count * size_bytes, 6 + 2 * count)
+
+
+def test_the_first_batch_is_read_whatever_its_size() -> None:
+    _, log = new_log(ONE_SEGMENT)
+    log.append_as_leader([batch([b"x" * 50_000])], 0, now_ms=0)
+    assert log.read(0, max_bytes=10, end_offset=1).next_offset == 1  # G6
+    assert log.read(0, max_bytes=10, end_offset=1, min_one_batch=False).records == b""  # G6
+
+
+@pytest.mark.parametrize(
+    ("end_offset", "next_offset"), [(10, 10), (11, 10), (12, 12), (0, 4), (4, 4), (5, 4), (99, 40)]
+)
+def test_a_read_never_reaches_the_end_offset(end_offset: int, next_offset: int) -> None:
+    _, log = new_log(ONE_SEGMENT)
+    fill(log, 20)
+    assert log.read(4, max_bytes=1 << 20, end_offset=end_offset).next_offset == next_offset
+
+
+def test_a_read_at_the_end_is_empty_and_outside_the_log_an_error() -> None:
+    _, log = new_log()
+    fill(log, 2)
+    assert log.read(4, max_bytes=100, end_offset=4) == (b"", -1, 4)  # G3
+    with pytest.raises(OffsetOutOfRange, match=r"orders-0: offset 5 is outside \[0, 4\]"):
+        log.read(5, max_bytes=100, end_offset=4)  # G3
+    with pytest.raises(OffsetOutOfRange):
+        log.read(-1, max_bytes=100, end_offset=4)
+
+
+def test_reads_go_on_over_gaps_and_segment_ends() -> None:
+    _, log = new_log()
+    for base_offset in range(0, 400, 10):
+        log.append_as_follower([placed(base_offset, count=2)], now_ms=0)
+    assert log.segment_count > 2
+    for offset in range(400):
+        if offset >= 392:
+            break
+        read = log.read(offset, max_bytes=1, end_offset=log.log_end_offset)
+        assert read.base_offset == (offset if offset % 10 < 2 else offset + 10) // 10 * 10
+
+
+def test_readers_of_old_segments_keep_working_while_indexes_come_and_go() -> None:
+    _, log = new_log()
+    fill(log, 200)
+    assert log.segment_count > 12
+    for _ in range(2):
+        assert read_offsets(log) == list(range(400))
+
+
+def test_a_header_that_points_beyond_the_file_is_an_error_and_no_crash() -> None:
+    disk, log = new_log(ONE_SEGMENT)
+    fill(log, 3)
+    disk.flip_bit(
+        segment_path(0), read_batches(log)[0].size_bytes + 8, bit=6
+    )  # the length of the second batch
+    log = open_log(disk, is_clean=True, config=ONE_SEGMENT)
+    assert log.recovery.cut is not None
+
+
+def test_a_flipped_bit_is_found_by_the_readers_crc() -> None:
+    disk, log = new_log(ONE_SEGMENT)
+    fill(log, 3)
+    disk.flip_bit(segment_path(0), read_batches(log)[0].size_bytes + 120)
+    with pytest.raises(CorruptRecord, match=r"offset 2: CRC-32C expected"):
+        read_batches(log)
+
+
+# ---- File ranges ----
+
+
+def test_file_ranges_name_the_same_bytes_as_reads() -> None:
+    disk, log = new_log()
+    fill(log, 60)
+    for offset, max_bytes, end_offset in ((0, 1 << 20, 120), (31, 1, 120), (31, 5000, 100), (119, 100, 120)):
+        local = log.file_ranges(offset, max_bytes=max_bytes, end_offset=end_offset)
+        mapped = [
+            disk.map(each.path)[each.position : each.position + each.size_bytes] for each in local.ranges
+        ]
+        batches = [each for view in mapped for each in split_batches(view)]
+        assert [each.base_offset for each in local.ranges] == [
+            next(split_batches(v)).base_offset for v in mapped
+        ]
+        assert (batches[0].base_offset, local.next_offset) == (offset // 2 * 2, batches[-1].next_offset)
+        assert sum(map(len, mapped)) <= max(max_bytes, batches[0].size_bytes)
+        assert [each.inode for each in local.ranges] == [
+            disk.identity(each.path).inode for each in local.ranges
+        ]
+
+
+def test_there_are_no_file_ranges_at_the_end() -> None:
+    _, log = new_log()
+    fill(log, 1)
+    assert log.file_ranges(2, max_bytes=100, end_offset=2) == ((), 2)
+
+
+# ---- Rolling (F10) ----
+
+
+def test_a_segment_rolls_before_it_would_outgrow_its_size() -> None:
+    disk, log = new_log()
+    fill(log, 30)
+    assert len(segment_bases(disk)) > 1
+    assert all(disk.size(segment_path(base)) <= SMALL.segment_bytes for base in segment_bases(disk))
+
+
+def test_an_append_larger_than_a_segment_is_split_between_batches() -> None:
+    disk, log = new_log()
+    log.append_as_leader([batch([b"x" * 700]) for _ in range(6)], 0, now_ms=0)
+    assert (segment_bases(disk), read_offsets(log)) == ([0, 2, 4], list(range(6)))
+
+
+def test_a_segment_rolls_when_record_time_has_passed() -> None:
+    disk, log = new_log(TopicConfig(segment_ms=1000))
+    for timestamp_ms in (10_000, 10_999, 11_000, 11_001):
+        log.append_as_leader([batch([b"v"], timestamp_ms)], 0, now_ms=0)
+    assert segment_bases(disk) == [0, 3]
+
+
+def test_without_timestamps_a_segment_rolls_by_the_clock() -> None:
+    disk, log = new_log(TopicConfig(segment_ms=1000))
+    for now_ms in (0, 1000, 1001):
+        log.append_as_leader([batch([b"v"], -1)], 0, now_ms=now_ms)
+    assert segment_bases(disk) == [0, 2]
+
+
+def test_a_segment_rolls_when_an_index_is_full() -> None:
+    disk, log = new_log(TopicConfig(segment_index_bytes=96, index_interval_bytes=0))
+    fill(log, 20)
+    assert (
+        segment_bases(disk)[1] == 16
+    )  # 8 entries of 12 bytes, the last one kept for the seal: 7, and the first batch
+
+
+def test_a_segment_rolls_when_offsets_would_not_fit_its_index() -> None:
+    disk, log = new_log(ONE_SEGMENT)
+    log.append_as_follower([placed(0)], now_ms=0)
+    log.append_as_follower([placed(2**31 - 1)], now_ms=0)
+    log.append_as_follower([placed(2**31)], now_ms=0)
+    assert (segment_bases(disk), read_offsets(log)) == ([0, 2**31], [0, 2**31 - 1, 2**31])
+
+
+def test_a_gap_at_a_roll_puts_the_new_segment_at_the_first_offset_appended() -> None:
+    disk, log = new_log(TopicConfig(segment_ms=10))
+    log.append_as_follower([placed(0, timestamp_ms=0)], now_ms=0)
+    log.append_as_follower([placed(50, timestamp_ms=100)], now_ms=0)
+    assert segment_bases(disk) == [0, 50]
+
+
+def test_rolling_an_empty_segment_does_nothing() -> None:
+    disk, log = new_log()
+    log.roll(0)
+    fill(log, 1)
+    log.roll(0)
+    log.roll(0)
+    assert segment_bases(disk) == [0, 2]
+
+
+def test_a_sealed_segment_has_its_indexes_on_disk() -> None:
+    disk, log = new_log()
+    fill(log, 6)
+    log.roll(0)
+    time_index = disk.read_at(segment_path(0, ".timeindex"), 0, 1000)
+    assert time_index[-12:] == (1110).to_bytes(8, "big") + (11).to_bytes(
+        4, "big"
+    )  # F5: the last entry comes at roll
+    assert disk.size(segment_path(0, ".index")) == 8 * (len(time_index) // 12)
+
+
+def test_a_log_says_what_it_is() -> None:
+    _, log = new_log()
+    fill(log, 2, epoch=3)
+    assert repr(log) == "<Log orders-0 start=0 flushed=0 leo=4 epoch=3 segments=1>"
+    assert log.directory == DIRECTORY

@@ -1,0 +1,277 @@
+"""Data directories: whose they are, how they were left, and what of them survives what (B4, B30, H3, design §4)."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from random import Random
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+
+from rayka.config import TopicConfig
+from rayka.errors import InconsistentTopicId, StorageError
+from rayka.ids import TopicPartition
+from rayka.log.disk import LocalDisk
+from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE, LogDirectory
+from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import SMALL, fill, read_offsets
+
+DIRECTORY_ID, TOPIC_ID, OTHER_TOPIC_ID = UUID(int=7), UUID(int=8), UUID(int=9)
+ORDERS = TopicPartition("orders", 0)
+PATH = "/data/broker-1"
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    disk = MemoryDisk()
+    run(LogDirectory.format(disk, PATH, node_id=1, directory_id=DIRECTORY_ID))
+    return disk
+
+
+def open_directory(disk: MemoryDisk, cluster_id: str = "") -> LogDirectory:
+    return run(LogDirectory.open(disk, PATH, node_id=1, cluster_id=cluster_id))
+
+
+def open_orders(directory: LogDirectory, config: TopicConfig = SMALL) -> Any:
+    return directory.open_log(ORDERS, TOPIC_ID, config, now_ms=0)
+
+
+# ---- Whose it is ----
+
+
+def test_a_formatted_directory_survives_power_loss_and_opens(disk: MemoryDisk) -> None:
+    disk.power_loss(Random(0))
+    directory = open_directory(disk)
+    assert (directory.node_id, directory.directory_id, directory.cluster_id) == (1, DIRECTORY_ID, "")
+    assert repr(directory) == "<LogDirectory /data/broker-1 of broker-1 logs=0>"
+
+
+def test_a_directory_is_formatted_once(disk: MemoryDisk) -> None:
+    with pytest.raises(StorageError, match="/data/broker-1 is formatted already"):
+        run(LogDirectory.format(disk, PATH, node_id=1, directory_id=DIRECTORY_ID))
+
+
+def test_a_missing_directory_is_refused() -> None:
+    with pytest.raises(StorageError, match=r"data directory /gone of broker-1 is missing; .*replace=\[1\]"):
+        run(LogDirectory.open(MemoryDisk(), "/gone", node_id=1))
+
+
+def test_an_unformatted_directory_is_refused() -> None:
+    disk = MemoryDisk()
+    disk.make_directory(PATH)
+    with pytest.raises(StorageError, match=r"is not formatted: expected meta\.properties"):
+        open_directory(disk)
+
+
+def test_a_directory_of_another_node_is_refused(disk: MemoryDisk) -> None:
+    with pytest.raises(StorageError, match="/data/broker-1 belongs to broker-1, expected controller-3001"):
+        run(LogDirectory.open(disk, PATH, node_id=3001))
+
+
+def test_a_directory_of_another_cluster_is_refused(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    run(directory.adopt_cluster_id("ours"))
+    with pytest.raises(StorageError, match="belongs to cluster ours, expected cluster theirs"):
+        run(directory.adopt_cluster_id("theirs"))
+    directory.release()
+    with pytest.raises(StorageError, match="belongs to cluster ours, expected cluster theirs"):
+        open_directory(disk, "theirs")
+    assert open_directory(disk, "ours").cluster_id == "ours"
+
+
+def test_damaged_meta_properties_are_refused(disk: MemoryDisk) -> None:
+    disk.write(f"{PATH}/meta.properties", b"node.id=")
+    with pytest.raises(StorageError, match=r"meta\.properties is damaged"):
+        open_directory(disk)
+
+
+def test_a_directory_in_use_is_refused_and_free_after_its_process_died(disk: MemoryDisk) -> None:
+    open_directory(disk)
+    with pytest.raises(StorageError, match=r"/data/broker-1 is in use: .*\.lock is locked by"):
+        open_directory(disk)
+    disk.process_crash()
+    open_directory(disk)
+
+
+def test_a_failed_open_leaves_no_lock(disk: MemoryDisk) -> None:
+    disk.fail("read", "checkpoint")
+    disk.write(f"{PATH}/recovery-point-offset-checkpoint", b"0\n0\n")
+    with pytest.raises(StorageError, match="Input/output"):
+        open_directory(disk)
+    open_directory(disk)
+
+
+# ---- How it was left ----
+
+
+def test_after_a_clean_shutdown_nothing_is_scanned_and_everything_is_durable(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    directory.record_broker_epoch(5)
+    log = open_orders(directory)
+    fill(log, 30, epoch=2)
+    run(directory.close({ORDERS: 60}, broker_epoch=5))
+    disk.power_loss(Random(3))
+    again = open_directory(disk)  # B30
+    assert (again.was_clean_shutdown, again.previous_broker_epoch) == (True, 5)
+    assert not disk.exists(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
+    log = open_orders(again)
+    assert (log.recovery.scanned_bytes, read_offsets(log), log.latest_epoch) == (0, list(range(60)), 2)
+    assert (again.high_watermark(ORDERS), log.flushed_offset) == (60, 60)  # B4
+
+
+def test_a_killed_process_counts_as_clean_for_its_registration_and_its_logs_are_scanned(
+    disk: MemoryDisk,
+) -> None:
+    directory = open_directory(disk)
+    directory.record_broker_epoch(5)
+    fill(open_orders(directory), 30)
+    disk.process_crash()
+    again = open_directory(disk)
+    log = open_orders(again)
+    assert (again.was_clean_shutdown, again.previous_broker_epoch) == (False, 5)  # H3, design §4
+    assert (log.recovery.scanned_bytes > 0, read_offsets(log)) == (True, list(range(60)))
+
+
+def test_a_machine_that_lost_power_may_have_lost_records_and_says_so(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    directory.record_broker_epoch(5)
+    disk.sync_now([f"{PATH}/{BOOT_FILE}"], [PATH])
+    disk.power_loss(Random(0))
+    assert open_directory(disk).previous_broker_epoch == -1  # H3
+
+
+def test_a_clean_shutdown_counts_once_even_if_power_is_lost_right_after_the_next_start(
+    disk: MemoryDisk,
+) -> None:
+    run(open_directory(disk).close({}, broker_epoch=5))
+    for seed in range(10):
+        open_directory(disk)
+        disk.power_loss(Random(seed))
+        assert not disk.exists(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
+
+
+def test_a_torn_clean_shutdown_file_is_none(disk: MemoryDisk) -> None:
+    disk.write(f"{PATH}/{CLEAN_SHUTDOWN_FILE}", b'{"version": 0, "brok')
+    assert not open_directory(disk).was_clean_shutdown
+
+
+def test_a_directory_with_a_failed_log_is_not_shut_down_cleanly(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    log = open_orders(directory)
+    disk.tear_next_append(f"{PATH}/orders-0/{0:020d}.log", 10)
+    with pytest.raises(StorageError):
+        fill(log, 1)
+    run(directory.close({}, broker_epoch=5))
+    assert not open_directory(disk).was_clean_shutdown
+
+
+def test_a_failed_sync_takes_the_directory_offline_for_good(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    directory.record_broker_epoch(5)
+    log = open_orders(directory)
+    fill(log, 1)
+    disk.fail("sync", "orders-0")
+    with pytest.raises(StorageError, match="cannot sync"):
+        run(directory.sync([log]))
+    with pytest.raises(StorageError, match="/data/broker-1 is offline: cannot sync"):
+        run(directory.sync([log]))
+    assert (log.flushed_offset, repr(directory).endswith("offline>")) == (0, True)
+    run(directory.close({}, broker_epoch=5))
+    again = open_directory(disk)
+    assert (again.was_clean_shutdown, again.previous_broker_epoch) == (False, -1)
+
+
+# ---- Logs ----
+
+
+def test_one_sync_makes_several_logs_durable(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    logs = [
+        directory.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0) for number in range(3)
+    ]
+    for log in logs:
+        fill(log, 3)
+    run(directory.sync(logs))
+    disk.power_loss(Random(1))
+    again = open_directory(disk)
+    assert again.partitions() == {TopicPartition("orders", number): TOPIC_ID for number in range(3)}
+    for number in range(3):
+        log = again.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0)
+        assert read_offsets(log) == list(range(6))
+
+
+def test_a_checkpoint_spares_the_next_start_the_scan_of_what_is_durable(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    log = open_orders(directory)
+    fill(log, 60)
+    run(directory.sync([log]))
+    run(directory.checkpoint({ORDERS: 90}))
+    disk.process_crash()
+    again = open_directory(disk)
+    log = open_orders(again)
+    assert 0 < log.recovery.scanned_bytes <= SMALL.segment_bytes
+    assert (again.high_watermark(ORDERS), log.flushed_offset) == (90, 120)
+
+
+def test_a_checkpoint_keeps_what_it_says_of_partitions_not_opened_yet(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory), 3)
+    run(directory.close({ORDERS: 6}))
+    again = open_directory(disk)
+    run(again.checkpoint({}))
+    assert again.high_watermark(ORDERS) == 6
+
+
+def test_a_directory_of_another_topic_of_that_name_is_refused(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    open_orders(directory)
+    directory.release()
+    with pytest.raises(InconsistentTopicId, match=f"is of topic {TOPIC_ID}, expected {OTHER_TOPIC_ID}"):
+        open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+
+
+def test_a_deleted_log_is_gone_and_its_name_is_free(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory), 3)
+    run(directory.checkpoint({ORDERS: 6}))
+    directory.delete_log(ORDERS)
+    assert (directory.partitions(), directory.logs, directory.high_watermark(ORDERS)) == ({}, {}, None)
+    log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    assert log.log_end_offset == 0
+
+
+def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    open_orders(directory)
+    disk.rename(f"{PATH}/orders-0", f"{PATH}/orders-0.{TOPIC_ID.hex}-delete")
+    directory.release()
+    assert open_directory(disk).partitions() == {}
+    assert not [name for name in disk.list(PATH) if name.endswith("-delete")]
+
+
+def test_on_the_real_disk_a_directory_is_locked_closed_and_opened_again() -> None:
+    root = tempfile.mkdtemp()
+    disk, path = LocalDisk(), f"{root}/nested/broker-1"
+
+    async def cycle() -> None:
+        await LogDirectory.format(disk, path, node_id=1, directory_id=DIRECTORY_ID, cluster_id="ours")
+        directory = await LogDirectory.open(disk, path, node_id=1, cluster_id="ours")
+        with pytest.raises(StorageError, match=r"in use: .*locked by process \d+"):
+            await LogDirectory.open(disk, path, node_id=1)
+        fill(directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0), 30)
+        await directory.close({ORDERS: 60}, broker_epoch=3)
+        again = await LogDirectory.open(disk, path, node_id=1)
+        log = again.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0)
+        assert (again.was_clean_shutdown, read_offsets(log)) == (True, list(range(60)))
+        again.release()
+
+    run(cycle())
+    disk.close()
+    shutil.rmtree(root)

@@ -1,0 +1,87 @@
+"""Offsets by time (F6, G12), against a look at every record."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayka.config import TopicConfig
+from rayka.errors import CorruptRecord
+from rayka.log.log import Log
+from tests.log.support import batch, fill, new_log, open_log, read_batches, segment_path
+
+
+def _log_with(times: Sequence[Sequence[int]], interval_bytes: int) -> Log:
+    _, log = new_log(TopicConfig(segment_bytes=1024, index_interval_bytes=interval_bytes))
+    for each in times:
+        log.append_as_leader([batch([b"v"] * len(each), each)], 3, now_ms=0)
+    return log
+
+
+def _first_at_or_after(records: list[int], timestamp_ms: int, end_offset: int) -> int | None:
+    found = next((offset for offset, each in enumerate(records) if each >= timestamp_ms), None)
+    return found if found is not None and found < end_offset else None
+
+
+TIMES = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=4), min_size=1, max_size=25)
+
+
+@given(times=TIMES, interval_bytes=st.sampled_from([0, 150, 4096]), is_reopened=st.booleans())
+@settings(max_examples=60)
+def test_every_look_up_by_time_finds_what_a_scan_finds(
+    times: list[list[int]], interval_bytes: int, is_reopened: bool
+) -> None:
+    log = _log_with(times, interval_bytes)
+    if is_reopened:
+        log.close()
+        log = open_log(log._disk, is_clean=True, config=log._config)
+    records = [each for given in times for each in given]
+    ends = [each.next_offset for each in read_batches(log)]
+    for timestamp_ms in range(62):
+        for end_offset in (ends[-1], ends[len(ends) // 2]):
+            found = log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)  # F6
+            expected = _first_at_or_after(records, timestamp_ms, end_offset)
+            assert (found.offset if found else None) == expected
+            assert found is None or (found.timestamp_ms, found.leader_epoch) == (records[found.offset], 3)
+
+
+@given(times=TIMES, interval_bytes=st.sampled_from([0, 150, 4096]))
+@settings(max_examples=40)
+def test_the_maximal_timestamp_is_the_first_of_the_largest_below_the_end(
+    times: list[list[int]], interval_bytes: int
+) -> None:
+    log = _log_with(times, interval_bytes)
+    records = [each for given in times for each in given]
+    for end_offset in [0] + [each.next_offset for each in read_batches(log)]:
+        found = log.max_timestamp(end_offset=end_offset)  # F6
+        committed = records[:end_offset]
+        assert (found.offset if found else None) == (committed.index(max(committed)) if committed else None)
+
+
+def test_records_without_timestamps_are_found_at_no_time() -> None:
+    log = _log_with([[-1], [-1]], 4096)
+    assert log.offset_for_timestamp(0, end_offset=2) is None
+    assert log.max_timestamp(end_offset=2) is None
+
+
+def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
+    disk, log = new_log()
+    fill(log, 40)
+    log.close()
+    whole = {suffix: disk.read_at(segment_path(0, suffix), 0, 9999) for suffix in (".index", ".timeindex")}
+    disk.unlink(segment_path(0, ".index"))
+    disk.write(segment_path(0, ".timeindex"), b"nonsense")
+    again = open_log(disk, is_clean=True)
+    found = again.offset_for_timestamp(1070, end_offset=80)
+    assert found is not None
+    assert found.offset == 7
+    assert {suffix: disk.read_at(segment_path(0, suffix), 0, 9999) for suffix in whole} == whole
+
+
+def test_a_broken_batch_is_an_error_of_the_look_up() -> None:
+    disk, log = new_log()
+    fill(log, 3)
+    disk.flip_bit(segment_path(0), 120)
+    with pytest.raises(CorruptRecord):
+        log.offset_for_timestamp(1000, end_offset=6)

@@ -1,0 +1,151 @@
+"""Truncation: what goes, what stays, what old readers see, and what a crash in between leaves (B20, B25, design §3)."""
+
+from random import Random
+
+import pytest
+
+from tests.log.support import (
+    fill,
+    new_log,
+    open_log,
+    read_batches,
+    read_offsets,
+    segment_bases,
+    segment_path,
+    sync,
+)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2, 7, 16, 17, 30, 59, 60])
+def test_truncation_removes_the_batch_that_contains_the_offset_and_all_after_it(offset: int) -> None:
+    disk, log = new_log()
+    fill(log, 30)
+    log.truncate_to(offset)
+    assert (log.log_end_offset, read_offsets(log)) == (offset // 2 * 2, list(range(offset // 2 * 2)))
+    fill(log, 5)
+    assert read_offsets(log) == list(range(offset // 2 * 2 + 10))
+    found = log.offset_for_timestamp(1000 + 10 * (log.log_end_offset - 1), end_offset=99)
+    assert found is not None
+    assert found.offset == log.log_end_offset - 1
+    assert open_log(disk).log_end_offset == log.log_end_offset
+
+
+def test_an_offset_at_or_beyond_the_end_changes_nothing() -> None:
+    disk, log = new_log()
+    fill(log, 3)
+    before = disk.identity(segment_path(0))
+    log.truncate_to(6)
+    log.truncate_to(100)
+    assert (disk.identity(segment_path(0)), log.log_end_offset) == (before, 6)
+
+
+def test_a_reader_keeps_the_inode_it_mapped_and_the_name_gets_another() -> None:
+    disk, log = new_log()
+    fill(log, 6)
+    before, view = disk.identity(segment_path(0)), disk.map(segment_path(0))
+    kept = bytes(view)
+    log.truncate_to(4)
+    fill(log, 4, size_bytes=70)
+    assert bytes(view) == kept
+    assert disk.identity(segment_path(0)).inode != before.inode
+
+
+def test_truncation_forgets_the_epochs_that_began_after_it() -> None:
+    _, log = new_log()
+    for epoch in (1, 2, 3):
+        fill(log, 2, epoch=epoch)
+    log.truncate_to(8)  # B20
+    assert (log.latest_epoch, log.end_offset_for_epoch(2).offset) == (2, 8)
+
+
+def test_truncating_below_the_log_start_empties_the_log_there() -> None:
+    _, log = new_log()
+    fill(log, 3)
+    log.truncate_fully_and_start_at(100)  # B25
+    assert (log.log_start_offset, log.log_end_offset, log.flushed_offset, log.latest_epoch) == (
+        100,
+        100,
+        100,
+        -1,
+    )
+    fill(log, 2, epoch=4)
+    log.truncate_to(50)
+    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (50, 50, 1)
+
+
+def test_truncation_lowers_what_is_known_to_be_durable() -> None:
+    disk, log = new_log()
+    fill(log, 5)
+    sync(disk, log)
+    assert log.flushed_offset == 10
+    log.truncate_to(4)
+    assert log.flushed_offset == 4
+
+
+def test_a_sync_begun_before_a_truncation_says_nothing_about_what_was_appended_after_it() -> None:
+    disk, log = new_log()
+    fill(log, 5)
+    plan = log.unsynced()
+    log.truncate_to(4)
+    fill(log, 3)
+    disk.sync_now(plan.files, plan.directories)
+    log.on_synced(plan)
+    assert (log.flushed_offset, log.log_end_offset) == (0, 10)
+    sync(disk, log)
+    assert log.flushed_offset == 10
+
+
+def test_after_truncate_append_and_roll_a_stale_recovery_point_hides_no_hole() -> None:
+    for seed in range(80):
+        disk, log = new_log()
+        fill(log, 10)
+        sync(disk, log)
+        disk.sync_now([], ["/"])
+        stale_recovery_point = log.flushed_offset
+        log.truncate_to(6)
+        fill(log, 12, epoch=1)
+        log.roll(0)
+        fill(log, 2, epoch=1)
+        disk.power_loss(Random(seed))
+        again = open_log(disk, recovery_point=stale_recovery_point)
+        offsets = read_offsets(again)
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) >= 6
+
+
+def test_a_saved_recovery_point_makes_the_lowered_one_obsolete() -> None:
+    disk, log = new_log()
+    fill(log, 5)
+    sync(disk, log)
+    log.truncate_to(4)
+    log.on_recovery_point_saved(10)  # a checkpoint of before: keeps it
+    assert "recovery-point-lowered" in disk.list(log.directory)
+    log.on_recovery_point_saved(4)
+    assert "recovery-point-lowered" not in disk.list(log.directory)
+
+
+def test_power_lost_during_truncation_keeps_what_was_below_it() -> None:
+    for seed in range(60):
+        disk, log = new_log()
+        fill(log, 30)
+        sync(disk, log)
+        disk.sync_now([], ["/"])
+        log.truncate_to(9)
+        disk.power_loss(Random(seed))
+        again = open_log(disk, recovery_point=60)
+        offsets = read_offsets(again)
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) >= 8
+        assert [each.base_offset for each in read_batches(again)] == offsets[::2]
+
+
+def test_truncation_removes_the_newest_segment_first() -> None:
+    disk, log = new_log()
+    fill(log, 40)
+    bases = segment_bases(disk)
+    assert len(bases) > 3
+    disk.fail("write", segment_path(0))  # the copy of the kept prefix
+    with pytest.raises(Exception, match="cannot copy"):
+        log.truncate_to(3)
+    assert segment_bases(disk) == [0]
+    assert open_log(disk).log_end_offset == bases[1]

@@ -1,0 +1,105 @@
+"""Reading file ranges of a log on the same machine, and noticing when they are no longer there (design §3)."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+
+from rayka.config import TopicConfig
+from rayka.log.disk import LocalDisk
+from rayka.log.log import LocalRead, Log
+from rayka.log.mapped_reader import MappedReader, is_local_directory
+from rayka.log.meta_properties import MetaProperties, encode_meta_properties
+from rayka.protocol.batch_header import split_batches
+from tests.log.support import fill
+
+CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    root, disk = tempfile.mkdtemp(), LocalDisk()
+    yield Log.open(disk, f"{root}/orders-0", CONFIG, recovery_point=0, is_clean=False, now_ms=0)
+    disk.close()
+    shutil.rmtree(root)
+
+
+def _local(log: Log, offset: int = 0, max_bytes: int = 1 << 20) -> LocalRead:
+    return log.file_ranges(offset, max_bytes=max_bytes, end_offset=log.log_end_offset)
+
+
+def _offsets(views: list[memoryview | None]) -> list[int]:
+    return [batch.base_offset for view in views if view is not None for batch in split_batches(view)]
+
+
+def test_mapped_ranges_are_the_log(log: Log) -> None:
+    fill(log, 60)
+    reader = MappedReader()
+    views = [reader.read(each) for each in _local(log).ranges]
+    assert (len(views), _offsets(views)) == (log.segment_count, list(range(0, 120, 2)))
+
+
+def test_a_growing_segment_is_mapped_again(log: Log) -> None:
+    reader = MappedReader()
+    for _ in range(5):
+        fill(log, 1)
+        [last] = _local(log, log.log_end_offset - 2).ranges
+        assert _offsets([reader.read(last)]) == [log.log_end_offset - 2]
+    assert repr(reader) == "<MappedReader maps=1/64>"
+
+
+def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(log: Log) -> None:
+    fill(log, 5)
+    reader = MappedReader()
+    view = reader.read(_local(log).ranges[0])
+    assert view is not None
+    before = bytes(view)
+    log.truncate_to(2)
+    fill(log, 10, epoch=1)
+    log.delete()
+    reader.close()
+    assert bytes(view) == before
+
+
+def test_a_range_of_a_truncated_segment_is_read_from_the_old_map_or_not_at_all(log: Log) -> None:
+    fill(log, 5)
+    [old] = _local(log).ranges
+    log.truncate_to(4)
+    fill(log, 10, epoch=1)
+    assert MappedReader().read(old) is None
+
+
+def test_a_range_whose_file_is_gone_or_shorter_or_another_is_not_read(log: Log) -> None:
+    fill(log, 5)
+    [given] = _local(log).ranges
+    reader = MappedReader()
+    fields = {name: getattr(given, name) for name in given.__struct_fields__}
+    for change in (
+        {"path": given.path + "x"},
+        {"inode": given.inode + 1},
+        {"device": given.device + 1},
+        {"size_bytes": given.size_bytes + 1},
+        {"base_offset": 2},
+        {"position": 8},
+    ):
+        assert reader.read(type(given)(**{**fields, **change})) is None
+    assert reader.read(given) is not None
+
+
+def test_no_more_segments_are_kept_mapped_than_allowed(log: Log) -> None:
+    fill(log, 60)
+    reader = MappedReader(max_maps=2)
+    views = [reader.read(each) for each in _local(log).ranges]
+    assert (len(views) > 2, repr(reader)) == (True, "<MappedReader maps=2/2>")
+    assert _offsets(views) == list(range(0, 120, 2))
+
+
+def test_a_directory_is_local_when_it_can_be_opened_and_has_that_id() -> None:
+    root = tempfile.mkdtemp()
+    LocalDisk().write(f"{root}/meta.properties", encode_meta_properties(MetaProperties(1, UUID(int=5))))
+    assert is_local_directory(root, UUID(int=5))
+    assert not is_local_directory(root, UUID(int=6))
+    assert not is_local_directory(root + "x", UUID(int=5))
+    shutil.rmtree(root)

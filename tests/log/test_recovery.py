@@ -1,0 +1,311 @@
+"""What opening a log does after each kind of crash (B30-B32); the cases of Kafka's LogLoaderTest that apply."""
+
+import logging
+from random import Random
+
+import pytest
+
+from rayka.config import TopicConfig
+from rayka.errors import StorageError
+from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import (
+    DIRECTORY,
+    batch,
+    fill,
+    new_log,
+    open_log,
+    read_batches,
+    read_offsets,
+    segment_bases,
+    segment_path,
+    sync,
+)
+
+
+def _filled(batch_count: int = 30) -> MemoryDisk:
+    disk, log = new_log()
+    fill(log, batch_count)
+    disk.process_crash()
+    return disk
+
+
+def test_a_log_that_was_not_shut_down_comes_back_whole() -> None:
+    log = open_log(_filled())
+    assert (read_offsets(log), log.recovery.cut) == (list(range(60)), None)
+    assert log.recovery.scanned_bytes == log.size_bytes
+
+
+def test_only_segments_from_the_recovery_point_on_are_scanned() -> None:
+    disk = _filled()
+    bases = segment_bases(disk)
+    log = open_log(disk, recovery_point=bases[-1] + 1)  # B31
+    assert log.recovery.scanned_bytes == disk.size(segment_path(bases[-1]))
+    assert log.flushed_offset == bases[-1] + 1
+
+
+def test_a_clean_log_is_not_scanned_and_counts_as_durable() -> None:
+    disk, log = new_log()
+    fill(log, 30, epoch=2)
+    log.close()
+    again = open_log(disk, is_clean=True)  # B30
+    assert (again.recovery.scanned_bytes, again.flushed_offset, again.latest_epoch) == (0, 60, 2)
+    fill(again, 5)
+    assert read_offsets(again) == list(range(70))
+
+
+def test_opening_twice_is_opening_once() -> None:
+    disk = _filled()
+    first = open_log(disk)
+    second = open_log(disk)
+    assert repr(first) == repr(second)
+
+
+# ---- Torn tails ----
+
+
+@pytest.mark.parametrize("kept_bytes", [1, 11, 27, 63, 64, 65, 200])
+def test_a_torn_tail_is_cut_counted_and_logged_and_nothing_before_it_is_lost(
+    kept_bytes: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, log = new_log()
+    fill(log, 5)
+    size_bytes = log.size_bytes
+    disk.tear_next_append(segment_path(0), kept_bytes)
+    with pytest.raises(StorageError):
+        fill(log, 1)
+    disk.process_crash()
+    again = open_log(disk)  # B31
+    assert again.recovery.cut == (segment_path(0), 10, size_bytes, kept_bytes)
+    assert (read_offsets(again), disk.size(segment_path(0))) == (list(range(10)), size_bytes)
+    [record] = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert record.getMessage() == (
+        f"cut {kept_bytes} bytes off {segment_path(0)}: no whole batch at offset 10, position {size_bytes}"
+    )
+
+
+def test_a_tail_of_zeros_is_cut() -> None:
+    disk = _filled(5)
+    disk.append(segment_path(0), [bytes(4096)])
+    log = open_log(disk)
+    assert (read_offsets(log), log.recovery.cut is not None) == (list(range(10)), True)
+
+
+def test_a_tail_is_cut_by_a_new_inode_and_old_maps_keep_it() -> None:
+    disk = _filled(5)
+    disk.append(segment_path(0), [b"garbage"])
+    view, before = disk.map(segment_path(0)), disk.identity(segment_path(0))
+    open_log(disk)
+    assert bytes(view[-7:]) == b"garbage"
+    assert disk.identity(segment_path(0)).inode != before.inode
+
+
+def test_a_segment_of_nothing_but_garbage_becomes_empty() -> None:
+    disk = _filled(5)
+    disk.write(segment_path(0), b"x" * 500)
+    log = open_log(disk)
+    assert (log.log_end_offset, log.size_bytes, log.recovery.cut) == (0, 0, (segment_path(0), 0, 0, 500))
+    fill(log, 1)
+    assert read_offsets(log) == [0, 1]
+
+
+def test_appends_after_a_cut_are_recovered_in_their_turn() -> None:
+    disk = _filled(5)
+    disk.append(segment_path(0), [b"garbage"])
+    fill(open_log(disk), 5)
+    assert read_offsets(open_log(disk)) == list(range(20))
+
+
+# ---- Broken batches ----
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_bit_in_the_middle_cuts_the_log_there(seed: int) -> None:
+    disk = _filled(30)
+    random = Random(seed)
+    victim = random.choice(segment_bases(disk)[:-1])
+    position = random.randrange(disk.size(segment_path(victim)))
+    if position % 240 < 16:
+        position += 64  # base offset and leader epoch lie outside the CRC
+    disk.flip_bit(segment_path(victim), position, bit=random.randrange(8))
+    log = open_log(disk)  # B31
+    assert log.recovery.cut is not None
+    assert log.recovery.cut.path == segment_path(victim)
+    assert read_offsets(log) == list(range(log.log_end_offset))
+    assert log.log_end_offset == log.recovery.cut.offset
+    assert victim <= log.log_end_offset
+
+
+def test_segments_after_a_broken_batch_are_removed_and_reported() -> None:
+    disk = _filled(30)
+    bases = segment_bases(disk)
+    disk.flip_bit(segment_path(bases[1]), 130)
+    log = open_log(disk)
+    assert segment_bases(disk) == bases[:2]
+    assert log.recovery.removed_paths == tuple(segment_path(base) for base in reversed(bases[2:]))
+    assert not [name for name in disk.list(DIRECTORY) if int(name[:20] if name[0] == "0" else 0) > bases[1]]
+
+
+def test_an_offset_that_goes_back_is_a_broken_batch() -> None:
+    disk, log = new_log(TopicConfig())
+    fill(log, 3)
+    size_bytes = log.size_bytes
+    disk.append(segment_path(0), batch().stamped(base_offset=3, leader_epoch=0))
+    again = open_log(disk)
+    assert (again.log_end_offset, again.size_bytes) == (6, size_bytes)
+
+
+def test_a_crash_in_the_middle_of_cutting_is_recovered_from() -> None:
+    disk = _filled(30)
+    bases = segment_bases(disk)
+    disk.flip_bit(segment_path(bases[1]), 130)
+    disk.fail("write", segment_path(bases[1]))  # the copy of what is kept
+    with pytest.raises(StorageError):
+        open_log(disk)
+    log = open_log(disk)
+    assert (segment_bases(disk), log.log_end_offset) == (bases[:2], bases[1])
+
+
+def test_a_clean_log_whose_end_is_broken_all_the_same_is_recovered() -> None:
+    disk, log = new_log()
+    fill(log, 5)
+    log.close()
+    disk.append(segment_path(0), [b"garbage"])
+    again = open_log(disk, is_clean=True)
+    assert (read_offsets(again), again.recovery.cut is not None) == (list(range(10)), True)
+
+
+# ---- Indexes, epochs, leftovers ----
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage", "torn"])
+@pytest.mark.parametrize("suffix", [".index", ".timeindex"])
+def test_recovery_rebuilds_every_index(damage: str, suffix: str) -> None:
+    disk = _filled(30)
+    paths = [segment_path(base, suffix) for base in segment_bases(disk)[:-1]]
+    whole = [disk.read_at(path, 0, 9999) for path in paths]
+    for path in paths:
+        if damage == "missing":
+            disk.unlink(path)
+        else:
+            content = {"empty": b"", "garbage": b"\xff" * 24, "torn": disk.read_at(path, 0, 5)}[damage]
+            disk.write(path, content)
+    log = open_log(disk)
+    assert [disk.read_at(path, 0, 9999) for path in paths] == whole
+    assert read_offsets(log) == list(range(60))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"0\n3\n1 0\n", b"0\n1\n1 0\n"])
+def test_recovery_mends_the_epochs_from_the_batches(content: bytes | None) -> None:
+    disk, log = new_log()
+    for epoch in (1, 2, 5):
+        fill(log, 4, epoch=epoch)
+    path = f"{DIRECTORY}/leader-epoch-checkpoint"
+    disk.unlink(path)
+    if content is not None:
+        disk.write(path, content)
+    again = open_log(disk, recovery_point=23 if content != b"0\n1\n1 0\n" else 0)
+    assert [again.end_offset_for_epoch(epoch).offset for epoch in (1, 2, 5)] == [8, 16, 24]
+
+
+def test_epochs_beyond_the_end_are_forgotten() -> None:
+    disk, log = new_log()
+    fill(log, 2, epoch=1)
+    log.assign_epoch(7, 4)
+    assert open_log(disk).latest_epoch == 1  # B20: stale entries are truncated against the log end offset
+
+
+def test_leftovers_and_orphan_indexes_are_removed() -> None:
+    disk = _filled(5)
+    leftovers = [
+        "00000000000000000000.log.deleted",
+        "00000000000000000000.log.cleaned",
+        "00000000000000000000.log.tmp",
+        "00000000000000000777.index",
+        "00000000000000000777.timeindex",
+    ]
+    for name in leftovers:
+        disk.write(f"{DIRECTORY}/{name}", b"left over")
+    log = open_log(disk)  # B32
+    assert set(leftovers).isdisjoint(disk.list(DIRECTORY))
+    assert read_offsets(log) == list(range(10))
+
+
+# ---- Log start offset ----
+
+
+def test_a_log_start_beyond_the_end_empties_the_log_there() -> None:
+    disk = _filled(5)
+    log = open_log(disk, start=500)  # B32
+    assert (log.log_start_offset, log.log_end_offset, segment_bases(disk)) == (500, 500, [500])
+
+
+def test_a_log_start_within_the_log_hides_what_is_below_it() -> None:
+    log = open_log(_filled(5), start=4)
+    assert (log.log_start_offset, read_offsets(log)) == (4, list(range(4, 10)))
+
+
+def test_a_new_log_begins_at_the_start_it_is_given() -> None:
+    disk = MemoryDisk()
+    disk.make_directory("/data")
+    log = open_log(disk, start=40)
+    fill(log, 1)
+    assert read_offsets(log) == [40, 41]
+
+
+# ---- Durability ----
+
+
+def test_what_was_synced_survives_power_loss_whenever_it_happens() -> None:
+    for seed in range(60):
+        disk, log = new_log()
+        disk.sync_now([], ["/"])
+        fill(log, 10, epoch=1)
+        sync(disk, log)
+        fill(log, 10, epoch=2)
+        disk.power_loss(Random(seed))
+        again = open_log(disk, recovery_point=20)
+        offsets = read_offsets(again)
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) >= 20
+        assert [again.epoch_of(each.base_offset) for each in read_batches(again)] == [
+            each.leader_epoch for each in read_batches(again)
+        ]
+
+
+def test_a_sync_covers_what_was_there_when_its_plan_was_made() -> None:
+    disk, log = new_log()
+    fill(log, 2)
+    plan = log.unsynced()
+    fill(log, 2)
+    disk.sync_now(plan.files, plan.directories)
+    log.on_synced(plan)
+    assert (log.flushed_offset, log.unsynced().files) == (4, (segment_path(0),))
+    sync(disk, log)
+    assert (log.flushed_offset, log.unsynced().is_empty) == (8, True)
+
+
+def test_a_sync_that_fails_makes_nothing_durable() -> None:
+    disk, log = new_log()
+    fill(log, 2)
+    disk.fail("sync")
+    with pytest.raises(StorageError, match=r"cannot sync .*Input/output error"):
+        sync(disk, log)
+    assert log.flushed_offset == 0
+
+
+def test_after_a_crash_all_that_was_scanned_counts_as_unsynced() -> None:
+    disk, log = new_log()
+    fill(log, 3, epoch=1)
+    disk.process_crash()
+    plan = open_log(disk).unsynced()
+    assert {segment_path(0), f"{DIRECTORY}/leader-epoch-checkpoint"} <= set(plan.files)
+    assert {DIRECTORY, "/data"} <= set(plan.directories)
+
+
+def test_a_disk_that_cannot_be_read_is_an_error_and_cuts_nothing() -> None:
+    disk = _filled(5)
+    size_bytes = disk.size(segment_path(0))
+    disk.fail("read", ".log")
+    with pytest.raises(StorageError, match="Input/output error"):
+        open_log(disk)
+    assert disk.size(segment_path(0)) == size_bytes
