@@ -24,6 +24,7 @@ Timestamps: TypeAlias = int | Sequence[int] | np.ndarray
 
 _SHORT_LIST = 100  # below this many values plain Python beats entering Arrow (measured)
 _COLUMN_BYTES_MAX = 2**31 - 1
+_TIMESTAMP_BOUND = 2**63
 _BYTES_LIKE = (
     pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
     pa.types.is_binary_view, pa.types.is_string_view, pa.types.is_fixed_size_binary, pa.types.is_null,
@@ -82,9 +83,14 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
 def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
     """A column from one timestamp for all, or one each; `array("q")` and numpy arrays are not copied."""
     if isinstance(timestamps_ms, int):
+        if not -_TIMESTAMP_BOUND <= timestamps_ms < _TIMESTAMP_BOUND:
+            raise SerializationError(f"a timestamp is an integer of 64 bits, found {timestamps_ms}")
         return TimestampColumn(timestamps_ms, timestamps_ms, None)
     check_length("timestamps", len(timestamps_ms), count)
-    timestamps = np.asarray(timestamps_ms, np.int64)
+    given = np.asarray(timestamps_ms)
+    if given.dtype.kind != "i":  # floats, unsigned, or what does not fit 64 bits
+        raise SerializationError(f"timestamps are integers of 64 bits, found {given.dtype}")
+    timestamps = given.astype(np.int64, copy=False)
     base_ms = int(timestamps[0])
     deltas = timestamps - base_ms
     return TimestampColumn(base_ms, int(timestamps.max()), deltas.view(np.uint8) if deltas.any() else None)

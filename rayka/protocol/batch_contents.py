@@ -24,7 +24,6 @@ _ARRAY_OF_3 = 0x93
 _ARRAY = 0x90  # of up to 15
 _UINT32 = 0xCE
 _PREFIX = Struct(">BBBIB")
-_COLUMN_BYTES = 7
 
 
 class Column(IntEnum):

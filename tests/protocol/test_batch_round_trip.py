@@ -216,6 +216,19 @@ def test_an_array_that_is_not_of_headers_is_refused(headers: pa.Array) -> None:
         encode_batch([b"x"], headers=headers, timestamps_ms=0)
 
 
+@pytest.mark.parametrize(
+    "timestamps_ms", [2**63, -(2**70), [1.5, 2.5], [0, 2**63], [None, 1], ["a", "b"]], ids=repr
+)
+def test_a_timestamp_that_is_no_64_bit_integer_is_refused(timestamps_ms: Any) -> None:
+    with pytest.raises(SerializationError, match="timestamp"):
+        encode_batch([b"x", b"y"], timestamps_ms=timestamps_ms)
+
+
+def test_the_extremes_of_64_bits_round_trip() -> None:
+    times = [2**63 - 1, -(2**63), 0]
+    assert decode(RecordBatch(encode_batch([b""] * 3, timestamps_ms=times))).timestamps_ms.tolist() == times
+
+
 def test_an_array_of_numbers_is_refused() -> None:
     with pytest.raises(SerializationError, match="of binary or string type, found int64"):
         encode_batch(pa.array([1, 2]), timestamps_ms=0)
