@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.harness import Row, print_table, write_json
 
-NAMES = ("limits", "batch", "recovery", "client", "spark")
+NAMES = ("limits", "batch", "recovery", "client", "footprint", "spark")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 
 
@@ -25,7 +25,10 @@ PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here too."
 )
 def main(names: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
-    """Measures rayka beside the limits of this machine. Without NAMES, all of: limits batch recovery client spark."""
+    """Measures rayka beside the limits of this machine. Without NAMES, all of them.
+
+    NAMES: limits, batch, recovery, client, footprint, spark.
+    """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")

@@ -73,6 +73,19 @@ class Comparison:
     limit: float
     share: float
 
+    def row(self, what: str, settings: str, unit: str, limit_what: str, **more: Any) -> Row:
+        """The line of the report; `more` are other fields of a Row."""
+        return Row(
+            what=what,
+            settings=settings,
+            unit=unit,
+            value=self.value,
+            limit=self.limit,
+            limit_what=limit_what,
+            share=self.share,
+            **more,
+        )
+
 
 def median_of(measure: Measure, *, rounds: int) -> float:
     """The median of some runs, after one that warms up and does not count."""

@@ -150,6 +150,9 @@ class _Noop:
     async def take(self, data: Any) -> None:
         """Takes the data and drops it."""
 
+    async def pid(self) -> int:
+        return os.getpid()
+
     async def give(self, size_bytes: int) -> np.ndarray:
         """The same bytes each time."""
         if size_bytes not in self._ready:
@@ -168,6 +171,7 @@ class NoopActor:
         self._actor = ray.remote(_Noop).options(num_cpus=0, max_concurrency=1000).remote()
         ray.get(self._actor.take.remote(b""))
         self.start_s = time.perf_counter() - started
+        self.pid: int = ray.get(self._actor.pid.remote())
 
     def round_trip_p50(self, size_bytes: int, count: int) -> float:
         """Median seconds of one call with so many bytes, one in flight, made as the clients make theirs: awaited."""
@@ -211,7 +215,7 @@ class NoopActor:
 # ---- Alone ----
 
 
-def run(quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> list[Row]:
     """The limits by themselves. Those of Ray need a running Ray, so `benchmarks.client` reports them."""
     rounds = 3 if quick else 7
     values = payloads(10_000, 100)

@@ -1,0 +1,109 @@
+"""Where the benchmarks play: a Ray and a cluster of their own, ended with all they leave, and a look at the calls."""
+
+import logging
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+import rayka
+from rayka.ports import Network, Request
+from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.produce import ProduceRequest
+
+ResponseT = TypeVar("ResponseT")
+
+
+@contextmanager
+def local_ray() -> Iterator[Path]:
+    """A Ray on this machine for the time of the block; gives a directory that is removed with it."""
+    import ray
+
+    directory = Path(tempfile.mkdtemp(prefix="rayka-bench-"))
+    try:
+        ray.init(
+            address="local",
+            num_cpus=8,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(directory / "ray"),
+        )
+        yield directory
+    finally:
+        ray.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)  # Ray's processes are still writing their last words
+
+
+@contextmanager
+def running_cluster(directory: Path) -> Iterator[rayka.Cluster]:
+    """One controller and one broker on the Ray of this process."""
+    with rayka.Cluster.start(name="bench", data_dir=str(directory / "data")) as cluster:
+        yield cluster
+
+
+class WatchedCluster:
+    """A cluster's handle whose clients' calls are counted: the limit then makes calls of the same sizes.
+
+    `is_remote` hides from brokers that the reader is on their machine, so they answer with bytes.
+    """
+
+    def __init__(self, cluster: rayka.Cluster, *, is_remote: bool = False) -> None:
+        self._cluster = cluster
+        self.is_remote = is_remote
+        self.sizes: list[int] = []
+        self.in_flight = 0
+        self.in_flight_max = 0
+
+    @property
+    def name(self) -> str:
+        return self._cluster.name
+
+    def network(self) -> "WatchedNetwork":
+        return WatchedNetwork(self._cluster.network(), self)
+
+    def calls(self) -> str:
+        """What was counted, in words."""
+        megabytes = statistics.median(self.sizes) / 2**20
+        return f"{len(self.sizes)} calls, median {megabytes:.2f} MB, at most {self.in_flight_max} in flight"
+
+    def forget(self) -> None:
+        self.sizes.clear()
+        self.in_flight_max = 0
+
+
+class WatchedNetwork:
+    """The network port of a watched cluster."""
+
+    def __init__(self, network: Network, watched: WatchedCluster) -> None:
+        self._network = network
+        self._watched = watched
+
+    async def node_ids(self) -> Sequence[int]:
+        return await self._network.node_ids()
+
+    async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+        sent: Any = request
+        if isinstance(request, FetchRequest) and self._watched.is_remote:
+            sent = msgspec.structs.replace(request, local_directory_ids=())
+        self._watched.in_flight += 1
+        self._watched.in_flight_max = max(self._watched.in_flight_max, self._watched.in_flight)
+        try:
+            response: ResponseT = await self._network.call(node_id, sent, timeout_ms)
+        finally:
+            self._watched.in_flight -= 1
+        size_bytes = _payload_bytes(request) or _payload_bytes(response)
+        if size_bytes:
+            self._watched.sizes.append(size_bytes)
+        return response
+
+
+def _payload_bytes(message: Any) -> int:
+    if isinstance(message, ProduceRequest | FetchResponse):
+        return sum(each.records.size for each in message.partitions)
+    return 0
