@@ -7,6 +7,9 @@ a flush is linger enough.
 
 from collections.abc import Sequence
 
+import numpy as np
+import pyarrow as pa
+
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
 from rayka.raft.control_records import ControlRecord, encode_control_batch
@@ -41,8 +44,20 @@ class BatchAccumulator:
 
     def drain(self, *, timestamp_ms: int) -> list[RecordBatch]:
         """Everything taken in since the last time, encoded; the accumulator is empty then."""
-        encoded = [encode_batch(values, timestamps_ms=timestamp_ms) for values in self._batches]
+        encoded = [
+            encode_batch(_binary_array(values), timestamps_ms=timestamp_ms) for values in self._batches
+        ]
         if self._control_records:
             encoded.insert(0, encode_control_batch(self._control_records, timestamp_ms=timestamp_ms))
         self._control_records, self._batches = (), []
         return [RecordBatch(batch) for batch in encoded]
+
+
+def _binary_array(values: Sequence[bytes]) -> pa.BinaryArray:
+    """The values as Arrow, made by hand: `pa.array` imports pandas where it is installed, 0.9 s in which nobody is
+    served.
+    """
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    data = b"".join(values)
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -1,0 +1,70 @@
+"""The files of the quorum: `quorum-state` and the 0-0 checkpoint."""
+
+import json
+from uuid import UUID
+
+import pytest
+
+from rayka.errors import StorageError
+from rayka.ids import OffsetAndEpoch, ReplicaKey
+from rayka.raft.checkpoint import checkpoint_name, decode_bootstrap_checkpoint, encode_bootstrap_checkpoint
+from rayka.raft.election_state import ElectionState, decode_election, encode_election
+from rayka.raft.voters import VoterSet
+from tests.raft.support import ME
+
+VOTERS = VoterSet((ME, ReplicaKey(3002, UUID(int=8))))
+
+
+@pytest.mark.parametrize("election", [ElectionState(), ElectionState(4, 3001, ME), ElectionState(4, -1, ME)])
+def test_an_election_comes_back_as_it_was(election: ElectionState) -> None:
+    assert decode_election(encode_election(election)) == election
+
+
+def test_quorum_state_is_kafkas_json() -> None:  # A7
+    assert json.loads(encode_election(ElectionState(4, 3001, ME))) == {
+        "leaderId": 3001,
+        "leaderEpoch": 4,
+        "votedId": 3001,
+        "votedDirectoryId": "00000000-0000-0000-0000-000000000007",
+        "data_version": 1,
+    }
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", encode_election(ElectionState())[:40]])
+def test_a_damaged_quorum_state_is_none(content: bytes) -> None:  # A9
+    assert decode_election(content) is None
+
+
+def test_another_data_version_is_none() -> None:  # A7
+    assert (
+        decode_election(encode_election(ElectionState()).replace(b'"data_version":1', b'"data_version":2'))
+        is None
+    )
+
+
+def test_a_checkpoint_is_named_by_offset_and_epoch() -> None:  # A45
+    assert checkpoint_name(OffsetAndEpoch(0, 0)) == "00000000000000000000-0000000000.checkpoint"
+
+
+def test_the_checkpoint_holds_the_voters() -> None:  # A48
+    assert decode_bootstrap_checkpoint(encode_bootstrap_checkpoint(VOTERS, timestamp_ms=1), "p") == VOTERS
+
+
+def test_a_checkpoint_cut_anywhere_is_refused() -> None:
+    content = encode_bootstrap_checkpoint(VOTERS, timestamp_ms=1)
+    for size in range(0, len(content), 7):
+        with pytest.raises(StorageError, match="/data/0-0"):
+            decode_bootstrap_checkpoint(content[:size], "/data/0-0")
+
+
+def test_a_rotten_bit_of_a_record_is_noticed() -> None:
+    content = bytearray(encode_bootstrap_checkpoint(VOTERS, timestamp_ms=1))
+    content[-1] ^= 0x10
+    with pytest.raises(StorageError, match="CRC"):
+        decode_bootstrap_checkpoint(content, "/data/0-0")
+
+
+@pytest.mark.parametrize("voters", [(), (ME, ME), (ReplicaKey(3002, ME.directory_id), ME)])
+def test_voters_are_one_or_more_ascending_each_once(voters: tuple[ReplicaKey, ...]) -> None:
+    with pytest.raises(ValueError, match="voters are"):
+        VoterSet(voters)
