@@ -1,0 +1,81 @@
+"""One Ray, one cluster and one Spark session for all tests here: Spark alone takes half a minute to start."""
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+import rayka
+import rayka.spark
+from rayka.actors import ray_process
+from rayka.cli.flights import flight_records, load_flights
+
+FLIGHTS_PARTITIONS = 6
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[rayka.Cluster]:
+    """A cluster on a Ray of its own, in this process's temporary directory."""
+    directory = ray_process.make_temp_dir()
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        _temp_dir=directory,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+    try:
+        with rayka.Cluster.start(name="spark-tests", data_dir=directory) as cluster:
+            yield cluster
+    finally:
+        ray.shutdown()
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def spark(cluster):
+    """A session on that Ray; the format `rayka` is registered with its address."""
+    session = rayka.spark.init("tests", cores=2, configs={"spark.sql.shuffle.partitions": "2"})
+    yield session
+    rayka.spark.stop()
+
+
+@pytest.fixture(scope="session")
+def admin(cluster):
+    with rayka.Admin(cluster=cluster) as admin:
+        yield admin
+
+
+@pytest.fixture(scope="session")
+def produce(cluster):
+    """Sends records, each a dict of what `Producer.send` takes, and returns when they are acknowledged."""
+
+    def send_all(topic, records, **producer_options):
+        with rayka.Producer(cluster=cluster, **producer_options) as producer:
+            for future in [producer.send(topic, **record) for record in records]:
+                future.result(timeout=30)
+
+    return send_all
+
+
+@pytest.fixture(scope="session")
+def read(spark, cluster):
+    """The frame of a topic, with further options as keywords."""
+
+    def load(topic, **options):
+        return spark.read.format("rayka").options(cluster=cluster.name, subscribe=topic, **options).load()
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def flights(cluster, admin):
+    """The topic `flights` with every flight of 2013; gives them as they are in the CSV."""
+    table = load_flights()
+    admin.create_topic("flights", partitions=FLIGHTS_PARTITIONS)
+    with rayka.Producer(cluster=cluster) as producer:
+        for batch in flight_records(table).to_batches(max_chunksize=20_000):
+            producer.send_batch("flights", batch)
+    return table
