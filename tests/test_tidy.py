@@ -309,6 +309,7 @@ def test_a_planted_offender_is_found(checker: Checker, text: str, expected: str)
 INNOCENTS: list[tuple[Checker, str]] = [
     (lambda source: tidy.banned_uses(source, BANNED), "import asyncio\nasyncio.wait_for(a, 1)"),
     (lambda source: tidy.banned_uses(source, BANNED), "from random import Random\nRandom(7).random()"),
+    (lambda source: tidy.banned_uses(source, BANNED), "def f(random: Random): return random.random()"),
     (lambda source: tidy.banned_uses(source, FILE_CALLS), "log.open(path)"),
     (tidy.set_iterations, "ids: set[int]\nfor a in sorted(ids): print(a)\nlargest = max(a for a in ids)"),
     (tidy.set_iterations, "known: dict[str, set[int]]\nfor a in known: print(a)"),

@@ -89,50 +89,44 @@ def dotted(node: ast.AST) -> str:
     return ""
 
 
-def full_names(source: Source) -> dict[str, str]:
-    """What the imported names of a file stand for: `{"sleep": "time.sleep", "np": "numpy"}`."""
+def imported_names(source: Source) -> dict[str, str]:
+    """What the imported names of a file stand for: `{"asyncio": "asyncio", "sleep": "time.sleep"}`."""
     found = {}
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
-            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+            found |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
 def references(source: Source) -> Iterator[tuple[ast.AST, str]]:
-    """Every name used, as its defining module calls it."""
-    names = full_names(source)
+    """Every name used, as its defining module calls it; an attribute of a local object begins with a dot."""
+    imported = imported_names(source)
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Name | ast.Attribute) and (path := dotted(node)):
-            first, _, rest = path.partition(".")
-            full = names.get(first, first)
-            yield node, f"{full}.{rest}" if rest else full
+        if isinstance(node, ast.Name):
+            yield node, imported.get(node.id, node.id)
+        elif isinstance(node, ast.Attribute):
+            module, _, rest = dotted(node).partition(".")
+            yield node, f"{imported[module]}.{rest}" if module in imported else f".{node.attr}"
 
 
 def banned_uses(source: Source, banned: Iterable[str]) -> list[str]:
     """Uses of names such as `time.sleep`; `random.` bans the module's functions, but not its classes.
 
-    A pattern that starts with a dot bans the method of any object.
+    A pattern that starts with a dot bans the method of any local object.
     """
     patterns = tuple(banned)
     return [
         source.at(node, f"{name} is banned here")
         for node, name in references(source)
         if any(_is_banned(name, pattern) for pattern in patterns)
-    ] + [
-        source.at(node, f".{node.attr} is banned here")
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Attribute) and f".{node.attr}" in patterns and not dotted(node)
     ]
 
 
 def _is_banned(name: str, pattern: str) -> bool:
     if pattern.endswith("."):
-        last = name.removeprefix(pattern)
-        return name.startswith(pattern) and last[:1].islower()
-    if pattern.startswith("."):
-        return name.endswith(pattern)
+        return name.startswith(pattern) and name.removeprefix(pattern)[:1].islower()
     return name == pattern
 
 
