@@ -109,7 +109,7 @@ class Partition:
     def config(self) -> TopicConfig:
         return self._config
 
-    # ---- Leadership ----------------------------------------------------------------------------------------
+    # ---- Leadership ------------------------------------------------------------------------------------
 
     def load_high_watermark(self, saved: int | None) -> None:
         """What the checkpoint says, as far as the log can be that (B4)."""
@@ -162,7 +162,7 @@ class Partition:
     def _effective_min_isr(self) -> int:
         return min(self._config.min_insync_replicas, self._replica_count)
 
-    # ---- Producing -----------------------------------------------------------------------------------------
+    # ---- Producing -------------------------------------------------------------------------------------
 
     def append(self, records: Buffer, acks: int, *, now_ms: int, timestamp_ms: int) -> Appended:
         """Validates the batches and appends them (B18). `now_ms` is monotonic, `timestamp_ms` the wall
@@ -219,18 +219,17 @@ class Partition:
             raise NotEnoughReplicasAfterAppend(self._too_few_replicas())
         return True
 
-    # ---- Reading -------------------------------------------------------------------------------------------
+    # ---- Reading ---------------------------------------------------------------------------------------
 
     def read(
         self, fetch: FetchPartition, *, max_bytes: int, min_one_batch: bool, as_file_ranges: bool = False
     ) -> ReadResult:
         """Whole batches from the one that contains the fetch offset, below the high watermark (G1-G4).
 
-        `next_offset` follows the last of them. Raises OffsetOutOfRange, what `check_epoch` raises, and
+        `next_offset` follows the last of them. Raises OffsetOutOfRange, what `check_readable` raises, and
         StorageError when the disk fails.
         """
-        self.check_epoch(fetch.current_leader_epoch)
-        self._check_leader()
+        self.check_readable(fetch.current_leader_epoch)
         nothing = ReadResult(self.high_watermark, self.log.log_start_offset, fetch.fetch_offset)
         diverging_epoch = self._diverging_epoch(fetch)
         if diverging_epoch is not None:
@@ -271,8 +270,7 @@ class Partition:
 
         Raises OffsetNotAvailable while the high watermark has not reached the leader's first offset.
         """
-        self.check_epoch(current_leader_epoch)
-        self._check_leader()
+        self.check_readable(current_leader_epoch)
         if timestamp_ms == EARLIEST_TIMESTAMP:
             return self._found_at(self.log.log_start_offset)
         if self.high_watermark < self.leader_epoch_start_offset:
@@ -294,19 +292,19 @@ class Partition:
             found = self.log.offset_for_timestamp(timestamp_ms, end_offset=self.high_watermark)
         return FoundOffset() if found is None else FoundOffset(*found)
 
-    # ---- Checks --------------------------------------------------------------------------------------------
+    # ---- Checks ----------------------------------------------------------------------------------------
 
-    def check_epoch(self, current_leader_epoch: int) -> None:
-        """Raises FencedLeaderEpoch when the caller's epoch is older, UnknownLeaderEpoch when it is newer
-        (B24)."""
-        if current_leader_epoch in (NO_EPOCH, self.leader_epoch):
-            return
-        kind: type[ApiError] = (
-            FencedLeaderEpoch if current_leader_epoch < self.leader_epoch else UnknownLeaderEpoch
-        )
-        raise kind(
-            f"{self.topic_partition}: leader epoch is {self.leader_epoch}, found {current_leader_epoch}"
-        )
+    def check_readable(self, current_leader_epoch: int) -> None:
+        """Raises FencedLeaderEpoch when the caller's epoch is older, UnknownLeaderEpoch when it is newer (B24),
+        NotLeaderOrFollower, and KafkaStorageError when the disk has failed. Epoch -1 is not checked.
+        """
+        if current_leader_epoch not in (NO_EPOCH, self.leader_epoch):
+            is_older = current_leader_epoch < self.leader_epoch
+            kind: type[ApiError] = FencedLeaderEpoch if is_older else UnknownLeaderEpoch
+            raise kind(
+                f"{self.topic_partition}: leader epoch is {self.leader_epoch}, found {current_leader_epoch}"
+            )
+        self._check_leader()
 
     def _check_leader(self) -> None:
         self._check_online()

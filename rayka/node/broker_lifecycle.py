@@ -1,0 +1,170 @@
+"""A broker and its controller: it registers, says every two seconds that it lives, and asks for what it
+wants.
+
+Invariants: one incarnation is one process; a heartbeat carries the epoch of this incarnation's
+registration, so a controller never takes an older process for this one; heartbeats go on, at a growing
+pause, while no controller answers. Kafka: `BrokerLifecycleManager` (H1-H5).
+"""
+
+import asyncio
+import logging
+
+from rayka.errors import (
+    DuplicateBrokerRegistration,
+    RetriableApiError,
+    UnavailableError,
+)
+from rayka.ids import NO_EPOCH, random_uuid
+from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.data_directories import DataDirectories
+from rayka.node.metadata_follower import MetadataFollower
+from rayka.node.settings import NodeSettings
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+
+_ASK_AGAIN_MS = 20  # while the controller has not granted yet what is asked for
+_CALL_TIMEOUT_MS = 5_000
+_SHUTDOWN_FAILURES_MAX = 3
+_logger = logging.getLogger(__name__)
+
+
+class BrokerLifecycle:
+    """One broker process as the controller knows it."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        link: ControllerLink,
+        directories: DataDirectories,
+        follower: MetadataFollower,
+    ) -> None:
+        self._settings = settings
+        self._link = link
+        self._directories = directories
+        self._follower = follower
+        self._is_fenced = True
+        self._wants_fence = True
+        self._wants_shut_down = False
+        self._failures_in_shutdown = 0
+        self._poked = asyncio.Event()
+        self._unfenced = asyncio.Event()
+        self._may_end = asyncio.Event()
+        self.incarnation_id = random_uuid(settings.random)
+        self.broker_epoch = NO_EPOCH
+
+    def __repr__(self) -> str:
+        state = "fenced" if self._is_fenced else "unfenced"
+        return f"<BrokerLifecycle {self._settings.node_id} epoch={self.broker_epoch} {state}>"
+
+    # ---- Registration ----------------------------------------------------------------------------------
+
+    async def register(self) -> RegisterBrokerResponse:
+        """Registers this incarnation, trying again while no controller answers or an older process may live
+        (H1, H2).
+
+        Raises what the controller refused it with, UnavailableError when the time for it is over.
+        """
+        timeout_ms = self._settings.config.initial_broker_registration_timeout_ms
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        pauses = Pauses()
+        while True:
+            try:
+                response = await self._link.call(self._registration(), _CALL_TIMEOUT_MS)
+            except (RetriableApiError, DuplicateBrokerRegistration) as error:
+                if asyncio.get_running_loop().time() >= deadline_s:
+                    raise UnavailableError(
+                        f"broker {self._settings.node_id} could not register within {timeout_ms} ms: {error}"
+                    ) from error
+                await pauses.pause()
+            else:
+                self.broker_epoch = response.broker_epoch
+                return response
+
+    def _registration(self) -> RegisterBrokerRequest:
+        return RegisterBrokerRequest(
+            broker_id=self._settings.node_id,
+            cluster_id=self._directories.cluster_id,
+            incarnation_id=self.incarnation_id,
+            host=self._settings.host,
+            directories=self._directories.registered(),
+            previous_broker_epoch=self._directories.previous_broker_epoch,
+        )
+
+    # ---- What the broker wants -------------------------------------------------------------------------
+
+    async def unfence(self) -> None:
+        """Returns when the controller lets the broker serve."""
+        self._wants_fence = False
+        self.poke()
+        await self._unfenced.wait()
+
+    async def shut_down(self) -> None:
+        """Returns when the controller has moved away what it can, no longer answers, or the time for it is
+        over (H5)."""
+        self._wants_shut_down = True
+        self.poke()
+        try:
+            async with asyncio.timeout(self._settings.config.controlled_shutdown_timeout_ms / 1000):
+                await self._may_end.wait()
+        except TimeoutError:
+            _logger.warning("broker %d ends without the controller's consent", self._settings.node_id)
+
+    def poke(self) -> None:
+        """Sends a heartbeat now instead of in two seconds."""
+        self._poked.set()
+
+    # ---- Heartbeats ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Sends heartbeats for ever. Raises StaleBrokerEpoch or BrokerIdNotRegistered when this incarnation
+        is over."""
+        pauses = Pauses()
+        while True:
+            try:
+                response = await self._link.call(self._heartbeat(), _CALL_TIMEOUT_MS)
+            except RetriableApiError:
+                self._on_unanswered()
+                await self._wait(pauses.next_ms())
+            else:
+                pauses.reset()
+                self._on_response(response)
+                await self._wait(self._interval_ms())
+
+    def _heartbeat(self) -> HeartbeatRequest:
+        return HeartbeatRequest(
+            broker_id=self._settings.node_id,
+            broker_epoch=self.broker_epoch,
+            current_metadata_offset=self._follower.image.next_offset - 1,
+            want_fence=self._wants_fence,
+            want_shut_down=self._wants_shut_down,
+            offline_directory_ids=self._directories.offline_ids(),
+        )
+
+    def _on_response(self, response: HeartbeatResponse) -> None:
+        self._is_fenced = response.is_fenced
+        if not response.is_fenced:
+            self._unfenced.set()
+        if response.should_shut_down:
+            self._may_end.set()
+
+    def _on_unanswered(self) -> None:
+        if self._wants_shut_down:
+            self._failures_in_shutdown += 1
+            if self._failures_in_shutdown >= _SHUTDOWN_FAILURES_MAX:
+                self._may_end.set()
+
+    def _interval_ms(self) -> int:
+        has_what_it_wants = self._is_fenced == self._wants_fence and not self._wants_shut_down
+        return self._settings.config.broker_heartbeat_interval_ms if has_what_it_wants else _ASK_AGAIN_MS
+
+    async def _wait(self, pause_ms: int) -> None:
+        try:
+            async with asyncio.timeout(pause_ms / 1000):
+                await self._poked.wait()
+        except TimeoutError:
+            return
+        self._poked.clear()

@@ -1,0 +1,192 @@
+"""A broker: the node that holds partitions, takes what is produced and gives what is fetched.
+
+One method for each API that it serves, request to response; what is refused as a whole is raised as
+ApiError. Life (H1): `start` locks the data directories, registers, follows the metadata until it knows of
+its own registration, recovers its logs, and returns when the controller lets it serve; `stop` is a
+controlled shutdown that leaves clean directories; `kill` is the end of the process without its end. Before
+and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: `BrokerServer`, `KafkaApis`.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayka.errors import BrokerNotAvailable
+from rayka.ids import ZERO_ID, Role, TopicPartition, node_name
+from rayka.log.log_directory import LogDirectory
+from rayka.metadata.response import metadata_response
+from rayka.node.broker_lifecycle import BrokerLifecycle
+from rayka.node.controller_link import ControllerLink
+from rayka.node.data_directories import DataDirectories
+from rayka.node.fetch import FetchHandler, ListOffsetsHandler
+from rayka.node.metadata_follower import MetadataFollower
+from rayka.node.produce import ProduceHandler
+from rayka.node.replica_manager import ReplicaManager
+from rayka.node.settings import NodeSettings
+from rayka.node.tasks import Tasks
+from rayka.protocol.cluster import (
+    MetadataRequest,
+    MetadataResponse,
+    NodeState,
+    StatusRequest,
+    StatusResponse,
+)
+from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.produce import ProduceRequest, ProduceResponse
+
+METADATA_TIMEOUT_MS = 10_000  # how long a Metadata request waits for the offset that it names
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a broker works with once its directories are open."""
+
+    directories: DataDirectories
+    replicas: ReplicaManager
+    follower: MetadataFollower
+    lifecycle: BrokerLifecycle
+    produce: ProduceHandler
+    fetch: FetchHandler
+    list_offsets: ListOffsetsHandler
+
+
+class BrokerNode:
+    """One broker in one process; `settings.data_dirs` are its directories, formatted before."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._tasks = Tasks(settings.crash)
+        self._state = NodeState.STARTING
+        self._parts: _Parts | None = None
+
+    def __repr__(self) -> str:
+        return f"<BrokerNode {node_name(self._settings.node_id)} {self._state}>"
+
+    @property
+    def settings(self) -> NodeSettings:
+        return self._settings
+
+    # ---- Life ------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when the broker serves.
+
+        Raises StorageError when a directory cannot be used, the ApiError with which the controller refused
+        the broker, UnavailableError when there is no controller. Then `stop` gives the directories back.
+        """
+        parts = self._parts = self._make_parts(await DataDirectories.open(self._settings))
+        registered = await parts.lifecycle.register()
+        await parts.directories.on_registered(registered.cluster_id, registered.broker_epoch)
+        self._state = NodeState.RECOVERY
+        first_image_offset = registered.broker_epoch + 1
+        self._tasks.start("metadata", parts.follower.run(registered.cluster_id, first_image_offset))
+        self._tasks.start("heartbeats", parts.lifecycle.run())
+        self._tasks.start("offline directories", self._report_offline(parts))
+        await parts.follower.wait_for_first_image()
+        await parts.lifecycle.unfence()
+        self._state = NodeState.RUNNING
+        _logger.info("%r serves %d partitions", self, len(parts.replicas.partitions))
+
+    def _make_parts(self, directories: DataDirectories) -> _Parts:
+        settings = self._settings
+        replicas = ReplicaManager(settings, directories, self._tasks)
+        link = ControllerLink(settings.network)
+        follower = MetadataFollower(settings, link, replicas.apply)
+        return _Parts(
+            directories,
+            replicas,
+            follower,
+            BrokerLifecycle(settings, link, directories, follower),
+            ProduceHandler(replicas, settings.wall_clock_ms),
+            FetchHandler(replicas, settings.config.fetch_max_bytes),
+            ListOffsetsHandler(replicas),
+        )
+
+    async def stop(self) -> None:
+        """A controlled shutdown: the controller moves leaders away, then everything is synced and marked
+        clean (B30).
+
+        Raises StorageError when a disk fails on the way; the next start recovers then.
+        """
+        parts, has_served = self._parts, self._state is NodeState.RUNNING
+        self._state = NodeState.SHUTTING_DOWN
+        if parts is None:
+            return
+        if has_served:
+            await parts.lifecycle.shut_down()
+        parts.replicas.parked.close(f"{self._name} is shutting down")
+        await self._tasks.stop()
+        self._parts = None
+        if has_served:
+            await self._close(parts)
+        else:
+            parts.directories.release()
+
+    async def _close(self, parts: _Parts) -> None:
+        def high_watermarks(directory: LogDirectory) -> Mapping[TopicPartition, int]:
+            return parts.replicas.high_watermarks(directory)
+
+        await parts.directories.close(high_watermarks, parts.lifecycle.broker_epoch)
+
+    def kill(self) -> None:
+        """The end of the process: nothing is written any more, nothing answered, and the locks are free."""
+        self._tasks.abandon()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.directories.release()
+
+    async def _report_offline(self, parts: _Parts) -> None:
+        while True:
+            await parts.replicas.on_offline.wait()
+            parts.replicas.on_offline.clear()
+            parts.lifecycle.poke()
+
+    # ---- Requests --------------------------------------------------------------------------------------
+
+    async def produce(self, request: ProduceRequest) -> ProduceResponse:
+        return await self._serving().produce.handle(request)
+
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
+        return await self._serving().fetch.handle(request)
+
+    async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
+        return self._serving().list_offsets.handle(request)
+
+    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
+        """Brokers and topics as this broker knows them; waits for the offset that the request names."""
+        parts = self._serving()
+        await parts.follower.wait_for(request.min_metadata_offset, METADATA_TIMEOUT_MS)
+        return metadata_response(
+            parts.follower.image,
+            request,
+            cluster_id=parts.directories.cluster_id,
+            controller_id=parts.follower.controller_id,
+        )
+
+    async def status(self, request: StatusRequest) -> StatusResponse:
+        """How this node is; it answers whatever has happened to it."""
+        settings, parts = self._settings, self._parts
+        partitions = parts.replicas.partitions if parts else []
+        return StatusResponse(
+            node_id=settings.node_id,
+            roles=(Role.BROKER,),
+            state=self._state,
+            pid=settings.pid,
+            host=settings.host,
+            data_dirs=settings.data_dirs,
+            cluster_id=parts.directories.cluster_id if parts else "",
+            incarnation_id=parts.lifecycle.incarnation_id if parts else ZERO_ID,
+            detail="; ".join(parts.replicas.problems()) if parts else "",
+            partition_count=len(partitions),
+            size_bytes=sum(each.log.size_bytes for each in partitions),
+        )
+
+    def _serving(self) -> _Parts:
+        if self._parts is None or self._state in (NodeState.STARTING, NodeState.RECOVERY):
+            raise BrokerNotAvailable(f"{self._name} is {self._state}; try again soon")
+        return self._parts
+
+    @property
+    def _name(self) -> str:
+        return node_name(self._settings.node_id)

@@ -1,0 +1,136 @@
+"""How a broker follows `__cluster_metadata`: it fetches as an observer and turns committed records into
+images.
+
+Invariants: only records below the high watermark are applied, in order, once; the first image is published
+when the broker has caught up with what was committed when it started; a new image is visible after the
+publisher has acted upon it, so whoever sees a topic in it can use the topic. Kafka: `KafkaRaftClient` as
+observer, `MetadataLoader` (H9). Left out: snapshots, and a copy of the log on this broker's disk.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from rayka.errors import ErrorCode, RequestTimedOut, RetriableApiError
+from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAndEpoch
+from rayka.metadata.batches import decode_metadata_batches
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import MetadataRecord
+from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.settings import NodeSettings
+from rayka.node.signal import Signal
+from rayka.protocol.batch_header import split_batches
+from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+
+Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
+_FETCH_BYTES = 4 << 20
+_ANSWER_TIMEOUT_MS = 5_000
+
+
+class MetadataFollower:
+    """The metadata as one broker knows it."""
+
+    def __init__(self, settings: NodeSettings, link: ControllerLink, publish: Publish) -> None:
+        self._settings = settings
+        self._link = link
+        self._publish = publish
+        self._cluster_id = ""
+        self._news = Signal()
+        self._has_image = asyncio.Event()
+        self._pending: deque[tuple[int, MetadataRecord]] = deque()
+        self._fetched = OffsetAndEpoch(0, NO_EPOCH)
+        self._high_watermark = NO_OFFSET
+        self._first_image_offset = 0
+        self._delta = MetadataDelta(MetadataImage())
+        self.image = MetadataImage()
+        self.controller_id = NO_NODE
+
+    def __repr__(self) -> str:
+        return f"<MetadataFollower {self.image!r} fetched={self._fetched.offset} hw={self._high_watermark}>"
+
+    async def wait_for(self, offset: int, timeout_ms: int) -> None:
+        """Returns once the image holds every record below the offset. Raises RequestTimedOut."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        while self.image.next_offset < offset:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise RequestTimedOut(
+                    f"broker {self._settings.node_id} has applied the metadata up to offset"
+                    f" {self.image.next_offset}, expected {offset} within {timeout_ms} ms; is the controller running?"
+                )
+            await self._news.wait(deadline_s)
+
+    async def wait_for_first_image(self) -> None:
+        """Returns once there is an image, however long the logs take to recover."""
+        await self._has_image.wait()
+
+    async def run(self, cluster_id: str, first_image_offset: int) -> None:
+        """Follows for ever. No image is published before it holds every record below `first_image_offset`."""
+        self._cluster_id, self._first_image_offset = cluster_id, first_image_offset
+        pauses = Pauses()
+        while True:
+            try:
+                result = await self._fetch()
+            except RetriableApiError:
+                await pauses.pause()
+                continue
+            if result.error_code is ErrorCode.NONE:
+                pauses.reset()
+                self._take(result)
+                await self._apply()
+            else:
+                self._link.on_not_active()
+                await pauses.pause()
+
+    async def _fetch(self) -> FetchPartitionResult:
+        max_wait_ms = self._settings.config.fetch_max_wait_ms
+        partition = FetchPartition(
+            METADATA_TOPIC_ID,
+            0,
+            fetch_offset=self._fetched.offset,
+            max_bytes=_FETCH_BYTES,
+            last_fetched_epoch=self._fetched.epoch,
+            high_watermark=self._high_watermark,
+        )
+        request = FetchRequest(
+            max_wait_ms=max_wait_ms,
+            min_bytes=1,
+            max_bytes=_FETCH_BYTES,
+            partitions=(partition,),
+            replica_id=self._settings.node_id,
+            cluster_id=self._cluster_id,
+        )
+        response = await self._link.call(request, max_wait_ms + _ANSWER_TIMEOUT_MS)
+        return response.partitions[0]
+
+    def _take(self, result: FetchPartitionResult) -> None:
+        """Keeps what was fetched until it is committed; drops what a new leader does not have (A30)."""
+        self.controller_id = result.leader_id
+        self._high_watermark = max(self._high_watermark, result.high_watermark)
+        if result.diverging_epoch is not None:
+            self._truncate(result.diverging_epoch)
+        elif result.records.size:
+            self._pending.extend(
+                (offset, record) for offset, _, record in decode_metadata_batches(result.records)
+            )
+            *_, last = split_batches(result.records)
+            self._fetched = OffsetAndEpoch(result.next_offset, last.leader_epoch)
+
+    def _truncate(self, diverging: OffsetAndEpoch) -> None:
+        offset = min(diverging.offset, self._fetched.offset)
+        assert offset >= self.image.next_offset, f"{self!r}: what was committed is gone, up to {diverging}"
+        while self._pending and self._pending[-1][0] >= offset:
+            self._pending.pop()
+        self._fetched = OffsetAndEpoch(offset, diverging.epoch)
+
+    async def _apply(self) -> None:
+        while self._pending and self._pending[0][0] < self._high_watermark:
+            self._delta.replay(self._pending.popleft()[1])
+        next_offset = min(self._high_watermark, self._fetched.offset)
+        if next_offset < self._first_image_offset or next_offset <= self.image.next_offset:
+            return
+        image = self._delta.apply(next_offset)
+        await self._publish(self._delta, image)
+        self.image, self._delta = image, MetadataDelta(image)
+        self._has_image.set()
+        self._news.notify()

@@ -1,0 +1,297 @@
+"""The partitions of one broker: opened, led, deleted as the metadata says; synced, checkpointed, taken
+offline.
+
+Invariants: a partition is hosted in one directory, the one that the metadata names; what is on disk and not
+in the metadata is deleted, never served; a delta is applied deletions first, then leaders, and is durable
+before it is visible (H10); when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until the node
+restarts, and the others go on. Kafka: `ReplicaManager`. Left out: followers, moving a partition between
+directories.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from rayka.config import TopicConfig
+from rayka.errors import (
+    ApiError,
+    DiskFull,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    StorageError,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from rayka.ids import TopicIdPartition, TopicPartition, node_name
+from rayka.log.log_directory import LogDirectory
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.node.data_directories import DataDirectories
+from rayka.node.flusher import Flusher
+from rayka.node.parked import Parked
+from rayka.node.settings import NodeSettings
+from rayka.node.tasks import Tasks
+from rayka.partition.partition import Partition
+
+PartitionKey = tuple[
+    UUID, int
+]  # topic id and number: cheaper to hash than a struct, and asked for in every request
+_logger = logging.getLogger(__name__)
+
+
+class Replica(NamedTuple):
+    """A partition, and the directory and the flusher that it shares with others."""
+
+    partition: Partition
+    directory: LogDirectory
+    flusher: Flusher
+
+
+class ReplicaManager:
+    """All replicas on this broker."""
+
+    def __init__(self, settings: NodeSettings, directories: DataDirectories, tasks: Tasks) -> None:
+        self._settings = settings
+        self._directories = directories
+        self._replicas: dict[PartitionKey, Replica] = {}
+        self._unusable: dict[PartitionKey, StorageError] = {}
+        self._saved: dict[LogDirectory, dict[TopicPartition, tuple[int, int]]] = {}
+        self._flushers = {each: self._flusher_of(each) for each in directories.all}
+        self._image: MetadataImage | None = None
+        self.parked: Parked[PartitionKey] = Parked()
+        self.on_offline = asyncio.Event()
+        for directory, flusher in self._flushers.items():
+            tasks.start(f"flush {directory.path}", flusher.run())
+        tasks.start("checkpoint", self._checkpoint_forever())
+
+    def __repr__(self) -> str:
+        return f"<ReplicaManager {self._settings.node_id} replicas={len(self._replicas)}>"
+
+    # ---- Looking ---------------------------------------------------------------------------------------
+
+    def get(self, topic_id: UUID, number: int) -> Replica:
+        """The replica. Raises KafkaStorageError when its disk could not hold it, UnknownTopicId,
+        UnknownTopicOrPartition or NotLeaderOrFollower when it is not here.
+        """
+        key = (topic_id, number)
+        replica = self._replicas.get(key)
+        if replica is not None:
+            return replica
+        if key in self._unusable:
+            raise KafkaStorageError(str(self._unusable[key]))
+        topic = self._image.topics_by_id.get(topic_id) if self._image else None
+        if topic is None:
+            raise UnknownTopicId(
+                f"{self._name} knows no topic with id {topic_id}; it was deleted, or is very new"
+            )
+        if not 0 <= number < len(topic.partitions):
+            raise UnknownTopicOrPartition(
+                f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, found {number}"
+            )
+        raise NotLeaderOrFollower(
+            f"{self._name} holds no replica of {topic.name}-{number};"
+            f" broker {topic.partitions[number].leader_id} leads it"
+        )
+
+    @property
+    def _name(self) -> str:
+        return node_name(self._settings.node_id)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return [each.partition for each in self._replicas.values()]
+
+    def problems(self) -> list[str]:
+        """Why something is not usable here, one line each."""
+        offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
+        failed = [str(each.log.failure) for each in self.partitions if each.log.failure and not each.failure]
+        return list(dict.fromkeys([*offline, *failed, *map(str, self._unusable.values())]))
+
+    # ---- Metadata --------------------------------------------------------------------------------------
+
+    async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """Makes this broker's partitions what the new image says (H10)."""
+        is_first, self._image = self._image is None, image
+        for topic_id in delta.deleted_topics():
+            for key in [key for key in [*self._replicas, *self._unusable] if key[0] == topic_id]:
+                self._delete(key)
+        if is_first:
+            self._delete_strays(image)
+        for name in delta.reconfigured_topics():
+            self._reconfigure(name, image)
+        changed = []
+        for each in delta.changed_partitions():
+            await asyncio.sleep(0)  # a recovery takes long: others get their turn between two
+            replica = self._update(each, image)
+            if replica is not None:
+                changed.append(replica)
+        await self._sync(changed)
+        for replica in changed:
+            self._wake(replica.partition)
+
+    def _update(self, each: TopicIdPartition, image: MetadataImage) -> Replica | None:
+        """The replica after this change; None when it is not here."""
+        topic, state = image.topics_by_id[each.topic_id], image.partition(each)
+        if state is None or self._settings.node_id not in state.replicas:
+            return None
+        key = (each.topic_id, each.partition)
+        if key in self._unusable:
+            return None
+        topic_partition = TopicPartition(topic.name, each.partition)
+        try:
+            replica = self._replicas.get(key)
+            if replica is None:
+                config = self._settings.config.topic_config(image.topic_configs(topic.name))
+                replica = self._replicas[key] = self._open(topic_partition, each.topic_id, state, config)
+            replica.partition.update_leadership(state)
+        except StorageError as error:
+            _logger.error("%s is not usable: %s", topic_partition, error)
+            self._unusable[key] = error
+            replica = self._replicas.pop(key, None)
+            directory = self._directories.get(state.directory_of(self._settings.node_id))
+            if directory is not None and not isinstance(error, DiskFull):
+                self._on_directory_failed(directory, error)
+            return None
+        return replica
+
+    def _open(
+        self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig
+    ) -> Replica:
+        directory_id = state.directory_of(self._settings.node_id)
+        directory = self._directories.get(directory_id)
+        if directory is None:
+            raise StorageError(
+                f"{topic_partition} lives in directory {directory_id}, which is none of"
+                f" {[each.path for each in self._directories.all]}; start the broker with all its data directories"
+            )
+        if directory.failure is not None:
+            raise directory.failure
+        log = directory.open_log(topic_partition, topic_id, config, now_ms=self._now_ms())
+        partition = Partition(topic_partition, topic_id, self._settings.node_id, log, config)
+        partition.load_high_watermark(directory.high_watermark(topic_partition))
+        return Replica(partition, directory, self._flushers[directory])
+
+    def _reconfigure(self, name: str, image: MetadataImage) -> None:
+        topic = image.topics.get(name)
+        if topic is not None:
+            config = self._settings.config.topic_config(image.topic_configs(name))
+            for number in range(len(topic.partitions)):
+                replica = self._replicas.get((topic.topic_id, number))
+                if replica is not None:
+                    replica.partition.update_config(config)
+
+    def _delete(self, key: PartitionKey) -> None:
+        self._unusable.pop(key, None)
+        replica = self._replicas.pop(key, None)
+        if replica is None:
+            return
+        replica.flusher.forget(replica.partition)
+        self._delete_log(replica.directory, replica.partition.topic_partition)
+        self.parked.wake(key)
+
+    def _delete_strays(self, image: MetadataImage) -> None:
+        """Removes what was deleted while this broker was down: directories whose topic is not in the
+        metadata."""
+        for directory in self._directories.all:
+            for topic_partition, topic_id in directory.partitions().items():
+                topic = image.topics.get(topic_partition.topic)
+                if topic is None or topic_id not in (None, topic.topic_id):
+                    _logger.info("%s: %s was deleted meanwhile", directory.path, topic_partition)
+                    self._delete_log(directory, topic_partition)
+
+    def _delete_log(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
+        try:
+            directory.delete_log(topic_partition)
+        except StorageError as error:
+            self._on_directory_failed(directory, error)
+
+    async def _sync(self, replicas: Sequence[Replica]) -> None:
+        """One sync in each directory for the epochs and files of a whole delta."""
+        for directory in self._directories.all:
+            here = [each for each in replicas if each.directory is directory]
+            if here and directory.failure is None:
+                try:
+                    await directory.sync([each.partition.log for each in here])
+                except StorageError as error:
+                    self._on_directory_failed(directory, error)
+                else:
+                    self._on_synced([each.partition for each in here])
+
+    # ---- What happens to partitions --------------------------------------------------------------------
+
+    def on_appended(self, replica: Replica) -> None:
+        """The log has grown: it is synced if it must be, and readers are woken."""
+        replica.flusher.on_appended(replica.partition)
+        self._wake(replica.partition)
+
+    def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError:
+        """What to answer. A full disk still reads, so only the log that met it stops; any other failure
+        takes the directory offline.
+        """
+        if not isinstance(replica.partition.log.failure or error, DiskFull):
+            self._on_directory_failed(replica.directory, error)
+        return KafkaStorageError(f"{replica.partition.topic_partition}: {error}")
+
+    def _flusher_of(self, directory: LogDirectory) -> Flusher:
+        def on_failed(error: StorageError) -> None:
+            self._on_directory_failed(directory, error)
+
+        return Flusher(directory, self._on_synced, on_failed)
+
+    def _on_synced(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            partition.maybe_increment_high_watermark()
+            self._wake(partition)
+
+    def _on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
+        directory.go_offline(error)
+        for replica in self._replicas.values():
+            if replica.directory is directory:
+                replica.partition.failure = error
+                self._wake(replica.partition)
+        self.on_offline.set()
+
+    def _wake(self, partition: Partition) -> None:
+        self.parked.wake((partition.topic_id, partition.topic_partition.partition))
+
+    # ---- Checkpoints -----------------------------------------------------------------------------------
+
+    def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
+        """By partition, as the checkpoint has them (B4)."""
+        return {
+            each.partition.topic_partition: each.partition.high_watermark
+            for each in self._replicas.values()
+            if each.directory is directory
+        }
+
+    async def _checkpoint_forever(self) -> None:
+        config = self._settings.config
+        interval_ms = min(
+            config.replica_high_watermark_checkpoint_interval_ms,
+            config.log_flush_offset_checkpoint_interval_ms,
+        )
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            for directory in self._directories.all:
+                await self._checkpoint(directory)
+
+    async def _checkpoint(self, directory: LogDirectory) -> None:
+        """Saves high watermarks and recovery points, unless nothing has changed since."""
+        state = {
+            each.partition.topic_partition: (each.partition.high_watermark, each.partition.log.flushed_offset)
+            for each in self._replicas.values()
+            if each.directory is directory
+        }
+        if directory.failure is not None or state == self._saved.get(directory):
+            return
+        try:
+            await directory.checkpoint({key: high_watermark for key, (high_watermark, _) in state.items()})
+        except StorageError as error:
+            self._on_directory_failed(directory, error)
+        self._saved[directory] = state
+
+    @staticmethod
+    def _now_ms() -> int:
+        return int(asyncio.get_running_loop().time() * 1000)
