@@ -1,0 +1,78 @@
+"""The harness of the benchmarks: shares, bars, and the texts of a report."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks.harness import Bar, Row, amount, compare, print_table, write_json
+
+
+def drifting(*values: float) -> Callable[[], float]:
+    remaining = iter(values)
+    return lambda: next(remaining)
+
+
+def test_a_share_cancels_the_drift_of_the_machine() -> None:
+    limit = drifting(0, 100, 80, 60, 40)  # slower from run to run; the first warms up
+    value = drifting(0, 45, 35, 25)  # half of the limit around it
+    measured = compare(value, limit, rounds=3)
+    assert measured.share == 0.5
+    assert measured.value == 35
+    assert measured.limit == 70
+
+
+@pytest.mark.parametrize(
+    ("bar", "share", "is_met", "text"),
+    [
+        (Bar(0.6), 0.61, True, "≥ 60%"),
+        (Bar(0.6), 0.59, False, "≥ 60%"),
+        (Bar(5), 5.5, True, "≥ 5 x"),
+        (Bar(1.8, at_most=True), 1.7, True, "≤ 1.8 x"),
+        (Bar(1.8, at_most=True), 1.9, False, "≤ 1.8 x"),
+    ],
+)
+def test_a_bar_is_reached_from_its_side(bar: Bar, share: float, is_met: bool, text: str) -> None:
+    assert Row(what="a", value=1, unit="s", share=share, bar=bar).is_met is is_met
+    assert str(bar) == text
+
+
+def test_a_row_without_a_bar_is_neither_met_nor_missed() -> None:
+    assert Row(what="a", value=1, unit="s", share=0.1).is_met is None
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (21_400_000, "records/s", "21.4 M records/s"),
+        (5_200_000_000, "B/s", "5.2 GB/s"),
+        (0.0013, "s", "1.3 ms"),
+        (0.000121, "s", "121 µs"),
+        (4.3, "s", "4.3 s"),
+        (0.4, "% of a core", "0.4 % of a core"),
+    ],
+)
+def test_amounts_read_as_people_say_them(value: float, unit: str, text: str) -> None:
+    assert amount(value, unit) == text
+
+
+def test_a_report_says_what_the_limit_was_and_how_much_of_it_was_reached(tmp_path: Path) -> None:
+    row = Row(
+        what="encode",
+        value=30e6,
+        unit="records/s",
+        limit=40e6,
+        limit_what="pyarrow",
+        share=0.75,
+        bar=Bar(0.6),
+    )
+    console = Console(width=160, record=True, quiet=True)
+    print_table("batch", [row], console)
+    write_json(tmp_path / "rows.json", [row], {"machine": "here"})
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["is_met"] is True
+    printed = console.export_text()
+    assert "30 M records/s" in printed
+    assert "75%" in printed
+    assert "limit: pyarrow" in printed
