@@ -269,7 +269,7 @@ def test_the_clients_do_not_load_ray() -> None:
 
 
 def test_help_does_not_load_ray() -> None:
-    code = "from rayka.cli.main import main\nmain(['--help'], standalone_mode=False)"
+    code = "from rayka.cli.main import run\nassert run(['--help']) == 0"
     assert modules_after(code) & {"ray", "pyspark", "pandas"} == set()
 
 
