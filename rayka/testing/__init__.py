@@ -1,1 +1,7 @@
-"""Fakes behind the two ports, and the in-process cluster made of them."""
+"""Helpers for tests, of rayka and of its users: a cluster in this process, a disk in memory that breaks on
+request."""
+
+from rayka.testing.in_process_cluster import ClusterDescription, InProcessCluster, cluster
+from rayka.testing.memory_disk import MemoryDisk
+
+__all__ = ["ClusterDescription", "InProcessCluster", "MemoryDisk", "cluster"]

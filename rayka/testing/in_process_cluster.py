@@ -1,0 +1,268 @@
+"""A cluster in this process, for tests: the real nodes and the real wire format, no Ray, no other process.
+
+Nodes run on the IO thread that clients use too. `kill` is what `kill -9` is to a process: tasks stop where
+they are, nothing is flushed or closed, locks are released, the page cache stays. Invariant: when `stop`
+returns, no task, lock, thread or temporary file of the cluster is left, and a node that crashed by a bug is
+an error.
+"""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random, SystemRandom
+from types import TracebackType
+from typing import Any, Self
+
+from rayka.client import io_thread
+from rayka.config import BrokerConfig
+from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, Role, node_name, role_of
+from rayka.log.disk import LocalDisk
+from rayka.log.meta_properties import META_PROPERTIES_FILE
+from rayka.node.broker_node import BrokerNode
+from rayka.node.controller_node import ControllerNode
+from rayka.node.data_directories import DataDirectories
+from rayka.node.format import format_controller
+from rayka.node.inbox import Inbox
+from rayka.node.settings import NodeSettings
+from rayka.ports import Disk
+from rayka.protocol.cluster import StatusRequest, StatusResponse
+from rayka.testing.network import InProcessNetwork, Switch
+
+_START_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster's name, and each running node's own account of itself."""
+
+    name: str
+    nodes: tuple[StatusResponse, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """One process, if it were one."""
+
+    node: BrokerNode | ControllerNode
+    owned_disk: LocalDisk | None
+
+
+def cluster(
+    brokers: int = 1,
+    *,
+    data_dir: str | Sequence[str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    disks: Mapping[int, Disk] | None = None,
+    name: str = "testing",
+) -> "InProcessCluster":
+    """A running cluster of one controller (node 3001) and brokers (nodes from 1); use it in a `with`
+    statement.
+
+    `data_dir`: a directory, or several over which each broker spreads its partitions; a temporary one,
+    removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys.
+    `disks` replaces the real disk of some nodes, by id. Pass the cluster to clients as `cluster=`.
+    """
+    return InProcessCluster(
+        name,
+        node_ids=[FIRST_CONTROLLER_ID, *range(FIRST_BROKER_ID, FIRST_BROKER_ID + brokers)],
+        data_dirs=[data_dir] if isinstance(data_dir, str) else data_dir,
+        config=BrokerConfig.parse(config or {}, what="config"),
+        disks=disks or {},
+    )
+
+
+class InProcessCluster:
+    """Made by `cluster`; a handle for clients."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        node_ids: Sequence[int],
+        data_dirs: Sequence[str] | None,
+        config: BrokerConfig,
+        disks: Mapping[int, Disk],
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._disks = disks
+        self._node_ids = list(node_ids)
+        self._temporary_dir = None if data_dirs else tempfile.mkdtemp(prefix="rayka-")
+        self._data_dirs = list(data_dirs or [self._temporary_dir or ""])
+        self._random = Random(SystemRandom().getrandbits(64))
+        self._running: dict[int, _Running] = {}
+        self._crashes: list[tuple[int, BaseException]] = []
+        self.switch = Switch(node_ids, self._random)
+        try:
+            io_thread.run(self._start(), _START_TIMEOUT_S)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<InProcessCluster {self._name} {[node_name(each) for each in self._running]}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.stop()
+        else:
+            self._abandon()  # the test's own failure is the one to see
+
+    # ---- For clients -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def network(self) -> InProcessNetwork:
+        """A new caller to the nodes; its calls are awaited on the IO thread."""
+        return self.switch.network()
+
+    def describe(self) -> ClusterDescription:
+        """What the running nodes say of themselves."""
+        return io_thread.run(self._describe(), _START_TIMEOUT_S)
+
+    # ---- For tests -------------------------------------------------------------------------------------
+
+    def data_dirs(self, node_id: int) -> tuple[str, ...]:
+        """The data directories of one node; a controller has one."""
+        directories = self._data_dirs[:1] if role_of(node_id) is Role.CONTROLLER else self._data_dirs
+        return tuple(os.path.join(each, node_name(node_id)) for each in directories)
+
+    def kill(self, node_id: int) -> None:
+        """Ends the node as `kill -9` would."""
+        io_thread.run(self._kill(node_id), _START_TIMEOUT_S)
+
+    def restart(self, node_id: int) -> None:
+        """Starts the node on what it has on disk, after a controlled shutdown if it runs; returns when it
+        serves."""
+        io_thread.run(self._restart(node_id), _START_TIMEOUT_S)
+
+    def fail_calls(
+        self, api_name: str, *, times: int = 1, is_executed: bool = False, node_id: int | None = None
+    ) -> None:
+        """The next calls of this API end in NetworkException; with `is_executed` the node has done its work
+        by then."""
+        io_thread.call_soon(
+            lambda: self.switch.fail_calls(api_name, times=times, is_executed=is_executed, node_id=node_id)
+        )
+
+    def stop(self) -> None:
+        """A controlled shutdown of all nodes. Raises RuntimeError if one has crashed by a bug."""
+        try:
+            io_thread.run(self._stop(), _START_TIMEOUT_S)
+        finally:
+            self._abandon()
+        for node_id, error in self._crashes:
+            raise RuntimeError(f"{node_name(node_id)} crashed: {error!r}") from error
+
+    # ---- On the IO thread ------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        settings = {each: self._settings(each) for each in self._node_ids}
+        if not any(_is_formatted(each) for each in settings.values()):
+            for node_id, each in settings.items():
+                if role_of(node_id) is Role.CONTROLLER:
+                    await format_controller(each)
+                else:
+                    await DataDirectories.format(each)
+        for node_id, each in settings.items():
+            await self._start_node(node_id, each)
+
+    def _settings(self, node_id: int) -> NodeSettings:
+        return NodeSettings(
+            node_id=node_id,
+            cluster_name=self._name,
+            data_dirs=self.data_dirs(node_id),
+            config=self._config,
+            disk=self._disks.get(node_id) or LocalDisk(),
+            network=self.network(),
+            random=self._random,
+            wall_clock_ms=_wall_clock_ms,
+            crash=lambda error: self._on_crash(node_id, error),
+            pid=os.getpid(),
+        )
+
+    async def _start_node(self, node_id: int, settings: NodeSettings) -> None:
+        is_controller = role_of(node_id) is Role.CONTROLLER
+        node = ControllerNode(settings) if is_controller else BrokerNode(settings)
+        owned_disk = settings.disk if isinstance(settings.disk, LocalDisk) else None
+        self._running[node_id] = _Running(node, owned_disk)
+        self.switch.attach(node_id, Inbox(node))
+        try:
+            await node.start()
+        except BaseException:
+            await self._kill(node_id)
+            raise
+
+    async def _kill(self, node_id: int) -> None:
+        self._end(node_id, self._running[node_id])
+
+    def _end(self, node_id: int, running: _Running) -> None:
+        del self._running[node_id]
+        self.switch.detach(node_id)
+        running.node.kill()
+        _close_disk(running)
+
+    async def _restart(self, node_id: int) -> None:
+        if node_id in self._running:
+            await self._stop_node(node_id)
+        await self._start_node(node_id, self._settings(node_id))
+
+    async def _stop_node(self, node_id: int) -> None:
+        running = self._running[node_id]
+        await running.node.stop()
+        del self._running[node_id]
+        self.switch.detach(node_id)
+        _close_disk(running)
+
+    async def _stop(self) -> None:
+        for node_id in sorted(self._running):  # brokers first: their shutdown needs the controller
+            await self._stop_node(node_id)
+
+    def _on_crash(self, node_id: int, error: BaseException) -> None:
+        self._crashes.append((node_id, error))
+        running = self._running.get(node_id)
+        if running is not None:
+            self._end(node_id, running)
+
+    async def _describe(self) -> ClusterDescription:
+        network = self.network()
+        nodes = [
+            await network.call(each, StatusRequest(), _CALL_TIMEOUT_MS) for each in sorted(self._running)
+        ]
+        return ClusterDescription(self._name, tuple(nodes))
+
+    # ---- The end ---------------------------------------------------------------------------------------
+
+    def _abandon(self) -> None:
+        """Ends what still runs, and removes what is temporary."""
+        io_thread.run(self._kill_all(), _START_TIMEOUT_S)
+        if self._temporary_dir is not None:
+            shutil.rmtree(self._temporary_dir, ignore_errors=True)
+
+    async def _kill_all(self) -> None:
+        for node_id in list(self._running):
+            await self._kill(node_id)
+
+
+def _is_formatted(settings: NodeSettings) -> bool:
+    return any(settings.disk.exists(os.path.join(path, META_PROPERTIES_FILE)) for path in settings.data_dirs)
+
+
+def _close_disk(running: _Running) -> None:
+    if running.owned_disk is not None:
+        running.owned_disk.close()
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
