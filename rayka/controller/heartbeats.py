@@ -97,11 +97,11 @@ def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:
 def _records(image: MetadataImage, broker: BrokerImage, becomes: BrokerImage) -> list[MetadataRecord]:
     if becomes == broker:
         return []
+    names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
+    changed = {
+        name: getattr(becomes, name) for name in names if getattr(becomes, name) != getattr(broker, name)
+    }
     change = BrokerRegistrationChangeRecord(
-        broker_id=broker.broker_id,
-        broker_epoch=broker.broker_epoch,
-        is_fenced=None if becomes.is_fenced == broker.is_fenced else becomes.is_fenced,
-        is_in_controlled_shutdown=True if becomes.is_in_controlled_shutdown else None,
-        offline_directories=becomes.offline_directories,
+        broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, **changed
     )
     return [*changes_after(image, becomes), change]

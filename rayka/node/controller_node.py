@@ -70,12 +70,12 @@ class ControllerNode:
         self._tasks = Tasks(settings.crash)
         self._state = NodeState.STARTING
         self._failure: StorageError | None = None
+        self._log: MetadataLog | None = None
         self._active: _Active | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
-        log = self._active.log if self._active else None
-        return f"<ControllerNode {node_name(self._settings.node_id)} {self._state} {log!r}>"
+        return f"<ControllerNode {self._name} {self._state} {self._log!r}>"
 
     @property
     def settings(self) -> NodeSettings:
@@ -86,14 +86,10 @@ class ControllerNode:
     async def start(self) -> None:
         """Returns when this node is the active controller. Raises StorageError when its directory cannot be used."""
         try:
-            log = await MetadataLog.open(self._settings)
-        except StorageError as error:
-            self._fail(error)
-            raise
-        try:
-            await self._activate(log)
+            self._log = await MetadataLog.open(self._settings)
+            await self._activate(self._log)
         except BaseException as error:
-            log.release()
+            self.kill()
             if isinstance(error, StorageError):
                 self._fail(error)
             raise
@@ -122,15 +118,19 @@ class ControllerNode:
         active, self._active = self._active, None
         if active is not None:
             self._complete(active.runtime.fail(NotController(f"{self._name} is shutting down")))
-            await active.log.close()
+        log, self._log = self._log, None
+        if log is not None:
+            await log.close()
 
     def kill(self) -> None:
         """The end of the process: nothing is written any more, nothing answered, and the lock is free."""
         self._tasks.abandon()
         for future in self._waiting.values():
             future.cancel()
-        if self._active is not None:
-            self._active.log.release()
+        self._active = None
+        log, self._log = self._log, None
+        if log is not None:
+            log.release()
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 

@@ -108,9 +108,8 @@ def test_records_that_a_crash_left_unflushed_are_committed_by_the_next_leader() 
     voter.drain()
     again = Voter.leading(voter.disk, voter.quorum.election)
     assert again.quorum.high_watermark == 5
-    assert decode(
-        list(split_batches(again.quorum.read_committed(3, max_bytes=1 << 20).records))[0]
-    ).values_list() == [b"a"]
+    unflushed = next(split_batches(again.quorum.read_committed(3, max_bytes=1 << 20).records))
+    assert decode(unflushed).values_list() == [b"a"]
 
 
 # ---- Restart ---------------------------------------------------------------------------------------------------------

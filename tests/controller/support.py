@@ -1,0 +1,115 @@
+"""What the tests of the controller share: the state machine, its records replayed as the runtime would."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from rayka.config import BrokerConfig
+from rayka.controller.controller import BootstrapMetadata, Controller, FenceStaleBroker
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.metadata.records import MetadataRecord
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+)
+from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
+from tests.metadata.support import directory
+
+CLUSTER_ID = "cluster-a"
+SESSION_MS = 9_000
+
+
+class Machine:
+    """A controller that has bootstrapped, and what it wrote. Time is an attribute."""
+
+    def __init__(self, config: BrokerConfig | None = None, records: Iterable[MetadataRecord] = ()) -> None:
+        self.controller = Controller(
+            cluster_id=CLUSTER_ID, node_id=3001, config=config or BrokerConfig(), random=Random(1)
+        )
+        self.records: list[MetadataRecord] = []
+        self.now_ms = 0
+        for record in records:
+            self._replay(record)
+        self.handle(BootstrapMetadata())
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.controller.image(len(self.records))
+
+    def handle(self, request: Any) -> Any:
+        """The response, its records replayed. Raises what the controller raises."""
+        result = self.controller.handle(request, now_ms=self.now_ms, next_offset=len(self.records))
+        for record in result.records:
+            self._replay(record)
+        return result.response
+
+    def written_by(self, request: Any) -> list[MetadataRecord]:
+        count = len(self.records)
+        self.handle(request)
+        return self.records[count:]
+
+    def _replay(self, record: MetadataRecord) -> None:
+        self.controller.replay(record, len(self.records))
+        self.records.append(record)
+
+    # ---- Brokers -----------------------------------------------------------------------------------------------------
+
+    def register(self, broker_id: int, **changes: Any) -> int:
+        """Its epoch."""
+        response: RegisterBrokerResponse = self.handle(registration(broker_id, **changes))
+        return response.broker_epoch
+
+    def heartbeat(self, broker_id: int, **changes: Any) -> HeartbeatResponse:
+        """From the broker's present process, which has applied everything; other fields as given."""
+        fields: dict[str, Any] = {
+            "broker_id": broker_id,
+            "broker_epoch": self.image.brokers[broker_id].broker_epoch,
+            "current_metadata_offset": len(self.records) - 1,
+            "want_fence": False,
+            "want_shut_down": False,
+        }
+        request = HeartbeatRequest(**(fields | changes))
+        self.controller.on_heartbeat(request, now_ms=self.now_ms, next_offset=len(self.records))
+        response: HeartbeatResponse = self.handle(request)
+        return response
+
+    def start(self, *broker_ids: int, **changes: Any) -> None:
+        """Registered and unfenced."""
+        for broker_id in broker_ids:
+            self.register(broker_id, **changes)
+            self.heartbeat(broker_id)
+
+    def sweep(self) -> int:
+        """How many rounds it took until no broker was left to fence."""
+        self.controller.on_sweep(now_ms=self.now_ms, next_offset=len(self.records))
+        rounds = 1
+        while self.handle(FenceStaleBroker()):
+            rounds += 1
+        return rounds
+
+    # ---- Topics ------------------------------------------------------------------------------------------------------
+
+    def create(self, *topics: NewTopic) -> CreateTopicsResponse:
+        response: CreateTopicsResponse = self.handle(CreateTopicsRequest(topics))
+        return response
+
+    def partition(self, name: str = "orders", number: int = 0) -> PartitionImage:
+        found = self.image.partition(TopicIdPartition(self.image.topics[name].topic_id, number))
+        assert found is not None
+        return found
+
+
+def registration(broker_id: int, **changes: Any) -> RegisterBrokerRequest:
+    """Of a broker with one directory, by its first process; other fields as given."""
+    fields: dict[str, Any] = {
+        "broker_id": broker_id,
+        "cluster_id": CLUSTER_ID,
+        "incarnation_id": UUID(int=1000 + broker_id),
+        "host": "localhost",
+        "directories": (directory(broker_id),),
+    }
+    return RegisterBrokerRequest(**(fields | changes))

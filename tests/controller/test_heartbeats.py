@@ -1,0 +1,209 @@
+"""Heartbeats, fencing and leaders (H4-H6, B43, B44)."""
+
+import pytest
+
+from rayka.controller.controller import FenceStaleBroker
+from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
+from rayka.metadata.records import BrokerRegistrationChangeRecord, PartitionChangeRecord
+from rayka.protocol.cluster import HeartbeatRequest
+from rayka.protocol.topics import NewTopic
+from tests.controller.support import SESSION_MS, Machine
+from tests.metadata.support import active, directory, partition, topic
+
+
+def test_a_broker_is_unfenced_once_it_has_applied_its_own_registration() -> None:  # H5
+    machine = Machine()
+    epoch = machine.register(1)
+    behind = machine.heartbeat(1, current_metadata_offset=epoch - 1)
+    assert (behind.is_caught_up, behind.is_fenced) == (False, True)
+    caught_up = machine.heartbeat(1, current_metadata_offset=epoch)
+    assert (caught_up.is_caught_up, caught_up.is_fenced) == (True, False)
+
+
+def test_a_broker_stays_fenced_while_it_wants_to() -> None:  # H1, H5
+    machine = Machine()
+    machine.register(1)
+    assert machine.heartbeat(1, want_fence=True).is_fenced
+
+
+def test_a_heartbeat_that_changes_nothing_is_not_written() -> None:  # H4
+    machine = Machine()
+    machine.start(1)
+    count = len(machine.records)
+    machine.heartbeat(1)
+    assert len(machine.records) == count
+
+
+def test_a_heartbeat_needs_a_registration() -> None:
+    with pytest.raises(BrokerIdNotRegistered):
+        Machine().handle(HeartbeatRequest(1, 0, 0, False, False))
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_heartbeat_of_another_process_is_stale_and_keeps_no_session_alive(difference: int) -> None:  # H3
+    machine = Machine()
+    machine.start(1)
+    machine.now_ms = SESSION_MS
+    with pytest.raises(StaleBrokerEpoch):
+        machine.heartbeat(1, broker_epoch=machine.image.brokers[1].broker_epoch + difference)
+    machine.sweep()
+    assert machine.image.brokers[1].is_fenced
+
+
+def test_a_silent_broker_is_fenced_when_its_session_ends() -> None:  # H6
+    machine = Machine()
+    machine.start(1)
+    machine.now_ms = SESSION_MS - 1
+    machine.sweep()
+    assert not machine.image.brokers[1].is_fenced
+    machine.now_ms = SESSION_MS
+    machine.sweep()
+    assert machine.image.brokers[1].is_fenced
+
+
+def test_each_round_fences_one_broker() -> None:  # H6
+    machine = Machine()
+    machine.start(1, 2, 3)
+    machine.now_ms = SESSION_MS
+    machine.heartbeat(2)
+    written = machine.written_by(FenceStaleBroker())
+    assert written == [BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, is_fenced=True)]
+    assert machine.sweep() == 1
+    assert [broker.is_fenced for broker in machine.image.brokers.values()] == [True, False, True]
+
+
+def test_a_new_controller_takes_every_broker_for_just_contacted() -> None:  # H6
+    machine = Machine(records=active(1))
+    machine.now_ms = 50_000
+    machine.sweep()
+    machine.now_ms += SESSION_MS - 1
+    machine.sweep()
+    assert not machine.image.brokers[1].is_fenced
+    machine.now_ms += 1
+    machine.sweep()
+    assert machine.image.brokers[1].is_fenced
+
+
+def test_the_last_member_of_an_isr_stays_when_it_is_fenced_and_nobody_leads() -> None:  # B43
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    machine.heartbeat(1, want_fence=True)
+    assert (
+        repr(machine.partition())
+        == "<PartitionImage leader=-1 epoch=1 isr=[1] replicas=[1] partition_epoch=1>"
+    )
+
+
+def test_an_unfenced_broker_leads_where_nobody_does() -> None:  # B44
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    machine.heartbeat(1, want_fence=True)
+    machine.heartbeat(1)
+    assert (
+        repr(machine.partition())
+        == "<PartitionImage leader=1 epoch=2 isr=[1] replicas=[1] partition_epoch=2>"
+    )
+
+
+def test_a_fenced_broker_leaves_every_isr_and_the_next_replica_in_sync_leads() -> None:  # B40, B44
+    machine = Machine(
+        records=[*active(1, 2, 3), topic(), partition(0, (1, 2, 3), isr=(3, 2, 1)), partition(1, (2, 1))]
+    )
+    machine.heartbeat(1, want_fence=True)
+    assert (
+        repr(machine.partition())
+        == "<PartitionImage leader=2 epoch=1 isr=[3, 2] replicas=[1, 2, 3] partition_epoch=1>"
+    )
+    led_by_another = "<PartitionImage leader=2 epoch=0 isr=[2] replicas=[2, 1] partition_epoch=1>"
+    assert repr(machine.partition(number=1)) == led_by_another
+
+
+def test_a_broker_outside_the_isr_does_not_lead() -> None:  # B44: no unclean election
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2), isr=(1,))])
+    machine.heartbeat(1, want_fence=True)
+    assert (machine.partition().leader_id, machine.partition().isr) == (-1, (1,))
+
+
+def test_a_failed_directory_takes_its_partitions_and_no_others_out_of_the_lead() -> None:  # H4
+    machine = Machine()
+    machine.start(1, directories=(directory(1, 0), directory(1, 1)))
+    machine.create(NewTopic("orders", 2, 1))
+    failed = machine.partition(number=0).directories[0]
+    machine.heartbeat(1, offline_directory_ids=(failed,))
+    assert [machine.partition(number=number).leader_id for number in (0, 1)] == [-1, 1]
+    assert not machine.image.brokers[1].is_fenced
+    count = len(machine.records)
+    machine.heartbeat(1, offline_directory_ids=(failed,))
+    assert len(machine.records) == count
+
+
+def test_a_broker_back_without_the_directory_of_a_partition_does_not_lead_it() -> None:
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    machine.now_ms = SESSION_MS
+    machine.register(1, incarnation_id=directory(9).directory_id, directories=(directory(1, 5),))
+    machine.heartbeat(1)
+    assert not machine.image.brokers[1].is_fenced
+    assert machine.partition().leader_id == -1
+
+
+# ---- Shutting down ---------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_leads_nothing_shuts_down_at_once() -> None:  # H5
+    machine = Machine()
+    machine.start(1)
+    response = machine.heartbeat(1, want_shut_down=True)
+    assert (response.should_shut_down, response.is_fenced) == (True, True)
+
+
+def test_a_fenced_broker_shuts_down_at_once() -> None:  # H5
+    machine = Machine()
+    machine.register(1)
+    assert machine.heartbeat(1, want_shut_down=True).should_shut_down
+
+
+def test_wanting_both_to_be_fenced_and_to_shut_down_is_to_shut_down() -> None:  # H5
+    machine = Machine()
+    machine.start(1)
+    assert machine.heartbeat(1, want_fence=True, want_shut_down=True).should_shut_down
+
+
+def test_a_leader_gives_its_partitions_away_and_then_shuts_down() -> None:  # H5
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
+    first = machine.heartbeat(1, want_shut_down=True)
+    assert (first.should_shut_down, first.is_fenced) == (False, False)
+    assert (machine.partition().leader_id, machine.partition().isr) == (2, (2,))
+    moved_offset = len(machine.records) - 1
+    machine.heartbeat(2, current_metadata_offset=moved_offset - 1)
+    assert not machine.heartbeat(1, want_shut_down=True).should_shut_down  # broker 2 does not know yet
+    machine.heartbeat(2, current_metadata_offset=moved_offset)
+    assert machine.heartbeat(1, want_shut_down=True).should_shut_down
+    assert machine.image.brokers[1].is_fenced
+
+
+def test_the_only_broker_shuts_down_too_and_its_partitions_wait_for_it() -> None:  # H5, B43
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    assert not machine.heartbeat(1, want_shut_down=True).should_shut_down
+    assert machine.heartbeat(1, want_shut_down=True).should_shut_down
+    assert (machine.partition().leader_id, machine.partition().isr) == (-1, (1,))
+
+
+def test_a_broker_in_controlled_shutdown_gets_no_new_partitions() -> None:  # H8
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
+    machine.heartbeat(1, want_shut_down=True)
+    machine.create(NewTopic("payments", 4, 1))
+    assert {each.replicas for each in machine.image.topics["payments"].partitions} == {(2,)}
+
+
+def test_partitions_are_moved_before_the_broker_changes() -> None:
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
+    count = len(machine.records)
+    machine.heartbeat(1, want_fence=True)
+    kinds = [type(record) for record in machine.records[count:]]
+    assert kinds == [PartitionChangeRecord, BrokerRegistrationChangeRecord]

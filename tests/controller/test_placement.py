@@ -1,0 +1,93 @@
+"""Where replicas go (B47)."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayka.controller.placement import Placement, ReplicaPlacer
+from rayka.errors import InvalidReplicationFactor
+from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
+from tests.metadata.support import active, directory, image_of, partition, registered, topic
+
+
+def place(
+    records: list[MetadataRecord], partition_count: int, replication_factor: int, seed: int = 1
+) -> list[Placement]:
+    return ReplicaPlacer(image_of(records), Random(seed)).place(partition_count, replication_factor)
+
+
+def test_leaders_take_turns() -> None:  # B47
+    replicas = [placement.replicas for placement in place(active(1, 2, 3), 6, 2)]
+    assert Counter(each[0] for each in replicas) == {1: 2, 2: 2, 3: 2}
+    assert Counter(each[1] for each in replicas) == {1: 2, 2: 2, 3: 2}
+
+
+def test_replicas_are_spread_over_racks_and_leaders_over_brokers() -> None:  # B47
+    brokers = [*active(1, 2, rack="a"), *active(3, 4, rack="b")]
+    replicas = [placement.replicas for placement in place(brokers, 8, 2)]
+    assert all((first <= 2) != (second <= 2) for first, second in replicas)
+    assert Counter(each[0] for each in replicas) == {1: 2, 2: 2, 3: 2, 4: 2}
+
+
+def test_fenced_brokers_come_last_and_never_lead() -> None:  # B47
+    replicas = [placement.replicas for placement in place([*active(1, 2), registered(3)], 4, 3)]
+    assert all(each[2] == 3 for each in replicas)
+
+
+def test_the_start_is_random_and_repeats_with_the_seed() -> None:
+    leaders = [place(active(1, 2, 3, 4), 1, 1, seed)[0].replicas[0] for seed in range(20)]
+    assert leaders == [place(active(1, 2, 3, 4), 1, 1, seed)[0].replicas[0] for seed in range(20)]
+    assert len(set(leaders)) > 1
+
+
+def test_the_directory_with_the_fewest_replicas_is_taken() -> None:
+    records = [*active(1, directory_count=2), topic(), partition(0), partition(1)]
+    first, second = directory(1, 0).directory_id, directory(1, 1).directory_id
+    directories = [placement.directories[0] for placement in place(records, 4, 1)]
+    assert directories == [second, second, first, second]
+
+
+def test_a_failed_directory_takes_no_replica() -> None:
+    offline = BrokerRegistrationChangeRecord(
+        broker_id=1, broker_epoch=1, offline_directories=(directory(1, 0).directory_id,)
+    )
+    directories = {each.directories for each in place([*active(1, directory_count=2), offline], 4, 1)}
+    assert directories == {(directory(1, 1).directory_id,)}
+
+
+@pytest.mark.parametrize(
+    ("records", "expected"),
+    [
+        ([], "0 brokers"),
+        ([registered(1), registered(2)], "all 2 brokers are fenced"),
+        (active(1), "cannot be reached with 1 brokers"),
+    ],
+)
+def test_without_enough_brokers_the_message_says_how_many_there_are(
+    records: list[MetadataRecord], expected: str
+) -> None:
+    with pytest.raises(InvalidReplicationFactor, match=expected):
+        place(records, 1, 2)
+
+
+@given(st.data())
+def test_no_broker_holds_two_replicas_and_the_first_is_unfenced(data: st.DataObject) -> None:  # B47
+    count = data.draw(st.integers(1, 7))
+    fenced = data.draw(
+        st.lists(st.booleans(), min_size=count, max_size=count).filter(lambda each: not all(each))
+    )
+    racks = data.draw(st.lists(st.sampled_from("abc"), min_size=count, max_size=count))
+    brokers: list[MetadataRecord] = [
+        registered(number, is_fenced=fenced[number - 1], rack=racks[number - 1])
+        for number in range(1, count + 1)
+    ]
+    replication_factor = data.draw(st.integers(1, count))
+    for replicas, directories in place(brokers, 20, replication_factor, data.draw(st.integers(0, 99))):
+        assert len(set(replicas)) == replication_factor
+        assert directories == tuple(directory(each).directory_id for each in replicas)
+        states = [fenced[each - 1] for each in replicas]
+        assert states == sorted(states)
+        assert not states[0]

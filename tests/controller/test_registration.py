@@ -1,0 +1,116 @@
+"""Brokers register (H2, H3, and the restart rule of design §4)."""
+
+from uuid import UUID
+
+import pytest
+
+from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
+from rayka.metadata.records import RegisterBrokerRecord
+from rayka.protocol.topics import NewTopic
+from tests.controller.support import SESSION_MS, Machine, registration
+from tests.metadata.support import directory
+
+SECOND_PROCESS = UUID(int=2)
+
+
+def test_the_broker_epoch_is_the_offset_of_the_registration_and_it_starts_fenced() -> None:  # H3
+    machine = Machine()
+    epoch = machine.register(1)
+    record = machine.records[epoch]
+    assert isinstance(record, RegisterBrokerRecord)
+    assert (record.broker_id, record.broker_epoch) == (1, epoch)
+    assert machine.image.brokers[1].is_fenced
+
+
+def test_a_broker_of_another_cluster_is_refused_naming_both() -> None:  # H2
+    with pytest.raises(InconsistentClusterId, match=r"cluster-b.*cluster-a.*/data/broker-1/0"):
+        Machine().register(1, cluster_id="cluster-b")
+
+
+def test_a_broker_that_never_registered_names_no_cluster() -> None:
+    assert Machine().register(1, cluster_id="") == 1
+
+
+@pytest.mark.parametrize("versions", [(2, 3), (0, 0)])
+def test_a_broker_that_does_not_know_the_metadata_version_is_refused(versions: tuple[int, int]) -> None:  # H2
+    with pytest.raises(UnsupportedVersion, match=r"metadata\.version"):
+        Machine().register(1, min_metadata_version=versions[0], max_metadata_version=versions[1])
+
+
+def test_the_same_process_may_register_again_and_writes_nothing() -> None:  # H3
+    machine = Machine()
+    machine.start(1)
+    assert machine.written_by(registration(1)) == []
+    assert machine.register(1) == 1
+    assert not machine.image.brokers[1].is_fenced
+
+
+def test_the_same_process_may_amend_its_registration_and_keeps_its_epoch() -> None:  # H3
+    machine = Machine()
+    machine.start(1)
+    assert machine.register(1, host="elsewhere") == 1
+    broker = machine.image.brokers[1]
+    assert (broker.registration.host, broker.is_fenced, broker.broker_epoch) == ("elsewhere", False, 1)
+
+
+def test_a_process_that_holds_the_same_directories_replaces_the_old_one_at_once() -> None:  # design §4
+    machine = Machine()
+    machine.start(1)
+    epoch = machine.register(1, incarnation_id=SECOND_PROCESS)
+    broker = machine.image.brokers[1]
+    assert (broker.broker_epoch, broker.is_fenced) == (epoch, True)
+    assert epoch == len(machine.records) - 1
+
+
+def test_a_process_with_other_directories_waits_for_the_session_to_end() -> None:  # H2
+    machine = Machine()
+    machine.start(1)
+    other = {"incarnation_id": SECOND_PROCESS, "directories": (directory(1, 5),)}
+    with pytest.raises(DuplicateBrokerRegistration, match="another live process"):
+        machine.register(1, **other)
+    machine.now_ms = SESSION_MS - 1
+    with pytest.raises(DuplicateBrokerRegistration, match="wait 1 ms"):
+        machine.register(1, **other)
+    machine.now_ms = SESSION_MS
+    assert machine.register(1, **other) == len(machine.records) - 1
+
+
+def test_holding_only_some_of_the_directories_proves_nothing() -> None:  # design §4
+    machine = Machine()
+    machine.start(1, directories=(directory(1, 0), directory(1, 1)))
+    with pytest.raises(DuplicateBrokerRegistration):
+        machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 0),))
+
+
+def test_a_broker_not_heard_of_since_it_registered_counts_as_alive() -> None:  # H6
+    machine = Machine()
+    machine.register(1)
+    machine.now_ms = 100 * SESSION_MS
+    with pytest.raises(DuplicateBrokerRegistration):
+        machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
+
+
+def test_a_directory_belongs_to_one_broker() -> None:  # H2
+    machine = Machine()
+    machine.register(1)
+    with pytest.raises(DuplicateBrokerRegistration, match="must not be copied"):
+        machine.register(2, directories=(directory(1),))
+
+
+def test_a_new_process_leaves_the_lead_and_stays_in_the_isr_as_its_last_member() -> None:  # H3, B43
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 2, 1))
+    epoch = machine.register(1, incarnation_id=SECOND_PROCESS)
+    assert isinstance(
+        machine.records[epoch], RegisterBrokerRecord
+    )  # the last one: a crash before it is retried
+    assert (
+        repr(machine.partition())
+        == "<PartitionImage leader=-1 epoch=1 isr=[1] replicas=[1] partition_epoch=1>"
+    )
+    machine.heartbeat(1)
+    assert (
+        repr(machine.partition())
+        == "<PartitionImage leader=1 epoch=2 isr=[1] replicas=[1] partition_epoch=2>"
+    )

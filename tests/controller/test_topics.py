@@ -1,0 +1,139 @@
+"""Topics created and deleted."""
+
+import pytest
+
+from rayka.config import BrokerConfig
+from rayka.controller.topics import PARTITIONS_MAX, TOPIC_NAME_LENGTH_MAX
+from rayka.errors import ErrorCode
+from rayka.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
+from rayka.protocol.cluster import MetadataRequest
+from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from tests.controller.support import Machine
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """One broker, running."""
+    machine = Machine()
+    machine.start(1)
+    return machine
+
+
+def error_of(machine: Machine, topic: NewTopic) -> ErrorCode:
+    (result,) = machine.create(topic).topics
+    assert (result.error_message == "") == (result.error_code is ErrorCode.NONE)
+    return result.error_code
+
+
+def test_a_topic_is_written_as_one_run_topic_configs_partitions(machine: Machine) -> None:
+    request = CreateTopicsRequest((NewTopic("orders", 2, 1, {"segment.bytes": "2000", "flush": "batch"}),))
+    written = machine.written_by(request)
+    assert [type(record) for record in written] == [TopicRecord, *[ConfigRecord] * 2, *[PartitionRecord] * 2]
+    assert repr(machine.partition(number=1)) == (
+        "<PartitionImage leader=1 epoch=0 isr=[1] replicas=[1] partition_epoch=0>"
+    )
+    assert machine.image.topic_configs("orders") == {"segment.bytes": "2000", "flush": "batch"}
+
+
+def test_the_response_says_from_which_offset_on_brokers_know_the_topic(machine: Machine) -> None:
+    response = machine.create(NewTopic("orders", 2, 1))
+    assert response.metadata_offset == len(machine.records)
+    assert response.topics[0].topic_id == machine.image.topics["orders"].topic_id
+
+
+def test_counts_left_out_are_the_clusters_defaults() -> None:
+    machine = Machine(BrokerConfig(num_partitions=3, default_replication_factor=2))
+    machine.start(1, 2)
+    machine.create(NewTopic("orders"))
+    topic = machine.image.topics["orders"]
+    assert [sorted(partition.replicas) for partition in topic.partitions] == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a b", "a/b", "é", "x" * (TOPIC_NAME_LENGTH_MAX + 1), "__consumer_offsets", "__x"]
+)
+def test_names_that_kafka_refuses_are_refused(machine: Machine, name: str) -> None:
+    assert error_of(machine, NewTopic(name, 1, 1)) is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c-9", "...", "_x", "x" * TOPIC_NAME_LENGTH_MAX])
+def test_names_that_kafka_allows_are_allowed(machine: Machine, name: str) -> None:
+    assert error_of(machine, NewTopic(name, 1, 1)) is ErrorCode.NONE
+
+
+def test_a_name_is_used_once(machine: Machine) -> None:
+    machine.create(NewTopic("orders", 1, 1))
+    assert error_of(machine, NewTopic("orders", 1, 1)) is ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+@pytest.mark.parametrize("count", [0, -2, PARTITIONS_MAX + 1])
+def test_a_topic_has_between_one_and_ten_thousand_partitions(machine: Machine, count: int) -> None:
+    assert error_of(machine, NewTopic("orders", count, 1)) is ErrorCode.INVALID_PARTITIONS
+
+
+def test_the_most_partitions_allowed_can_be_created(machine: Machine) -> None:
+    assert error_of(machine, NewTopic("orders", PARTITIONS_MAX, 1)) is ErrorCode.NONE
+    assert len(machine.image.topics["orders"].partitions) == PARTITIONS_MAX
+
+
+def test_one_request_creates_a_bounded_number_of_partitions(machine: Machine) -> None:
+    response = machine.create(NewTopic("a", PARTITIONS_MAX - 1, 1), NewTopic("b", 2, 1), NewTopic("c", 1, 1))
+    codes = [result.error_code for result in response.topics]
+    assert codes == [ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS, ErrorCode.NONE]
+
+
+@pytest.mark.parametrize("replication_factor", [0, -2, 2])
+def test_the_replication_factor_is_one_up_to_the_number_of_brokers(
+    machine: Machine, replication_factor: int
+) -> None:
+    assert (
+        error_of(machine, NewTopic("orders", 1, replication_factor)) is ErrorCode.INVALID_REPLICATION_FACTOR
+    )
+
+
+def test_somebody_must_be_able_to_lead() -> None:  # B47
+    machine = Machine()
+    machine.register(1)
+    assert error_of(machine, NewTopic("orders", 1, 1)) is ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+@pytest.mark.parametrize(
+    "configs", [{"segment.byte": "2000"}, {"segment.bytes": "few"}, {"segment.bytes": "1"}]
+)
+def test_configs_are_checked_by_key_and_value(machine: Machine, configs: dict[str, str]) -> None:
+    assert error_of(machine, NewTopic("orders", 1, 1, configs)) is ErrorCode.INVALID_CONFIG
+
+
+def test_a_topic_that_is_refused_does_not_stop_the_others(machine: Machine) -> None:
+    response = machine.create(NewTopic("a", 1, 1), NewTopic("__b", 1, 1), NewTopic("c", 1, 1))
+    assert [result.error_code for result in response.topics] == [
+        ErrorCode.NONE,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.NONE,
+    ]
+    assert list(machine.image.topics) == ["a", "c"]
+
+
+def test_a_deleted_topic_is_gone_with_its_configs_and_the_name_is_free(machine: Machine) -> None:
+    machine.create(NewTopic("orders", 1, 1, {"flush": "batch"}))
+    first_id = machine.image.topics["orders"].topic_id
+    assert machine.written_by(DeleteTopicsRequest(("orders",))) == [RemoveTopicRecord(topic_id=first_id)]
+    assert (dict(machine.image.topics), dict(machine.image.configs)) == ({}, {})
+    assert error_of(machine, NewTopic("orders", 1, 1)) is ErrorCode.NONE
+    assert machine.image.topics["orders"].topic_id != first_id
+
+
+def test_deleting_what_is_not_there_is_an_error_for_that_name_only(machine: Machine) -> None:
+    machine.create(NewTopic("orders", 1, 1))
+    response = machine.handle(DeleteTopicsRequest(("absent", "orders")))
+    codes = [result.error_code for result in response.topics]
+    assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
+    assert response.metadata_offset == len(machine.records)
+
+
+def test_metadata_are_answered_from_the_newest_image(machine: Machine) -> None:
+    machine.create(NewTopic("orders", 1, 1))
+    response = machine.handle(MetadataRequest())
+    assert (response.cluster_id, response.controller_id) == ("cluster-a", 3001)
+    assert [topic.name for topic in response.topics] == ["orders"]
+    assert response.metadata_offset == len(machine.records)
