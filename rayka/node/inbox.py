@@ -117,7 +117,7 @@ class Inbox:
     def _name(self) -> str:
         return node_name(self._settings.node_id)
 
-    # ---- Order ---------------------------------------------------------------------------------------------
+    # ---- Order -----------------------------------------------------------------------------------------
 
     async def _take_turn(self, call: CallNumber) -> None:
         """Returns when it is this call's turn; the next one is woken, and runs after this one's first
