@@ -19,7 +19,7 @@ from rayka.actors.on_ray_node import run_on
 from rayka.actors.placement import Placement, place, remove_directories
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.client import io_thread
-from rayka.config import ClusterSpec
+from rayka.config import ClusterSpec, dotted
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, role_of
 from rayka.protocol.cluster import NodeState
@@ -211,12 +211,15 @@ def _difference(running: ClusterSpec, wanted: ClusterSpec) -> str:
     """The first key in which two specs differ; empty when none. Which Ray to use is not part of the cluster."""
     if running.data_dirs != wanted.data_dirs:
         return f"data_dir {', '.join(running.data_dirs)}, not {', '.join(wanted.data_dirs)}"
-    found, expected = (
-        each.model_dump(mode="json", exclude={"ray", "data_dir"}) for each in (running, wanted)
-    )
+    found, expected = _flat(running), _flat(wanted)
     return next(
         (f"{key} {found[key]}, not {expected[key]}" for key in found if found[key] != expected[key]), ""
     )
+
+
+def _flat(spec: ClusterSpec) -> dict[str, Any]:
+    values = spec.model_dump(exclude={"ray", "data_dir", "config"})
+    return {**values, **{dotted(key): value for key, value in spec.config.model_dump(mode="json").items()}}
 
 
 def _refuse_failed(name: str, nodes: Collection[NodeDescription]) -> None:

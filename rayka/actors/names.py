@@ -41,7 +41,9 @@ def running_clusters() -> tuple[str, ...]:
 def _running() -> dict[str, tuple[int, ...]]:
     # Ray would start a new Ray by itself when a process that has none asks.
     if not ray.is_initialized():
-        raise UnavailableError("this process is no longer connected to Ray; connect with rayka.Cluster.connect()")
+        raise UnavailableError(
+            "this process is no longer connected to Ray; connect with rayka.Cluster.connect()"
+        )
     clusters: dict[str, list[int]] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         cluster_name, separator, node = actor["name"].rpartition("/")

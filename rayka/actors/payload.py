@@ -11,7 +11,7 @@ import numpy as np
 from rayka.protocol.caller import Answer, Payload
 
 PIECE_BYTES = 90 * 1024
-INLINE_MAX_BYTES = 8 * PIECE_BYTES
+INLINE_MAX_BYTES = 6 * PIECE_BYTES
 
 Pieces = tuple[Payload, ...]
 

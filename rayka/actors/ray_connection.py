@@ -8,14 +8,17 @@ Ray.
 
 import logging
 import os
+import socket
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 
 from rayka.actors.ray_process import cpus, remembered
 from rayka.errors import ConfigError, UnavailableError
 
 AUTO = "auto"
+_PROBE_TIMEOUT_S = 5.0
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
 
@@ -26,10 +29,12 @@ def connect(address: str = AUTO) -> str:
     """
     if ray.is_initialized():
         return _same(address)
+    found, options = _find(address)
+    _probe(found)
     try:
-        ray.init(**_target(address), **_QUIET)
+        ray.init(**options, **_QUIET)
     except (ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
-        raise UnavailableError(_unreachable(address, error)) from error
+        raise UnavailableError(_refused(found, error)) from error
     return current_address()
 
 
@@ -63,15 +68,45 @@ def _same(address: str) -> str:
     return current
 
 
-def _target(address: str) -> dict[str, Any]:
-    left_running = None if address != AUTO or os.environ.get("RAY_ADDRESS") else remembered()
-    # Ray's own search, led to this one's directory, finds out about its authentication; an explicit address does not.
-    return {"address": address, "_temp_dir": left_running.temp_dir} if left_running else {"address": address}
+def _find(address: str) -> tuple[str, dict[str, Any]]:
+    """Host and port of the Ray that `address` means, and what `ray.init` is to be told."""
+    if address != AUTO:
+        return address, {"address": address}
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ["RAY_ADDRESS"], {"address": AUTO}
+    left_running = remembered()
+    if left_running is not None:
+        # Ray's own search, led to this one's directory, sees to its authentication; an explicit address does not.
+        return left_running.address, {"address": AUTO, "_temp_dir": left_running.temp_dir}
+    try:
+        return canonicalize_bootstrap_address(AUTO), {"address": AUTO}
+    except ConnectionError:
+        raise UnavailableError(
+            "no Ray runs on this machine; start one with `rayka start` or `ray start --head`"
+        ) from None
 
 
-def _unreachable(address: str, error: BaseException) -> str:
-    cause = error.__cause__ or error
-    if address == AUTO and "Could not find any running Ray" in str(error):
-        return "no Ray runs on this machine; start one with `rayka start` or `ray start --head`"
-    reason = str(cause).strip().splitlines()[-1] if "AuthenticationError" in str(cause) else str(error)
-    return f"cannot reach Ray (address {address}): {reason}; see `rayka doctor`"
+def _probe(address: str) -> None:
+    """Raises at once where `ray.init` would try for minutes: the address of a Ray that has gone."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "/" in host:
+        raise ConfigError(
+            f"Ray address {address!r}: expected HOST:PORT of a Ray whose machines this process runs on"
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise UnavailableError(
+            f"no Ray answers at {address} ({error.strerror or error}); start one with `rayka start`, or give another "
+            "address (--address, RAY_ADDRESS)"
+        ) from error
+
+
+def _refused(address: str, error: BaseException) -> str:
+    cause = str(error.__cause__ or error)
+    if "AuthenticationError" in cause:
+        return (
+            f"the Ray at {address} asks for a token; set RAY_AUTH_MODE=token and have its token in ~/.ray/auth_token "
+            "or RAY_AUTH_TOKEN"
+        )
+    return f"cannot connect to the Ray at {address}: {error}"
