@@ -95,11 +95,11 @@ class Inbound:
         """START now (then ask `next_held`), HOLD until its turn, or REFUSE what is late, repeated or
         closed."""
         caller = self._caller(call)
-        if call.epoch < caller.epoch or call.number < caller.expected or call.number in caller.held:
-            return Admission.REFUSE
         if call.epoch > caller.epoch:
             caller.epoch, caller.expected = call.epoch, 0
             caller.held.clear()
+        if call.epoch < caller.epoch or call.number < caller.expected or call.number in caller.held:
+            return Admission.REFUSE
         if call.number == caller.expected:
             caller.expected += 1
             return Admission.START
