@@ -1,6 +1,5 @@
 """What the tests of the quorum share: one voter on a memory disk, driven by hand as its node would."""
 
-import asyncio
 from uuid import UUID
 
 from rayka.config import TopicConfig
@@ -41,7 +40,7 @@ class Voter:
 
     def sync(self) -> bool:
         plan = self.log.unsynced()
-        asyncio.run(self.disk.sync(plan.files, plan.directories))
+        self.disk.sync_now(plan.files, plan.directories)
         self.log.on_synced(plan)
         return self.quorum.on_flushed()
 

@@ -1,0 +1,459 @@
+"""The controller node on a memory disk: committing, following, failing, restarting."""
+
+import asyncio
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from rayka.config import BrokerConfig
+from rayka.errors import (
+    InconsistentClusterId,
+    InvalidRequest,
+    KafkaStorageError,
+    NotController,
+    StorageError,
+)
+from rayka.ids import METADATA_TOPIC_ID
+from rayka.node.controller_node import ControllerNode
+from rayka.node.format import format_controller
+from rayka.ports import Request
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    LogDirectory,
+    MetadataRequest,
+    NodeState,
+    StatusRequest,
+)
+from rayka.protocol.fetch import FetchPartition
+from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.testing.memory_disk import MemoryDisk
+from tests.node.controller_support import (
+    BROKER_DIRECTORY,
+    METADATA_DIR,
+    Crashes,
+    HeldDisk,
+    fetch_request,
+    fetched,
+    new_cluster,
+    new_topic,
+    registration,
+    settings,
+    start_broker,
+    started,
+)
+
+PATIENCE_S = 10
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
+
+
+async def topic_names(node: ControllerNode) -> list[str]:
+    return [topic.name for topic in (await node.metadata(MetadataRequest())).topics]
+
+
+# ---- Formatting ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_controller_makes_the_cluster_id_from_the_seed() -> None:
+    async def scenario() -> None:
+        first, second = MemoryDisk(), MemoryDisk()
+        cluster_id = await format_controller(settings(first))
+        assert cluster_id == await format_controller(settings(second))
+        assert (await (await started(first)).status(StatusRequest())).cluster_id == cluster_id
+
+    run(scenario())
+
+
+def test_a_formatted_directory_is_not_formatted_again() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        await node.create_topics(new_topic("orders"))
+        await node.stop()
+        with pytest.raises(StorageError, match="formatted already"):
+            await format_controller(settings(disk))
+        assert await topic_names(await started(disk)) == ["orders"]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_format_that_a_power_cut_ended_can_be_repeated(seed: int) -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        disk.fail("sync", where="controller-3001", times=1)
+        with pytest.raises(StorageError):
+            await format_controller(settings(disk))
+        disk.power_loss(Random(seed))
+        await format_controller(settings(disk))
+        await started(disk)
+
+    run(scenario())
+
+
+def test_a_format_survives_a_power_cut() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        cluster_id = await format_controller(settings(disk))
+        disk.power_loss(Random(1))
+        node = await started(disk)
+        assert (await node.status(StatusRequest())).cluster_id == cluster_id
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda disk: disk.remove_directory("/data"), "is missing"),
+        (lambda disk: disk.unlink("/data/controller-3001/meta.properties"), "not formatted"),
+        (
+            lambda disk: disk.unlink(f"{METADATA_DIR}/{'0' * 20}-{'0' * 10}.checkpoint"),
+            "checkpoint is missing",
+        ),
+        (lambda disk: disk.lock("/data/controller-3001/.lock"), "in use"),
+    ],
+)
+def test_a_directory_that_cannot_be_used_is_named_with_the_reason(damage: Any, message: str) -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        await format_controller(settings(disk))
+        damage(disk)
+        node = ControllerNode(settings(disk))
+        with pytest.raises(StorageError, match=rf"/data/controller-3001.*{message}"):
+            await node.start()
+        status = await node.status(StatusRequest())
+        assert status.state is NodeState.FAILED
+        assert message in status.detail
+
+    run(scenario())
+
+
+def test_another_nodes_directory_is_refused() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        await format_controller(settings(disk))
+        with pytest.raises(StorageError, match=r"belongs to controller-3001, expected controller-3002"):
+            await started(disk, node_id=3002)
+
+    run(scenario())
+
+
+# ---- Restarting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_committed_topics_survive_a_power_cut(seed: int) -> None:  # A26
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk)
+        for number in range(seed % 4):
+            await node.create_topics(new_topic(f"committed-{number}"))
+        disk.is_open.clear()
+        disk.began.clear()
+        unacknowledged = asyncio.create_task(node.create_topics(new_topic("unacknowledged")))
+        await disk.began.wait()
+        node.kill()
+        with pytest.raises(asyncio.CancelledError):
+            await unacknowledged
+        disk.power_loss(Random(seed))
+        disk.is_open.set()
+        names = await topic_names(await started(disk))
+        assert [name for name in names if name != "unacknowledged"] == [
+            f"committed-{n}" for n in range(seed % 4)
+        ]
+
+    run(scenario())
+
+
+def test_committed_topics_survive_a_killed_process_in_a_higher_epoch() -> None:  # A9
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        await node.create_topics(new_topic("orders"))
+        node.kill()
+        disk.process_crash()
+        again = await started(disk)
+        assert await topic_names(again) == ["orders"]
+        assert (await again.status(StatusRequest())).leader_epoch == 2
+
+    run(scenario())
+
+
+def test_a_controller_whose_power_is_cut_again_and_again_never_leads_twice_in_one_epoch() -> None:  # A8, A9
+    async def scenario() -> None:
+        disk, random, epochs = MemoryDisk(), Random(3), []
+        await format_controller(settings(disk))
+        for _ in range(12):
+            node = await started(disk)
+            epochs.append((await node.status(StatusRequest())).leader_epoch)
+            node.kill()
+            disk.power_loss(random)
+        assert epochs == list(range(1, 13))
+
+    run(scenario())
+
+
+def test_a_damaged_quorum_state_is_replaced_from_the_log() -> None:  # A9
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        await node.create_topics(new_topic("orders"))
+        await node.stop()
+        disk.write(f"{METADATA_DIR}/quorum-state", b"{")
+        again = await started(disk)
+        assert await topic_names(again) == ["orders"]
+        assert (await again.status(StatusRequest())).leader_epoch == 2
+
+    run(scenario())
+
+
+def test_a_stopped_node_answers_no_more_and_frees_its_directory() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        await node.stop()
+        with pytest.raises(NotController):
+            await node.create_topics(new_topic("orders"))
+        assert (await (await started(disk)).status(StatusRequest())).state is NodeState.RUNNING
+
+    run(scenario())
+
+
+# ---- Committing ------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_told_of_what_is_not_committed() -> None:  # A26, A65
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk)
+        before = await node.status(StatusRequest())
+        disk.is_open.clear()
+        creation = asyncio.create_task(node.create_topics(new_topic("orders")))
+        uncommitted = await fetched(
+            node,
+            fetch_request(before.log_end_offset, high_watermark=before.high_watermark, max_wait_ms=5_000),
+        )
+        assert len(uncommitted.records) > 0
+        assert uncommitted.high_watermark == before.high_watermark
+        question = asyncio.create_task(topic_names(node))
+        await asyncio.sleep(0)
+        assert not creation.done()
+        assert not question.done()
+        disk.is_open.set()
+        assert await question == ["orders"]
+        assert (await creation).metadata_offset == (await node.status(StatusRequest())).high_watermark
+
+    run(scenario())
+
+
+def test_one_sync_serves_all_that_came_before_it_began() -> None:  # A25
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk)
+        count = disk.sync_count
+        await asyncio.gather(*(node.create_topics(new_topic(f"topic-{number}")) for number in range(50)))
+        assert disk.sync_count == count + 1
+        disk.is_open.clear()
+        disk.began.clear()
+        first = asyncio.create_task(node.create_topics(new_topic("first")))
+        await disk.began.wait()
+        others = [
+            asyncio.create_task(node.create_topics(new_topic(f"later-{number}"))) for number in range(50)
+        ]
+        await asyncio.sleep(0)
+        disk.is_open.set()
+        await asyncio.gather(first, *others)
+        assert disk.sync_count == count + 3
+
+    run(scenario())
+
+
+def test_a_request_that_changes_nothing_needs_no_sync() -> None:
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk)
+        count = disk.sync_count
+        assert (await node.create_topics(new_topic("__x"))).topics[0].error_message
+        assert await topic_names(node) == []
+        assert disk.sync_count == count
+
+    run(scenario())
+
+
+def test_metadata_wait_for_the_offset_asked_for() -> None:
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        end = (await node.status(StatusRequest())).high_watermark
+        question = asyncio.create_task(node.metadata(MetadataRequest(min_metadata_offset=end + 1)))
+        await asyncio.sleep(0)
+        assert not question.done()
+        await node.create_topics(new_topic("orders"))
+        assert (await question).metadata_offset > end
+
+    run(scenario())
+
+
+def test_a_silent_broker_is_fenced() -> None:  # H6
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk(), config=BrokerConfig(broker_session_timeout_ms=100))
+        end = (await node.status(StatusRequest())).high_watermark
+        response = await node.metadata(MetadataRequest(min_metadata_offset=end + 1))
+        assert response.brokers[0].is_fenced
+
+    run(scenario())
+
+
+def test_a_broker_comes_back_under_its_directories() -> None:  # design §4
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        first = (await node.status(StatusRequest())).log_end_offset
+        response = await node.register_broker(registration(incarnation_id=UUID(int=6)))
+        assert response.broker_epoch == first
+        assert await start_broker(node) > first  # and its former process would come back the same way
+
+    run(scenario())
+
+
+# ---- Followed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_of_everything_waits_for_news_and_is_woken() -> None:  # A32
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        status = await node.status(StatusRequest())
+        request = fetch_request(
+            status.log_end_offset, high_watermark=status.high_watermark, max_wait_ms=5_000
+        )
+        waiting = asyncio.create_task(fetched(node, request))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await node.create_topics(new_topic("orders"))
+        assert len((await waiting).records) > 0
+
+    run(scenario())
+
+
+def test_a_follower_is_answered_when_its_time_is_over() -> None:  # A32
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        status = await node.status(StatusRequest())
+        request = fetch_request(status.log_end_offset, high_watermark=status.high_watermark, max_wait_ms=10)
+        result = await fetched(node, request)
+        assert (len(result.records), result.next_offset) == (0, status.log_end_offset)
+        assert (result.leader_id, result.leader_epoch) == (3001, 1)
+
+    run(scenario())
+
+
+def test_a_follower_of_another_cluster_is_refused_naming_both() -> None:  # A27
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        with pytest.raises(InconsistentClusterId, match="cluster-b"):
+            await node.fetch(fetch_request(0, cluster_id="cluster-b"))
+
+    run(scenario())
+
+
+OTHER_PARTITION = FetchPartition(METADATA_TOPIC_ID, 1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        fetch_request(-1),
+        fetch_request(0, max_wait_ms=-1),
+        fetch_request(0, max_bytes=0),
+        fetch_request(0, replica_id=-1),
+        fetch_request(5, -1),
+        fetch_request(5, 2, current_leader_epoch=1),
+        fetch_request(0, partitions=()),
+        fetch_request(0, partitions=(OTHER_PARTITION,)),
+        registration(broker_id=0),
+        registration(broker_id=3001),
+        registration(incarnation_id=UUID(int=0)),
+        registration(directories=()),
+        registration(directories=(LogDirectory(UUID(int=0), "/data"),)),
+        registration(directories=(BROKER_DIRECTORY, BROKER_DIRECTORY)),
+        registration(min_metadata_version=2, max_metadata_version=1),
+        HeartbeatRequest(-1, 0, 0, False, False),
+        HeartbeatRequest(1, -1, 0, False, False),
+        HeartbeatRequest(1, 0, 0, False, False, (UUID(int=9), UUID(int=9))),
+        CreateTopicsRequest((NewTopic("orders"), NewTopic("orders"))),
+        DeleteTopicsRequest(("orders", "orders")),
+    ],
+    ids=repr,
+)
+def test_a_request_that_contradicts_the_protocol_is_refused_before_the_core_sees_it(
+    request_: Request[Any],
+) -> None:  # A27, H2
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        names = {
+            "FetchRequest": "fetch",
+            "RegisterBrokerRequest": "register_broker",
+            "HeartbeatRequest": "heartbeat",
+        }
+        names |= {"CreateTopicsRequest": "create_topics", "DeleteTopicsRequest": "delete_topics"}
+        with pytest.raises(InvalidRequest, match=r"expected .* found"):
+            await getattr(node, names[type(request_).__name__])(request_)
+
+    run(scenario())
+
+
+# ---- Failing ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_fails_the_node_which_goes_on_saying_why() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        disk.fail("sync", where="__cluster_metadata-0")
+        with pytest.raises(KafkaStorageError, match="__cluster_metadata-0"):
+            await node.create_topics(new_topic("orders"))
+        with pytest.raises(KafkaStorageError):
+            await node.create_topics(new_topic("payments"))
+        with pytest.raises(KafkaStorageError):
+            await node.fetch(fetch_request(0))
+        status = await node.status(StatusRequest())
+        assert status.state is NodeState.FAILED
+        assert "__cluster_metadata-0" in status.detail
+        await node.stop()
+
+    run(scenario())
+
+
+def test_a_full_disk_refuses_what_it_cannot_hold_and_keeps_what_it_has() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        await node.create_topics(new_topic("orders"))
+        disk.fill_up(after_bytes=100)
+        with pytest.raises(KafkaStorageError):
+            await node.create_topics(new_topic("payments"))
+        node.kill()
+        disk.process_crash()
+        disk.fill_up(after_bytes=1 << 30)
+        assert await topic_names(await started(disk)) == ["orders"]
+
+    run(scenario())
+
+
+def test_an_exception_that_nobody_expected_ends_the_node() -> None:
+    async def scenario() -> None:
+        crashes, clock = Crashes(), [1.0]
+        node = await new_cluster(MemoryDisk(), crash=crashes, wall_clock_ms=lambda: int(1000 / clock[0]))
+        clock[0] = 0.0
+        creation = asyncio.create_task(node.create_topics(new_topic("orders")))
+        await crashes.happened.wait()
+        assert [type(error) for error in crashes.errors] == [ZeroDivisionError]
+        node.kill()
+        with pytest.raises(asyncio.CancelledError):
+            await creation
+
+    run(scenario())
