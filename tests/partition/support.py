@@ -1,0 +1,67 @@
+"""What the tests of a partition share: one on a memory disk, led by broker 1, and batches for it."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from rayka.config import TopicConfig
+from rayka.ids import ZERO_ID, TopicPartition
+from rayka.log.log import Log
+from rayka.metadata.image import PartitionImage
+from rayka.partition.partition import Appended, Partition, ReadResult
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.fetch import FetchPartition
+from rayka.protocol.produce import ACKS_ALL
+from rayka.testing.memory_disk import MemoryDisk
+
+BROKER = 1
+NOW_MS = 1_000_000
+LED_HERE = PartitionImage(
+    replicas=(BROKER,),
+    directories=(ZERO_ID,),
+    isr=(BROKER,),
+    leader_id=BROKER,
+    leader_epoch=5,
+    partition_epoch=9,
+)
+
+
+def records(*values: bytes, timestamp_ms: int = NOW_MS) -> np.ndarray:
+    return encode_batch(list(values), timestamps_ms=timestamp_ms)
+
+
+def new_partition(
+    disk: MemoryDisk | None = None, *, state: PartitionImage = LED_HERE, **config: Any
+) -> Partition:
+    """A partition whose metadata is already known; keyword arguments are the topic's configuration."""
+    disk = disk or MemoryDisk()
+    disk.make_directory("/data")
+    topic_config = TopicConfig(**config)
+    log = Log.open(disk, "/data/orders-3", topic_config, recovery_point=0, is_clean=False, now_ms=0)
+    partition = Partition(TopicPartition("orders", 3), ZERO_ID, BROKER, log, topic_config)
+    partition.update_leadership(state)
+    return partition
+
+
+def append(partition: Partition, *values: bytes, acks: int = ACKS_ALL) -> Appended:
+    return partition.append(records(*values), acks, now_ms=0, timestamp_ms=NOW_MS)
+
+
+def sync(partition: Partition, disk: MemoryDisk) -> None:
+    plan = partition.log.unsynced()
+    disk.sync_now(plan.files, plan.directories)
+    partition.log.on_synced(plan)
+
+
+def fetch(offset: int, **changes: Any) -> FetchPartition:
+    return msgspec.structs.replace(FetchPartition(ZERO_ID, 3, offset, 1 << 20), **changes)
+
+
+def read(partition: Partition, offset: int, **changes: Any) -> ReadResult:
+    return partition.read(fetch(offset, **changes), max_bytes=1 << 20, min_one_batch=True)
+
+
+def changed(**changes: Any) -> PartitionImage:
+    """The state after a change of the metadata."""
+    return msgspec.structs.replace(LED_HERE, **{"partition_epoch": LED_HERE.partition_epoch + 1, **changes})

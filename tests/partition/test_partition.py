@@ -1,0 +1,314 @@
+"""One replica: leadership, appends, acknowledgements, reads and offsets."""
+
+import pytest
+
+from rayka.config import FlushPolicy, MessageTimestampType
+from rayka.errors import (
+    ApiError,
+    DiskFull,
+    FencedLeaderEpoch,
+    KafkaStorageError,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    RecordTooLarge,
+    StorageError,
+    UnknownLeaderEpoch,
+)
+from rayka.ids import NO_NODE, OffsetAndEpoch
+from rayka.metadata.image import PartitionImage
+from rayka.partition.partition import FoundOffset
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import TimestampType, split_batches
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP
+from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER, ACKS_NONE
+from rayka.testing.memory_disk import MemoryDisk
+from tests.partition.support import (
+    BROKER,
+    LED_HERE,
+    NOW_MS,
+    append,
+    changed,
+    fetch,
+    new_partition,
+    read,
+    records,
+    sync,
+)
+
+UNDER_REPLICATED = changed(replicas=(BROKER, 2, 3))
+
+
+# ---- Leadership ----
+
+
+def test_a_new_leadership_begins_at_the_log_end_offset() -> None:  # B16
+    partition = new_partition()
+    append(partition, b"a", b"b")
+    partition.update_leadership(changed(leader_epoch=6))
+    assert repr(partition) == "<Partition orders-3 leader epoch=6 hw=2 leo=2 isr=[1]>"
+    assert partition.leader_epoch_start_offset == 2
+    assert partition.log.end_offset_for_epoch(5) == OffsetAndEpoch(2, 5)
+
+
+def test_a_change_within_the_epoch_keeps_where_it_began() -> None:  # B16
+    partition = new_partition()
+    append(partition, b"a")
+    partition.update_leadership(changed())
+    assert (partition.leader_epoch_start_offset, partition.partition_epoch) == (0, 10)
+
+
+def test_a_state_of_an_older_partition_epoch_changes_nothing() -> None:  # B16
+    partition = new_partition(state=changed(leader_epoch=6))
+    partition.update_leadership(LED_HERE)
+    assert partition.leader_epoch == 6
+
+
+@pytest.mark.parametrize(("saved", "expected"), [(None, 0), (2, 2), (99, 3)])
+def test_the_high_watermark_is_loaded_within_the_log(saved: int | None, expected: int) -> None:  # B4
+    partition = new_partition(state=changed(leader_id=NO_NODE))
+    partition.update_leadership(changed(leader_epoch=6, partition_epoch=11))
+    append(partition, b"a", b"b", b"c")
+    partition.load_high_watermark(saved)
+    assert partition.high_watermark == expected
+
+
+# ---- Appending ----
+
+
+def test_an_append_gets_offset_and_epoch_and_is_committed_by_the_only_replica() -> None:  # B1, B18
+    partition = new_partition()
+    append(partition, b"a")
+    appended = append(partition, b"b", b"c")
+    assert (appended.base_offset, appended.required_offset, appended.leader_epoch) == (1, 3, 5)
+    assert partition.high_watermark == 3
+    assert partition.is_acknowledged(appended, ACKS_ALL)
+    stored = list(split_batches(read(partition, 0).records))
+    assert [(each.base_offset, each.leader_epoch) for each in stored] == [(0, 5), (1, 5)]
+
+
+def test_a_topic_that_stamps_records_gives_all_of_them_the_time_of_the_append() -> None:  # B18
+    partition = new_partition(message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME)
+    appended = partition.append(records(b"a", b"b", timestamp_ms=3), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+    (batch,) = split_batches(read(partition, 0).records)
+    assert appended.log_append_time_ms == NOW_MS
+    assert batch.timestamp_type is TimestampType.LOG_APPEND_TIME
+    assert decode(batch).timestamps_ms.tolist() == [NOW_MS, NOW_MS]
+
+
+def test_who_does_not_lead_appends_nothing() -> None:
+    partition = new_partition(state=changed(leader_id=2))
+    with pytest.raises(NotLeaderOrFollower, match="broker 2 does, in epoch 5"):
+        append(partition, b"a")
+    assert partition.log.log_end_offset == 0
+
+
+def test_a_refused_batch_leaves_the_log_as_it_was() -> None:  # B18
+    partition = new_partition(max_message_bytes=100)
+    with pytest.raises(RecordTooLarge):
+        append(partition, b"a" * 1000)
+    assert partition.log.log_end_offset == 0
+
+
+def test_too_few_replicas_in_sync_refuse_acks_all_and_nothing_else() -> None:  # B15
+    partition = new_partition(state=UNDER_REPLICATED, min_insync_replicas=2)
+    with pytest.raises(NotEnoughReplicas, match=r"in sync are \[1\], min.insync.replicas=2"):
+        append(partition, b"a")
+    assert partition.log.log_end_offset == 0
+    for acks in (ACKS_NONE, ACKS_LEADER):
+        assert partition.is_acknowledged(append(partition, b"a", acks=acks), acks)
+
+
+def test_with_too_few_replicas_in_sync_the_high_watermark_stands_still() -> None:  # B1
+    partition = new_partition(state=UNDER_REPLICATED, min_insync_replicas=2)
+    append(partition, b"a", acks=ACKS_LEADER)
+    assert partition.high_watermark == 0
+
+
+def test_a_topic_cannot_want_more_replicas_in_sync_than_it_has() -> None:  # B1
+    partition = new_partition(min_insync_replicas=3)
+    assert partition.is_acknowledged(append(partition, b"a"), ACKS_ALL)
+
+
+def test_an_isr_that_shrank_after_the_append_is_said() -> None:  # B15
+    partition = new_partition(min_insync_replicas=2, state=changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
+    appended = append(partition, b"a")
+    partition.update_leadership(changed(replicas=(BROKER, 2), partition_epoch=11))
+    with pytest.raises(NotEnoughReplicasAfterAppend):
+        partition.is_acknowledged(appended, ACKS_ALL)
+
+
+@pytest.mark.parametrize("state", [changed(leader_id=2), changed(leader_epoch=6)])
+def test_an_append_whose_leadership_is_over_is_not_acknowledged(state: PartitionImage) -> None:  # B15
+    partition = new_partition()
+    appended = append(partition, b"a")
+    partition.update_leadership(state)
+    with pytest.raises(NotLeaderOrFollower, match="the leadership changed"):
+        partition.is_acknowledged(appended, ACKS_ALL)
+
+
+# ---- Durability ----
+
+
+@pytest.mark.parametrize("acks", [ACKS_LEADER, ACKS_ALL])
+def test_with_flush_batch_nothing_is_acknowledged_or_read_before_the_sync(acks: int) -> None:
+    disk = MemoryDisk()
+    partition = new_partition(disk, flush=FlushPolicy.BATCH)
+    appended = append(partition, b"a", acks=acks)
+    assert (appended.needs_sync, partition.is_acknowledged(appended, acks)) == (True, False)
+    assert read(partition, 0).size_bytes == 0
+    sync(partition, disk)
+    assert partition.maybe_increment_high_watermark()
+    assert partition.is_acknowledged(appended, acks)
+    assert read(partition, 0).next_offset == 1
+
+
+def test_flush_messages_asks_for_a_sync_once_that_many_are_unsynced() -> None:
+    disk = MemoryDisk()
+    partition = new_partition(disk, flush_messages=3)
+    assert [append(partition, b"a").needs_sync for _ in range(3)] == [False, False, True]
+    sync(partition, disk)
+    assert not append(partition, b"a").needs_sync
+
+
+def test_a_full_disk_stops_appends_and_not_reads() -> None:
+    disk = MemoryDisk()
+    partition = new_partition(disk)
+    append(partition, b"a")
+    disk.fill_up(after_bytes=10)
+    with pytest.raises(DiskFull, match="disk full"):
+        append(partition, b"b")
+    with pytest.raises(StorageError, match=r"takes no appends until its node restarts.*disk full"):
+        append(partition, b"c")
+    assert read(partition, 0).next_offset == 1
+
+
+def test_a_failed_directory_answers_nothing_but_that() -> None:
+    partition = new_partition()
+    appended = append(partition, b"a")
+    partition.failure = StorageError("cannot sync /data: Input/output error")
+    with pytest.raises(KafkaStorageError, match="Input/output error"):
+        partition.is_acknowledged(appended, ACKS_ALL)
+    with pytest.raises(KafkaStorageError, match="Input/output error"):
+        read(partition, 0)
+
+
+# ---- Reading ----
+
+
+def test_a_read_starts_with_the_batch_that_contains_the_offset() -> None:  # G4
+    partition = new_partition()
+    append(partition, b"a", b"b", b"c")
+    append(partition, b"d")
+    result = read(partition, 1)
+    assert [each.base_offset for each in split_batches(result.records)] == [0, 3]
+    assert (result.next_offset, result.high_watermark, result.log_start_offset) == (4, 4, 0)
+
+
+def test_at_the_end_of_the_log_a_read_is_empty() -> None:  # G3
+    partition = new_partition()
+    append(partition, b"a")
+    result = read(partition, 1)
+    assert (result.size_bytes, result.next_offset) == (0, 1)
+
+
+@pytest.mark.parametrize("offset", [-1, 2, 1 << 62])
+def test_outside_the_log_a_read_is_out_of_range(offset: int) -> None:  # G3
+    partition = new_partition()
+    append(partition, b"a")
+    with pytest.raises(OffsetOutOfRange, match=r"\[0, 1\]"):
+        read(partition, offset)
+
+
+def test_a_partitions_own_bound_counts_too() -> None:  # G5
+    partition = new_partition()
+    for _ in range(3):
+        append(partition, b"a" * 1000)
+    batch_bytes = records(b"a" * 1000).size
+    assert read(partition, 0, max_bytes=2 * batch_bytes).next_offset == 2
+
+
+def test_places_in_files_say_the_same_as_bytes() -> None:
+    disk = MemoryDisk()
+    partition = new_partition(disk)
+    append(partition, b"a", b"b")
+    from_bytes = read(partition, 0)
+    local = partition.read(fetch(0), max_bytes=1 << 20, min_one_batch=True, as_file_ranges=True)
+    (found,) = local.file_ranges
+    assert disk.read_at(found.path, found.position, found.size_bytes) == from_bytes.records
+    assert (local.next_offset, local.size_bytes) == (from_bytes.next_offset, from_bytes.size_bytes)
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(4, FencedLeaderEpoch), (6, UnknownLeaderEpoch)])
+def test_another_leader_epoch_is_refused(epoch: int, error: type[ApiError]) -> None:  # B24, G2
+    partition = new_partition()
+    with pytest.raises(error, match=f"leader epoch is 5, found {epoch}"):
+        read(partition, 0, current_leader_epoch=epoch)
+    with pytest.raises(error):
+        partition.find_offset(LATEST_TIMESTAMP, epoch)
+
+
+def test_the_right_leader_epoch_is_let_in() -> None:  # B24
+    assert read(new_partition(), 0, current_leader_epoch=5).next_offset == 0
+
+
+def test_who_does_not_lead_gives_nothing() -> None:
+    partition = new_partition(state=changed(leader_id=NO_NODE))
+    with pytest.raises(NotLeaderOrFollower):
+        read(partition, 0)
+    with pytest.raises(NotLeaderOrFollower):
+        partition.find_offset(EARLIEST_TIMESTAMP, -1)
+
+
+def test_a_reader_whose_log_parts_from_this_one_is_told_where() -> None:  # G2
+    partition = new_partition()
+    append(partition, b"a", b"b")
+    partition.update_leadership(changed(leader_epoch=8))
+    append(partition, b"c")
+    assert read(partition, 3, last_fetched_epoch=8).diverging_epoch is None
+    diverging = read(partition, 3, last_fetched_epoch=7)
+    assert (diverging.diverging_epoch, diverging.size_bytes) == (OffsetAndEpoch(2, 5), 0)
+    assert read(partition, 3, last_fetched_epoch=5).diverging_epoch == OffsetAndEpoch(2, 5)
+    with pytest.raises(OffsetOutOfRange, match="epoch 9"):
+        read(partition, 3, last_fetched_epoch=9)
+
+
+# ---- Offsets ----
+
+
+def test_offsets_are_found_by_place_and_by_time() -> None:  # G12
+    partition = new_partition()
+    for timestamp_ms in (100, 300, 200):
+        partition.append(records(b"a", timestamp_ms=timestamp_ms), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+    found = {
+        each: partition.find_offset(each, -1)
+        for each in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, 150, 301)
+    }
+    assert found == {
+        EARLIEST_TIMESTAMP: FoundOffset(-1, 0, 5),
+        LATEST_TIMESTAMP: FoundOffset(-1, 3, 5),
+        MAX_TIMESTAMP: FoundOffset(300, 1, 5),
+        150: FoundOffset(300, 1, 5),
+        301: FoundOffset(-1, -1, -1),
+    }
+
+
+def test_a_time_is_looked_up_below_the_high_watermark_only() -> None:  # G12
+    disk = MemoryDisk()
+    partition = new_partition(disk, flush=FlushPolicy.BATCH)
+    append(partition, b"a")
+    assert partition.find_offset(NOW_MS, -1) == FoundOffset()
+    sync(partition, disk)
+    partition.maybe_increment_high_watermark()
+    assert partition.find_offset(NOW_MS, -1).offset == 0
+
+
+def test_a_new_leader_that_does_not_know_how_far_it_is_committed_says_so() -> None:  # G12, B4
+    partition = new_partition(flush=FlushPolicy.BATCH)
+    append(partition, b"a")
+    partition.update_leadership(changed(leader_epoch=6))
+    with pytest.raises(OffsetNotAvailable, match="leader epoch 6 began"):
+        partition.find_offset(LATEST_TIMESTAMP, -1)
+    assert partition.find_offset(EARLIEST_TIMESTAMP, -1).offset == 0
