@@ -31,17 +31,22 @@ def test_help_imports_neither_ray_nor_rich_nor_pyarrow() -> None:
     assert all(name in done.stdout for name in ("demo", "start", "stop", "status", "topic", "doctor"))
 
 
-@pytest.mark.parametrize("command", ["start", "stop", "status", "topic", "doctor", "topic create", "topic list"])
+@pytest.mark.parametrize(
+    "command", ["start", "stop", "status", "topic", "doctor", "topic create", "topic list"]
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     assert "Usage: rayka" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["stop", "status", "topic list", "topic describe x", "topic create x", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["stop", "status", "topic list", "topic describe x", "topic create x", "doctor"]
+)
 def test_every_command_names_a_cluster_and_a_ray(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    assert "--cluster" in text and "--address" in text
+    assert "--cluster" in text
+    assert "--address" in text
 
 
 def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,7 +79,9 @@ def test_ctrl_c_ends_with_130_and_no_traceback(home: dict[str, str]) -> None:
         "main._SUBCOMMANDS['wait'] = main._Subcommand('__main__', 'wait', '')\n"
         "sys.exit(main.run(['wait']))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=home, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=home, check=False
+    )
     assert done.returncode == 128 + signal.SIGINT
     assert done.stderr == "interrupted\n"
 
@@ -87,7 +94,9 @@ def test_a_pipe_gets_whole_cells_without_decoration(capsys: pytest.CaptureFixtur
     assert second.split() == ["b", "2"]
 
 
-@pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**9, "2.0 GB")])
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**9, "2.0 GB")]
+)
 def test_sizes_are_in_decimal_units(size_bytes: int, text: str) -> None:
     assert size(size_bytes) == text
 

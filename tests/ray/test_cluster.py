@@ -1,0 +1,155 @@
+"""Clusters on a real Ray: started, found, described, stopped, started again; and what is refused."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import rayka
+from rayka.actors.crash_times import CRASHES_MAX, record_crash
+from rayka.actors.placement import wall_clock_ms
+from rayka.client import io_thread
+from rayka.cluster import Cluster
+from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, StorageError, UnavailableError
+from rayka.ids import Role
+from rayka.protocol.cluster import NodeState, StatusRequest
+from tests.ray.support import broker_pid, kill
+
+pytestmark = pytest.mark.ray
+Start = Callable[..., Cluster]
+
+
+def values(cluster: Cluster, topic: str) -> list[bytes | None]:
+    """Every value of a topic, in no particular order of partitions."""
+    return sorted(record.value for record in rayka.read(topic, cluster=cluster))
+
+
+def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: Start, tmp_path: Path) -> None:
+    sent = [f"{number:04}".encode() for number in range(1000)]
+    cluster = start(name="kept", data_dir=str(tmp_path))
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("numbers", partitions=3, configs={"segment.bytes": "4096"})
+    with rayka.Producer(cluster=cluster) as producer:
+        for value in sent:
+            producer.send("numbers", value)
+    assert values(cluster, "numbers") == sent
+    cluster_id = cluster.describe().cluster_id
+    cluster.stop()
+
+    again = start(name="kept", data_dir=str(tmp_path))
+    assert again.describe().cluster_id == cluster_id
+    assert values(again, "numbers") == sent
+    with rayka.Producer(cluster="kept") as producer:  # by name
+        assert producer.send("numbers", b"one more").result(timeout=30).topic == "numbers"
+    assert len(values(again, "numbers")) == len(sent) + 1
+
+
+def test_describe_names_every_node_with_its_actor_process_and_directories(
+    cluster: Cluster, ray_address: str
+) -> None:
+    description = cluster.describe()
+    broker, controller = description.nodes
+    assert (description.name, description.namespace) == ("shared", "rayka")
+    assert (description.ray_address, description.controller_id) == (ray_address, 3001)
+    assert description.is_running
+    assert (broker.node_id, broker.roles, broker.actor_name) == (1, (Role.BROKER,), "shared/broker-1")
+    assert (controller.node_id, controller.actor_name) == (3001, "shared/controller-3001")
+    assert broker.state == controller.state == NodeState.RUNNING
+    assert broker.data_dirs[0].endswith("shared/broker-1")
+    assert 0 < broker.pid != controller.pid > 0
+
+
+def test_a_cluster_that_does_not_run_is_not_found_by_name(ray_address: str) -> None:
+    with pytest.raises(ClusterNotFound) as raised:
+        Cluster.connect("nowhere")
+    for said in ("'nowhere'", "'rayka'", ray_address, "rayka start"):
+        assert said in str(raised.value)
+    with pytest.raises(ClusterNotFound):
+        rayka.Producer(cluster="nowhere")
+
+
+def test_a_running_cluster_started_again_as_it_is_stays_as_it_is(start: Start, tmp_path: Path) -> None:
+    cluster = start(data_dir=str(tmp_path))
+    before = broker_pid(cluster)
+    assert broker_pid(start(name=cluster.name, data_dir=str(tmp_path))) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"data_dir": "/elsewhere"}, "data_dir"),
+        ({"config": {"num.partitions": 7}}, "num.partitions 1, not 7"),
+    ],
+)
+def test_a_second_cluster_of_one_name_is_refused(
+    cluster: Cluster, tmp_path: Path, changed: dict[str, object], said: str
+) -> None:
+    data_dir = str(Path(cluster.describe().nodes[0].data_dirs[0]).parents[1])
+    with pytest.raises(ClusterExists, match=said):
+        Cluster.start(**{"name": "shared", "data_dir": data_dir, **changed})
+
+
+def test_two_clusters_of_two_names_run_side_by_side(cluster: Cluster, start: Start, tmp_path: Path) -> None:
+    other = start(data_dir=str(tmp_path))
+    assert other.describe().cluster_id != cluster.describe().cluster_id
+
+
+def test_a_missing_directory_is_named_and_a_replaced_broker_comes_back_empty(
+    start: Start, tmp_path: Path
+) -> None:
+    cluster = start(name="replaced", data_dir=str(tmp_path))
+    cluster.stop()
+    directory = tmp_path / "replaced" / "broker-1"
+    shutil.rmtree(directory)
+    with pytest.raises(StorageError, match=str(directory)):
+        start(name="replaced", data_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="only controller"):
+        start(name="replaced", data_dir=str(tmp_path), replace=[3001])
+    assert start(name="replaced", data_dir=str(tmp_path), replace=[1]).describe().is_running
+
+
+def test_a_directory_of_another_node_fails_the_start_with_the_reason_and_leaves_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    start(name="first", data_dir=str(tmp_path)).stop()
+    broker, controller = (tmp_path / "first" / node for node in ("broker-1", "controller-3001"))
+    broker.joinpath("meta.properties").write_bytes(controller.joinpath("meta.properties").read_bytes())
+    with pytest.raises(UnavailableError, match=str(broker)):
+        start(name="first", data_dir=str(tmp_path))
+    with pytest.raises(ClusterNotFound):
+        Cluster.connect("first")
+
+
+def test_a_node_that_crashed_three_times_in_a_minute_stays_up_as_failed_and_says_so(
+    start: Start, tmp_path: Path
+) -> None:
+    cluster = start(data_dir=str(tmp_path))
+    for _ in range(CRASHES_MAX):
+        record_crash(cluster.describe().nodes[0].data_dirs[0], wall_clock_ms())
+    kill(broker_pid(cluster))
+    network = cluster.network()
+
+    async def until_failed() -> str:
+        while True:
+            try:
+                status = await network.call(1, StatusRequest(), 5_000)
+            except rayka.errors.ApiError:
+                continue  # Ray is restarting it
+            if status.state is NodeState.FAILED:
+                return status.detail
+
+    assert "crashed 3 times" in io_thread.run(until_failed(), 60)
+    assert not cluster.describe().is_running
+
+
+def test_delete_data_leaves_nothing_of_the_cluster(start: Start, tmp_path: Path) -> None:
+    start(data_dir=str(tmp_path)).stop(delete_data=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stopped_cluster_is_gone(start: Start, tmp_path: Path) -> None:
+    with start(data_dir=str(tmp_path)) as cluster:
+        assert cluster.describe().is_running
+    with pytest.raises(ClusterNotFound):
+        cluster.stop()
