@@ -11,8 +11,8 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 
 from rayka.config import TopicConfig
-from rayka.errors import StorageError
-from rayka.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ReplicaKey, TopicPartition
+from rayka.errors import BrokerNotAvailable, StorageError
+from rayka.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ReplicaKey, TopicPartition, node_name
 from rayka.log.durable import replace_durably
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
@@ -48,6 +48,7 @@ class MetadataLog:
         self._log = log
         self._quorum = quorum
         self._appended = asyncio.Event()
+        self._is_closed = False
         self.news = Signal()
 
     @classmethod
@@ -145,27 +146,34 @@ class MetadataLog:
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         """The answer to one who follows the log: at once when there is news for him, else when there is, or when the
-        time he gave is over (A32).
+        time he gave is over (A32). Raises BrokerNotAvailable when the node stops meanwhile (A28).
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.max_wait_ms / 1000
         (partition,) = request.partitions
-        while True:
+        while not self._is_closed:
             may_wait = loop.time() < deadline_s
             result = self._quorum.handle_fetch(partition, max_bytes=request.max_bytes, may_wait=may_wait)
             if result is not None:
                 return FetchResponse((result,))
             await self.news.wait(deadline_s)
+        raise BrokerNotAvailable(f"{node_name(self._settings.node_id)} is shutting down")
 
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """Leaves a cleanly closed log behind, unless its disk has failed."""
+        self._end_fetches()
         await self._directory.close({})
 
     def release(self) -> None:
-        """Gives up the directory's lock and nothing else, as the end of the process would."""
+        """Gives up the directory's lock and writes nothing, as the end of the process would."""
+        self._end_fetches()
         self._directory.release()
+
+    def _end_fetches(self) -> None:
+        self._is_closed = True
+        self.news.notify()
 
 
 def _now_ms() -> int:

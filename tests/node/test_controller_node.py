@@ -10,6 +10,7 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.errors import (
+    BrokerNotAvailable,
     InconsistentClusterId,
     InvalidRequest,
     KafkaStorageError,
@@ -347,6 +348,22 @@ def test_a_follower_is_answered_when_its_time_is_over() -> None:  # A32
         result = await fetched(node, request)
         assert (len(result.records), result.next_offset) == (0, status.log_end_offset)
         assert (result.leader_id, result.leader_epoch) == (3001, 1)
+
+    run(scenario())
+
+
+def test_a_follower_that_waits_is_told_when_the_node_stops() -> None:  # A28, A32
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        status = await node.status(StatusRequest())
+        request = fetch_request(
+            status.log_end_offset, high_watermark=status.high_watermark, max_wait_ms=5_000
+        )
+        waiting = asyncio.create_task(fetched(node, request))
+        await asyncio.sleep(0)
+        await node.stop()
+        with pytest.raises(BrokerNotAvailable):
+            await waiting
 
     run(scenario())
 
