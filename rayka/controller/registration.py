@@ -43,7 +43,7 @@ def check_registration(
         remaining_ms = sessions.remaining_ms(registered, now_ms)
         if remaining_ms > 0:
             raise DuplicateBrokerRegistration(
-                f"broker {request.broker_id} is registered by another live process, on host {registered.registration.host} "
+                f"broker {request.broker_id} is registered by a live process on host {registered.registration.host} "
                 f"with incarnation {registered.registration.incarnation_id}; stop that one, or wait {remaining_ms} ms "
                 "without a heartbeat from it, or use another broker id"
             )

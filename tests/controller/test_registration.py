@@ -66,7 +66,7 @@ def test_a_process_with_other_directories_waits_for_the_session_to_end() -> None
     machine = Machine()
     machine.start(1)
     other = {"incarnation_id": SECOND_PROCESS, "directories": (directory(1, 5),)}
-    with pytest.raises(DuplicateBrokerRegistration, match="another live process"):
+    with pytest.raises(DuplicateBrokerRegistration, match="a live process on host localhost"):
         machine.register(1, **other)
     machine.now_ms = SESSION_MS - 1
     with pytest.raises(DuplicateBrokerRegistration, match="wait 1 ms"):
