@@ -2,8 +2,8 @@
 process.
 
 A process has one connection. One that the user made is used as it is. `auto` is, in this order: the connection there
-is, RAY_ADDRESS, the Ray that `rayka start` left running, the one Ray that runs on this machine. Clients never start a
-Ray.
+is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray start` started last on this machine, the
+only one that runs here; RAY_ADDRESS=local ends the search after the second. Clients never start a Ray.
 """
 
 import logging
@@ -12,12 +12,14 @@ import socket
 from typing import Any
 
 import ray
-from ray._private.services import canonicalize_bootstrap_address
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
 from rayka.actors.ray_process import cpus, remembered
 from rayka.errors import ConfigError, UnavailableError
 
 AUTO = "auto"
+_LOCAL = "local"  # Ray's word for: none that others started
 _PROBE_TIMEOUT_S = 5.0
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
 
@@ -29,27 +31,41 @@ def connect(address: str = AUTO) -> str:
     """
     if ray.is_initialized():
         return _same(address)
-    found, options = _find(address)
+    found = _only(candidates(address))
     _probe(found)
+    # As Ray does when it searches by itself, but not when it is told an address: use a token that is at hand.
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:
-        ray.init(**options, **_QUIET)
+        ray.init(address=found, **_QUIET)
     except (ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
         raise UnavailableError(_refused(found, error)) from error
     return current_address()
 
 
 def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str:
-    """As `connect`; with `auto` and no Ray running, starts a local one that ends with this process.
+    """As `connect`; with `auto` and no Ray running, or none to prefer, starts a local one that ends with this process.
 
     `temp_dir` is where that one keeps its files (see `ray_process.make_temp_dir`); Ray's own choice without.
     """
-    try:
+    if ray.is_initialized() or len(candidates(address)) == 1:
         return connect(address)
-    except UnavailableError:
-        if address != AUTO or os.environ.get("RAY_ADDRESS") or remembered():
-            raise
     ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
     return current_address()
+
+
+def candidates(address: str = AUTO) -> list[str]:
+    """The Rays that `address` may mean for a process that has no connection yet; `connect` takes one that is alone."""
+    named = os.environ.get("RAY_ADDRESS", "")
+    if address != AUTO:
+        return [address]
+    if named not in ("", AUTO, _LOCAL):
+        return [named]
+    left_running = remembered()
+    if left_running is not None:
+        return [left_running.address]
+    running = [] if named == _LOCAL else sorted(find_gcs_addresses())
+    started_last = find_bootstrap_address(None)
+    return [started_last] if started_last in running else running
 
 
 def current_address() -> str:
@@ -68,22 +84,16 @@ def _same(address: str) -> str:
     return current
 
 
-def _find(address: str) -> tuple[str, dict[str, Any]]:
-    """Host and port of the Ray that `address` means, and what `ray.init` is to be told."""
-    if address != AUTO:
-        return address, {"address": address}
-    if os.environ.get("RAY_ADDRESS"):
-        return os.environ["RAY_ADDRESS"], {"address": AUTO}
-    left_running = remembered()
-    if left_running is not None:
-        # Ray's own search, led to this one's directory, sees to its authentication; an explicit address does not.
-        return left_running.address, {"address": AUTO, "_temp_dir": left_running.temp_dir}
-    try:
-        return canonicalize_bootstrap_address(AUTO), {"address": AUTO}
-    except ConnectionError:
+def _only(found: list[str]) -> str:
+    if not found:
         raise UnavailableError(
             "no Ray runs on this machine; start one with `rayka start` or `ray start --head`"
-        ) from None
+        )
+    if len(found) > 1:
+        raise UnavailableError(
+            f"several Rays run on this machine: {', '.join(found)}; choose one with --address or RAY_ADDRESS"
+        )
+    return found[0]
 
 
 def _probe(address: str) -> None:

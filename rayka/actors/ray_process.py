@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
-from rayka.actors import has_auth_token
 from rayka.errors import UnavailableError
 
 START_TIMEOUT_S = 90.0
@@ -138,8 +138,8 @@ def forget() -> None:
 
 def _ensure_auth_token() -> None:
     """`ray start` refuses to start with token authentication but no token; `ray.init` would make one."""
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not has_auth_token():
-        subprocess.run([*_RAY, "get-auth-token", "--generate"], check=True, stdout=subprocess.DEVNULL)
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        ensure_token_if_auth_enabled(create_token_if_missing=True)
 
 
 def _await_address(process: subprocess.Popen[bytes], address_file: Path, log: Path) -> str:

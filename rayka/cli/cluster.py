@@ -1,6 +1,5 @@
 """`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,19 +89,16 @@ def ensure_ray(address: str) -> bool:
 
     Returns whether it started one: then `end_ray` ends it.
     """
-    from rayka.actors import ray_process
-    from rayka.actors.ray_connection import AUTO, connect
-    from rayka.errors import UnavailableError
+    import ray
 
-    try:
-        connect(address)
-        return False
-    except UnavailableError:
-        if address != AUTO or os.environ.get("RAY_ADDRESS") or ray_process.remembered():
-            raise
-    ray_process.remember(ray_process.start())
-    connect(AUTO)
-    return True
+    from rayka.actors import ray_process
+    from rayka.actors.ray_connection import candidates, connect
+
+    has_none = not ray.is_initialized() and not candidates(address)
+    if has_none:
+        ray_process.remember(ray_process.start())
+    connect(address)
+    return has_none
 
 
 def end_ray() -> None:

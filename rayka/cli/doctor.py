@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -70,8 +69,6 @@ def doctor(data_dir: str, name: str, address: str, as_json: bool) -> int:
 
 def _python() -> Finding:
     found = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"
-    if sys.version_info < (3, 11):
-        return Finding("Python", Verdict.BAD, found, "use Python 3.11 or newer")
     if platform.system() != "Linux":
         return Finding("Python", Verdict.NOTE, found, "rayka is made for and tested on Linux")
     return Finding("Python", Verdict.GOOD, found)

@@ -1,0 +1,136 @@
+"""Whole processes: a cluster by the command line, both authentication modes, Ctrl-C, no Ray at all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rayka.cluster import Cluster
+from tests.ray.support import RAYKA
+
+pytestmark = pytest.mark.ray
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+ROUND_TRIP = """
+import sys, rayka
+with rayka.Cluster.start(name="smoke", data_dir=sys.argv[1]) as cluster:
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("words", partitions=2)
+    with rayka.Producer(cluster="smoke") as producer:
+        for word in (b"one", b"two", b"three"):
+            producer.send("words", word)
+    print(sorted(record.value for record in rayka.read("words", cluster="smoke")))
+"""
+
+
+def test_a_script_without_a_ray_starts_a_local_one_and_leaves_nothing_running(
+    run: Run, tmp_path: Path
+) -> None:
+    done = run(sys.executable, "-c", ROUND_TRIP, str(tmp_path), RAY_AUTH_MODE="disabled", RAY_ADDRESS="local")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[b'one', b'three', b'two']\n", "")
+
+
+def test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentication(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    def rayka(*arguments: str) -> str:
+        done = run(*RAYKA, *arguments, RAY_AUTH_MODE="token", RAY_ADDRESS="local")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(f"name: cli\ndata_dir: {tmp_path}\n")
+    assert json.loads(rayka("start", str(spec), "--json"))["name"] == "cli"
+    ray_pid = json.loads(Path(environment["HOME"], ".rayka", "ray.json").read_text())["pid"]
+    assert "cli/broker-1" in rayka("status", "--cluster", "cli")
+    rayka("topic", "create", "words", "-p", "3", "-c", "flush=batch", "--cluster", "cli")
+    assert rayka("topic", "list", "--cluster", "cli") == "words\n"
+    described = json.loads(rayka("topic", "describe", "words", "--cluster", "cli", "--json"))
+    assert len(described["partitions"]) == 3
+    assert described["configs"] == {"flush": "batch"}
+    rayka("topic", "delete", "words", "--cluster", "cli")
+    assert rayka("topic", "list", "--cluster", "cli") == ""
+    assert "ended the Ray" in rayka("stop", "--cluster", "cli", "--delete-data")
+    assert not Path(f"/proc/{ray_pid}").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["status", "stop", "topic list", "topic create words", "topic describe words", "topic delete words"],
+)
+def test_without_a_ray_a_command_says_how_to_start_one(run: Run, command: str) -> None:
+    done = run(*RAYKA, *command.split(), RAY_ADDRESS="local")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: no Ray runs on this machine; start one with `rayka start`")
+
+
+def test_an_address_where_no_ray_answers_is_an_error_at_once(run: Run) -> None:
+    began = time.monotonic()
+    done = run(*RAYKA, "status", "--address", "127.0.0.1:9")
+    assert (done.returncode, "no Ray answers at 127.0.0.1:9" in done.stderr) == (1, True)
+    assert time.monotonic() - began < 20
+
+
+def test_clients_never_start_a_ray(run: Run) -> None:
+    script = (
+        "import rayka, ray\n"
+        "for make in (rayka.Producer, rayka.Consumer, rayka.Admin):\n"
+        "    try: make(cluster='nowhere')\n"
+        "    except rayka.errors.UnavailableError: print(ray.is_initialized())"
+    )
+    done = run(sys.executable, "-c", script, RAY_ADDRESS="local")
+    assert done.stdout.split() == ["False"] * 3, done.stderr
+
+
+WAITS = {
+    "send": "[producer.send(topic, b'x' * 1000) for _ in iter(int, 1)]",
+    "flush": "producer.send('no-such-topic', b'x'); producer.flush(timeout=60)",
+    "result": "producer.send('no-such-topic', b'x').result(timeout=60)",
+    "poll": "consumer.poll(timeout_ms=60_000)",
+    "poll_arrow": "consumer.poll_arrow(timeout_ms=60_000)",
+    "iteration": "next(iter(consumer))",
+}
+
+WAITING = """
+import sys, threading, time, rayka
+cluster, topic, wait = sys.argv[1:]
+producer = rayka.Producer(cluster=cluster, delivery_timeout_ms=1_000)
+consumer = rayka.Consumer(topic, cluster=cluster, auto_offset_reset="latest")
+try:
+    threading.Timer(0.5, lambda: print("waiting", flush=True)).start()
+    exec(wait)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_interrupts(
+    cluster: Cluster, ray_address: str, environment: dict[str, str], wait: str
+) -> None:
+    command = (sys.executable, "-c", WAITING, cluster.name, f"ctrl-c-{wait}", WAITS[wait])
+    import rayka
+
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(f"ctrl-c-{wait}", partitions=2)
+    with subprocess.Popen(
+        command,
+        env={**environment, "RAY_ADDRESS": ray_address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"waiting\n"
+        began = time.monotonic()
+        os.kill(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == b"interrupted\n"
+        assert time.monotonic() - began < 1  # 0.2 s but for a stall of a shared machine
+        assert process.wait(30) == -signal.SIGINT
