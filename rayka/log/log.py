@@ -395,10 +395,9 @@ class Log:
     # ---- Truncating ----------------------------------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> None:
-        """Removes the batch that contains the offset and all after it, newest first; readers keep what they
-        mapped.
+        """Removes the batch that contains the offset and all after it; readers keep what they mapped.
 
-        The log end offset becomes the offset, or the base offset of the batch that contained it.
+        The log then ends after the last batch that lies wholly below the offset.
         """
         if offset >= self.log_end_offset:
             return
@@ -415,7 +414,7 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
         created_ms = self._active.created_ms
-        self._before_truncation(min(offset, self._segments[0].base_offset))
+        self._before_truncation(self._segments[0].base_offset)
         while self._segments:
             self._segments.pop().delete()
         self._warm = []
@@ -425,18 +424,17 @@ class Log:
         self._after_truncation()
 
     def _before_truncation(self, offset: int) -> None:
-        """Lowers the recovery point on disk first: the checkpoint may be higher, and what is appended next is
-        unsynced.
+        """Lowers the recovery point on disk first: the checkpoint may be higher, and what follows is unsynced.
 
-        1. The checkpoint says 100. 2. The log is truncated to 50, appended to 120 and rolled in between. 3.
-        Power is lost, and the first segment's tail with it. 4. A scan from 100 would miss the hole. The name
-        of this file is in the same directory as the segments', so it is never lost before theirs.
+        1. The checkpoint says 100. 2. The log is truncated to 50, appended to 120 and rolled in between.
+        3. Power is lost, and the first segment's tail with it. 4. A scan from 100 would miss the hole.
+        The name of this file is in the directory of the segments, so it is never lost before theirs.
         """
         self._truncation_count += 1
         if offset < self.flushed_offset:
-            self._disk.write(self._lowered_path, encode_lines([str(offset)]))
+            scan_from = self._segments[self._segment_number(offset)].base_offset
+            self._disk.write(self._lowered_path, encode_lines([str(scan_from)]))
             self._files.unsynced.file_replaced(self._lowered_path)
-            self.flushed_offset = offset
 
     def _after_truncation(self) -> None:
         self.flushed_offset = max(self.log_start_offset, min(self.flushed_offset, self.log_end_offset))

@@ -299,8 +299,8 @@ class Segment:
         indexed = min(index.lookup_position(limit), index.lookup(end_offset))
         for batch in self.batches(max(position, indexed)):
             if batch.last_offset >= end_offset or batch.position + batch.size_bytes > limit:
-                return Span(position, batch.position, batch.base_offset)
-        return Span(position, self.size_bytes, self.next_offset)
+                return Span(position, batch.position, min(batch.base_offset, end_offset))
+        return Span(position, self.size_bytes, min(self.next_offset, end_offset))
 
     def _one_batch(self, position: int, end_offset: int, nothing: Span) -> Span:
         first = next(self.batches(position), None)
