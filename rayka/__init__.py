@@ -1,1 +1,58 @@
-"""Rayka: Kafka's log, rebuilt for people who live on Ray."""
+"""Rayka: Kafka's log, rebuilt for people who live on Ray.
+
+`import rayka` is cheap: a name is imported when it is first used, and with it what it needs.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rayka import errors, spark, testing
+    from rayka.client.acknowledgement import BatchMetadata, RecordMetadata
+    from rayka.client.admin import Admin
+    from rayka.client.consumer import Consumer
+    from rayka.client.producer import Producer
+    from rayka.client.reader import read
+    from rayka.client.record import Record
+    from rayka.cluster import Cluster
+    from rayka.ids import TopicPartition
+
+__all__ = [
+    "Admin",
+    "BatchMetadata",
+    "Cluster",
+    "Consumer",
+    "Producer",
+    "Record",
+    "RecordMetadata",
+    "TopicPartition",
+    "errors",
+    "read",
+    "spark",
+    "testing",
+]
+
+_MODULES = {
+    "Admin": "rayka.client.admin",
+    "BatchMetadata": "rayka.client.acknowledgement",
+    "Cluster": "rayka.cluster",
+    "Consumer": "rayka.client.consumer",
+    "Producer": "rayka.client.producer",
+    "Record": "rayka.client.record",
+    "RecordMetadata": "rayka.client.acknowledgement",
+    "TopicPartition": "rayka.ids",
+    "read": "rayka.client.reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rayka' has no attribute {name!r}")
+    module = _MODULES.get(name)
+    found = import_module(f"rayka.{name}") if module is None else getattr(import_module(module), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

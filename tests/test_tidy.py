@@ -46,7 +46,10 @@ BANNED = (
     "uuid.uuid1", "uuid.uuid4", "time.time", "time.time_ns", "time.sleep", "datetime.datetime.now",
     "random.", "secrets.", "os.urandom",
 )  # fmt: skip
-BANNED_EXCEPTIONS = {"rayka/log/disk.py": "the disk port: its sync runs in a thread"}
+BANNED_EXCEPTIONS = {
+    "rayka/log/disk.py": "the disk port: its sync runs in a thread",
+    "rayka/client/io_thread.py": "the clients' shell: their thread, and the wall clock of their records",
+}
 
 FILE_CALLS = (
     "open", "os.open", "os.fdopen", "io.open", "mmap.mmap",

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -98,11 +99,16 @@ def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
     _process.get().loop.call_soon_threadsafe(callback, *arguments)
 
 
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970 UTC, for the timestamps of records."""
+    return time.time_ns() // 1_000_000
+
+
 def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> ResultT:
     """Runs the coroutine on the IO thread and waits for its result.
 
-    Raises TimeoutError after timeout_s; None leaves it to the coroutine, which has a deadline itself. Then, and when Ctrl-C or another signal's exception ends the wait, the
-    coroutine is cancelled. Raises RuntimeError on the IO thread itself.
+    Raises TimeoutError after timeout_s; None: the coroutine has a deadline of its own. Then, and when Ctrl-C or another
+    signal's exception ends the wait, the coroutine is cancelled. Raises RuntimeError on the IO thread itself.
     """
     try:
         refuse(getattr(coroutine, "__qualname__", "a blocking call"))

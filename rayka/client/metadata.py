@@ -8,7 +8,7 @@ metadata updater (G18). Left out: the leader hints of KIP-951.
 import asyncio
 import difflib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -90,7 +90,7 @@ class ClusterMetadata:
             if name in self._missing:
                 raise self._missing.pop(name)
             if name not in self._topics and not await retry.pause():
-                raise problem or self._unavailable("the request timed out")
+                raise problem if isinstance(problem, UnavailableError) else self._unavailable(str(problem))
 
     async def refresh(self, names: Iterable[str]) -> RaykaError | None:
         """Asks for the topics again, once, together with all who ask meanwhile; returns what went wrong, or None.
@@ -182,7 +182,7 @@ class ClusterMetadata:
         for name in names:
             if name not in known:
                 self._topics.pop(name, None)
-                self._missing[name] = NoSuchTopic(_no_such_topic(name, self.cluster_name, known))
+                self._missing[name] = no_such_topic(name, self.cluster_name, known)
 
     def _store(self, response: MetadataResponse) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -247,7 +247,8 @@ def _is_unknown(topic: MetadataTopic) -> bool:
     return topic.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _no_such_topic(name: str, cluster_name: str, known: list[str]) -> str:
+def no_such_topic(name: str, cluster_name: str, known: Sequence[str]) -> NoSuchTopic:
+    """The error for a topic that is not among those known, with the nearest name."""
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         hint = f"the nearest name is {near[0]!r}"
@@ -257,4 +258,4 @@ def _no_such_topic(name: str, cluster_name: str, known: list[str]) -> str:
     else:
         hint = "it has no topics"
     create = f"create it with `rayka topic create {name}` or Admin.create_topic"
-    return f"cluster {cluster_name!r} has no topic {name!r}: {hint}; {create}"
+    return NoSuchTopic(f"cluster {cluster_name!r} has no topic {name!r}: {hint}; {create}")

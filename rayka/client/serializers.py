@@ -54,7 +54,9 @@ def _deserialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
 
 
 def _unknown(given: Any, name: str) -> Callable[[Any], Any]:
-    raise ConfigError(f"{name}: expected one of {', '.join(_NAMES)}, a callable or a pydantic model, found {given!r}")
+    raise ConfigError(
+        f"{name}: expected one of {', '.join(_NAMES)}, a callable or a pydantic model, found {given!r}"
+    )
 
 
 def _encode_text(value: Any) -> bytes:

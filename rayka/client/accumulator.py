@@ -1,0 +1,348 @@
+"""The producer's brain: which batch takes a record, which batches may go now, what an answer means for them.
+
+Synchronous, without a clock: `now_ms` and timestamps come in. The sync producer appends from the application's
+threads, the sender drains on the IO thread, both under one lock that they share.
+
+Invariants: batches of a partition stand in the order of their records; only the first may be in flight, and it stays
+first until it is done, so order survives retries; memory set aside never exceeds `buffer_memory`, and is counted from
+the batches themselves; a KeyboardInterrupt between any two steps of an append loses at most the record being
+appended.
+
+Partitioning: a keyed record goes where Kafka would put it (murmur2); without a key, records stick to one partition
+until its batch is closed, then to the one with the shortest queue. Kafka: RecordAccumulator, BufferPool,
+BuiltInPartitioner.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rayka.client.columns import Columns, Row
+from rayka.client.delivery_future import DeliveryFuture
+from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, NOT_OPEN, ProducerBatch
+from rayka.errors import RaykaError
+
+RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
+HEADER_OVERHEAD_BYTES = 18  # two offsets and two bits of validity, and the record's own offset
+GRANT_BYTES = 64 << 10  # what a batch sets aside at once
+STAMP_AGE_MS = 10  # how long records without a timestamp get that of the one before
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the batches: bytes, and milliseconds."""
+
+    batch_bytes: int
+    memory_bytes: int
+    linger_ms: float
+    delivery_timeout_ms: float
+
+
+class Moment(NamedTuple):
+    """Now, on both clocks."""
+
+    now_ms: float
+    timestamp_ms: int
+
+
+class PartitionQueue:
+    """The batches of one partition; the first may be in flight, the last may be open."""
+
+    __slots__ = ("batches", "not_before_ms", "partition")
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.batches: deque[ProducerBatch] = deque()
+        self.not_before_ms = 0.0  # the end of the pause after a failure
+
+    def __repr__(self) -> str:
+        return f"<PartitionQueue {self.partition} {list(self.batches)}>"
+
+
+class TopicQueues:
+    """The partitions of a topic; `batch_bytes` is what a batch for it may grow to."""
+
+    __slots__ = ("batch_bytes", "last_sticky", "queues")
+
+    def __init__(self, partition_count: int, batch_bytes: int) -> None:
+        self.queues = [PartitionQueue(index) for index in range(partition_count)]
+        self.batch_bytes = batch_bytes
+        self.last_sticky = partition_count - 1
+
+    def next_sticky(self) -> int:
+        """The partition with the fewest batches; among equals the first after the last one chosen."""
+        count, after = len(self.queues), self.last_sticky + 1
+        order = (*range(after, count), *range(min(after, count)))
+        self.last_sticky = min(order, key=lambda partition: len(self.queues[partition].batches))
+        return self.last_sticky
+
+
+class Accumulator:
+    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.sticky: dict[str, ProducerBatch] = {}
+        self._limits = limits
+        self._topics: dict[str, TopicQueues] = {}
+
+    def __repr__(self) -> str:
+        count = sum(1 for _ in self.batches())
+        return f"<Accumulator topics={len(self._topics)} batches={count} bytes={self.used_bytes}>"
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory set aside."""
+        return sum(each.granted_bytes for each in self.batches())
+
+    def batches(self) -> Iterator[ProducerBatch]:
+        """All batches that are not done."""
+        for topic in self._topics.values():
+            for queue in topic.queues:
+                yield from queue.batches
+
+    # ---- Topics ----
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions the topic has; None when it is not known here."""
+        known = self._topics.get(topic)
+        return None if known is None else len(known.queues)
+
+    def batch_bytes(self, topic: str) -> int:
+        """What a batch of the topic may grow to."""
+        known = self._topics.get(topic)
+        return self._limits.batch_bytes if known is None else known.batch_bytes
+
+    def set_topic(self, topic: str, partition_count: int, message_bytes_max: int) -> None:
+        """The topic as the metadata has it now. A partition that is gone keeps its queue, for the sender to fail."""
+        batch_bytes = max(min(self._limits.batch_bytes, message_bytes_max), BATCH_OVERHEAD_BYTES)
+        known = self._topics.get(topic)
+        if known is None:
+            self._topics[topic] = TopicQueues(partition_count, batch_bytes)
+            return
+        known.batch_bytes = batch_bytes
+        known.queues += [PartitionQueue(index) for index in range(len(known.queues), partition_count)]
+
+    def remove_topic(self, topic: str) -> list[ProducerBatch]:
+        """Forgets a topic that is gone; returns its batches, for the sender to fail."""
+        self.sticky.pop(topic, None)
+        removed = self._topics.pop(topic, None)
+        return [] if removed is None else [batch for queue in removed.queues for batch in queue.batches]
+
+    # ---- Gathering ----
+
+    def append(
+        self, topic: str, partition: int | None, slot: Any, size_bytes: int, at: Moment
+    ) -> DeliveryFuture | None:
+        """Adds one record, a value or a `Row`; None when the memory for it is not there.
+
+        A batch whose `limit_bytes` is NOT_OPEN afterwards takes records without the lock once `open` was called, which
+        must follow a wake-up of the sender: else nobody would look at its linger.
+        """
+        batch = self._batch_for(topic, partition, size_bytes, at.now_ms)
+        if batch is None:
+            return None
+        if batch.limit_bytes < 0:
+            batch.stamp(at.timestamp_ms, at.now_ms)
+        if type(slot) is Row:
+            batch.has_rows = True
+        batch.size_bytes += size_bytes
+        future = DeliveryFuture(batch, slot)
+        batch.records.append(future)
+        if partition is None:
+            self.sticky[topic] = batch
+        return future
+
+    def open(self, batch: ProducerBatch) -> None:
+        """Lets `send` fill the batch without the lock, as far as its memory reaches."""
+        if not batch.is_closed:
+            batch.limit_bytes = batch.granted_bytes
+
+    def add_columns(
+        self, topic: str, partition: int | None, columns: Columns, size_bytes: int, now_ms: float
+    ) -> tuple[ProducerBatch, int] | None:
+        """Adds Arrow columns, at most a batch's worth: the batch and the index of the first; None without memory.
+
+        Without a partition they go to the last sticky one, while its batch takes them, then to the next.
+        """
+        target = self._topics[topic]
+        if partition is None:
+            partition = target.last_sticky
+            last = _last(target.queues[partition])
+            if (
+                last is None
+                or not last.takes(columns=True)
+                or last.size_bytes + size_bytes > target.batch_bytes
+            ):
+                partition = target.next_sticky()
+        queue = target.queues[partition]
+        last = queue.batches[-1] if queue.batches else None
+        if (
+            last is not None
+            and last.takes(columns=True)
+            and last.size_bytes + size_bytes <= target.batch_bytes
+        ):
+            return (last, last.add_columns(columns, size_bytes)) if self._grant(last, size_bytes) else None
+        if not self._has_room(BATCH_OVERHEAD_BYTES + size_bytes):
+            return None
+        if last is not None:
+            self._close(last)
+        batch = ProducerBatch(topic, partition, BATCH_OVERHEAD_BYTES + size_bytes, now_ms)
+        index = batch.add_columns(columns, size_bytes)
+        if 2 * batch.size_bytes > target.batch_bytes:
+            batch.close()  # one of its size would not fit beside it: no use to linger
+        queue.batches.append(batch)
+        return batch, index
+
+    def _batch_for(
+        self, topic: str, partition: int | None, size_bytes: int, now_ms: float
+    ) -> ProducerBatch | None:
+        """The open batch that the record fits, or a new one."""
+        target = self._topics[topic]
+        batch = self.sticky.get(topic) if partition is None else _last(target.queues[partition])
+        if batch is not None and batch.takes(columns=False):
+            if batch.size_bytes + size_bytes <= target.batch_bytes:
+                return batch if self._grant(batch, size_bytes) else None
+            self._close(batch)
+        if partition is None:
+            partition = target.next_sticky()
+            batch = _last(target.queues[partition])
+            fits = batch is not None and batch.size_bytes + size_bytes <= target.batch_bytes
+            if batch is not None and fits and batch.takes(columns=False):
+                return batch if self._grant(batch, size_bytes) else None
+        return self._new_batch(topic, partition, size_bytes, now_ms)
+
+    def _new_batch(self, topic: str, partition: int, size_bytes: int, now_ms: float) -> ProducerBatch | None:
+        needed = BATCH_OVERHEAD_BYTES + size_bytes
+        generous = max(needed, min(GRANT_BYTES, self._topics[topic].batch_bytes))
+        granted = generous if self._has_room(generous) else needed
+        if not self._has_room(granted):
+            return None
+        queue = self._topics[topic].queues[partition]
+        if queue.batches:
+            self._close(queue.batches[-1])
+        batch = ProducerBatch(topic, partition, granted, now_ms)
+        queue.batches.append(batch)
+        return batch
+
+    def _grant(self, batch: ProducerBatch, size_bytes: int) -> bool:
+        """Sets aside what the batch needs to grow by size_bytes, in steps; False when the memory is not there."""
+        needed = batch.size_bytes + size_bytes - batch.granted_bytes
+        if needed <= 0:
+            return True
+        room = self._topics[batch.topic].batch_bytes - batch.granted_bytes
+        step = max(needed, min(GRANT_BYTES, room))
+        if not self._has_room(step):
+            step = needed
+        if not self._has_room(step):
+            return False
+        batch.granted_bytes += step
+        if batch.limit_bytes >= 0:
+            batch.limit_bytes = batch.granted_bytes
+        return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        return self.used_bytes + size_bytes <= self._limits.memory_bytes
+
+    def _close(self, batch: ProducerBatch) -> None:
+        batch.close()
+        if self.sticky.get(batch.topic) is batch:
+            del self.sticky[batch.topic]
+
+    # ---- Draining, on the IO thread ----
+
+    def close(self) -> list[ProducerBatch]:
+        """Takes no more records; returns all batches that hold some."""
+        for batch in list(self.batches()):
+            self._close(batch)
+        return self.hurry()
+
+    def hurry(self) -> list[ProducerBatch]:
+        """Nothing that is here lingers any more: somebody waits for it. Returns all batches that hold records."""
+        waiting = [each for each in self.batches() if len(each)]
+        for batch in waiting:
+            batch.is_urgent = True
+        return waiting
+
+    def ready(self, now_ms: float) -> list[ProducerBatch]:
+        """Batches that may go now: the first of each partition that is not in flight, pausing or lingering."""
+        heads = ((queue, queue.batches[0]) for queue in self._queues() if queue.batches)
+        return [head for queue, head in heads if _is_idle(head) and self._due_ms(queue, head) <= now_ms]
+
+    def start(self, batch: ProducerBatch) -> None:
+        """The batch goes now: fixes its records."""
+        assert not batch.is_in_flight, repr(batch)
+        assert self.holds(batch), repr(batch)
+        self._close(batch)
+        batch.seal()
+        batch.is_in_flight = True
+
+    def defer(self, batch: ProducerBatch, error: RaykaError | None, not_before_ms: float) -> None:
+        """The batch could not go, or failed in a way that passes: it stays first, for another try after a pause."""
+        batch.is_in_flight = False
+        batch.failure_count += 1
+        batch.last_error = error or batch.last_error
+        self._queue_of(batch).not_before_ms = not_before_ms
+
+    def finish(self, batch: ProducerBatch) -> None:
+        """The batch is over, whichever way: the next one is first. Nothing to do for one of a removed topic."""
+        if self.holds(batch):
+            queue = self._queue_of(batch)
+            queue.batches.popleft()
+            queue.not_before_ms = 0.0
+
+    def holds(self, batch: ProducerBatch) -> bool:
+        """Whether the batch is the first of its partition; after its topic was removed it is not."""
+        topic = self._topics.get(batch.topic)
+        return topic is not None and _first(topic.queues[batch.partition]) is batch
+
+    def expired(self, now_ms: float) -> list[ProducerBatch]:
+        """First batches that wait for another try and have had their time; the sender fails them."""
+        heads = (queue.batches[0] for queue in self._queues() if queue.batches)
+        return [head for head in heads if _is_idle(head) and self.deadline_ms(head) <= now_ms]
+
+    def deadline_ms(self, batch: ProducerBatch) -> float:
+        """When the batch is given up."""
+        return batch.created_ms + self._limits.delivery_timeout_ms
+
+    def tick(self, now_ms: float) -> float | None:
+        """When to look again, None if only an answer or an append can change anything.
+
+        Sends the next append to a batch whose timestamp is too old through the lock, where it gets a new one.
+        """
+        events = []
+        for queue in self._queues():
+            if not queue.batches:
+                continue
+            head, last = queue.batches[0], queue.batches[-1]
+            if _is_idle(head):
+                events += [self._due_ms(queue, head), self.deadline_ms(head)]
+            if last.limit_bytes >= 0:
+                stale_ms = last.stamped_ms + STAMP_AGE_MS
+                events.append(stale_ms)
+                if stale_ms <= now_ms:
+                    last.limit_bytes = NOT_OPEN
+        return min((each for each in events if each > now_ms), default=None)
+
+    def _due_ms(self, queue: PartitionQueue, head: ProducerBatch) -> float:
+        lingers = not (head.is_closed or head.is_urgent)
+        return max(queue.not_before_ms, head.created_ms + self._limits.linger_ms * lingers)
+
+    def _queues(self) -> Iterator[PartitionQueue]:
+        for topic in self._topics.values():
+            yield from topic.queues
+
+    def _queue_of(self, batch: ProducerBatch) -> PartitionQueue:
+        return self._topics[batch.topic].queues[batch.partition]
+
+
+def _first(queue: PartitionQueue) -> ProducerBatch | None:
+    return queue.batches[0] if queue.batches else None
+
+
+def _last(queue: PartitionQueue) -> ProducerBatch | None:
+    return queue.batches[-1] if queue.batches else None
+
+
+def _is_idle(head: ProducerBatch) -> bool:
+    return not head.is_in_flight and len(head) > 0

@@ -1,0 +1,161 @@
+"""Topics made, listed, described and deleted: an async brain, `AsyncAdmin`, and its sync face, `Admin`.
+
+Everything is asked of the active controller, whose answer is the newest committed. Kafka: KafkaAdminClient. Left out:
+all but topics.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+from types import TracebackType
+from typing import Any, Self
+
+from rayka.client import io_thread
+from rayka.client.admin_results import ClusterSummary, TopicDescription
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.config import AdminConfig, TopicConfig
+from rayka.errors import ClosedError, ErrorCode, error_for
+from rayka.protocol.topics import (
+    DEFAULT_COUNT,
+    CreateTopicsRequest,
+    DeleteTopicsRequest,
+    NewTopic,
+    TopicResult,
+)
+
+
+class AsyncAdmin:
+    """The brain of an `Admin`, on the IO thread."""
+
+    def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
+        self.cluster_name = handle.name
+        self._metadata = ClusterMetadata(handle.network(), handle.name, config, random)
+        self._timeout_ms = config.default_api_timeout_ms
+
+    async def create_topic(self, topic: NewTopic) -> TopicDescription:
+        response = await self._metadata.call_controller(CreateTopicsRequest((topic,)), self._timeout_ms)
+        self._check(response.topics)
+        await self._metadata.wait_until_applied(response.metadata_offset, self._timeout_ms)
+        return await self.describe_topic(topic.name)
+
+    async def delete_topic(self, name: str) -> None:
+        response = await self._metadata.call_controller(DeleteTopicsRequest((name,)), self._timeout_ms)
+        if response.topics[0].error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise no_such_topic(name, self.cluster_name, await self.list_topics())
+        self._check(response.topics)
+        await self._metadata.wait_until_applied(response.metadata_offset, self._timeout_ms)
+
+    async def list_topics(self) -> list[str]:
+        response = await self._metadata.describe(None, self._timeout_ms)
+        return sorted(each.name for each in response.topics)
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        response = await self._metadata.describe((name,), self._timeout_ms)
+        found = response.topics[0]
+        if found.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise no_such_topic(name, self.cluster_name, await self.list_topics())
+        if found.error_code is not ErrorCode.NONE:
+            raise error_for(found.error_code, f"topic {name!r} of cluster {self.cluster_name!r}")
+        return TopicDescription.of(found)
+
+    async def describe_cluster(self) -> ClusterSummary:
+        response = await self._metadata.describe(None, self._timeout_ms)
+        return ClusterSummary.of(self.cluster_name, response)
+
+    def _check(self, results: Sequence[TopicResult]) -> None:
+        for each in results:
+            if each.error_code is not ErrorCode.NONE:
+                where = f"topic {each.name!r} of cluster {self.cluster_name!r}"
+                raise error_for(each.error_code, f"{where}: {each.error_message or each.error_code.name}")
+
+
+class Admin:
+    """Manages topics. `with` closes it; thread-safe.
+
+    Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `default_api_timeout_ms` (60 s)
+    bounds every call, `request_timeout_ms`, `retry_backoff_ms`, `retry_backoff_max_ms`, `client_id`.
+
+    Every call raises UnavailableError when no controller answers in time, and ClosedError. Raises ConfigError,
+    ClusterNotFound. Kafka: Admin.
+    """
+
+    def __init__(
+        self,
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        parsed = AdminConfig.parse({**(config or {}), **options}, what="admin")
+        self._brain = AsyncAdmin(resolve(cluster), parsed, Random())
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<Admin cluster={self._brain.cluster_name}{' closed' * self._is_closed}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, Any] | None = None,
+    ) -> TopicDescription:
+        """Creates the topic and returns it, once every broker knows it. Counts default to the cluster's.
+
+        Raises TopicAlreadyExists (also when an answer was lost and the repeated request found the first one's topic),
+        InvalidTopic, InvalidPartitions, InvalidReplicationFactor, and ConfigError for a key that topics do not have.
+        """
+        counts = _count(partitions, "partitions"), _count(replication_factor, "replication_factor")
+        checked = TopicConfig.parse(configs or {}, what=f"topic {name!r}").overrides()
+        return io_thread.run(self._open().create_topic(NewTopic(_name(name), *counts, checked)), None)
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes the topic with all its records; returns when every broker has dropped it.
+
+        Raises UnknownTopicOrPartition.
+        """
+        io_thread.run(self._open().delete_topic(_name(name)), None)
+
+    def list_topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return io_thread.run(self._open().list_topics(), None)
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """The topic's id, partitions and explicit configuration. Raises UnknownTopicOrPartition."""
+        return io_thread.run(self._open().describe_topic(_name(name)), None)
+
+    def describe_cluster(self) -> ClusterSummary:
+        """The cluster's id, active controller and registered brokers."""
+        return io_thread.run(self._open().describe_cluster(), None)
+
+    def close(self) -> None:
+        """Ends; closing again does nothing."""
+        self._is_closed = True
+
+    def _open(self) -> AsyncAdmin:
+        if self._is_closed:
+            raise ClosedError(f"{self!r}: make a new Admin")
+        return self._brain
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected str, found {type(name).__name__}")
+    return name
+
+
+def _count(count: Any, name: str) -> int:
+    if count is None:
+        return DEFAULT_COUNT
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise TypeError(f"{name}: expected int, found {type(count).__name__}")
+    return count

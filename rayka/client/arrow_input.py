@@ -1,0 +1,264 @@
+"""What `send_batch` takes, turned into columns and cut into pieces that fit a batch; no object per record, no copy of
+bytes unless records go to partitions by key.
+
+Columns: `value` (binary or string), and if wanted `key` (the same), `timestamp` (timestamp of any unit, or int64 ms),
+`headers` (`list<struct<key: string, value: binary>>`), `partition` (integer). Kafka has no such call.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayka.client.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from rayka.client.columns import Columns
+from rayka.client.record import Record
+from rayka.client.serializers import Serializer
+from rayka.errors import RecordTooLarge, SerializationError
+from rayka.protocol.murmur2 import partitions_for_keys
+
+COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
+ANY_PARTITION = -1
+Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
+
+
+class Input(NamedTuple):
+    """Records to send; `partitions` has the one asked for of each, ANY_PARTITION where none is; None: of none."""
+
+    columns: Columns
+    partitions: np.ndarray | None
+
+
+class Piece(NamedTuple):
+    """Records that fit one batch of one partition, or of any (ANY_PARTITION), and their size at most, in bytes."""
+
+    partition: int
+    columns: Columns
+    size_bytes: int
+
+
+def inputs_of(
+    data: Data, timestamp_ms: int, serializers: tuple[Serializer | None, Serializer | None]
+) -> list[Input]:
+    """The records of an Arrow batch or table, or of a list of values or of `Record`s; empty batches are left out.
+
+    Serializers (of key and value) are for lists; Arrow columns hold bytes already. Raises SerializationError that names
+    the column, and TypeError for data of another kind.
+    """
+    if isinstance(data, pa.Table):
+        batches = data.to_batches()
+    elif isinstance(data, pa.RecordBatch):
+        batches = [data]
+    elif isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Sequence):
+        raise TypeError(
+            "data: expected a pyarrow RecordBatch or Table, or a list of values or Records, "
+            f"found {type(data).__name__}"
+        )
+    else:
+        return [_of_list(data, timestamp_ms, *serializers)] if data else []
+    return [_of_batch(batch, timestamp_ms) for batch in batches if batch.num_rows]
+
+
+def pieces_of(given: Input, partition_count: int, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
+    """The records by partition, in pieces that each fit a batch of `batch_bytes`.
+
+    Raises RecordTooLarge, before the first piece, when a record exceeds record_bytes_max.
+    """
+    sizes = _sizes(given.columns)
+    if int(sizes.max()) > record_bytes_max:
+        row = int(sizes.argmax())
+        raise RecordTooLarge(
+            f"row {row} takes {int(sizes[row])} bytes; max_request_size leaves {record_bytes_max} for a record"
+        )
+    return _cut_by_partition(given, sizes, partition_count, batch_bytes)
+
+
+def _cut_by_partition(
+    given: Input, sizes: np.ndarray, partition_count: int, batch_bytes: int
+) -> Iterator[Piece]:
+    partitions = _partitions(given, partition_count)
+    if partitions is None:
+        yield from _cut(ANY_PARTITION, given.columns, sizes, batch_bytes)
+        return
+    order = np.argsort(partitions, kind="stable")
+    numbers, begins = np.unique(partitions[order], return_index=True)
+    for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+        columns = given.columns if len(numbers) == 1 else _take(given.columns, rows)
+        yield from _cut(number, columns, sizes[rows], batch_bytes)
+
+
+def _cut(partition: int, columns: Columns, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+    ends = np.cumsum(sizes)
+    begin, begin_bytes = 0, 0
+    while begin < len(sizes):
+        end = max(begin + 1, int(np.searchsorted(ends, begin_bytes + batch_bytes, "right")))
+        end_bytes = int(ends[end - 1])
+        whole = begin == 0 and end == len(sizes)
+        yield Piece(partition, columns if whole else columns.slice(begin, end), end_bytes - begin_bytes)
+        begin, begin_bytes = end, end_bytes
+
+
+def _partitions(given: Input, partition_count: int) -> np.ndarray | None:
+    """The partition of each record, ANY_PARTITION without partition and key; None when all are so."""
+    keys = given.columns.keys
+    if keys is None or keys.null_count == len(keys):
+        return given.partitions
+    by_key = partitions_for_keys(keys, partition_count)
+    if keys.null_count:
+        by_key = np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), ANY_PARTITION, by_key)
+    return by_key if given.partitions is None else np.where(given.partitions < 0, by_key, given.partitions)
+
+
+def _take(columns: Columns, rows: np.ndarray) -> Columns:
+    indices = pa.array(rows)
+    return Columns(*(_take_one(each, rows, indices) for each in columns))
+
+
+def _take_one(column: Any, rows: np.ndarray, indices: pa.Array) -> Any:
+    if column is None or isinstance(column, int):
+        return column
+    return column[rows] if isinstance(column, np.ndarray) else column.take(indices)
+
+
+# ---- Sizes ----
+
+
+def _sizes(columns: Columns) -> np.ndarray:
+    """What each record takes in a batch at most, in bytes."""
+    sizes = _lengths(columns.values) + RECORD_OVERHEAD_BYTES
+    if columns.keys is not None:
+        sizes += _lengths(columns.keys) + RECORD_OVERHEAD_BYTES
+    if columns.headers is not None:
+        sizes += _header_sizes(columns.headers)
+    return sizes
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    lengths = pc.binary_length(array)
+    if lengths.null_count:
+        lengths = lengths.fill_null(0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _header_sizes(headers: pa.Array) -> np.ndarray:
+    pairs = headers.flatten()
+    pair_sizes = _lengths(pairs.field(0)) + _lengths(pairs.field(1)) + HEADER_OVERHEAD_BYTES
+    ends = np.concatenate([[0], np.cumsum(pair_sizes)])
+    counts = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    last = np.cumsum(counts)
+    return np.asarray(ends[last] - ends[last - counts] + HEADER_OVERHEAD_BYTES)
+
+
+# ---- Kinds of data ----
+
+
+def _of_list(
+    data: Sequence[Any],
+    timestamp_ms: int,
+    key_serializer: Serializer | None,
+    value_serializer: Serializer | None,
+) -> Input:
+    if not isinstance(data[0], Record):
+        return Input(
+            Columns(_array(_serialized(data, value_serializer), "value"), None, None, timestamp_ms), None
+        )
+    if not all(isinstance(each, Record) for each in data):
+        raise TypeError("data: expected only values or only Records, found both")
+    values = _array(_serialized([each.value for each in data], value_serializer), "value")
+    keys = _array(_serialized([each.key for each in data], key_serializer), "key")
+    headers = [list(each.headers) for each in data]
+    timestamps = np.array([each.timestamp_ms for each in data], np.int64)
+    return Input(Columns(values, keys, _header_array(headers) if any(headers) else None, timestamps), None)
+
+
+def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    for name in columns:
+        if name not in COLUMN_NAMES:
+            near = difflib.get_close_matches(name, COLUMN_NAMES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COLUMN_NAMES)}"
+            raise SerializationError(f"column {name!r} is not a part of a record: {hint}")
+    if "value" not in columns:
+        raise SerializationError(f"expected a column 'value', found {', '.join(columns)}")
+    keys, headers = columns.get("key"), columns.get("headers")
+    return Input(
+        Columns(
+            _binary(columns["value"], "value"),
+            None if keys is None else _binary(keys, "key"),
+            None if headers is None else _checked_headers(headers),
+            _timestamps(columns.get("timestamp"), timestamp_ms),
+        ),
+        _asked_partitions(columns.get("partition")),
+    )
+
+
+def _serialized(values: Sequence[Any], serializer: Serializer | None) -> Sequence[Any]:
+    return values if serializer is None else [None if each is None else serializer(each) for each in values]
+
+
+def _array(values: Sequence[Any], name: str) -> pa.Array:
+    try:
+        array = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SerializationError(f"{name}: expected bytes or None: {error}") from error
+    if pa.types.is_null(array.type):
+        return array.cast(pa.binary())
+    if array.type != pa.binary():
+        raise SerializationError(
+            f"{name}: expected bytes or None, found {array.type}; give a {name}_serializer"
+        )
+    return array
+
+
+def _header_array(headers: Sequence[Any]) -> pa.Array:
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.array(
+        [[{"key": key, "value": value} for key, value in each] for each in headers], pa.list_(pair)
+    )
+
+
+def _binary(array: pa.Array, name: str) -> pa.Array:
+    if array.type == pa.binary():
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    try:
+        if pa.types.is_null(array.type) or "binary" in str(array.type) or "string" in str(array.type):
+            return array.cast(pa.binary())
+    except pa.ArrowInvalid as error:
+        raise RecordTooLarge(f"column {name!r} exceeds 2 GiB; send it in parts: {error}") from error
+    raise SerializationError(f"column {name!r}: expected binary or string, found {array.type}")
+
+
+def _checked_headers(array: pa.Array) -> pa.Array:
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    pair = array.type.value_type if is_list else None
+    if pair is None or not pa.types.is_struct(pair) or [each.name for each in pair] != ["key", "value"]:
+        expected = "list<struct<key: string, value: binary>>"
+        raise SerializationError(f"column 'headers': expected {expected}, found {array.type}")
+    return array
+
+
+def _timestamps(array: pa.Array | None, default_ms: int) -> int | np.ndarray:
+    if array is None:
+        return default_ms
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
+    if array.type != pa.int64():
+        raise SerializationError(f"column 'timestamp': expected timestamp or int64 (ms), found {array.type}")
+    return np.asarray(
+        (array.fill_null(default_ms) if array.null_count else array).to_numpy(zero_copy_only=False)
+    )
+
+
+def _asked_partitions(array: pa.Array | None) -> np.ndarray | None:
+    if array is None or array.null_count == len(array):
+        return None
+    if not pa.types.is_integer(array.type):
+        raise SerializationError(f"column 'partition': expected integers, found {array.type}")
+    if array.null_count < len(array) and pc.min(array).as_py() < 0:
+        raise SerializationError(f"column 'partition': expected 0 or more, found {pc.min(array).as_py()}")
+    return np.asarray(array.cast(pa.int64()).fill_null(ANY_PARTITION).to_numpy(zero_copy_only=False))

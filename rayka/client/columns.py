@@ -1,0 +1,107 @@
+"""Records as columns, from the rows of `send` or from the arrays of `send_batch`, and into bytes.
+
+Kafka: MemoryRecordsBuilder, which takes rows one by one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import Codec
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A record that has more than a value."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers | None = None
+    timestamp_ms: int | None = None
+
+
+class Columns(NamedTuple):
+    """Records by column: lists, or Arrow arrays of binary and of `list<struct<key, value>>`; None where all are null.
+
+    `timestamps_ms` is one for all, or int64 for each.
+    """
+
+    values: Any
+    keys: Any
+    headers: Any
+    timestamps_ms: int | np.ndarray
+
+    def slice(self, begin: int, end: int) -> "Columns":
+        """The records [begin, end); nothing is copied of arrays."""
+        return Columns(*(_slice(each, begin, end) for each in self))
+
+
+def columns_of_rows(slots: list[Any], timestamps_ms: int | np.ndarray) -> Columns:
+    """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place."""
+    rows = [(index, slot) for index, slot in enumerate(slots) if type(slot) is Row]
+    keys: list[Any] | None = [None] * len(slots) if any(row.key is not None for _, row in rows) else None
+    headers: list[Any] | None = [None] * len(slots) if any(row.headers for _, row in rows) else None
+    own_timestamps = [(index, row.timestamp_ms) for index, row in rows if row.timestamp_ms is not None]
+    if own_timestamps:
+        timestamps_ms = np.full(len(slots), timestamps_ms, np.int64)
+        for index, timestamp_ms in own_timestamps:
+            timestamps_ms[index] = timestamp_ms
+    for index, row in rows:
+        slots[index] = row.value
+        if keys is not None:
+            keys[index] = row.key
+        if headers is not None:
+            headers[index] = row.headers
+    return Columns(slots, keys, headers, timestamps_ms)
+
+
+def concatenated(chunks: Sequence[Columns]) -> Columns:
+    """Chunks of Arrow columns as one."""
+    if len(chunks) == 1:
+        return chunks[0]
+    values = pa.concat_arrays([each.values for each in chunks])
+    keys = _concatenated([each.keys for each in chunks], chunks)
+    headers = _concatenated([each.headers for each in chunks], chunks)
+    stamps = [np.broadcast_to(np.asarray(each.timestamps_ms, np.int64), len(each.values)) for each in chunks]
+    return Columns(values, keys, headers, np.concatenate(stamps))
+
+
+def encode_columns(columns: Columns, codec: Codec, size_bytes_max: int) -> list[np.ndarray]:
+    """One batch of the log; several, each within size_bytes_max as far as single records are, if one would exceed it.
+
+    Raises SerializationError and RecordTooLarge, as `encode_batch`.
+    """
+    count = len(columns.values)
+    encoded = encode_batch(
+        columns.values,
+        keys=columns.keys,
+        headers=columns.headers,
+        timestamps_ms=columns.timestamps_ms,
+        codec=codec,
+    )
+    if encoded.size <= size_bytes_max or count == 1:
+        return [encoded]
+    halves = columns.slice(0, count // 2), columns.slice(count // 2, count)
+    return [part for half in halves for part in encode_columns(half, codec, size_bytes_max)]
+
+
+def _slice(column: Any, begin: int, end: int) -> Any:
+    if column is None or isinstance(column, int):
+        return column
+    return column.slice(begin, end - begin) if isinstance(column, pa.Array) else column[begin:end]
+
+
+def _concatenated(arrays: Sequence[pa.Array | None], chunks: Sequence[Columns]) -> pa.Array | None:
+    present = next((each.type for each in arrays if each is not None), None)
+    if present is None:
+        return None
+    nulls = [len(each.values) for each in chunks]
+    parts = [
+        pa.nulls(count, present) if each is None else each for each, count in zip(arrays, nulls, strict=True)
+    ]
+    return pa.concat_arrays(parts)

@@ -1,0 +1,393 @@
+"""The producer as people use it: sync, thread-safe, fast.
+
+`send` is written for few bytecodes: without key, headers and so on it appends to the open batch of the topic and
+takes no lock (`producer_batch` tells why that is safe). Everything else is the slow way, under the sender's lock.
+Kafka: KafkaProducer. Left out: idempotence and transactions, so a retry may put a record into the log twice.
+"""
+
+import atexit
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+from types import NoneType, TracebackType
+from typing import Any, Self, TypeVar
+from weakref import WeakSet
+
+from rayka.client import io_thread
+from rayka.client.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.arrow_input import ANY_PARTITION, Data, Piece, inputs_of, pieces_of
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.columns import Headers, Row
+from rayka.client.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
+from rayka.client.metadata import NoSuchTopic
+from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.sender import Sender
+from rayka.client.serializers import Serializer, serializer
+from rayka.config import ProducerConfig
+from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge, SerializationError
+from rayka.protocol.murmur2 import partition_for_key
+
+AddedT = TypeVar("AddedT")
+logger = logging.getLogger(__name__)
+_CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
+_EXIT_FLUSH_S = 5.0
+
+
+class Producer:
+    """Sends records to topics. Thread-safe; `with` closes it.
+
+    Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `acks` ("all", 1, 0), `linger_ms`
+    5, `batch_size` 1 MiB, `buffer_memory` 128 MiB, `max_block_ms`, `max_request_size`, `compression_type` ("none",
+    "gzip", "lz4", "zstd"), `delivery_timeout_ms`, `request_timeout_ms`, `key_serializer` and `value_serializer`
+    ("bytes", "string", "json", "msgpack", a callable or a pydantic model). An unknown one is a ConfigError that names
+    the nearest.
+
+    Guarantee: what was acknowledged is in the log (how safely, `acks` and the topic's `flush` say); the records of
+    one partition stay in the order of their sends, over retries too. Until idempotence is there, a retry may put a
+    record into the log twice. A record that was accepted ends as metadata or as an error of its future, within
+    `delivery_timeout_ms`. Callbacks run on rayka's IO thread: an exception in one is logged, and raised by the next
+    `flush` or `close`.
+
+    Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer (G10, G18).
+    """
+
+    _is_closed = True  # until it is made
+
+    def __init__(
+        self,
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._config = ProducerConfig.parse({**(config or {}), **options}, what="producer")
+        self._key_serializer = serializer(self._config.key_serializer, "key_serializer")
+        self._value_serializer = serializer(self._config.value_serializer, "value_serializer")
+        self._sender = Sender(resolve(cluster), self._config, Random())
+        self._accumulator = self._sender.accumulator
+        self._lock = self._sender.lock
+        # With a serializer no value is ready as it comes, so the quick way of `send` must find nothing.
+        self._sticky = {} if self._value_serializer else self._accumulator.sticky
+        self._record_bytes_max = self._config.max_request_size - BATCH_OVERHEAD_BYTES
+        self._was_forked = False
+        self._at_exit = partial(_flush_at_exit, self._sender, os.getpid())
+        atexit.register(self._at_exit)
+        _producers.add(self)
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"pending={sum(map(len, self._accumulator.batches()))}"
+        return f"<Producer cluster={self._sender.cluster_name} {state}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._is_closed and not self._was_forked:
+            warnings.warn(
+                f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
+            )
+
+    # ---- Sending ----
+
+    def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> DeliveryFuture:
+        """Sends one record, in the background; the future ends as its RecordMetadata or as an error.
+
+        value, key: bytes, or what the serializer takes; None stays None (a tombstone). headers: (str, bytes or None)
+        pairs or a mapping. partition: else the key's (murmur2), else one that sticks until its batch is full.
+        timestamp_ms: since 1970 UTC; by default now, to about 10 ms. on_delivery(error, metadata): called at the end,
+        on the IO thread, with one of them None.
+
+        Waits up to `max_block_ms` for the topic's metadata, or for memory. Raises UnknownTopicOrPartition (also for a
+        partition out of range), InvalidTopic, UnavailableError, BufferExhausted, RecordTooLarge, SerializationError,
+        TypeError naming the argument, ClosedError.
+        """
+        if (
+            type(value) is bytes
+            and key is None
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and on_delivery is None
+        ):
+            batch = self._sticky.get(topic)
+            if batch is not None:
+                size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
+                if size_bytes <= batch.limit_bytes:
+                    batch.size_bytes = size_bytes
+                    future = DeliveryFuture(batch, value)
+                    batch.records.append(future)
+                    return self._settled(future) if batch.is_sealed else future
+        row = Row(value, key, headers, timestamp_ms)
+        return self._send(topic, row, partition, on_delivery)
+
+    def send_batch(self, topic: str, data: Data) -> BatchFuture:
+        """Sends many records, in the background, without an object for each; its future ends as a list of
+        BatchMetadata.
+
+        data: a pyarrow RecordBatch or Table with the columns `value` (binary or string) and if wanted `key`,
+        `timestamp` (or int64 ms), `headers` (list<struct<key, value>>), `partition`; or a list of values, or of
+        `Record`s, of which key, value, headers and timestamp are taken. Serializers apply to lists only. Records with
+        neither partition nor key go round the partitions in large runs. The data must not be changed before the
+        future is done.
+
+        Waits and raises as `send`. When it raises BufferExhausted, the records before are on their way.
+        """
+        self._check_usable()
+        partition_count = self._partition_count(topic)
+        serializers = (self._key_serializer, self._value_serializer)
+        runs = []
+        for given in inputs_of(data, io_thread.wall_clock_ms(), serializers):
+            if given.partitions is not None:
+                self._check_partition(topic, int(given.partitions.max()), partition_count)
+            room = self._accumulator.batch_bytes(topic) - BATCH_OVERHEAD_BYTES
+            for piece in pieces_of(given, partition_count, room, self._record_bytes_max):
+                runs.append((*self._add_columns(topic, piece), len(piece.columns.values)))
+        return BatchFuture(runs)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Returns when every record sent before is over: acknowledged, or failed as its future tells.
+
+        Waits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
+        callback raised, and ClosedError.
+        """
+        self._check_usable()
+        with self._lock:
+            pending = self._accumulator.hurry()
+        self._finish(pending, timeout)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flushes and ends. What is not over after `timeout` seconds fails with ClosedError; closing again does
+        nothing."""
+        if self._is_closed or self._was_forked:
+            return
+        with self._lock:
+            self._is_closed = True
+            pending = self._accumulator.close()
+        try:
+            self._finish(pending, timeout)
+        finally:
+            atexit.unregister(self._at_exit)
+            io_thread.run(self._sender.close(), _CLOSE_SLACK_S)
+
+    # ---- The slow way ----
+
+    def _send(
+        self, topic: str, given: Row, partition: int | None, on_delivery: OnDelivery | None
+    ) -> DeliveryFuture:
+        self._check_usable()
+        partition_count = self._partition_count(topic)
+        value = _as_bytes(given.value, self._value_serializer, "value")
+        key = _as_bytes(given.key, self._key_serializer, "key")
+        row = Row(value, key, _as_headers(given.headers), _as_timestamp(given.timestamp_ms))
+        if partition is not None:
+            self._check_partition(topic, partition, partition_count)
+        elif key is not None:
+            partition = partition_for_key(key, partition_count)
+        is_plain = row.key is None and not row.headers and row.timestamp_ms is None
+        return self._append(topic, partition, value if is_plain else row, on_delivery)
+
+    def _append(
+        self, topic: str, partition: int | None, slot: Any, on_delivery: OnDelivery | None = None
+    ) -> DeliveryFuture:
+        size_bytes = _size_bytes(slot)
+        if size_bytes > self._record_bytes_max:
+            raise RecordTooLarge(
+                f"a record for topic {topic!r} takes {size_bytes} bytes; "
+                f"max_request_size={self._config.max_request_size} leaves {self._record_bytes_max} for one"
+            )
+
+        def append() -> DeliveryFuture | None:
+            return self._accumulator.append(topic, partition, slot, size_bytes, self._moment())
+
+        with self._lock:
+            future = append() or self._when_there_is_memory(append)
+            if on_delivery is not None:
+                future.report_to(on_delivery)
+            if future.batch.limit_bytes < 0:
+                self._sender.wake()  # for its linger; only then may it be filled without anybody noticing
+                self._accumulator.open(future.batch)
+            return future
+
+    def _settled(self, future: DeliveryFuture) -> DeliveryFuture:
+        """The future itself if its record was counted when its batch was sealed meanwhile, else that of another try."""
+        with self._lock:
+            slot = future.slot
+        return future if type(slot) is int else self._append(future.batch.topic, None, slot)
+
+    def _add_columns(self, topic: str, piece: Piece) -> tuple[ProducerBatch, int]:
+        partition = None if piece.partition == ANY_PARTITION else piece.partition
+
+        def add() -> tuple[ProducerBatch, int] | None:
+            return self._accumulator.add_columns(
+                topic, partition, piece.columns, piece.size_bytes, self._sender.now_ms()
+            )
+
+        with self._lock:
+            added = add() or self._when_there_is_memory(add)
+        self._sender.wake()
+        return added
+
+    def _when_there_is_memory(self, attempt: Callable[[], AddedT | None]) -> AddedT:
+        """Repeats the attempt as memory is freed. Holds the lock, but not while it waits."""
+        io_thread.refuse("send, with the buffer full,")
+        deadline_ms = self._sender.now_ms() + self._config.max_block_ms
+        while (left_ms := deadline_ms - self._sender.now_ms()) > 0:
+            self._accumulator.hurry()
+            self._sender.wake()
+            self._sender.memory_freed.wait(left_ms / 1000)
+            self._check_usable()
+            added = attempt()
+            if added is not None:
+                return added
+        raise BufferExhausted(
+            f"buffer_memory={self._config.buffer_memory} stayed full for max_block_ms={self._config.max_block_ms}: "
+            f"cluster {self._sender.cluster_name!r} takes records slower than they are sent, or not at all"
+        )
+
+    # ---- Within ----
+
+    def _finish(self, pending: Sequence[ProducerBatch], timeout: float | None) -> None:
+        if timeout is None:
+            timeout = self._config.delivery_timeout_ms / 1000 + _CLOSE_SLACK_S
+        if pending:
+            self._sender.wake()
+            wait_until_done(pending, timeout)
+        error, self._sender.callback_error = self._sender.callback_error, None
+        if error is not None:
+            raise error
+
+    def _partition_count(self, topic: str) -> int:
+        if not isinstance(topic, str):
+            raise TypeError(f"topic: expected str, found {type(topic).__name__}")
+        count = self._accumulator.partition_count(topic)
+        while count is None:
+            io_thread.run(self._sender.learn_topic(topic), self._config.max_block_ms / 1000 + _CLOSE_SLACK_S)
+            count = self._accumulator.partition_count(topic)
+        return count
+
+    def _check_partition(self, topic: str, partition: int, partition_count: int) -> None:
+        if not isinstance(partition, int) or isinstance(partition, bool):
+            raise TypeError(f"partition: expected int, found {type(partition).__name__}")
+        if not 0 <= partition < partition_count:
+            raise NoSuchTopic(
+                f"partition {partition} of topic {topic!r} does not exist in cluster {self._sender.cluster_name!r}: "
+                f"it has {partition_count}, numbered from 0"
+            )
+
+    def _check_usable(self) -> None:
+        if self._was_forked:
+            raise ClosedError("this producer was made before the process forked; make a new one in the child")
+        if self._is_closed:
+            raise ClosedError(f"{self!r} was closed; make a new Producer")
+
+    def _moment(self) -> Moment:
+        return Moment(self._sender.now_ms(), io_thread.wall_clock_ms())
+
+    def _after_fork(self) -> None:
+        """In the child: the thread that sends is not here, so nothing may be accepted."""
+        self._was_forked = True
+        self._sticky.clear()
+
+
+# ---- What people pass ----
+
+
+def _as_bytes(value: Any, convert: Serializer | None, name: str) -> bytes | None:
+    if value is None or (type(value) is bytes and convert is None):
+        return value
+    if convert is not None:
+        value = convert(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    hint = "" if convert else f"; encode it, or give {name}_serializer"
+    source = f"{name}_serializer: expected it to return" if convert else f"{name}: expected"
+    error = SerializationError if convert else TypeError
+    raise error(f"{source} bytes or None, found {type(value).__name__}{hint}")
+
+
+def _as_headers(headers: Any) -> Headers | None:
+    if headers is None:
+        return None
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise TypeError(f"headers: expected (str, bytes or None) pairs, found {pair!r}")
+        if not isinstance(pair[1], (bytes, NoneType)):
+            raise TypeError(
+                f"headers: expected bytes or None for {pair[0]!r}, found {type(pair[1]).__name__}"
+            )
+    return pairs
+
+
+def _as_timestamp(timestamp_ms: Any) -> int | None:
+    if timestamp_ms is None:
+        return None
+    if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
+        raise TypeError(f"timestamp_ms: expected int, found {type(timestamp_ms).__name__}")
+    if not 0 <= timestamp_ms < 2**63:
+        raise ValueError(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
+    return timestamp_ms
+
+
+def _size_bytes(slot: Any) -> int:
+    """What the record takes in a batch at most."""
+    if type(slot) is not Row:
+        return RECORD_OVERHEAD_BYTES + len(slot or b"")
+    size_bytes = RECORD_OVERHEAD_BYTES + len(slot.value or b"")
+    if slot.key is not None:
+        size_bytes += RECORD_OVERHEAD_BYTES + len(slot.key)
+    if slot.headers:
+        pairs = sum(
+            len(key.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for key, value in slot.headers
+        )
+        size_bytes += pairs + HEADER_OVERHEAD_BYTES
+    return size_bytes
+
+
+# ---- The process ----
+
+_producers: WeakSet[Producer] = WeakSet()
+
+
+def _after_fork() -> None:
+    for each in _producers:
+        each._after_fork()
+
+
+def _flush_at_exit(sender: Sender, pid: int) -> None:
+    """A producer that nobody closed: what it has accepted gets a last chance."""
+    if os.getpid() != pid:
+        return
+    with sender.lock:
+        pending = sender.accumulator.hurry()
+    if pending:
+        logger.warning(
+            "%d records were sent but not flushed; close the producer before the end", sum(map(len, pending))
+        )
+        sender.wake()
+        try:
+            wait_until_done(pending, _EXIT_FLUSH_S)
+        except TimeoutError as error:
+            logger.error("gave up at exit: %s", error)
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,186 @@
+"""Records of one partition on their way: gathered, sealed, encoded, acknowledged.
+
+A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. Its
+life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index.
+
+`send` appends to an open batch without a lock, which one thread may do while another seals:
+1. the appender appends its future, then looks whether the batch is sealed;
+2. the sealer, under the lock, marks the batch sealed, then counts the futures, then puts each one's index in its slot;
+3. so an appender that finds the batch sealed takes the lock and sees by the slot whether it was counted; if it was not,
+   the record goes into another batch.
+Kafka: ProducerBatch.
+"""
+
+import threading
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rayka.client.acknowledgement import offset_after
+from rayka.client.columns import Columns, columns_of_rows, concatenated, encode_columns
+from rayka.errors import RaykaError
+from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
+from rayka.protocol.batch_header import Codec
+
+if TYPE_CHECKING:
+    from rayka.client.delivery_future import DeliveryFuture
+
+BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at most ten columns
+NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
+Callback = Callable[[], object]
+_completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
+
+
+class ProducerBatch:
+    """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it."""
+
+    __slots__ = (
+        "_callbacks", "_chunks", "_stamps", "_timestamps_ms", "base_offset", "count", "created_ms", "encoded", "error",
+        "failure_count", "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
+        "last_error", "limit_bytes", "log_append_time_ms", "partition", "records", "size_bytes", "stamped_ms", "topic",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int, granted_bytes: int, created_ms: float) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.created_ms = created_ms
+        self.granted_bytes = granted_bytes
+        self.size_bytes = BATCH_OVERHEAD_BYTES
+        self.limit_bytes = NOT_OPEN
+        self.records: list[DeliveryFuture] = []
+        self.has_rows = False
+        self.count = 0  # of records in columns; of all, once sealed
+        self.is_closed = False  # takes no more records
+        self.is_sealed = False
+        self.is_urgent = False  # somebody waits for it: it does not linger
+        self.is_in_flight = False
+        self.is_done = False
+        self.failure_count = 0
+        self.last_error: RaykaError | None = None
+        self.encoded: np.ndarray | None = None
+        self.error: Exception | None = None
+        self.base_offset = NO_OFFSET
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.stamped_ms = created_ms
+        self._stamps: list[tuple[int, int]] = []  # (index from which it holds, timestamp)
+        self._timestamps_ms: int | np.ndarray = NO_TIMESTAMP
+        self._chunks: list[Columns] = []
+        self._callbacks: list[Callback] = []
+
+    def __repr__(self) -> str:
+        state = (
+            "done" if self.is_done else "sealed" if self.is_sealed else "closed" if self.is_closed else "open"
+        )
+        return f"<ProducerBatch {self.topic_partition} {state} records={len(self)} bytes={self.size_bytes}>"
+
+    def __len__(self) -> int:
+        return self.count or len(self.records)
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    # ---- Gathering, under the lock ----
+
+    def stamp(self, timestamp_ms: int, now_ms: float) -> None:
+        """Records from here on have this timestamp, unless they bring their own."""
+        if not self._stamps or self._stamps[-1][1] != timestamp_ms:
+            self._stamps.append((len(self.records), timestamp_ms))
+        self.stamped_ms = now_ms
+
+    def add_columns(self, columns: Columns, size_bytes: int) -> int:
+        """Appends Arrow columns; returns the index of their first record."""
+        self.size_bytes += size_bytes
+        self._chunks.append(columns)
+        index, self.count = self.count, self.count + len(columns.values)
+        return index
+
+    def takes(self, *, columns: bool) -> bool:
+        """Whether more can be added of this kind: a batch gathers either single records or columns."""
+        return not self.is_closed and bool(self.count) == columns
+
+    def close(self) -> None:
+        """Takes no more records."""
+        self.is_closed = True
+        self.limit_bytes = NOT_OPEN
+
+    def seal(self) -> None:
+        """Fixes the records and their order. By the IO thread only: a Ctrl-C in the middle would tear it."""
+        self.close()
+        if self.is_sealed:
+            return
+        self.is_sealed = True
+        if not self.count:
+            self.count = count = len(self.records)
+            slots = [each.slot for each in islice(self.records, count)]
+            for index, each in enumerate(islice(self.records, count)):
+                each.slot = index
+            self._chunks = [self._columns_of(slots)]
+            self.records = []
+
+    def _columns_of(self, slots: list[Any]) -> Columns:
+        begins, stamps = zip(*self._stamps, strict=True)
+        timestamps_ms: int | np.ndarray = stamps[0]
+        if len(stamps) > 1:
+            timestamps_ms = np.repeat(np.array(stamps, np.int64), np.diff([*begins, len(slots)]))
+        return (
+            columns_of_rows(slots, timestamps_ms)
+            if self.has_rows
+            else Columns(slots, None, None, timestamps_ms)
+        )
+
+    # ---- Sending ----
+
+    def encode(self, codec: Codec, size_bytes_max: int) -> np.ndarray:
+        """The batch as bytes, made once; almost always one batch of the log.
+
+        Several, if it grew beyond size_bytes_max: `send` from several threads at once may count too little. Raises
+        SerializationError or RecordTooLarge.
+        """
+        if self.encoded is None:
+            assert self.is_sealed, repr(self)
+            columns, self._chunks = concatenated(self._chunks), []
+            self._timestamps_ms = columns.timestamps_ms
+            parts = encode_columns(columns, codec, size_bytes_max)
+            self.encoded = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return self.encoded
+
+    # ---- The end ----
+
+    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> list[Callback]:
+        """The log has it; returns whom to call."""
+        self.base_offset = base_offset
+        self.log_append_time_ms = log_append_time_ms
+        return self._finish()
+
+    def fail(self, error: Exception) -> list[Callback]:
+        """It will never be sent again; returns whom to call."""
+        self.error = error
+        return self._finish()
+
+    def call_when_done(self, callback: Callback) -> bool:
+        """Registers a callback for the end, to run on the IO thread; False when the end has come already."""
+        with _completion:
+            if not self.is_done:
+                self._callbacks.append(callback)
+            return not self.is_done
+
+    def offset_of(self, index: int) -> int:
+        return offset_after(self.base_offset, index)
+
+    def timestamp_of(self, index: int) -> int:
+        """The record's timestamp in the log."""
+        if self.log_append_time_ms != NO_TIMESTAMP:
+            return self.log_append_time_ms
+        timestamps_ms = self._timestamps_ms
+        return timestamps_ms if isinstance(timestamps_ms, int) else int(timestamps_ms[index])
+
+    def _finish(self) -> list[Callback]:
+        assert not self.is_done, repr(self)
+        self.encoded, self._chunks, self._stamps = None, [], []
+        with _completion:
+            self.is_done = True
+            callbacks, self._callbacks = self._callbacks, []
+        return callbacks

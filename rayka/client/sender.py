@@ -1,0 +1,305 @@
+"""The producer's async half: takes ready batches to the brokers that lead them, and answers back to the accumulator.
+
+Everything ready for one broker goes in one request; several requests may be under way, for different partitions. One
+that fails in a way that passes is repeated, after a refresh of the metadata where that is what the error asks for,
+until `delivery_timeout_ms`. Invariant: a batch that was started ends exactly once, also when the loop stops. Kafka:
+Sender (G18, C11 without idempotence: a request whose answer was lost is repeated, so its records may be twice in the
+log).
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine, Sequence
+from random import Random
+from typing import Any
+
+from rayka.client import io_thread
+from rayka.client.accumulator import Accumulator, Limits
+from rayka.client.bootstrap import ClusterHandle
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.producer_batch import Callback, ProducerBatch
+from rayka.client.retry import Backoff
+from rayka.config import ProducerConfig, TopicConfig
+from rayka.errors import (
+    ApiError,
+    ClosedError,
+    DeliveryTimeout,
+    ErrorCode,
+    InvalidMetadataError,
+    LeaderNotAvailable,
+    NetworkException,
+    RaykaError,
+    error_for,
+)
+from rayka.ids import NO_NODE, node_name
+from rayka.protocol.batch_header import Codec
+from rayka.protocol.cluster import MetadataTopic
+from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest
+
+REQUEST_BYTES_MAX = 4 << 20
+IN_FLIGHT_MAX = 5  # requests to one broker; what is ready meanwhile goes together in the next
+_MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
+
+logger = logging.getLogger(__name__)
+
+
+class Sender:
+    """One producer's sender. `lock` guards `accumulator`; any thread may call `wake`, all else is the IO thread's."""
+
+    def __init__(self, handle: ClusterHandle, config: ProducerConfig, random: Random) -> None:
+        self.lock = threading.Lock()
+        self.memory_freed = threading.Condition(self.lock)
+        self.cluster_name = handle.name
+        self.callback_error: Exception | None = (
+            None  # of the application's own callbacks, until somebody hears of it
+        )
+        self.accumulator = Accumulator(
+            Limits(
+                batch_bytes=min(config.batch_size, config.max_request_size),
+                memory_bytes=config.buffer_memory,
+                linger_ms=config.linger_ms,
+                delivery_timeout_ms=config.delivery_timeout_ms,
+            )
+        )
+        self._network = handle.network()
+        self._metadata = ClusterMetadata(self._network, handle.name, config, random)
+        self._config = config
+        self._codec = Codec[config.compression_type.upper()]
+        self._backoff = Backoff.of(config, random)
+        self._loop = io_thread.loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_flight: dict[int, int] = {}  # requests by node
+        self._refreshing: dict[str, None] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return (
+            f"<Sender of {self.cluster_name} requests={sum(self._in_flight.values())} {self.accumulator!r}>"
+        )
+
+    def wake(self) -> None:
+        """Looks soon what is ready; from any thread."""
+        self._loop.call_soon_threadsafe(self._pump)
+
+    def now_ms(self) -> float:
+        return self._loop.time() * 1000
+
+    async def learn_topic(self, name: str) -> None:
+        """Makes the topic known to the accumulator. Raises UnknownTopicOrPartition, InvalidTopic, UnavailableError."""
+        self._set_topic(await self._metadata.topic(name, self._config.max_block_ms))
+
+    async def close(self) -> None:
+        """Stops; what is not delivered yet fails with ClosedError."""
+        self._is_closed = True
+        self._arm(None)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with self.lock:
+            left = list(self.accumulator.batches())
+        for batch in left:
+            self._over(batch, batch.fail(self._closed_error(batch)))
+
+    # ---- What goes now ----
+
+    def _pump(self) -> None:
+        if self._is_closed:
+            return
+        now_ms = self.now_ms()
+        with self.lock:
+            expired = self.accumulator.expired(now_ms)
+            for batch in expired:
+                self.accumulator.finish(batch)
+            by_node = self._start_ready(now_ms)
+            next_ms = self.accumulator.tick(now_ms)
+        for batch in expired:
+            self._over(batch, batch.fail(self._too_late(batch)))
+        for node_id, batches in by_node.items():
+            for request in _requests(batches):
+                self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
+                self._run(self._produce(node_id, request))
+        self._arm(next_ms)
+
+    def _start_ready(self, now_ms: float) -> dict[int, list[ProducerBatch]]:
+        by_node: dict[int, list[ProducerBatch]] = {}
+        for batch in self.accumulator.ready(now_ms):
+            leader_id = self._leader(batch)
+            if leader_id == NO_NODE:
+                self._pause(batch, LeaderNotAvailable(f"{batch.topic_partition} has no leader"))
+                self._refresh(batch.topic)
+            elif self._in_flight.get(leader_id, 0) < IN_FLIGHT_MAX:
+                self.accumulator.start(batch)
+                by_node.setdefault(leader_id, []).append(batch)
+        return by_node
+
+    def _leader(self, batch: ProducerBatch) -> int:
+        topic = self._metadata.cached(batch.topic)
+        if topic is None or batch.partition >= len(topic.partitions):
+            return NO_NODE
+        return topic.partitions[batch.partition].leader_id
+
+    def _arm(self, next_ms: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if next_ms is None else self._loop.call_at(next_ms / 1000, self._pump)
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+    # ---- One request ----
+
+    async def _produce(self, node_id: int, batches: list[ProducerBatch]) -> None:
+        try:
+            batches = self._encoded(batches)
+            if batches:
+                self._on_answers(node_id, batches, await self._call(node_id, batches))
+        except ApiError as error:
+            for batch in batches:
+                self._on_error(batch, error)
+        except Exception as error:
+            logger.exception(
+                "cluster %s: a produce request to %s broke", self.cluster_name, node_name(node_id)
+            )
+            for batch in batches:
+                if not batch.is_done:
+                    self._over(batch, batch.fail(error))
+        finally:
+            self._in_flight[node_id] -= 1
+            for batch in batches:
+                if not batch.is_done and batch.is_in_flight:  # cancelled
+                    self._over(batch, batch.fail(self._closed_error(batch)))
+        self._pump()
+
+    def _encoded(self, batches: list[ProducerBatch]) -> list[ProducerBatch]:
+        """Those that can be; the others fail."""
+        encoded = []
+        for batch in batches:
+            try:
+                batch.encode(self._codec, self.accumulator.batch_bytes(batch.topic))
+                encoded.append(batch)
+            except RaykaError as error:
+                self._over(batch, batch.fail(error))
+        return encoded
+
+    async def _call(self, node_id: int, batches: Sequence[ProducerBatch]) -> Sequence[ProducePartitionResult]:
+        now_ms = self.now_ms()
+        left_ms = min(self.accumulator.deadline_ms(each) for each in batches) - now_ms
+        timeout_ms = max(1, min(self._config.request_timeout_ms, int(left_ms)))
+        parts = []
+        for batch in batches:
+            topic = self._metadata.cached(batch.topic)
+            if topic is None or batch.encoded is None:
+                raise NoSuchTopic(f"topic {batch.topic!r} of cluster {self.cluster_name!r} was deleted")
+            parts.append(ProducePartition(topic.topic_id, batch.partition, batch.encoded))
+        request = ProduceRequest(self._config.acks, timeout_ms, tuple(parts))
+        response = await self._network.call(node_id, request, timeout_ms)
+        if len(response.partitions) != len(batches):
+            raise NetworkException(
+                f"{node_name(node_id)} answered for {len(response.partitions)} of {len(batches)}"
+            )
+        return response.partitions
+
+    def _on_answers(
+        self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
+    ) -> None:
+        for batch, result in zip(batches, results, strict=True):
+            if result.error_code is ErrorCode.NONE:
+                self._over(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
+            else:
+                where = f"{node_name(node_id)} of cluster {self.cluster_name!r}, {batch.topic_partition}"
+                self._on_error(batch, error_for(result.error_code, f"{where}: {result.error_message}"))
+
+    def _on_error(self, batch: ProducerBatch, error: ApiError) -> None:
+        """Another try later, or the end."""
+        with self.lock:
+            may_retry = error.retriable and self.accumulator.holds(batch)
+            if may_retry:
+                self._pause(batch, error)
+        if not may_retry:
+            self._over(batch, batch.fail(error))
+        elif isinstance(error, InvalidMetadataError):
+            self._refresh(batch.topic)
+
+    def _pause(self, batch: ProducerBatch, error: RaykaError | None) -> None:
+        pause_ms = self._backoff.pause_ms(batch.failure_count + 1)
+        self.accumulator.defer(batch, error, self.now_ms() + pause_ms)
+
+    # ---- Topics ----
+
+    def _refresh(self, topic: str) -> None:
+        if topic not in self._refreshing and not self._is_closed:
+            self._refreshing[topic] = None
+            self._run(self._refresh_topic(topic))
+
+    async def _refresh_topic(self, topic: str) -> None:
+        try:
+            await self._metadata.refresh((topic,))
+        finally:
+            del self._refreshing[topic]
+        missing, known = self._metadata.missing(topic), self._metadata.cached(topic)
+        if missing is not None:
+            self._give_up(topic, missing)
+        elif known is not None:
+            self._set_topic(known)
+        self._pump()
+
+    def _set_topic(self, topic: MetadataTopic) -> None:
+        message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
+        with self.lock:
+            self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)
+
+    def _give_up(self, topic: str, error: ApiError) -> None:
+        with self.lock:
+            removed = self.accumulator.remove_topic(topic)
+        for batch in removed:
+            if not batch.is_in_flight:  # else its answer ends it
+                self._over(batch, batch.fail(error))
+
+    # ---- The end of a batch ----
+
+    def _over(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:
+        with self.lock:
+            self.accumulator.finish(batch)
+            self.memory_freed.notify_all()
+        if batch.error is not None:
+            logger.warning("%d records for %s failed: %s", len(batch), batch.topic_partition, batch.error)
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as error:
+                logger.exception("a delivery callback for %s raised", batch.topic_partition)
+                self.callback_error = self.callback_error or error
+
+    def _too_late(self, batch: ProducerBatch) -> DeliveryTimeout:
+        tries = (
+            f"{batch.failure_count} tries; the last error: {batch.last_error}"
+            if batch.failure_count
+            else "never sent"
+        )
+        return DeliveryTimeout(
+            f"{len(batch)} records for {batch.topic_partition} of cluster {self.cluster_name!r} were not acknowledged "
+            f"within delivery_timeout_ms={self._config.delivery_timeout_ms} and may or may not be in the log ({tries})"
+        )
+
+    def _closed_error(self, batch: ProducerBatch) -> ClosedError:
+        return ClosedError(
+            f"the producer was closed before {len(batch)} records for {batch.topic_partition} were acknowledged"
+        )
+
+
+def _requests(batches: Sequence[ProducerBatch]) -> list[list[ProducerBatch]]:
+    """The batches for one broker, in requests of at most REQUEST_BYTES_MAX."""
+    requests: list[list[ProducerBatch]] = []
+    size_bytes = 0
+    for batch in batches:
+        if not requests or size_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
+            requests.append([])
+            size_bytes = 0
+        requests[-1].append(batch)
+        size_bytes += batch.size_bytes
+    return requests
