@@ -198,8 +198,7 @@ class ClientBenchmarks:
 
 def _drain_arrow(cluster: WatchedCluster, topic: str, count: int) -> float:
     """Seconds from the first poll_arrow until so many records came."""
-    config = {"auto_offset_reset": "earliest", "max_partition_fetch_bytes": 4 << 20}
-    with rayka.Consumer(topic, cluster=cluster, **config) as consumer:
+    with rayka.Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
         started = time.perf_counter()
         left = count
         while left > 0:
