@@ -123,10 +123,14 @@ def create_topic(
 
 @contextmanager
 def memory_cluster(
-    disk: MemoryDisk | None = None, *, data_dir: Any = "/data", **config: Any
+    disk: MemoryDisk | None = None,
+    controller_disk: MemoryDisk | None = None,
+    *,
+    data_dir: Any = "/data",
+    **config: Any,
 ) -> Iterator[InProcessCluster]:
     """A cluster that touches no real disk; `disk` is the broker's."""
-    disks = {BROKER: disk or MemoryDisk(), CONTROLLER: MemoryDisk()}
+    disks = {BROKER: disk or MemoryDisk(), CONTROLLER: controller_disk or MemoryDisk()}
     named = {key.replace("_", "."): value for key, value in config.items()}
     with rayka.testing.cluster(data_dir=data_dir, disks=disks, config=named) as cluster:
         yield cluster

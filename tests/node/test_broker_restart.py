@@ -1,0 +1,298 @@
+"""A broker that ends, cleanly or not, and comes back on the same directories."""
+
+import posixpath
+from random import Random
+
+import pytest
+
+from rayka.errors import ErrorCode, StorageError
+from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE
+from rayka.protocol.cluster import MetadataRequest, NodeState, StatusRequest
+from rayka.protocol.topics import DeleteTopicsRequest
+from rayka.testing import InProcessCluster, MemoryDisk
+from tests.node.broker_support import BROKER, CONTROLLER, Topic, create_topic, memory_cluster, records, run
+
+BROKER_DIR = "/data/broker-1"
+FIRST_SEGMENT = "00000000000000000000.log"
+
+
+def segment(partition: int = 0) -> str:
+    return f"{BROKER_DIR}/orders-{partition}/{FIRST_SEGMENT}"
+
+
+def crash(cluster: InProcessCluster) -> None:
+    cluster.kill(BROKER)
+    cluster.restart(BROKER)
+
+
+def leader_epoch(topic: Topic) -> int:
+    (described,) = topic.call(MetadataRequest((topic.name,))).topics
+    return described.partitions[0].leader_epoch
+
+
+def test_a_killed_broker_has_every_acknowledged_record_when_it_is_back() -> None:
+    with memory_cluster() as cluster:
+        topic = create_topic(cluster, partitions=2)
+        for number in range(5):
+            topic.produce(b"%d" % number, partition=number % 2)
+            crash(cluster)
+        assert (topic.values(0), topic.values(1)) == ([b"0", b"2", b"4"], [b"1", b"3"])
+        assert topic.produce(b"5").base_offset == 3
+
+
+def test_a_restarted_broker_leads_in_a_new_epoch() -> None:  # B16
+    with memory_cluster() as cluster:
+        topic = create_topic(cluster)
+        before = leader_epoch(topic)
+        crash(cluster)
+        assert leader_epoch(topic) > before
+        cluster.restart(BROKER)
+        assert leader_epoch(topic) > before + 1
+
+
+def test_a_torn_tail_is_cut_and_nothing_before_it_is_lost(caplog: pytest.LogCaptureFixture) -> None:  # B31
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster)
+        topic.produce(b"a")
+        topic.produce(b"b")
+        whole_bytes = disk.size(segment())
+        cluster.kill(BROKER)
+        disk.append(segment(), [records(b"c" * 100)[:90]])
+        cluster.restart(BROKER)
+        assert topic.values() == [b"a", b"b"]
+        assert disk.size(segment()) == whole_bytes
+        assert segment() in caplog.text
+        assert topic.produce(b"d").base_offset == 2
+
+
+def test_a_flipped_bit_is_found_by_the_recovery_that_meets_it() -> None:  # B31
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster)
+        for value in (b"a", b"b", b"c"):
+            topic.produce(value * 100)
+        cluster.kill(BROKER)
+        disk.flip_bit(segment(), records(b"a" * 100).size + 120)
+        cluster.restart(BROKER)
+        assert topic.values() == [b"a" * 100]
+
+
+def test_after_a_clean_shutdown_nothing_is_scanned() -> None:  # B30
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster)
+        topic.produce(b"a" * 100)
+        epoch = leader_epoch(topic)
+        cluster.restart(BROKER)
+        assert leader_epoch(topic) > epoch
+        assert not disk.exists(posixpath.join(BROKER_DIR, CLEAN_SHUTDOWN_FILE))
+        disk.flip_bit(segment(), 120)  # what a scan would find
+        cluster.restart(BROKER)
+        assert topic.fetch().records.size
+
+
+def test_with_flush_batch_a_power_cut_takes_nothing_acknowledged() -> None:
+    for seed in range(10):
+        disk = MemoryDisk()
+        with memory_cluster(disk) as cluster:
+            topic = create_topic(cluster, flush="batch")
+            for value in (b"a", b"b"):
+                assert topic.produce(value).error_code is ErrorCode.NONE
+            cluster.kill(BROKER)
+            disk.power_loss(Random(seed))
+            cluster.restart(BROKER)
+            assert topic.values() == [b"a", b"b"]
+
+
+def test_the_whole_cluster_comes_back_on_its_data() -> None:
+    broker_disk, controller_disk = MemoryDisk(), MemoryDisk()
+    for expected in ([], [b"a"], [b"a", b"a"]):
+        with memory_cluster(broker_disk, controller_disk) as cluster:
+            topic = Topic(cluster, "orders") if expected else create_topic(cluster)
+            topic.topic_id = topic.call(MetadataRequest(("orders",))).topics[0].topic_id
+            assert topic.values() == expected
+            topic.produce(b"a")
+
+
+def test_a_broker_serves_while_its_controller_is_away() -> None:
+    with memory_cluster() as cluster:
+        topic = create_topic(cluster)
+        cluster.kill(CONTROLLER)
+        topic.produce(b"a")
+        assert topic.values() == [b"a"]
+        cluster.restart(CONTROLLER)
+        assert create_topic(cluster, name="after").produce(b"b").base_offset == 0
+
+
+def test_a_topic_deleted_while_the_broker_is_down_is_gone_when_it_is_back() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster)
+        topic.produce(b"a")
+        cluster.kill(BROKER)
+        run(topic.a_delete())
+        cluster.restart(BROKER)
+        assert not disk.exists(f"{BROKER_DIR}/orders-0")
+        assert topic.fetch().error_code is ErrorCode.UNKNOWN_TOPIC_ID
+        assert create_topic(cluster).values() == []
+
+
+def test_a_deleted_topic_leaves_no_file() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster, partitions=2)
+        topic.produce(b"a")
+        response = topic.call(DeleteTopicsRequest((topic.name,)), CONTROLLER)
+        topic.call(MetadataRequest((), min_metadata_offset=response.metadata_offset))
+        assert [each for each in disk.list(BROKER_DIR) if each.startswith("orders")] == []
+
+
+# ---- Directories ----
+
+
+def test_partitions_are_spread_over_the_data_directories_and_found_again() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk, data_dir=["/a", "/b"]) as cluster:
+        topic = create_topic(cluster, partitions=4)
+        for partition in range(4):
+            topic.produce(b"%d" % partition, partition=partition)
+        found = [
+            sum(name.startswith("orders-") for name in disk.list(f"/{each}/broker-1")) for each in ("a", "b")
+        ]
+        assert found == [2, 2]
+        crash(cluster)
+        assert [topic.values(partition) for partition in range(4)] == [[b"0"], [b"1"], [b"2"], [b"3"]]
+
+
+def test_a_directory_that_was_never_formatted_is_refused() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        cluster.kill(BROKER)
+        disk.remove_directory(BROKER_DIR)
+        with pytest.raises(StorageError, match=f"{BROKER_DIR} of broker-1 is missing"):
+            cluster.restart(BROKER)
+
+
+def test_a_directory_of_another_node_is_refused() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        cluster.kill(BROKER)
+        path = f"{BROKER_DIR}/meta.properties"
+        content = disk.read_at(path, 0, disk.size(path))
+        disk.write(path, content.replace(b"node.id=1", b"node.id=2"))
+        with pytest.raises(StorageError, match="belongs to broker-2, expected broker-1"):
+            cluster.restart(BROKER)
+
+
+def test_a_directory_of_another_cluster_is_refused_naming_both() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        own = cluster.describe().nodes[0].cluster_id
+        cluster.kill(BROKER)
+        path = f"{BROKER_DIR}/meta.properties"
+        disk.write(path, disk.read_at(path, 0, disk.size(path)).replace(own.encode(), b"another-cluster"))
+        with pytest.raises(Exception, match=f"(?s)another-cluster.*{own}.*{BROKER_DIR}"):
+            cluster.restart(BROKER)
+
+
+def test_a_directory_in_use_is_refused_and_the_others_are_given_back() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk, data_dir=["/a", "/b"]) as cluster:
+        cluster.kill(BROKER)
+        lock = disk.lock("/b/broker-1/.lock")
+        with pytest.raises(StorageError, match="/b/broker-1 is in use"):
+            cluster.restart(BROKER)
+        lock.release()
+        cluster.restart(BROKER)
+        assert cluster.describe().nodes[0].state is NodeState.RUNNING
+
+
+# ---- Disks that fail ----
+
+
+def test_a_failed_sync_takes_one_directory_offline_and_leaves_the_other() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk, data_dir=["/a", "/b"]) as cluster:
+        topic = create_topic(cluster, partitions=2, flush="batch")
+        in_a = 0 if disk.exists("/a/broker-1/orders-0") else 1
+        topic.produce(b"kept", partition=1 - in_a)
+        disk.fail("sync", "/a/")
+        result = topic.produce(b"lost", partition=in_a)
+        assert result.error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert "/a/broker-1" in result.error_message
+        again = topic.produce(b"never retried", partition=in_a)
+        assert again.error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert topic.fetch(partition=in_a).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert topic.produce(b"goes on", partition=1 - in_a).error_code is ErrorCode.NONE
+        assert topic.values(1 - in_a) == [b"kept", b"goes on"]
+        assert "/a/broker-1" in topic.call(StatusRequest()).detail
+
+
+def test_an_offline_directory_is_reported_and_its_partitions_lose_their_leader() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk, data_dir=["/a", "/b"]) as cluster:
+        topic = create_topic(cluster, partitions=2, flush="batch")
+        in_a = 0 if disk.exists("/a/broker-1/orders-0") else 1
+        disk.fail("sync", "/a/")
+        topic.produce(b"lost", partition=in_a)
+        leaders = [1, 1]
+        while leaders[in_a] == 1:
+            described = topic.call(MetadataRequest((topic.name,))).topics[0]
+            leaders = [each.leader_id for each in described.partitions]
+        assert leaders[1 - in_a] == 1
+
+
+def test_an_error_on_write_takes_the_directory_offline_and_loses_nothing_acknowledged() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster)
+        topic.produce(b"a")
+        disk.fail("write", "orders-0/")
+        result = topic.produce(b"b")
+        assert (result.error_code, "Input/output error" in result.error_message) == (
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            True,
+        )
+        crash(cluster)
+        assert topic.values() == [b"a"]
+        assert not disk.exists(posixpath.join(BROKER_DIR, CLEAN_SHUTDOWN_FILE))
+
+
+def test_a_full_disk_is_said_and_what_was_acknowledged_is_still_read() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster, partitions=2)
+        topic.produce(b"a")
+        disk.fill_up(after_bytes=10)
+        for _ in range(2):
+            result = topic.produce(b"b")
+            assert result.error_code is ErrorCode.KAFKA_STORAGE_ERROR
+            assert "disk full" in result.error_message
+        assert topic.values() == [b"a"]
+        assert "disk full" in topic.call(StatusRequest()).detail
+        disk.fill_up(after_bytes=1 << 40)
+        crash(cluster)
+        assert topic.produce(b"c").base_offset == 1
+        assert topic.values() == [b"a", b"c"]
+
+
+def test_a_topic_whose_files_find_no_room_is_not_usable_and_the_others_are() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        first = create_topic(cluster, name="first")
+        disk.fill_up()
+        second = create_topic(cluster, name="second")
+        assert second.produce(b"a").error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert first.fetch().error_code is ErrorCode.NONE
+        disk.fill_up(after_bytes=1 << 40)
+
+
+def test_after_a_failed_sync_no_later_start_claims_to_have_lost_nothing() -> None:  # H3
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster, flush="batch")
+        assert disk.exists(posixpath.join(BROKER_DIR, BOOT_FILE))
+        disk.fail("sync", "orders")
+        topic.produce(b"a")
+        assert not disk.exists(posixpath.join(BROKER_DIR, BOOT_FILE))
