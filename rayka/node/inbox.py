@@ -52,10 +52,12 @@ class Node(Protocol):
 
 
 class Inbox:
-    """The entrance of one node."""
+    """The entrance of one node. A call after a gap is held for `gap_timeout_s`; then its connection is
+    closed."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, *, gap_timeout_s: float = GAP_TIMEOUT_S) -> None:
         self._settings = node.settings
+        self._gap_timeout_s = gap_timeout_s
         self._handlers: dict[str, Handler] = {
             api.name: getattr(node, api.name) for api in APIS if hasattr(node, api.name)
         }
@@ -139,7 +141,7 @@ class Inbox:
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
         self._held.setdefault(call.caller_id, {})[call.number] = (call, turn)
-        timer = loop.call_later(GAP_TIMEOUT_S, self._close, call)
+        timer = loop.call_later(self._gap_timeout_s, self._close, call)
         try:
             await turn
         except asyncio.CancelledError:

@@ -1,0 +1,304 @@
+"""The entrance of a node: order, bounds, versions, and an answer whatever happens."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from rayka.config import BrokerConfig
+from rayka.errors import (
+    InvalidRequest,
+    KafkaStorageError,
+    NetworkException,
+    RequestTimedOut,
+    StorageError,
+    TooManyRequests,
+    UnknownServerError,
+    UnknownTopicOrPartition,
+    UnsupportedVersion,
+)
+from rayka.ids import METADATA_TOPIC_ID, ZERO_ID
+from rayka.node.inbox import Inbox
+from rayka.node.settings import NodeSettings
+from rayka.ports import Request
+from rayka.protocol.caller import Answer, Call, Caller
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    MetadataRequest,
+    MetadataResponse,
+    NodeState,
+    StatusRequest,
+    StatusResponse,
+)
+from rayka.protocol.connection import CallNumber
+from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.wire import Failure, RequestHeader, decode, encode
+from rayka.testing import MemoryDisk
+from tests.node.controller_support import Crashes, settings
+
+ResultT = TypeVar("ResultT")
+
+
+class RecordingNode:
+    """Writes down the topics of Metadata requests in the order in which they start; holds fetches back."""
+
+    def __init__(self) -> None:
+        self.crashes = Crashes()
+        config = BrokerConfig(max_parked_requests=2)
+        self.settings: NodeSettings = settings(MemoryDisk(), node_id=1, crash=self.crashes, config=config)
+        self.started: list[tuple[str, ...] | None] = []
+        self.may_answer = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
+        self.started.append(request.topics)
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        return MetadataResponse("cluster", 3001, (), (), 0)
+
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
+        await self.may_answer.wait()
+        return FetchResponse(())
+
+    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
+        await self.may_answer.wait()
+        return HeartbeatResponse(True, False, False)
+
+    async def status(self, request: StatusRequest) -> StatusResponse:
+        return StatusResponse(1, (), NodeState.RUNNING, 0, "", ())
+
+
+class Lane:
+    """A caller of one node, over a lane whose calls a test delivers."""
+
+    def __init__(self, node: RecordingNode) -> None:
+        self.inbox = Inbox(node)
+        self.caller = Caller(METADATA_TOPIC_ID)
+
+    async def call(self, request: Request[ResultT], timeout_ms: int = 60_000) -> ResultT:
+        return await self.caller.call(1, request, timeout_ms, self.deliver)
+
+    def encoded(self, request: Request[Any]) -> Call:
+        return self.caller.encode_call(1, request, 60_000)
+
+    async def deliver(self, call: Call) -> Answer:
+        return await self.inbox.handle(call.api.name, call.header, call.request.body, call.request.payload())
+
+    async def answer(self, call: Call) -> Any:
+        return self.caller.decode_answer(call, await self.deliver(call))
+
+
+def about(topic: str) -> MetadataRequest:
+    return MetadataRequest((topic,))
+
+
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(coroutine)
+
+
+# ---- Order ----
+
+
+def test_calls_start_in_the_order_in_which_they_were_made() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        made = [lane.encoded(about(name)) for name in "abcde"]
+        arriving = [asyncio.create_task(lane.answer(made[place])) for place in (4, 2, 1, 0, 3)]
+        await asyncio.gather(*arriving)
+        assert node.started == [("a",), ("b",), ("c",), ("d",), ("e",)]
+
+    run(main())
+
+
+def test_a_gap_that_is_not_filled_closes_the_connection_and_the_next_one_works() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        lane.inbox = Inbox(node, gap_timeout_s=0.01)
+        lost, held = lane.encoded(about("lost")), lane.encoded(about("held"))
+        with pytest.raises(NetworkException, match="a call before this one was lost"):
+            await lane.answer(held)
+        with pytest.raises(NetworkException, match="late or repeated"):
+            await lane.answer(lost)
+        await lane.call(about("next"))
+        assert node.started == [("next",)]
+
+    run(main())
+
+
+def test_a_repeated_call_is_refused() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        made = lane.encoded(about("a"))
+        await lane.deliver(made)
+        with pytest.raises(NetworkException, match="late or repeated"):
+            await lane.answer(made)
+        assert node.started == [("a",)]
+
+    run(main())
+
+
+def test_when_a_caller_reconnects_what_it_had_held_is_refused() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        lost, held = lane.encoded(about("lost")), lane.encoded(about("held"))
+        waiting = asyncio.create_task(lane.answer(held))
+        await asyncio.sleep(0)
+        lane.caller.on_failure(lost)
+        await lane.call(about("next"))
+        with pytest.raises(NetworkException):
+            await waiting
+        assert node.started == [("next",)]
+
+    run(main())
+
+
+def test_a_held_call_that_is_cancelled_takes_its_connection_with_it() -> None:
+    async def main() -> None:
+        lane = Lane(RecordingNode())
+        first, held, last = (lane.encoded(about(name)) for name in "abc")
+        waiting = [asyncio.create_task(lane.answer(each)) for each in (held, last)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        with pytest.raises(NetworkException):
+            await waiting[1]
+        with pytest.raises(NetworkException):
+            await lane.answer(first)
+
+    run(main())
+
+
+def test_a_restarted_node_is_called_without_waiting_for_calls_that_were_answered() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        await lane.call(about("a"))
+        lane.inbox = Inbox(node)
+        await lane.call(about("b"))
+        assert node.started == [("a",), ("b",)]
+
+    run(main())
+
+
+def test_a_call_that_times_out_opens_a_new_connection() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        with pytest.raises(RequestTimedOut, match="broker-1 did not answer fetch within 5 ms"):
+            await lane.call(FetchRequest(0, 0, 0, ()), timeout_ms=5)
+        await lane.call(about("a"))
+        assert node.started == [("a",)]
+
+    run(main())
+
+
+# ---- Bounds ----
+
+
+def test_waiting_requests_are_bounded_by_api_and_what_keeps_the_cluster_alive_is_not() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        consumer, follower = FetchRequest(0, 0, 0, ()), FetchRequest(0, 0, 0, (), replica_id=2)
+        heartbeat = HeartbeatRequest(1, 2, 3, True, False)
+        waiting = [asyncio.create_task(lane.call(each)) for each in (consumer, consumer)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyRequests, match="broker-1 has 2 waiting fetch requests"):
+            await lane.call(consumer)
+        admitted = [follower, follower, heartbeat, heartbeat, heartbeat]
+        waiting += [asyncio.create_task(lane.call(each)) for each in admitted]
+        assert (await lane.call(StatusRequest())).state is NodeState.RUNNING
+        await lane.call(about("another api"))
+        node.may_answer.set()
+        await asyncio.gather(*waiting)
+        await lane.call(consumer)
+
+    run(main())
+
+
+# ---- Answers ----
+
+
+@pytest.mark.parametrize(
+    ("error", "answered"),
+    [
+        (UnknownTopicOrPartition("no such topic"), UnknownTopicOrPartition),
+        (StorageError("cannot read /data: Input/output error"), KafkaStorageError),
+    ],
+)
+def test_an_expected_error_is_answered_and_the_node_lives(
+    error: Exception, answered: type[Exception]
+) -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        node.error = error
+        with pytest.raises(answered, match=str(error)):
+            await Lane(node).call(about("a"))
+        assert node.crashes.errors == []
+
+    run(main())
+
+
+def test_an_exception_that_nobody_expected_ends_the_node() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        node.error = ZeroDivisionError("a bug")
+        with pytest.raises(UnknownServerError, match="a bug"):
+            await Lane(node).call(about("a"))
+        assert node.crashes.errors == [node.error]
+
+    run(main())
+
+
+def test_an_api_that_the_node_does_not_serve_is_an_invalid_request() -> None:
+    async def main() -> None:
+        lane = Lane(RecordingNode())
+        made = lane.encoded(about("a"))
+        body, payload = await lane.inbox.handle("no_such_api", made.header, made.request.body, b"")
+        assert payload is None
+        with pytest.raises(InvalidRequest, match="does not serve 'no_such_api'; it serves fetch, metadata"):
+            raise decode(Failure, body).error()
+
+    run(main())
+
+
+def test_a_newer_version_of_a_request_is_refused() -> None:
+    async def main() -> None:
+        lane = Lane(RecordingNode())
+        header = encode(RequestHeader(version=1, call=CallNumber(ZERO_ID, 0, 0))).body
+        body, _ = await lane.inbox.handle("metadata", header, encode(about("a")).body, b"")
+        with pytest.raises(UnsupportedVersion, match="metadata up to version 0, found 1"):
+            raise decode(Failure, body).error()
+
+    run(main())
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", msgspec.msgpack.encode([3])])
+def test_a_request_that_does_not_decode_is_invalid_and_takes_its_turn(body: bytes) -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        made = lane.encoded(about("a"))
+        answer = await lane.inbox.handle("metadata", made.header, body, b"")
+        with pytest.raises(InvalidRequest, match="expected a MetadataRequest"):
+            lane.caller.decode_answer(made, answer)
+        await lane.call(about("b"))
+        assert node.started == [("b",)]
+
+    run(main())
+
+
+def test_a_header_that_does_not_decode_is_an_invalid_request() -> None:
+    async def main() -> None:
+        body, _ = await Lane(RecordingNode()).inbox.handle("metadata", b"\xc1", b"", b"")
+        with pytest.raises(InvalidRequest, match="expected a RequestHeader"):
+            raise decode(Failure, body).error()
+
+    run(main())
