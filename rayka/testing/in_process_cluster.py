@@ -6,6 +6,7 @@ returns, no task, lock, thread or temporary file of the cluster is left, and a n
 an error.
 """
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -226,8 +227,10 @@ class InProcessCluster:
         _close_disk(running)
 
     async def _stop(self) -> None:
-        for node_id in sorted(self._running):  # brokers first: their shutdown needs the controller
-            await self._stop_node(node_id)
+        """Brokers first, all at once: their shutdown needs the controller, and waits for brokers that stay."""
+        for role in (Role.BROKER, Role.CONTROLLER):
+            node_ids = [each for each in self._running if role_of(each) is role]
+            await asyncio.gather(*(self._stop_node(each) for each in node_ids))
 
     def _on_crash(self, node_id: int, error: BaseException) -> None:
         self._crashes.append((node_id, error))
