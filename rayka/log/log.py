@@ -1,11 +1,10 @@
 """The log of one partition: batches in offset order, in segments, with indexes by offset and time and a
 lineage of epochs.
 
-Invariants: log_start_offset <= flushed_offset <= log_end_offset once anything was flushed; the last segment
-is the active one; offsets rise and, but for gaps that compaction made, have none missing; nothing below
-flushed_offset is lost to a power cut, nothing below log_end_offset to the end of the process. A failed append
-leaves an unknown tail behind the log end offset: from then on the log takes no appends, and opening it again
-recovers it. Reads go on.
+Invariants: log_start_offset <= flushed_offset <= log_end_offset; the last segment is the active one; offsets rise and,
+but for gaps that compaction made, have none missing; nothing below flushed_offset is lost to a power cut, nothing below
+log_end_offset to the end of the process. A change that fails half way is the last one: what it left behind the log end
+offset is unknown, so the log only reads on, and opening it again recovers it.
 
 Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention, compaction,
 transactions, idempotence, tiered storage.
@@ -13,6 +12,7 @@ transactions, idempotence, tiered storage.
 
 import posixpath
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
@@ -120,7 +120,7 @@ class Log:
         if recovery_point is None:
             self.flushed_offset = self.log_end_offset
         else:
-            self.flushed_offset = min(recovery_point, self.log_end_offset)
+            self.flushed_offset = max(self.log_start_offset, min(recovery_point, self.log_end_offset))
             self._files.unsynced.name_changed(self.directory)
             self._epochs.touch()
         if self.log_start_offset > self.log_end_offset:
@@ -160,7 +160,7 @@ class Log:
 
     @property
     def failure(self) -> StorageError | None:
-        """Why the log takes no more appends; None while it does."""
+        """Why the log takes no more changes; None while it does."""
         return self._failure
 
     @property
@@ -217,26 +217,32 @@ class Log:
 
     def _append(self, appends: Sequence[_Append], now_ms: int) -> AppendInfo:
         assert appends, "an append has at least one batch"
-        if self._failure is not None:
-            raise StorageError(f"{self.name} takes no appends until its node restarts: {self._failure}")
         for each in appends:
             if each.place.size_bytes > self._config.segment_bytes:
                 raise RecordBatchTooLarge(
                     f"{self.name}: a batch of {each.place.size_bytes} bytes is larger than"
                     f" segment.bytes, {self._config.segment_bytes}"
                 )
-        try:
+        with self._changing():
             for run in _runs(appends, self._config.segment_bytes):
                 self._write(run, now_ms)
-        except StorageError as error:
-            self._failure = error
-            raise
         return AppendInfo(
             first_offset=appends[0].place.base_offset,
             last_offset=appends[-1].place.last_offset,
             max_timestamp_ms=max(each.place.max_timestamp_ms for each in appends),
             size_bytes=sum(each.place.size_bytes for each in appends),
         )
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """A change of the log: after one that failed half way, there is no other."""
+        if self._failure is not None:
+            raise StorageError(f"{self.name} takes no changes until its node restarts: {self._failure}")
+        try:
+            yield
+        except StorageError as error:
+            self._failure = error
+            raise
 
     def _write(self, run: Sequence[_Append], now_ms: int) -> None:
         """One write. Epochs come first: an epoch without records is harmless, a record without its epoch is
@@ -276,7 +282,8 @@ class Log:
     def roll(self, now_ms: int) -> None:
         """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
         if self._active.size_bytes:
-            self._roll(self.log_end_offset, now_ms)
+            with self._changing():
+                self._roll(self.log_end_offset, now_ms)
 
     def _roll(self, base_offset: int, now_ms: int) -> None:
         sealed = self._active
@@ -291,7 +298,8 @@ class Log:
         """A leader epoch begins, perhaps without a record yet (B16, B20). Durable once a sync plan made now
         is.
         """
-        self._epochs.assign(epoch, start_offset)
+        with self._changing():
+            self._epochs.assign(epoch, start_offset)
 
     def end_offset_for_epoch(self, epoch: int) -> OffsetAndEpoch:
         """The largest epoch known at or below this one, and its end offset; (-1, -1) when undefined (B21)."""
@@ -376,6 +384,7 @@ class Log:
     def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> TimestampAndOffset | None:
         """The first record at or after a time, below `end_offset`; None when there is none (F6, G12)."""
         for segment in self._segments:
+            self._warm_up(segment)
             if segment.base_offset < end_offset and segment.largest_timestamp.timestamp_ms >= timestamp_ms:
                 found = first_at_or_after(segment, timestamp_ms, self.log_start_offset)
                 if found is not None:
@@ -386,6 +395,7 @@ class Log:
         """The first record with the largest timestamp below `end_offset`; None when there is none (F6)."""
         best: TimestampAndOffset | None = None
         for segment in self._segments:
+            self._warm_up(segment)
             if best is None or segment.largest_timestamp.timestamp_ms > best.timestamp_ms:
                 found = largest_before(segment, self.log_start_offset, end_offset)
                 if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
@@ -404,24 +414,26 @@ class Log:
         if offset < self._segments[0].base_offset:
             self.truncate_fully_and_start_at(offset)
             return
-        self._before_truncation(offset)
-        while self._active.base_offset > offset:
-            self._segments.pop().delete()
-        self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
-        self._active.truncate_to(offset)
-        self._after_truncation()
+        with self._changing():
+            self._before_truncation(offset)
+            while self._active.base_offset > offset:
+                self._segments.pop().delete()
+            self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
+            self._active.truncate_to(offset)
+            self._after_truncation()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
         created_ms = self._active.created_ms
-        self._before_truncation(self._segments[0].base_offset)
-        while self._segments:
-            self._segments.pop().delete()
-        self._warm = []
-        self._segments.append(_new_segment(self._files, self._config, offset, created_ms))
-        self.log_start_offset = offset
-        self._epochs.clear()
-        self._after_truncation()
+        with self._changing():
+            self._before_truncation(self._segments[0].base_offset)
+            while self._segments:
+                self._segments.pop().delete()
+            self._warm = []
+            self._segments.append(_new_segment(self._files, self._config, offset, created_ms))
+            self.log_start_offset = offset
+            self._epochs.clear()
+            self._after_truncation()
 
     def _before_truncation(self, offset: int) -> None:
         """Lowers the recovery point on disk first: the checkpoint may be higher, and what follows is unsynced.

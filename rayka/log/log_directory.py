@@ -12,6 +12,7 @@ retried, and no later start takes it for clean. Kafka: `LogManager`, `MetaProper
 checkpoint.
 """
 
+import asyncio
 import json
 import logging
 import posixpath
@@ -64,6 +65,7 @@ class LogDirectory:
         self._recovery_points = read_offsets(disk, posixpath.join(path, RECOVERY_POINT_FILE))
         self._high_watermarks = read_offsets(disk, posixpath.join(path, HIGH_WATERMARK_FILE))
         self._log_start_offsets = read_offsets(disk, posixpath.join(path, LOG_START_OFFSET_FILE))
+        self._checkpointing = asyncio.Lock()  # two at once would rename each other's files away
         self.path = path
         self.failure: StorageError | None = None
         self.logs: dict[TopicPartition, Log] = {}
@@ -266,8 +268,12 @@ class LogDirectory:
 
     async def checkpoint(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """Saves recovery points, log start offsets and these high watermarks, durably (B4, F13)."""
-        self._check_online()
-        self._high_watermarks.update(high_watermarks)
+        async with self._checkpointing:
+            self._check_online()
+            self._high_watermarks.update(high_watermarks)
+            await self._write_checkpoints()
+
+    async def _write_checkpoints(self) -> None:
         for topic_partition, log in self.logs.items():
             self._recovery_points[topic_partition] = log.flushed_offset
             self._log_start_offsets[topic_partition] = log.log_start_offset

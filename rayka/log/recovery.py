@@ -11,7 +11,7 @@ which only the cleaner makes.
 
 import logging
 import posixpath
-from collections.abc import Sequence
+import re
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -24,9 +24,7 @@ from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.segment import (
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,
-    OFFSET_INDEX_SUFFIX,
     SCANNED,
-    TIME_INDEX_SUFFIX,
     BatchPosition,
     Segment,
     SegmentFiles,
@@ -34,6 +32,7 @@ from rayka.log.segment import (
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 _LEFTOVER_SUFFIXES = (".deleted", ".cleaned", TEMPORARY_SUFFIX)
+_SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")
 _logger = logging.getLogger(__name__)
 
 
@@ -61,19 +60,15 @@ def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list
     (B32).
     """
     names = files.disk.list(files.directory)
-    bases = [int(name.removesuffix(LOG_SUFFIX)) for name in names if name.endswith(LOG_SUFFIX)]
+    logs = [name for name in names if _SEGMENT_FILE.fullmatch(name) and name.endswith(LOG_SUFFIX)]
     for name in names:
-        if name.endswith(_LEFTOVER_SUFFIXES) or _is_orphan(name, bases):
+        is_orphan = _SEGMENT_FILE.fullmatch(name) and posixpath.splitext(name)[0] + LOG_SUFFIX not in logs
+        if is_orphan or name.endswith(_LEFTOVER_SUFFIXES):
             files.disk.unlink(posixpath.join(files.directory, name))
     return [
-        Segment(files, base, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
-        for base in sorted(bases)
+        Segment(files, int(name[:20]), created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
+        for name in logs
     ]
-
-
-def _is_orphan(name: str, bases: Sequence[int]) -> bool:
-    stem, suffix = posixpath.splitext(name)
-    return suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX) and int(stem) not in bases
 
 
 def open_segments(

@@ -100,6 +100,7 @@ class Segment:
         """Takes the file as it is, up to where the next segment begins. Indexes are loaded when asked for."""
         self.size_bytes = self._disk.size(self.path)
         self.next_offset = next_offset
+        self._largest = None
         self.drop_indexes()
 
     def open_active(self) -> None:
@@ -168,7 +169,7 @@ class Segment:
 
     def drop_indexes(self) -> None:
         """Lets go of the indexes of a sealed segment; they are in their files."""
-        self._offset_index = self._time_index = self._largest = None
+        self._offset_index = self._time_index = None
 
     @property
     def first_timestamp_ms(self) -> int:

@@ -275,3 +275,15 @@ def test_on_the_real_disk_a_directory_is_locked_closed_and_opened_again() -> Non
     run(cycle())
     disk.close()
     shutil.rmtree(root)
+
+
+def test_checkpoints_wait_for_each_other(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory), 3)
+
+    async def together() -> None:
+        await asyncio.gather(*(directory.checkpoint({ORDERS: number}) for number in (2, 4, 6)))
+
+    run(together())
+    directory.release()
+    assert open_directory(disk).high_watermark(ORDERS) == 6

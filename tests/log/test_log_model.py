@@ -1,4 +1,4 @@
-"""The log against a Python list: random appends, truncations, rolls, reads, syncs and crashes on a disk that loses things.
+"""The log against a Python list: random appends, truncations, rolls, reads, syncs and crashes on a lossy disk.
 
 The list is what the log holds. After a process crash it must be the same; after power loss everything flushed must be
 there, and beyond that only batches in an order in which they once stood: a prefix, and no hole. Readers keep what they

@@ -214,6 +214,14 @@ def test_epochs_beyond_the_end_are_forgotten() -> None:
     assert open_log(disk).latest_epoch == 1  # B20: stale entries are truncated against the log end offset
 
 
+def test_a_file_of_somebody_else_is_left_alone() -> None:
+    disk = _filled(5)
+    for name in ("notes.log", "notes.index", "quorum-state"):
+        disk.write(f"{DIRECTORY}/{name}", b"mine")
+    assert read_offsets(open_log(disk)) == list(range(10))
+    assert {"notes.log", "notes.index", "quorum-state"} <= set(disk.list(DIRECTORY))
+
+
 def test_leftovers_and_orphan_indexes_are_removed() -> None:
     disk = _filled(5)
     leftovers = [
@@ -237,6 +245,10 @@ def test_a_log_start_beyond_the_end_empties_the_log_there() -> None:
     disk = _filled(5)
     log = open_log(disk, start=500)  # B32
     assert (log.log_start_offset, log.log_end_offset, segment_bases(disk)) == (500, 500, [500])
+
+
+def test_nothing_below_the_log_start_waits_for_a_sync() -> None:
+    assert open_log(_filled(5), start=4).flushed_offset == 4
 
 
 def test_a_log_start_within_the_log_hides_what_is_below_it() -> None:

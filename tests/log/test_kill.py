@@ -1,0 +1,48 @@
+"""`kill -9` of a process that appends, on the real disk: the page cache keeps every append that returned (design §4)."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+from rayka.config import TopicConfig
+from rayka.log.disk import LocalDisk
+from rayka.log.log import Log
+from tests.log.support import read_batches
+
+CONFIG = TopicConfig(segment_bytes=200_000)
+APPENDER = """
+import sys
+from rayka.config import TopicConfig
+from rayka.log.disk import LocalDisk
+from rayka.log.log import Log
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import RecordBatch
+log = Log.open(LocalDisk(), sys.argv[1], TopicConfig(segment_bytes=200_000), recovery_point=0, is_clean=False, now_ms=0)
+batch = RecordBatch(encode_batch([b"x" * 1000] * 20, timestamps_ms=1))
+while True:
+    print(log.append_as_leader([batch], 0, now_ms=0).last_offset, flush=True)
+"""
+
+
+def test_a_killed_process_loses_no_append_that_returned() -> None:
+    root = tempfile.mkdtemp()
+    directory = f"{root}/orders-0"
+    appender = subprocess.Popen(
+        [sys.executable, "-c", APPENDER, directory], stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert appender.stdout is not None
+    acknowledged = [int(appender.stdout.readline()) for _ in range(200)]
+    appender.send_signal(signal.SIGKILL)
+    acknowledged += [int(line) for line in appender.stdout.read().split("\n")[:-1]]
+    appender.wait()
+    appender.stdout.close()
+    disk = LocalDisk()
+    log = Log.open(disk, directory, CONFIG, recovery_point=0, is_clean=False, now_ms=0)
+    assert log.log_end_offset > acknowledged[-1]
+    assert [each.last_offset for each in read_batches(log, max_bytes=1 << 20)][
+        : len(acknowledged)
+    ] == acknowledged
+    disk.close()
+    shutil.rmtree(root)
