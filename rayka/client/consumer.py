@@ -65,7 +65,11 @@ class Consumer:
         self._fetcher = self._run(_open(handle, self._config))
         self._closed = False
         if names:
-            self.assign(self._run(self._fetcher.partitions_of(names)))
+            try:
+                self.assign(self._run(self._fetcher.partitions_of(names)))
+            except BaseException:
+                self.close()
+                raise
 
     def __repr__(self) -> str:
         return f"<Consumer cluster={self._cluster_name} assignment={list(self._assignment)}>"

@@ -1,0 +1,344 @@
+"""The consumer without a group, and bounded reads, on the real nodes in this process (G3, G4, G12, G16)."""
+
+import threading
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import rayka
+import rayka.testing
+from rayka import Consumer, Producer, TopicPartition
+from rayka.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptRecord,
+    OffsetOutOfRange,
+    UnavailableError,
+    UnknownTopicOrPartition,
+)
+from rayka.testing import InProcessCluster
+
+_numbers = count()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[InProcessCluster]:
+    with rayka.testing.cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def topic(cluster: InProcessCluster) -> str:
+    name = f"flights-{next(_numbers)}"
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(name, partitions=3)
+    return name
+
+
+def send(cluster: InProcessCluster, topic: str, values: list[bytes], partition: int = 0, **options: object) -> None:
+    with Producer(cluster=cluster, **options) as producer:
+        for value in values:
+            producer.send(topic, value, partition=partition)
+
+
+def poll_all(consumer: Consumer, record_count: int) -> list[rayka.Record]:
+    records: list[rayka.Record] = []
+    while len(records) < record_count:
+        polled = consumer.poll(timeout_ms=5_000)
+        assert polled, f"{len(records)} of {record_count} records"
+        records += polled
+    return records
+
+
+# ---- What is read ------------------------------------------------------------------------------------------------------
+
+
+def test_all_partitions_of_a_topic_are_read_in_order(cluster, topic):
+    for partition in range(3):
+        send(cluster, topic, [b"%d" % n for n in range(100)], partition)
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        records = poll_all(consumer, 300)
+    for partition in range(3):
+        mine = [record for record in records if record.partition == partition]
+        assert [record.offset for record in mine] == list(range(100))
+        assert [record.value for record in mine] == [b"%d" % n for n in range(100)]
+
+
+def test_latest_begins_behind_what_is_there(cluster, topic):
+    send(cluster, topic, [b"before"])
+    with Consumer(topic, cluster=cluster) as consumer:
+        assert consumer.position(TopicPartition(topic, 0)) == 1
+        send(cluster, topic, [b"after"])
+        assert [record.value for record in poll_all(consumer, 1)] == [b"after"]
+
+
+def test_without_a_reset_policy_a_position_is_needed(cluster, topic):
+    with Consumer(topic, cluster=cluster, auto_offset_reset="none") as consumer:
+        with pytest.raises(OffsetOutOfRange, match="seek first"):
+            consumer.poll(5_000)
+
+
+def test_an_offset_outside_the_log_is_an_error_without_a_reset_policy(cluster, topic):  # G3
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster, auto_offset_reset="none") as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 1_000)
+        with pytest.raises(OffsetOutOfRange):
+            consumer.poll(5_000)
+
+
+def test_an_offset_outside_the_log_is_reset_by_policy(cluster, topic):
+    send(cluster, topic, [b"a", b"b"])
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+        consumer.assign([tp])
+        consumer.seek(tp, 1_000)
+        assert [record.value for record in poll_all(consumer, 2)] == [b"a", b"b"]
+
+
+def test_seeking_goes_anywhere_and_back(cluster, topic):
+    send(cluster, topic, [b"%d" % n for n in range(50)])
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+        consumer.assign([tp])
+        assert len(poll_all(consumer, 50)) == 50
+        consumer.seek(tp, 20)
+        assert consumer.position(tp) == 20
+        assert consumer.poll(5_000, max_records=1)[0].offset == 20
+        consumer.seek_to_beginning()
+        assert consumer.poll(5_000, max_records=1)[0].offset == 0
+        consumer.seek_to_end(tp)
+        assert consumer.position(tp) == 50
+        assert consumer.poll(0) == []
+
+
+def test_offsets_of_partitions(cluster, topic):  # G12
+    send(cluster, topic, [b"x"] * 7, partition=1)
+    with Consumer(cluster=cluster) as consumer:
+        partitions = [TopicPartition(topic, n) for n in range(3)]
+        assert list(consumer.beginning_offsets(partitions).values()) == [0, 0, 0]
+        assert list(consumer.end_offsets(partitions).values()) == [0, 7, 0]
+
+
+def test_poll_is_empty_after_its_timeout(cluster, topic):
+    with Consumer(topic, cluster=cluster) as consumer:
+        assert consumer.poll(timeout_ms=1) == []
+        assert consumer.poll_arrow(timeout_ms=1) is None
+
+
+def test_poll_limits_what_it_returns_and_goes_on_from_there(cluster, topic):
+    send(cluster, topic, [b"x"] * 10)
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        offsets = [[record.offset for record in consumer.poll(5_000, max_records=4)] for _ in range(3)]
+    assert offsets == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_loop_that_was_left_goes_on_where_it_was(cluster, topic):
+    send(cluster, topic, [b"x"] * 10)
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        assert [record.offset for record in islice(consumer, 3)] == [0, 1, 2]
+        assert consumer.position(TopicPartition(topic, 0)) == 3
+        assert [record.offset for record in islice(consumer, 7)] == [3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("local_reads", [True, False])
+def test_arrow_batches_have_the_columns_of_the_reference(cluster, topic, local_reads):
+    with Producer(cluster=cluster) as producer:
+        producer.send(topic, b"v", key=b"k", headers=[("source", b"faa")], partition=2, timestamp_ms=1_357_034_400_000)
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest", local_reads=local_reads) as consumer:
+        batch = consumer.poll_arrow(5_000)
+    assert isinstance(batch, pa.RecordBatch)
+    (row,) = batch.to_pylist()
+    assert row.pop("timestamp").timestamp() == 1_357_034_400
+    assert row == {
+        "topic": topic,
+        "partition": 2,
+        "offset": 0,
+        "timestamp_type": 0,
+        "key": b"k",
+        "value": b"v",
+        "headers": [{"key": "source", "value": b"faa"}],
+    }
+
+
+@pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
+def test_compressed_batches_are_read(cluster, topic, codec):
+    send(cluster, topic, [b"value" * 100] * 20, compression_type=codec)
+    records = list(rayka.read(topic, cluster=cluster))
+    assert [record.value for record in records] == [b"value" * 100] * 20
+
+
+def test_values_are_deserialized(cluster, topic):
+    with Producer(cluster=cluster, value_serializer="json", key_serializer="string") as producer:
+        producer.send(topic, {"delay": 3}, key="UA")
+        producer.send(topic, None, key="UA")
+    records = rayka.read(topic, cluster=cluster, value_deserializer="json", key_deserializer="string")
+    assert [(record.key, record.value) for record in records] == [("UA", {"delay": 3}), ("UA", None)]
+
+
+# ---- Bounded reads -----------------------------------------------------------------------------------------------------
+
+
+def test_a_bounded_read_ends_where_the_log_ended_when_it_began(cluster, topic):
+    send(cluster, topic, [b"x"] * 5)
+    reader = rayka.read(topic, cluster=cluster)
+    send(cluster, topic, [b"late"] * 5)
+    assert len(reader) == 5
+    assert [record.value for record in reader] == [b"x"] * 5
+    assert sum(batch.num_rows for batch in reader.arrow_batches()) == 5
+
+
+def test_a_bounded_read_of_an_empty_topic_ends_at_once(cluster, topic):
+    assert list(rayka.read(topic, cluster=cluster)) == []
+
+
+def test_a_bounded_read_takes_offsets_and_times(cluster, topic):
+    tp = TopicPartition(topic, 0)
+    with Producer(cluster=cluster) as producer:
+        for n in range(10):
+            producer.send(topic, b"%d" % n, partition=0, timestamp_ms=1_000 + n)
+    by_offset = rayka.read(topic, cluster=cluster, start={tp: 3}, end={tp: 6})
+    assert [record.offset for record in by_offset] == [3, 4, 5]
+    by_time = rayka.read(topic, cluster=cluster, start=1_004, end=1_008)
+    assert [record.timestamp_ms for record in by_time] == [1_004, 1_005, 1_006, 1_007]
+    assert list(rayka.read(topic, cluster=cluster, start=9_999)) == []
+
+
+def test_a_bound_outside_the_log_is_refused(cluster, topic):
+    with pytest.raises(OffsetOutOfRange, match=r"available: \[0, 0\]"):
+        rayka.read(topic, cluster=cluster, end={TopicPartition(topic, 0): 5})
+    with pytest.raises(ConfigError, match="earliest"):
+        rayka.read(topic, cluster=cluster, start="begin")
+
+
+# ---- Faults ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_survives_a_restart_of_its_broker():
+    with rayka.testing.cluster() as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("flights", partitions=2)
+        send(cluster, "flights", [b"before"])
+        with Consumer("flights", cluster=cluster, auto_offset_reset="earliest") as consumer:
+            assert [record.value for record in poll_all(consumer, 1)] == [b"before"]
+            cluster.kill(1)
+            cluster.restart(1)
+            send(cluster, "flights", [b"after"])
+            assert [record.value for record in poll_all(consumer, 1)] == [b"after"]
+
+
+def test_a_read_that_gets_nothing_is_an_error_and_not_a_hang():
+    with rayka.testing.cluster() as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("flights")
+        send(cluster, "flights", [b"x"])
+        reader = rayka.read("flights", cluster=cluster, default_api_timeout_ms=300)
+        cluster.kill(1)
+        with pytest.raises(UnavailableError, match="flights-0 at 0 of 1"):
+            list(reader)
+
+
+def test_a_deleted_topic_is_heard_of(cluster, topic):
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        consumer.poll(1)
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.delete_topic(topic)
+        with pytest.raises(UnknownTopicOrPartition, match=topic):
+            consumer.poll(10_000)
+
+
+@pytest.mark.parametrize("local_reads", [True, False])
+def test_a_bit_flip_on_the_disk_is_an_error_that_says_where(tmp_path: Path, local_reads: bool):
+    with rayka.testing.cluster(data_dir=str(tmp_path)) as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("flights")
+        send(cluster, "flights", [b"good"])
+        send(cluster, "flights", [b"to be damaged"])
+        send(cluster, "flights", [b"good again"])
+        (segment,) = tmp_path.glob("broker-1/flights-0/*.log")
+        data = segment.read_bytes().replace(b"damaged", b"dAmaged")
+        with segment.open("r+b") as file:
+            file.write(data)
+        tp = TopicPartition("flights", 0)
+        with Consumer(cluster=cluster, auto_offset_reset="earliest", local_reads=local_reads) as consumer:
+            consumer.assign([tp])
+            assert consumer.poll(5_000, max_records=1)[0].value == b"good"
+            with pytest.raises(CorruptRecord, match=r"flights-0.*seek to 2"):
+                consumer.poll(5_000)
+            consumer.seek(tp, 2)
+            assert consumer.poll(5_000)[0].value == b"good again"
+
+
+# ---- Bad input ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_exist_is_named(cluster, topic):
+    with pytest.raises(UnknownTopicOrPartition, match="nearest name"):
+        Consumer(topic + "x", cluster=cluster)
+    with Consumer(cluster=cluster) as consumer:
+        with pytest.raises(UnknownTopicOrPartition, match="partitions 0 to 2, found 3"):
+            consumer.assign([TopicPartition(topic, 3)])
+
+
+def test_unknown_options_are_refused(cluster, topic):
+    with pytest.raises(ConfigError, match="auto_offset_reset"):
+        Consumer(topic, cluster=cluster, auto_ofset_reset="earliest")
+    with pytest.raises(ConfigError, match="consumer groups"):
+        Consumer(topic, cluster=cluster, group_id="delays")
+    with pytest.raises(ConfigError, match=r"auto\.offset\.reset"):
+        Consumer(topic, cluster=cluster, config={"auto.offset.reset": "newest"})
+
+
+def test_wrong_types_are_refused(cluster, topic):
+    with pytest.raises(TypeError, match="int"):
+        Consumer(5, cluster=cluster)  # type: ignore[arg-type]
+    with Consumer(topic, cluster=cluster) as consumer:
+        with pytest.raises(TypeError, match="TopicPartition"):
+            consumer.assign([(topic, 0)])  # type: ignore[list-item]
+        with pytest.raises(ValueError, match="0 or more"):
+            consumer.seek(TopicPartition(topic, 0), -5)
+        with pytest.raises(TypeError, match="str"):
+            consumer.seek(TopicPartition(topic, 0), "0")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="not assigned"):
+            consumer.seek(TopicPartition(topic, 9), 0)
+        with pytest.raises(ValueError, match="max_records"):
+            consumer.poll(max_records=0)
+
+
+def test_a_closed_consumer_says_so(cluster, topic):
+    consumer = Consumer(topic, cluster=cluster)
+    consumer.close()
+    consumer.close()
+    with pytest.raises(ClosedError):
+        consumer.poll()
+
+
+def test_two_threads_at_once_are_refused(cluster, topic):
+    with Consumer(topic, cluster=cluster) as consumer:
+        polled = threading.Event()
+
+        def poll_long() -> None:
+            polled.set()
+            consumer.poll(700)
+
+        thread = threading.Thread(target=poll_long)
+        thread.start()
+        polled.wait()
+        refused = False
+        while thread.is_alive() and not refused:
+            try:
+                consumer.poll(0)
+            except RuntimeError as error:
+                refused = "two threads" in str(error)
+        thread.join()
+        assert refused
+
+
+def test_a_consumer_that_was_not_closed_warns(cluster, topic):
+    consumer = Consumer(topic, cluster=cluster)
+    with pytest.warns(ResourceWarning, match="not closed"):
+        consumer.__del__()
+    consumer.close()
