@@ -237,7 +237,7 @@ class Log:
     def _changing(self) -> Iterator[None]:
         """A change of the log: after one that failed half way, there is no other."""
         if self._failure is not None:
-            raise StorageError(f"{self.name} takes no changes until its node restarts: {self._failure}")
+            raise StorageError(f"{self.name} takes no appends until its node restarts: {self._failure}")
         try:
             yield
         except StorageError as error:

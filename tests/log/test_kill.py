@@ -1,4 +1,4 @@
-"""`kill -9` of a process that appends, on the real disk: the page cache keeps every append that returned (design §4)."""
+"""`kill -9` of a process that appends to the real disk: the page cache keeps every append that returned (design §4)."""
 
 import shutil
 import signal

@@ -99,7 +99,7 @@ def test_after_a_torn_write_the_log_takes_no_appends_and_reads_go_on() -> None:
     with pytest.raises(StorageError, match="Input/output error"):
         fill(log, 1)
     with pytest.raises(
-        StorageError, match=r"orders-0 takes no changes until its node restarts: .*Input/output"
+        StorageError, match=r"orders-0 takes no appends until its node restarts: .*Input/output"
     ):
         fill(log, 1)
     assert (log.log_end_offset, read_offsets(log)) == (6, [0, 1, 2, 3, 4, 5])
