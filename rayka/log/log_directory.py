@@ -22,7 +22,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import InconsistentTopicId, StorageError
+from rayka.errors import DiskFull, InconsistentTopicId, StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
 from rayka.log.checkpoints import (
     HIGH_WATERMARK_FILE,
@@ -285,6 +285,8 @@ class LogDirectory:
         }
         try:
             await replace_durably(self._disk, contents)
+        except DiskFull:
+            raise  # the old files are whole, and what they say is still true
         except StorageError as error:
             self.go_offline(error)
             raise

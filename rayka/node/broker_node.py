@@ -106,8 +106,6 @@ class BrokerNode:
     async def stop(self) -> None:
         """A controlled shutdown: the controller moves leaders away, then everything is synced and marked
         clean (B30).
-
-        Raises StorageError when a disk fails on the way; the next start recovers then.
         """
         parts, has_served = self._parts, self._state is NodeState.RUNNING
         self._state = NodeState.SHUTTING_DOWN

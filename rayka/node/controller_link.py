@@ -7,7 +7,7 @@ Kafka: `NodeToControllerChannelManager`.
 import asyncio
 from typing import TypeVar
 
-from rayka.errors import InvalidMetadataError, NetworkException, RequestTimedOut
+from rayka.errors import InvalidMetadataError, NetworkException, RequestTimedOut, UnknownServerError
 from rayka.ids import Role, role_of
 from rayka.ports import Network, Request
 
@@ -38,6 +38,8 @@ class ControllerLink:
         except (InvalidMetadataError, RequestTimedOut):
             self.on_not_active()
             raise
+        except UnknownServerError as error:  # its bug, which ends it; it will be back
+            raise NetworkException(str(error)) from error
 
     def on_not_active(self) -> None:
         """The controller asked does not lead: the next one may."""

@@ -5,6 +5,7 @@ that fails later goes offline alone. Kafka: the part of `LogManager` and `MetaPr
 about several directories.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
@@ -14,6 +15,8 @@ from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import wrong_cluster
 from rayka.node.settings import NodeSettings
 from rayka.protocol import cluster as protocol
+
+_logger = logging.getLogger(__name__)
 
 
 class DataDirectories:
@@ -85,17 +88,15 @@ class DataDirectories:
             directory.record_broker_epoch(broker_epoch)
 
     async def close(
-        self, high_watermarks: "Callable[[LogDirectory], Mapping[TopicPartition, int]]", broker_epoch: int
+        self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]], broker_epoch: int
     ) -> None:
-        """Leaves every directory that has not failed cleanly shut down."""
-        failure: StorageError | None = None
+        """Leaves every directory cleanly shut down whose disk lets it; the others are recovered at the next
+        start."""
         for directory in self.all:
             try:
                 await directory.close(high_watermarks(directory), broker_epoch=broker_epoch)
             except StorageError as error:
-                failure = error
-        if failure is not None:
-            raise failure
+                _logger.error("%s was not shut down cleanly: %s", directory.path, error)
 
     def release(self) -> None:
         """Gives up the locks and nothing else, as the end of the process would."""

@@ -74,7 +74,6 @@ class ProduceHandler:
         """Until each append is acknowledged, refused, or the request's time is over."""
         keys = [_key(request.partitions[place]) for place in waiting]
         with self._replicas.parked.watch(keys) as watch:
-            self._answer(request, waiting, results)
             while waiting and await watch.wait(deadline_s):
                 self._answer(request, waiting, results)
         for place in waiting:

@@ -149,7 +149,8 @@ class ReplicaManager:
         except StorageError as error:
             _logger.error("%s is not usable: %s", topic_partition, error)
             self._unusable[key] = error
-            replica = self._replicas.pop(key, None)
+            self._replicas.pop(key, None)
+            self.parked.wake(key)
             directory = self._directories.get(state.directory_of(self._settings.node_id))
             if directory is not None and not isinstance(error, DiskFull):
                 self._on_directory_failed(directory, error)
@@ -288,9 +289,12 @@ class ReplicaManager:
             return
         try:
             await directory.checkpoint({key: high_watermark for key, (high_watermark, _) in state.items()})
+        except DiskFull as error:
+            _logger.warning("%s: no checkpoint: %s", directory.path, error)
         except StorageError as error:
             self._on_directory_failed(directory, error)
-        self._saved[directory] = state
+        else:
+            self._saved[directory] = state
 
     @staticmethod
     def _now_ms() -> int:

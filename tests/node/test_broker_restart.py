@@ -296,3 +296,16 @@ def test_after_a_failed_sync_no_later_start_claims_to_have_lost_nothing() -> Non
         disk.fail("sync", "orders")
         topic.produce(b"a")
         assert not disk.exists(posixpath.join(BROKER_DIR, BOOT_FILE))
+
+
+def test_a_full_disk_misses_checkpoints_and_is_read_all_the_same() -> None:
+    disk = MemoryDisk()
+    with memory_cluster(disk, replica_high_watermark_checkpoint_interval_ms=10) as cluster:
+        topic = create_topic(cluster)
+        topic.produce(b"a")
+        disk.fill_up()
+        for _ in range(20):
+            topic.fetch(1, max_wait_ms=2)
+        assert topic.values() == [b"a"]
+        assert topic.call(StatusRequest()).detail == ""
+        disk.fill_up(after_bytes=1 << 40)
