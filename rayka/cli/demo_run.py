@@ -7,7 +7,7 @@ Ray and the cluster stay and are remembered for `rayka stop`.
 import secrets
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import msgspec
@@ -120,12 +120,12 @@ def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, recor
     with _timed(narrator, outcome, f"Publishing to topic {TOPIC!r}, {PARTITION_COUNT} partitions") as step:
         step.expect(len(records))
         with rayka.Producer(cluster=cluster) as producer:
-            for batch in records.to_batches(max_chunksize=_ROWS_A_BATCH):
-                producer.send_batch(TOPIC, batch)
-                step.advance(len(batch))
-            producer.flush()
-        outcome.records_in = len(records)
-        step.detail = step.rate(len(records), records.nbytes)
+            batches = records.to_batches(max_chunksize=_ROWS_A_BATCH)
+            for future in [producer.send_batch(TOPIC, batch) for batch in batches]:
+                acknowledged = sum(each.record_count for each in future.result())
+                outcome.records_in += acknowledged
+                step.advance(acknowledged)
+        step.detail = step.rate(outcome.records_in, records.nbytes)
 
 
 def _consume(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, *, size_bytes: int) -> None:
@@ -146,7 +146,7 @@ class _Counter:
         self.count = 0
         self._step = step
 
-    def counted(self, records: "rayka.Reader") -> "Iterator[rayka.Record]":
+    def counted(self, records: Iterable[rayka.Record]) -> Iterator[rayka.Record]:
         for record in records:
             self.count += 1
             if self.count % _RECORDS_A_TICK == 0:

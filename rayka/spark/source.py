@@ -8,6 +8,7 @@ Left out: pushed-down filters (Spark refuses such a reader by default, and keeps
 without the filter).
 """
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
@@ -92,4 +93,5 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         available = await client.available(self._options.topics)
         whole = plan_ranges(self._options, available)
         pieces = split_ranges(whole, min_partitions=self._options.min_partitions, slot_count=self._slot_count)
-        return [RangePartition(piece, await client.locate(piece)) for piece in pieces]
+        files = await asyncio.gather(*map(client.locate, pieces))
+        return [RangePartition(*each) for each in zip(pieces, files, strict=True)]
