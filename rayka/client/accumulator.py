@@ -25,7 +25,7 @@ from rayka.errors import RaykaError
 
 RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
 HEADER_OVERHEAD_BYTES = 18  # two offsets and two bits of validity, and the record's own offset
-GRANT_BYTES = 64 << 10  # what a batch sets aside at once
+GRANT_BYTES = 256 << 10  # what a batch sets aside at once
 STAMP_AGE_MS = 10  # how long records without a timestamp get that of the one before
 
 

@@ -128,8 +128,11 @@ class Producer:
             and timestamp_ms is None
             and on_delivery is None
         ):
-            batch = self._sticky.get(topic)
-            if batch is not None:
+            try:
+                batch = self._sticky[topic]
+            except (KeyError, TypeError):  # not known, or no name at all: the slow way knows
+                pass
+            else:
                 size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
                 if size_bytes <= batch.limit_bytes:
                     batch.size_bytes = size_bytes
