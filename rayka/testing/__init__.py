@@ -1,5 +1,4 @@
-"""Helpers for tests, of rayka and of its users: a cluster in this process, a disk in memory that breaks on
-request."""
+"""For tests, of rayka and of its users: a cluster in this process, and a disk that breaks on request."""
 
 from rayka.testing.in_process_cluster import ClusterDescription, InProcessCluster, cluster
 from rayka.testing.memory_disk import MemoryDisk
