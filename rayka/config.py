@@ -96,18 +96,18 @@ class FlushPolicy(StrEnum):
 class TopicConfig(_Config):
     """Configuration of one topic; names, units and defaults are Kafka's, but for `flush`, which is rayka's own."""
 
-    segment_bytes: int = Field(1 << 30, ge=1024, le=_INT32_MAX)
-    segment_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
-    segment_index_bytes: int = Field(10 << 20, ge=96, le=_INT32_MAX)
-    index_interval_bytes: int = Field(4096, ge=0, le=_INT32_MAX)
-    max_message_bytes: int = Field(1_048_588, ge=0, le=_INT32_MAX)
+    segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
+    segment_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
+    segment_index_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)
+    index_interval_bytes: int = Field(default=4096, ge=0, le=_INT32_MAX)
+    max_message_bytes: int = Field(default=1_048_588, ge=0, le=_INT32_MAX)
     message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
-    message_timestamp_before_max_ms: int = Field(_INT64_MAX, ge=0)
-    message_timestamp_after_max_ms: int = Field(3_600_000, ge=0)
-    min_insync_replicas: int = Field(1, ge=1)
+    message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
+    message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
+    min_insync_replicas: int = Field(default=1, ge=1)
     flush: FlushPolicy = FlushPolicy.NONE
-    flush_messages: int = Field(_INT64_MAX, ge=1)
-    flush_ms: int = Field(_INT64_MAX, ge=0)
+    flush_messages: int = Field(default=_INT64_MAX, ge=1)
+    flush_ms: int = Field(default=_INT64_MAX, ge=0)
 
 
 # ---- Nodes ---------------------------------------------------------------------------------------------------------
@@ -116,34 +116,36 @@ class TopicConfig(_Config):
 class BrokerConfig(_Config):
     """Configuration of brokers and controllers, under Kafka's broker names; topic defaults among them."""
 
-    num_partitions: int = Field(1, ge=1)
-    default_replication_factor: int = Field(1, ge=1)
-    broker_session_timeout_ms: int = Field(9_000, ge=100)
-    broker_heartbeat_interval_ms: int = Field(2_000, ge=10)
-    initial_broker_registration_timeout_ms: int = Field(60_000, ge=100)
-    controlled_shutdown_timeout_ms: int = Field(10_000, ge=100)
-    fetch_max_bytes: int = Field(57_671_680, ge=1024)
-    fetch_max_wait_ms: int = Field(500, ge=0)
-    max_parked_requests: int = Field(10_000, ge=1)
-    replica_high_watermark_checkpoint_interval_ms: int = Field(5_000, ge=10)
-    log_flush_offset_checkpoint_interval_ms: int = Field(60_000, ge=10)
+    num_partitions: int = Field(default=1, ge=1)
+    default_replication_factor: int = Field(default=1, ge=1)
+    broker_session_timeout_ms: int = Field(default=9_000, ge=100)
+    broker_heartbeat_interval_ms: int = Field(default=2_000, ge=10)
+    initial_broker_registration_timeout_ms: int = Field(default=60_000, ge=100)
+    controlled_shutdown_timeout_ms: int = Field(default=10_000, ge=100)
+    fetch_max_bytes: int = Field(default=57_671_680, ge=1024)
+    fetch_max_wait_ms: int = Field(default=500, ge=0)
+    max_parked_requests: int = Field(default=10_000, ge=1)
+    replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
+    log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
 
-    log_segment_bytes: int = Field(1 << 30, ge=1024, le=_INT32_MAX)
-    log_roll_ms: int = Field(7 * 24 * 3600 * 1000, ge=1)
-    log_index_size_max_bytes: int = Field(10 << 20, ge=96, le=_INT32_MAX)
-    log_index_interval_bytes: int = Field(4096, ge=0, le=_INT32_MAX)
-    message_max_bytes: int = Field(1_048_588, ge=0, le=_INT32_MAX)
+    log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
+    log_roll_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
+    log_index_size_max_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)
+    log_index_interval_bytes: int = Field(default=4096, ge=0, le=_INT32_MAX)
+    message_max_bytes: int = Field(default=1_048_588, ge=0, le=_INT32_MAX)
     log_message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
-    log_message_timestamp_before_max_ms: int = Field(_INT64_MAX, ge=0)
-    log_message_timestamp_after_max_ms: int = Field(3_600_000, ge=0)
-    min_insync_replicas: int = Field(1, ge=1)
-    log_flush_interval_messages: int = Field(_INT64_MAX, ge=1)
-    log_flush_interval_ms: int = Field(_INT64_MAX, ge=0)
+    log_message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
+    log_message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
+    min_insync_replicas: int = Field(default=1, ge=1)
+    log_flush_interval_messages: int = Field(default=_INT64_MAX, ge=1)
+    log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
 
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
         chosen = self.model_fields_set
-        return {topic: getattr(self, broker) for topic, broker in _BROKER_SYNONYMS.items() if broker in chosen}
+        return {
+            topic: getattr(self, broker) for topic, broker in _BROKER_SYNONYMS.items() if broker in chosen
+        }
 
     def topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
         """A topic's effective configuration: its own keys, then the broker's, then Kafka's defaults."""
@@ -175,11 +177,11 @@ def _acks(value: Any) -> Any:
 
 class _ClientConfig(_Config):
     client_id: str = "rayka"
-    request_timeout_ms: int = Field(30_000, ge=1)
-    default_api_timeout_ms: int = Field(60_000, ge=1)
-    retry_backoff_ms: int = Field(100, ge=1)
-    retry_backoff_max_ms: int = Field(1_000, ge=1)
-    metadata_max_age_ms: int = Field(300_000, ge=1)
+    request_timeout_ms: int = Field(default=30_000, ge=1)
+    default_api_timeout_ms: int = Field(default=60_000, ge=1)
+    retry_backoff_ms: int = Field(default=100, ge=1)
+    retry_backoff_max_ms: int = Field(default=1_000, ge=1)
+    metadata_max_age_ms: int = Field(default=300_000, ge=1)
 
 
 class AdminConfig(_ClientConfig):
@@ -187,15 +189,17 @@ class AdminConfig(_ClientConfig):
 
 
 class ProducerConfig(_ClientConfig):
-    """Configuration of a `Producer`; names are Kafka's. `batch_size` is larger than Kafka's: a call to an actor costs more."""
+    """Configuration of a `Producer`; names are Kafka's. `batch_size` is larger than Kafka's: a call to an
+    actor costs more.
+    """
 
     acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
-    linger_ms: float = Field(5, ge=0)
-    batch_size: int = Field(1 << 20, ge=0)
-    buffer_memory: int = Field(128 << 20, ge=1 << 16)
-    max_block_ms: int = Field(60_000, ge=0)
-    max_request_size: int = Field(1 << 20, ge=1)
-    delivery_timeout_ms: int = Field(120_000, ge=1)
+    linger_ms: float = Field(default=5, ge=0)
+    batch_size: int = Field(default=1 << 20, ge=0)
+    buffer_memory: int = Field(default=128 << 20, ge=1 << 16)
+    max_block_ms: int = Field(default=60_000, ge=0)
+    max_request_size: int = Field(default=1 << 20, ge=1)
+    delivery_timeout_ms: int = Field(default=120_000, ge=1)
     compression_type: Literal["none", "gzip", "lz4", "zstd"] = "none"
     key_serializer: Any = None
     value_serializer: Any = None
@@ -208,11 +212,11 @@ class ConsumerConfig(_ClientConfig):
     """
 
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
-    fetch_min_bytes: int = Field(1, ge=0)
-    fetch_max_wait_ms: int = Field(500, ge=0)
-    fetch_max_bytes: int = Field(50 << 20, ge=1)
-    max_partition_fetch_bytes: int = Field(1 << 20, ge=1)
-    max_poll_records: int = Field(500, ge=1)
+    fetch_min_bytes: int = Field(default=1, ge=0)
+    fetch_max_wait_ms: int = Field(default=500, ge=0)
+    fetch_max_bytes: int = Field(default=50 << 20, ge=1)
+    max_partition_fetch_bytes: int = Field(default=1 << 20, ge=1)
+    max_poll_records: int = Field(default=500, ge=1)
     check_crcs: bool = True
     local_reads: bool = True
     key_deserializer: Any = None
@@ -231,8 +235,8 @@ class RaySpec(_Config):
 class RoleResources(_Config):
     """What Ray sets aside for one node; never zero, so that Ray's autoscaler sees it as demand."""
 
-    num_cpus: float = Field(0.05, gt=0)
-    memory: int | None = Field(None, gt=0)
+    num_cpus: float = Field(default=0.05, gt=0)
+    memory: int | None = Field(default=None, gt=0)
     resources: dict[str, float] = {}
 
 
@@ -246,7 +250,7 @@ class Resources(_Config):
 class ClusterSpec(_Config):
     """The whole cluster, declared: what `cluster.yaml` holds. One controller and one broker, for now."""
 
-    name: str = Field("rayka", pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9._-]{1,100}$")
     controllers: Literal[1] = 1
     brokers: Literal[1] = 1
     coordinators: Literal[0] = 0
@@ -261,11 +265,15 @@ class ClusterSpec(_Config):
         try:
             values = yaml.safe_load(Path(path).read_text())
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}; expected a cluster specification in YAML") from error
+            raise ConfigError(
+                f"{path}: {error.strerror}; expected a cluster specification in YAML"
+            ) from error
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: not YAML: {error}") from error
         if not isinstance(values, dict):
-            raise ConfigError(f"{path}: expected a mapping such as 'name: rayka', found {type(values).__name__}")
+            raise ConfigError(
+                f"{path}: expected a mapping such as 'name: rayka', found {type(values).__name__}"
+            )
         return cls.of(values, what=str(path))
 
     @classmethod

@@ -345,7 +345,9 @@ def _subclasses(cls: type[ApiError]) -> list[type[ApiError]]:
     return direct + [deeper for each in direct for deeper in _subclasses(each)]
 
 
-_BY_CODE: dict[ErrorCode, type[ApiError]] = {cls.code: cls for cls in _subclasses(ApiError) if "code" in vars(cls)}
+_BY_CODE: dict[ErrorCode, type[ApiError]] = {
+    cls.code: cls for cls in _subclasses(ApiError) if "code" in vars(cls)
+}
 _BY_CODE[ErrorCode.UNKNOWN_SERVER_ERROR] = UnknownServerError
 
 

@@ -1,7 +1,8 @@
 """The consumer without a group, as a sync class: reads all partitions of its topics, or those it is assigned.
 
-A thin face: `Fetcher` fetches ahead on the IO thread, `Delivery` decodes and keeps positions on the caller's thread. Not for
-several threads at once, as Kafka's. Kafka: KafkaConsumer (G16). Left out: groups, commits, pause and resume.
+A thin face: `Fetcher` fetches ahead on the IO thread, `Delivery` decodes and keeps positions on the caller's
+thread. Not for several threads at once, as Kafka's. Kafka: KafkaConsumer (G16). Left out: groups, commits,
+pause and resume.
 """
 
 import threading
@@ -32,11 +33,13 @@ _ITERATION_POLL_MS = 1_000.0
 class Consumer:
     """Reads records of topics in order per partition.
 
-    `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits for `assign`.
-    Options are Kafka's, in snake_case as keywords or dotted in `config`: `auto_offset_reset` ("latest" by default,
-    "earliest", "none"), `fetch_min_bytes`, `fetch_max_wait_ms`, `fetch_max_bytes`, `max_partition_fetch_bytes`,
-    `max_poll_records`, `check_crcs`, `key_deserializer`, `value_deserializer` ("json", "msgpack", "string", "bytes", a
-    callable or a pydantic model). Positions live in this object only and end with it.
+    `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits
+    for `assign`. Options are Kafka's, in snake_case as keywords or dotted in `config`: `auto_offset_reset`
+    ("latest" by default, "earliest", "none"), `fetch_min_bytes`, `fetch_max_wait_ms`, `fetch_max_bytes`,
+    `max_partition_fetch_bytes`, `max_poll_records`, `check_crcs`, `key_deserializer`, `value_deserializer`
+    ("json", "msgpack", "string", "bytes", a callable or a pydantic model), and rayka's own `local_reads`: map
+    segments on this machine instead of having them sent (on by default). Positions live in this object only
+    and end with it.
 
     Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
     `seek` says otherwise. Raises ConfigError for an unknown option, ClusterNotFound, UnknownTopicOrPartition,
@@ -100,7 +103,9 @@ class Consumer:
         if isinstance(offset, bool) or not isinstance(offset, int):
             raise TypeError(f"offset: expected an int, found {type(offset).__name__}")
         if offset < 0:
-            raise ValueError(f"offset: expected 0 or more, found {offset}; see seek_to_beginning and seek_to_end")
+            raise ValueError(
+                f"offset: expected 0 or more, found {offset}; see seek_to_beginning and seek_to_end"
+            )
         with self._exclusive():
             self._check_assigned([topic_partition])
             self._run(self._fetcher.seek({topic_partition: offset}))
@@ -149,9 +154,10 @@ class Consumer:
     def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
         """The next records as one Arrow batch, None after timeout_ms.
 
-        Columns: topic string, partition int32, offset int64, timestamp timestamp[ms, UTC], timestamp_type int32 (0 create,
-        1 log append), key binary, value binary, headers list<struct<key string, value binary>> (null where a batch has
-        none). One batch of the log at a time, small ones merged; bytes are not deserialized. Raises as `poll`.
+        Columns: topic string, partition int32, offset int64, timestamp timestamp[ms, UTC], timestamp_type
+        int32 (0 create, 1 log append), key binary, value binary, headers list<struct<key string, value
+        binary>> (null where a batch has none). One batch of the log at a time, small ones merged; bytes are
+        not deserialized. Raises as `poll`.
         """
         with self._exclusive():
             return self._until(timeout_ms, self._delivery.next_arrow)

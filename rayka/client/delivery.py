@@ -1,8 +1,9 @@
 """What a consumer has fetched but not handed over yet, and its positions. Belongs to the application's thread.
 
-Invariants: records are handed over once, in offset order per partition; a position moves with what was handed over, at a
-batch's end to the batch's next offset and at a fetch's end to the broker's `next_offset`. Decoding happens here,
-on the application's thread, so that the IO thread stays free. Kafka: CompletedFetch, FetchCollector (G16).
+Invariants: records are handed over once, in offset order per partition; a position moves with what was handed
+over, at a batch's end to the batch's next offset and at a fetch's end to the broker's `next_offset`. Decoding
+happens here, on the application's thread, so that the IO thread stays free. Kafka: CompletedFetch,
+FetchCollector (G16).
 """
 
 from collections import deque
@@ -186,7 +187,9 @@ def _deserialized(
             each.offset,
             each.timestamp_ms,
             each.key if key_deserializer is None or each.key is None else key_deserializer(each.key),
-            each.value if value_deserializer is None or each.value is None else value_deserializer(each.value),
+            each.value
+            if value_deserializer is None or each.value is None
+            else value_deserializer(each.value),
             each.headers,
         )
         for each in records

@@ -138,7 +138,8 @@ class FetchState:
 
     def begin_fetch(self, topic_partition: TopicPartition) -> FetchTicket:
         partition = self._partitions[topic_partition]
-        assert not partition.in_flight and partition.fetch_offset is not None, topic_partition
+        assert not partition.in_flight, topic_partition
+        assert partition.fetch_offset is not None, topic_partition
         partition.in_flight = True
         return FetchTicket(topic_partition, partition.generation, partition.fetch_offset)
 

@@ -1,8 +1,9 @@
-"""Fetches for a consumer in the background: one request per leader for all partitions that want data, ahead of the reader.
+"""Fetches for a consumer in the background: one request per leader for all partitions that want data, ahead
+of the reader.
 
-Invariants: a partition is in at most one request; whoever waits is woken by data, by an error it must hear, or by its
-timeout; errors that pass by themselves are retried with back-off, after a refresh of the metadata where that is what they
-ask for. Kafka: Fetcher, FetchCollector (G16, G18).
+Invariants: a partition is in at most one request; whoever waits is woken by data, by an error it must hear,
+or by its timeout; errors that pass by themselves are retried with back-off, after a refresh of the metadata
+where that is what they ask for. Kafka: Fetcher, FetchCollector (G16, G18).
 """
 
 import asyncio
@@ -141,7 +142,9 @@ class Fetcher:
         wanted = {tp: timestamp_ms for tp, timestamp_ms in unknown if timestamp_ms is not None}
         for tp, timestamp_ms in unknown:
             if timestamp_ms is None:
-                self._hear(tp, OffsetOutOfRange(f"{tp} has no position and auto_offset_reset is 'none'; seek first"))
+                self._hear(
+                    tp, OffsetOutOfRange(f"{tp} has no position and auto_offset_reset is 'none'; seek first")
+                )
         if not wanted:
             return
         generations = {tp: self.state.generation(tp) for tp in wanted}
@@ -171,7 +174,9 @@ class Fetcher:
             parts, tickets = by_leader.setdefault(leader.leader_id, ([], {}))
             limit_bytes = self._config.max_partition_fetch_bytes
             parts.append(
-                FetchPartition(topic.topic_id, tp.partition, ticket.fetch_offset, limit_bytes, leader.leader_epoch)
+                FetchPartition(
+                    topic.topic_id, tp.partition, ticket.fetch_offset, limit_bytes, leader.leader_epoch
+                )
             )
             tickets[topic.topic_id, tp.partition] = ticket
         for leader_id, (parts, tickets) in by_leader.items():
@@ -203,7 +208,9 @@ class Fetcher:
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
         try:
             response = await self._network.call(leader_id, request, timeout_ms)
-            failed = [self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions]
+            failed = [
+                self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions
+            ]
         except ApiError as error:
             logger.debug("fetch from node %d: %s", leader_id, error)
             failed = [error]
@@ -225,7 +232,9 @@ class Fetcher:
             return None
         error = error_for(result.error_code, f"{ticket.topic_partition}: {result.error_message}")
         if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self.state.reset(ticket):
-            logger.warning("%s: offset %d is out of range; reset", ticket.topic_partition, ticket.fetch_offset)
+            logger.warning(
+                "%s: offset %d is out of range; reset", ticket.topic_partition, ticket.fetch_offset
+            )
             return None
         if is_retriable(result.error_code):
             return error

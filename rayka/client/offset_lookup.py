@@ -16,7 +16,9 @@ from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResul
 class OffsetLookup:
     """Offsets of partitions, from whoever leads them, retried within a timeout."""
 
-    def __init__(self, network: Network, metadata: ClusterMetadata, config: ClientConfig, random: Random) -> None:
+    def __init__(
+        self, network: Network, metadata: ClusterMetadata, config: ClientConfig, random: Random
+    ) -> None:
         self._network = network
         self._metadata = metadata
         self._request_timeout_ms = config.request_timeout_ms

@@ -1,8 +1,9 @@
 """`rayka.read`: a bounded range of topics, from offsets that exist now to offsets that exist now, and then it ends.
 
-Invariants: the ends are fixed before the first record; each record in range is given once, in offset order per partition; a
-partition is done when its position, which follows the broker's `next_offset`, reaches its end, so gaps and control
-records cannot stall it; no progress for `default_api_timeout_ms` is an error, never a hang.
+Invariants: the ends are fixed before the first record; each record in range is given once, in offset order
+per partition; a partition is done when its position, which follows the broker's `next_offset`, reaches its
+end, so gaps and control records cannot stall it; no progress for `default_api_timeout_ms` is an error, never
+a hang.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,19 +46,27 @@ def read(
     UnavailableError while iterating when nothing arrives for `default_api_timeout_ms`.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
-    return Reader(names, resolve(cluster), start, end, parse_options(config, {"auto_offset_reset": "none", **options}))
+    return Reader(
+        names, resolve(cluster), start, end, parse_options(config, {"auto_offset_reset": "none", **options})
+    )
 
 
 class Reader:
-    """A bounded range; iterate it for `Record`s, or `arrow_batches()` for Arrow. Each iteration reads the range anew."""
+    """A bounded range; iterate it for `Record`s, or `arrow_batches()` for Arrow. Each iteration reads the
+    range anew.
+    """
 
-    def __init__(self, topics: list[str], handle: ClusterHandle, start: Bound, end: Bound, config: Any) -> None:
+    def __init__(
+        self, topics: list[str], handle: ClusterHandle, start: Bound, end: Bound, config: Any
+    ) -> None:
         self._handle = handle
         self._config = config
         self.start_offsets, self.end_offsets = io_thread.run(self._bounds(topics, start, end), None)
 
     def __repr__(self) -> str:
-        ranges = " ".join(f"{tp}[{start}, {self.end_offsets[tp]})" for tp, start in self.start_offsets.items())
+        ranges = " ".join(
+            f"{tp}[{start}, {self.end_offsets[tp]})" for tp, start in self.start_offsets.items()
+        )
         return f"<Reader cluster={self._handle.name} {ranges}>"
 
     def __len__(self) -> int:
@@ -91,7 +100,9 @@ class Reader:
                 delivery.add(fetched)
                 while (item := take(delivery)) is not None:
                     yield item
-                remaining = {tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]}
+                remaining = {
+                    tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]
+                }
                 io_thread.run(fetcher.assign(list(remaining)), None)
         finally:
             io_thread.run(fetcher.close(), None)
@@ -114,24 +125,38 @@ class Reader:
         latest = await self._lookup(fetcher, partitions, "latest")
         bounds = []
         for name, bound, default in (("start", start, earliest), ("end", end, latest)):
-            found = {**default, **bound} if isinstance(bound, Mapping) else await self._lookup(fetcher, partitions, bound)
+            found = (
+                {**default, **bound}
+                if isinstance(bound, Mapping)
+                else await self._lookup(fetcher, partitions, bound)
+            )
             found = {tp: latest[tp] if offset == -1 else offset for tp, offset in found.items()}
             for tp, offset in found.items():
                 if not earliest[tp] <= offset <= latest[tp]:
                     available = f"available: [{earliest[tp]}, {latest[tp]}]"
-                    raise OffsetOutOfRange(f"read: {name} offset {offset} of {tp} does not exist; {available}")
+                    raise OffsetOutOfRange(
+                        f"read: {name} offset {offset} of {tp} does not exist; {available}"
+                    )
             bounds.append(found)
         return bounds[0], bounds[1]
 
     async def _lookup(
         self, fetcher: Fetcher, partitions: list[TopicPartition], bound: str | int
     ) -> dict[TopicPartition, int]:
-        if isinstance(bound, bool) or not isinstance(bound, (str, int)) or (isinstance(bound, int) and bound < 0):
-            raise ConfigError(f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}")
+        if (
+            isinstance(bound, bool)
+            or not isinstance(bound, (str, int))
+            or (isinstance(bound, int) and bound < 0)
+        ):
+            raise ConfigError(
+                f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}"
+            )
         timestamp_ms = START_TIMESTAMPS.get(bound) if isinstance(bound, str) else bound
         if timestamp_ms is None:
             raise ConfigError(f"read: expected 'earliest' or 'latest', found {bound!r}")
-        found = await fetcher.lookup.offsets(dict.fromkeys(partitions, timestamp_ms), self._config.default_api_timeout_ms)
+        found = await fetcher.lookup.offsets(
+            dict.fromkeys(partitions, timestamp_ms), self._config.default_api_timeout_ms
+        )
         return {tp: found[tp].offset for tp in partitions}
 
     def _stalled(self, remaining: Mapping[TopicPartition, int]) -> UnavailableError:

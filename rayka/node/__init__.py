@@ -1,1 +1,3 @@
-"""The nodes: asynchronous, on asyncio and the two ports alone; the same code under Ray, in one process and simulated."""
+"""The nodes: asynchronous, on asyncio and the two ports alone; the same code under Ray, in one process and
+simulated.
+"""

@@ -17,7 +17,12 @@ from rayka.protocol.cluster import (
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
-from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse
+from rayka.protocol.topics import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
 
 
 class Api(msgspec.Struct, frozen=True):

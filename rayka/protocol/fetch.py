@@ -27,8 +27,9 @@ class IsolationLevel(IntEnum):
 class FileRange(Message, frozen=True, array_like=True):
     """Whole batches in a segment file, for a reader on the same machine (design §3).
 
-    The reader opens `path`, checks device and inode and that the file reaches `position + size_bytes`, maps it, and checks
-    that the first batch starts at `base_offset`; otherwise it asks again for bytes. The range ends below the high watermark.
+    The reader opens `path`, checks device and inode and that the file reaches `position + size_bytes`, maps
+    it, and checks that the first batch starts at `base_offset`; otherwise it asks again for bytes. The range
+    ends below the high watermark.
     """
 
     path: str
@@ -84,8 +85,8 @@ class FetchResponse(Message, frozen=True, array_like=True):
 class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
     """Waits up to `max_wait_ms` for `min_bytes` (G7), then answers up to `max_bytes` in request order (G5, G6).
 
-    `replica_id` is the follower's or observer's node id, -1 for a consumer. `local_directory_ids` names data directories
-    that the reader can open itself: partitions that live there are answered as file ranges.
+    `replica_id` is the follower's or observer's node id, -1 for a consumer. `local_directory_ids` names data
+    directories that the reader can open itself: partitions that live there are answered as file ranges.
     """
 
     max_wait_ms: int
@@ -100,7 +101,9 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
 
 
 class ListOffsetsPartition(Message, frozen=True, array_like=True):
-    """Which offset of one partition is asked for: a timestamp in ms, or -1 latest, -2 earliest, -3 maximal timestamp."""
+    """Which offset of one partition is asked for: a timestamp in ms, or -1 latest, -2 earliest, -3 maximal
+    timestamp.
+    """
 
     topic_id: UUID
     partition: int

@@ -41,7 +41,9 @@ class ProduceResponse(Message, frozen=True, array_like=True):
 
 
 class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
-    """Appends batches. `acks`: 0 (answered before the append is known), 1 (the leader has it), -1 (every ISR member has it)."""
+    """Appends batches. `acks`: 0 (answered before the append is known), 1 (the leader has it), -1 (every ISR
+    member has it).
+    """
 
     acks: int
     timeout_ms: int

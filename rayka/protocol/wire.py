@@ -59,7 +59,9 @@ def encode(message: Message) -> Encoded:
     buffers: list[np.ndarray] = []
 
     def set_aside(value: Any) -> int:
-        assert isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 1, repr(value)
+        assert isinstance(value, np.ndarray), repr(value)
+        assert value.dtype == np.uint8, repr(value)
+        assert value.ndim == 1, repr(value)
         buffers.append(value)
         return value.size
 
@@ -81,5 +83,7 @@ def decode(message_type: type[MessageT], body: bytes, payload: np.ndarray | byte
     try:
         message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidRequest(f"expected a {message_type.__name__}: {error}; are both sides of one version?") from error
+        raise InvalidRequest(
+            f"expected a {message_type.__name__}: {error}; are both sides of one version?"
+        ) from error
     return message

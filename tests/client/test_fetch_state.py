@@ -11,7 +11,9 @@ FIRST, SECOND = TopicPartition("flights", 0), TopicPartition("flights", 1)
 BYTES = np.zeros(64, dtype=np.uint8)
 
 
-def state(*, reset: str = "earliest", partition_bytes_max: int = 100, total_bytes_max: int = 1_000) -> FetchState:
+def state(
+    *, reset: str = "earliest", partition_bytes_max: int = 100, total_bytes_max: int = 1_000
+) -> FetchState:
     made = FetchState(
         auto_offset_reset=reset, partition_bytes_max=partition_bytes_max, total_bytes_max=total_bytes_max
     )

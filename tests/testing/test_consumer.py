@@ -38,7 +38,9 @@ def topic(cluster: InProcessCluster) -> str:
     return name
 
 
-def send(cluster: InProcessCluster, topic: str, values: list[bytes], partition: int = 0, **options: object) -> None:
+def send(
+    cluster: InProcessCluster, topic: str, values: list[bytes], partition: int = 0, **options: object
+) -> None:
     with Producer(cluster=cluster, **options) as producer:
         for value in values:
             producer.send(topic, value, partition=partition)
@@ -53,7 +55,7 @@ def poll_all(consumer: Consumer, record_count: int) -> list[rayka.Record]:
     return records
 
 
-# ---- What is read ------------------------------------------------------------------------------------------------------
+# ---- What is read --------------------------------------------------------------------------------
 
 
 def test_all_partitions_of_a_topic_are_read_in_order(cluster, topic):
@@ -147,7 +149,9 @@ def test_a_loop_that_was_left_goes_on_where_it_was(cluster, topic):
 @pytest.mark.parametrize("local_reads", [True, False])
 def test_arrow_batches_have_the_columns_of_the_reference(cluster, topic, local_reads):
     with Producer(cluster=cluster) as producer:
-        producer.send(topic, b"v", key=b"k", headers=[("source", b"faa")], partition=2, timestamp_ms=1_357_034_400_000)
+        producer.send(
+            topic, b"v", key=b"k", headers=[("source", b"faa")], partition=2, timestamp_ms=1_357_034_400_000
+        )
     with Consumer(topic, cluster=cluster, auto_offset_reset="earliest", local_reads=local_reads) as consumer:
         batch = consumer.poll_arrow(5_000)
     assert isinstance(batch, pa.RecordBatch)
@@ -179,7 +183,7 @@ def test_values_are_deserialized(cluster, topic):
     assert [(record.key, record.value) for record in records] == [("UA", {"delay": 3}), ("UA", None)]
 
 
-# ---- Bounded reads -----------------------------------------------------------------------------------------------------
+# ---- Bounded reads --------------------------------------------------------------------------------
 
 
 def test_a_bounded_read_ends_where_the_log_ended_when_it_began(cluster, topic):
@@ -214,7 +218,7 @@ def test_a_bound_outside_the_log_is_refused(cluster, topic):
         rayka.read(topic, cluster=cluster, start="begin")
 
 
-# ---- Faults ------------------------------------------------------------------------------------------------------------
+# ---- Faults --------------------------------------------------------------------------------
 
 
 def test_a_consumer_survives_a_restart_of_its_broker():
@@ -272,7 +276,7 @@ def test_a_bit_flip_on_the_disk_is_an_error_that_says_where(tmp_path: Path, loca
             assert consumer.poll(5_000)[0].value == b"good again"
 
 
-# ---- Bad input ---------------------------------------------------------------------------------------------------------
+# ---- Bad input --------------------------------------------------------------------------------
 
 
 def test_what_does_not_exist_is_named(cluster, topic):
