@@ -12,6 +12,7 @@ import ray
 from rayka.actors import ray_connection, ray_process
 from rayka.cli.cluster import end_ray, ensure_ray
 from rayka.cluster import Cluster
+from rayka.errors import RaykaError
 
 
 @contextmanager
@@ -51,8 +52,11 @@ def demo_cluster(name: str, directory: str, *, keep: bool) -> Iterator[Cluster]:
     cluster = Cluster.start(name=name, data_dir=directory)
     try:
         yield cluster
-    except BaseException:
-        cluster.stop(delete_data=True)
+    except BaseException as error:
+        try:
+            cluster.stop(delete_data=True)
+        except RaykaError as failure:
+            error.add_note(f"the cluster could not be stopped either: {failure}")
         raise
     if not keep:
         cluster.stop(delete_data=True)

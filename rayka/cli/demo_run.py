@@ -16,7 +16,7 @@ from rich.console import Console
 
 import rayka
 from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
-from rayka.cli.demo_spark import delays_by_spark
+from rayka.cli.demo_spark import demo_spark, query
 from rayka.cli.flights import (
     CarrierDelay,
     checksum,
@@ -63,7 +63,7 @@ class Outcome(msgspec.Struct):
 
 def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
     """Runs the demo and tells it on standard output; whether everything came out as it went in."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _clean_up_on_sigterm()
     narrator = Narrator(Console(quiet=as_json))
     outcome = Outcome(cluster="rayka" if keep else f"demo-{secrets.token_hex(3)}")
     outcome.spark_skipped = _why_no_spark(with_spark)
@@ -81,6 +81,10 @@ def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
     if keep:
         _say_how_to_go_on(narrator, data_dir)
     return outcome.is_same and outcome.is_table_same
+
+
+def _clean_up_on_sigterm() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _why_no_spark(with_spark: bool) -> str:
@@ -103,14 +107,14 @@ def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) 
     directory = stack.enter_context(demo_directory(keep=keep))
     with _timed(narrator, outcome, "Starting Ray, or finding the one that runs") as step:
         step.detail = stack.enter_context(demo_ray(directory, keep=keep))
+    _clean_up_on_sigterm()  # again: Ray puts a handler of its own there, which aborts
     with _timed(narrator, outcome, "Starting a cluster") as step:
         cluster = stack.enter_context(demo_cluster(outcome.cluster, directory, keep=keep))
         step.detail = f"{cluster.name!r} in {directory}"
     _publish(narrator, outcome, cluster, records)
     _consume(narrator, outcome, cluster, size_bytes=records.nbytes)
     if not outcome.spark_skipped:
-        with _timed(narrator, outcome, "Asking Spark, through RayDP") as step:
-            outcome.delays_from_spark = delays_by_spark(cluster, TOPIC, directory)
+        _ask_spark(narrator, outcome, directory)
     return directory
 
 
@@ -137,6 +141,16 @@ def _consume(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, *, si
         outcome.checksum_out = f"{checksum(fields):016x}"
         outcome.records_out = counter.count
         step.detail = step.rate(counter.count, size_bytes)
+
+
+def _ask_spark(narrator: Narrator, outcome: Outcome, directory: str) -> None:
+    with ExitStack() as stack:
+        with _timed(narrator, outcome, "Starting Spark on Ray, through RayDP") as step:
+            session = stack.enter_context(demo_spark(directory))
+            step.detail = f"version {session.version}"
+        with _timed(narrator, outcome, "Asking Spark for the delays by carrier") as step:
+            outcome.delays_from_spark = query(session, outcome.cluster, TOPIC)
+            step.detail = f"{len(outcome.delays_from_spark)} carriers"
 
 
 class _Counter:

@@ -9,18 +9,32 @@ from typing import TYPE_CHECKING
 
 import rayka.spark
 from rayka.cli.flights import CarrierDelay, in_order
-from rayka.cluster import Cluster
+from rayka.errors import RaykaError, UnavailableError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LINES_SHOWN = 3
 
-def delays_by_spark(cluster: Cluster, topic: str, directory: str) -> list[CarrierDelay]:
-    """Starts Spark on the cluster's Ray, asks it, and stops it; its JVM's chatter goes to a file in the directory."""
-    with _standard_error_in(Path(directory) / "spark.log"):
+
+@contextmanager
+def demo_spark(directory: str) -> Iterator["SparkSession"]:
+    """A session on the Ray of this process; the chatter of its JVM goes to a file in the directory.
+
+    Raises UnavailableError when Spark does not start or fails, with the last that it said.
+    """
+    log = Path(directory) / "spark.log"
+    with _standard_error_in(log):
         try:
-            session = rayka.spark.init("rayka-demo", cores=2, configs={"spark.sql.shuffle.partitions": "2"})
-            return query(session, cluster.name, topic)
+            yield rayka.spark.init("rayka-demo", cores=2, configs={"spark.sql.shuffle.partitions": "2"})
+        except RaykaError:
+            raise
+        except Exception as error:
+            said = log.read_text(errors="replace").strip().splitlines()[-_LINES_SHOWN:]
+            reason = str(error).strip().partition("\n")[0]
+            raise UnavailableError(
+                f"Spark failed: {reason} | {' | '.join(said)}; see `rayka doctor`"
+            ) from error
         finally:
             rayka.spark.stop()
 
