@@ -100,10 +100,12 @@ class Reader:
                 delivery.add(fetched)
                 while (item := take(delivery)) is not None:
                     yield item
-                remaining = {
+                behind = {
                     tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]
                 }
-                io_thread.run(fetcher.assign(list(remaining)), None)
+                if len(behind) < len(remaining):
+                    io_thread.run(fetcher.assign(list(behind)), None)
+                remaining = behind
         finally:
             io_thread.run(fetcher.close(), None)
 
