@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch
+from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header
 
 Deserializer = Callable[[bytes], Any]
 
@@ -34,7 +34,8 @@ class Record(
     """One record of a topic.
 
     `timestamp_ms` is milliseconds since 1970 UTC. `key` and `value` are bytes or None, or what the consumer's
-    deserializers made of them (None, a tombstone, stays None). `headers` keep their order and their duplicates.
+    deserializers made of them (None, a tombstone, stays None). `headers` keep their order and their duplicates; records
+    without any share one empty tuple.
     Kafka: ConsumerRecord.
     """
 
@@ -44,17 +45,18 @@ class Record(
     timestamp_ms: int
     key: Any
     value: Any
-    headers: list[tuple[str, bytes | None]]
+    headers: tuple[Header, ...]
 
 
 def records_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> list[Record]:
     """Rows of a batch as records, in offset order."""
+    has_headers = batch.headers is not None
     columns = (
         batch.offsets[rows].tolist(),
         batch.timestamps_ms[rows].tolist(),
         batch.keys_list()[rows],
         batch.values_list()[rows],
-        batch.headers_list()[rows],
+        map(tuple, batch.headers_list()[rows]) if has_headers else repeat(()),
     )
     return list(map(Record, repeat(topic), repeat(partition), *columns))
 
