@@ -1,6 +1,7 @@
 """What the actors are called and where: `<cluster>/<role>-<node id>` in the Ray namespace `rayka`."""
 
 import os
+from typing import Any
 
 import ray
 
@@ -45,7 +46,8 @@ def _running() -> dict[str, tuple[int, ...]]:
             "this process is no longer connected to Ray; connect with rayka.Cluster.connect()"
         )
     clusters: dict[str, list[int]] = {}
-    for actor in ray.util.list_named_actors(all_namespaces=True):
+    named: Any = ray.util.list_named_actors(all_namespaces=True)  # dicts, though it is annotated as names
+    for actor in named:
         cluster_name, separator, node = actor["name"].rpartition("/")
         if actor["namespace"] == NAMESPACE and separator and node.rpartition("-")[2].isdigit():
             clusters.setdefault(cluster_name, []).append(int(node.rpartition("-")[2]))

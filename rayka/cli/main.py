@@ -38,8 +38,8 @@ class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_SUBCOMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        chosen = _SUBCOMMANDS.get(name)
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        chosen = _SUBCOMMANDS.get(cmd_name)
         if chosen is None:
             return None
         command: click.Command = getattr(importlib.import_module(chosen.module), chosen.attribute)

@@ -7,6 +7,7 @@ Columns: `value` (binary or string), and if wanted `key` (the same), `timestamp`
 
 import difflib
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,21 +22,33 @@ from rayka.errors import RecordTooLarge, SerializationError
 from rayka.protocol.murmur2 import partitions_for_keys
 
 COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
-ANY_PARTITION = -1
+_ANY = -1
 Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
 
 
 class Input(NamedTuple):
-    """Records to send; `partitions` has the one asked for of each, ANY_PARTITION where none is; None: of none."""
+    """Records to send, and the partition of each, negative where none is asked for; None: for none of them."""
 
     columns: Columns
     partitions: np.ndarray | None
 
+    def placed(self, partition_count: int, sticky_partition: int) -> "Input":
+        """With a partition for each: the one asked for, else that of its key, else the sticky one. Or for none."""
+        keys, partitions = self.columns.keys, self.partitions
+        if keys is not None and keys.null_count < len(keys):
+            by_key = partitions_for_keys(keys, partition_count)
+            if keys.null_count:
+                by_key = np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), _ANY, by_key)
+            partitions = by_key if partitions is None else np.where(partitions < 0, by_key, partitions)
+        if partitions is not None and int(partitions.min()) < 0:
+            partitions = np.where(partitions < 0, sticky_partition, partitions)
+        return self._replace(partitions=partitions)
+
 
 class Piece(NamedTuple):
-    """Records that fit one batch of one partition, or of any (ANY_PARTITION), and their size at most, in bytes."""
+    """Records that fit one batch of one partition, or of any (None), and their size at most, in bytes."""
 
-    partition: int
+    partition: int | None
     columns: Columns
     size_bytes: int
 
@@ -62,7 +75,7 @@ def inputs_of(
     return [_of_batch(batch, timestamp_ms) for batch in batches if batch.num_rows]
 
 
-def pieces_of(given: Input, partition_count: int, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
+def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
     """The records by partition, in pieces that each fit a batch of `batch_bytes`.
 
     Raises RecordTooLarge, before the first piece, when a record exceeds record_bytes_max.
@@ -73,24 +86,21 @@ def pieces_of(given: Input, partition_count: int, batch_bytes: int, record_bytes
         raise RecordTooLarge(
             f"row {row} takes {int(sizes[row])} bytes; max_request_size leaves {record_bytes_max} for a record"
         )
-    return _cut_by_partition(given, sizes, partition_count, batch_bytes)
+    return _cut_by_partition(given, sizes, batch_bytes)
 
 
-def _cut_by_partition(
-    given: Input, sizes: np.ndarray, partition_count: int, batch_bytes: int
-) -> Iterator[Piece]:
-    partitions = _partitions(given, partition_count)
-    if partitions is None:
-        yield from _cut(ANY_PARTITION, given.columns, sizes, batch_bytes)
+def _cut_by_partition(given: Input, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+    if given.partitions is None:
+        yield from _cut(None, given.columns, sizes, batch_bytes)
         return
-    order = np.argsort(partitions, kind="stable")
-    numbers, begins = np.unique(partitions[order], return_index=True)
+    order = np.argsort(given.partitions, kind="stable")
+    numbers, begins = np.unique(given.partitions[order], return_index=True)
     for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
         columns = given.columns if len(numbers) == 1 else _take(given.columns, rows)
         yield from _cut(number, columns, sizes[rows], batch_bytes)
 
 
-def _cut(partition: int, columns: Columns, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+def _cut(partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
     ends = np.cumsum(sizes)
     begin, begin_bytes = 0, 0
     while begin < len(sizes):
@@ -99,17 +109,6 @@ def _cut(partition: int, columns: Columns, sizes: np.ndarray, batch_bytes: int) 
         whole = begin == 0 and end == len(sizes)
         yield Piece(partition, columns if whole else columns.slice(begin, end), end_bytes - begin_bytes)
         begin, begin_bytes = end, end_bytes
-
-
-def _partitions(given: Input, partition_count: int) -> np.ndarray | None:
-    """The partition of each record, ANY_PARTITION without partition and key; None when all are so."""
-    keys = given.columns.keys
-    if keys is None or keys.null_count == len(keys):
-        return given.partitions
-    by_key = partitions_for_keys(keys, partition_count)
-    if keys.null_count:
-        by_key = np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), ANY_PARTITION, by_key)
-    return by_key if given.partitions is None else np.where(given.partitions < 0, by_key, given.partitions)
 
 
 def _take(columns: Columns, rows: np.ndarray) -> Columns:
@@ -200,17 +199,11 @@ def _serialized(values: Sequence[Any], serializer: Serializer | None) -> Sequenc
 
 
 def _array(values: Sequence[Any], name: str) -> pa.Array:
-    try:
-        array = pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SerializationError(f"{name}: expected bytes or None: {error}") from error
-    if pa.types.is_null(array.type):
-        return array.cast(pa.binary())
-    if array.type != pa.binary():
-        raise SerializationError(
-            f"{name}: expected bytes or None, found {array.type}; give a {name}_serializer"
-        )
-    return array
+    if not set(map(type, values)) <= {bytes, NoneType}:
+        wrong = next(each for each in values if type(each) not in (bytes, NoneType))
+        found = f"found {type(wrong).__name__}; encode them, or give {name}_serializer"
+        raise SerializationError(f"{name}: expected bytes or None, {found}")
+    return pa.array(values, pa.binary())
 
 
 def _header_array(headers: Sequence[Any]) -> pa.Array:
@@ -245,12 +238,13 @@ def _checked_headers(array: pa.Array) -> pa.Array:
 def _timestamps(array: pa.Array | None, default_ms: int) -> int | np.ndarray:
     if array is None:
         return default_ms
+    times = array
     if pa.types.is_timestamp(array.type):
-        array = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
-    if array.type != pa.int64():
+        times = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
+    if times.type != pa.int64():
         raise SerializationError(f"column 'timestamp': expected timestamp or int64 (ms), found {array.type}")
     return np.asarray(
-        (array.fill_null(default_ms) if array.null_count else array).to_numpy(zero_copy_only=False)
+        (times.fill_null(default_ms) if times.null_count else times).to_numpy(zero_copy_only=False)
     )
 
 
@@ -261,4 +255,4 @@ def _asked_partitions(array: pa.Array | None) -> np.ndarray | None:
         raise SerializationError(f"column 'partition': expected integers, found {array.type}")
     if array.null_count < len(array) and pc.min(array).as_py() < 0:
         raise SerializationError(f"column 'partition': expected 0 or more, found {pc.min(array).as_py()}")
-    return np.asarray(array.cast(pa.int64()).fill_null(ANY_PARTITION).to_numpy(zero_copy_only=False))
+    return np.asarray(array.cast(pa.int64()).fill_null(_ANY).to_numpy(zero_copy_only=False))
