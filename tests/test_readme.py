@@ -1,0 +1,53 @@
+"""The README's Python: every block parses, and what can run without Ray does."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayka.config import ClusterSpec
+from tests.tidy import ROOT
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_block_of_the_readme_parses(block: str) -> None:
+    assert ast.parse(block).body
+
+
+def test_the_readmes_own_test_passes(tmp_path: Path) -> None:
+    (block,) = [each for each in BLOCKS if "def test_" in each]
+    (tmp_path / "test_block.py").write_text(block)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path)]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in run.stdout, run.stdout
+
+
+def test_the_readmes_producing_and_consuming_work_on_a_cluster_in_this_process(tmp_path: Path) -> None:
+    """The blocks of Produce and Consume, one program, with the cluster's name bound to one for tests."""
+    produce, send_batch, consume = (
+        next(each for each in BLOCKS if marker in each)
+        for marker in ("value_serializer", "pa.table", "rayka.read(")
+    )
+    endless = consume.index("with rayka.Consumer")
+    program = "\n".join([produce, send_batch, consume[:endless]]).replace(
+        'cluster="rayka"', "cluster=cluster"
+    )
+    body = "".join(f"    {line}\n" for line in program.split("\n"))
+    source = f"import rayka, rayka.testing\nwith rayka.testing.cluster() as cluster:\n{body}"
+    run = subprocess.run(
+        [sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("\n") == 3
+
+
+def test_the_shipped_cluster_yaml_and_the_one_of_the_readme_are_valid(tmp_path: Path) -> None:
+    shown = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "cluster.yaml").write_text(shown[0])
+    for path in (tmp_path / "cluster.yaml", ROOT / "cluster.yaml"):
+        assert ClusterSpec.load(path).name == "rayka"
