@@ -113,6 +113,10 @@ class Accumulator:
         known = self._topics.get(topic)
         return self._limits.batch_bytes if known is None else known.batch_bytes
 
+    def last_sticky(self, topic: str) -> int:
+        """The partition that records without one went to last."""
+        return self._topics[topic].last_sticky
+
     def set_topic(self, topic: str, partition_count: int, message_bytes_max: int) -> None:
         """The topic as the metadata has it now. A partition that is gone keeps its queue, for the sender to fail."""
         batch_bytes = max(min(self._limits.batch_bytes, message_bytes_max), BATCH_OVERHEAD_BYTES)

@@ -99,6 +99,19 @@ def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
     _process.get().loop.call_soon_threadsafe(callback, *arguments)
 
 
+def wait_for_turn(timeout_s: float) -> None:
+    """Returns when the IO thread has done all that it was told before, the callbacks it is in included.
+
+    Raises TimeoutError, and RuntimeError on the IO thread itself.
+    """
+    refuse("waiting for the IO thread")
+    over = threading.Lock()
+    over.acquire()
+    call_soon(over.release)
+    if not over.acquire(timeout=max(timeout_s, 0)):
+        raise TimeoutError(f"rayka's IO thread was busy for {timeout_s} s; does a callback block it?")
+
+
 def wall_clock_ms() -> int:
     """Milliseconds since 1970 UTC, for the timestamps of records."""
     return time.time_ns() // 1_000_000

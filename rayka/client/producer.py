@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from rayka.client import io_thread
 from rayka.client.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Moment
-from rayka.client.arrow_input import ANY_PARTITION, Data, Piece, inputs_of, pieces_of
+from rayka.client.arrow_input import Data, Piece, inputs_of, pieces_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.columns import Headers, Row
 from rayka.client.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
@@ -161,13 +161,14 @@ class Producer:
         for given in inputs_of(data, io_thread.wall_clock_ms(), serializers):
             if given.partitions is not None:
                 self._check_partition(topic, int(given.partitions.max()), partition_count)
+            placed = given.placed(partition_count, self._accumulator.last_sticky(topic))
             room = self._accumulator.batch_bytes(topic) - BATCH_OVERHEAD_BYTES
-            for piece in pieces_of(given, partition_count, room, self._record_bytes_max):
+            for piece in pieces_of(placed, room, self._record_bytes_max):
                 runs.append((*self._add_columns(topic, piece), len(piece.columns.values)))
         return BatchFuture(runs)
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when every record sent before is over: acknowledged, or failed as its future tells.
+        """Returns when every record sent before is over, acknowledged or failed, and its callbacks have run.
 
         Waits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
         callback raised, and ClosedError.
@@ -205,6 +206,8 @@ class Producer:
             self._check_partition(topic, partition, partition_count)
         elif key is not None:
             partition = partition_for_key(key, partition_count)
+        if on_delivery is not None and not callable(on_delivery):
+            raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
         is_plain = row.key is None and not row.headers and row.timestamp_ms is None
         return self._append(topic, partition, value if is_plain else row, on_delivery)
 
@@ -237,11 +240,9 @@ class Producer:
         return future if type(slot) is int else self._append(future.batch.topic, None, slot)
 
     def _add_columns(self, topic: str, piece: Piece) -> tuple[ProducerBatch, int]:
-        partition = None if piece.partition == ANY_PARTITION else piece.partition
-
         def add() -> tuple[ProducerBatch, int] | None:
             return self._accumulator.add_columns(
-                topic, partition, piece.columns, piece.size_bytes, self._sender.now_ms()
+                topic, piece.partition, piece.columns, piece.size_bytes, self._sender.now_ms()
             )
 
         with self._lock:
@@ -274,6 +275,7 @@ class Producer:
         if pending:
             self._sender.wake()
             wait_until_done(pending, timeout)
+        io_thread.wait_for_turn(_CLOSE_SLACK_S)
         error, self._sender.callback_error = self._sender.callback_error, None
         if error is not None:
             raise error
@@ -330,6 +332,10 @@ def _as_bytes(value: Any, convert: Serializer | None, name: str) -> bytes | None
 def _as_headers(headers: Any) -> Headers | None:
     if headers is None:
         return None
+    if not isinstance(headers, (Mapping, list, tuple)):
+        raise TypeError(
+            f"headers: expected a list of (str, bytes or None) pairs, found {type(headers).__name__}"
+        )
     pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):

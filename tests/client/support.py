@@ -1,0 +1,134 @@
+"""A cluster that answers at once and does what it is told: for what the real nodes cannot be made to do on request."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+from rayka.client import io_thread
+from rayka.errors import ErrorCode, NetworkException
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.cluster import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+)
+from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest, ProduceResponse
+
+BROKER, CONTROLLER = 1, 3001
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2, "linger_ms": 0}  # options that make tests short
+Answer = ErrorCode | Exception
+
+
+class ScriptedCluster:
+    """A `ClusterHandle` and its `Network`: one broker, one controller, topics by name and partition count.
+
+    `answers`: what becomes of the next produced partitions, one after another: an error code, or an error of
+    the network. `logs`: the batches of each partition, as they arrived. While `hold` was called, produce
+    requests wait for `release`.
+    """
+
+    name = "scripted"
+
+    def __init__(self, topics: dict[str, int] | None = None) -> None:
+        self.topics = dict(topics or {"orders": 3})
+        self.configs: dict[str, str] = {}
+        self.answers: deque[Answer] = deque()
+        self.logs: dict[tuple[str, int], list[RecordBatch]] = {}
+        self.requests: list[ProduceRequest] = []
+        self.leader_id = BROKER
+        self.topics_at_broker: dict[str, int] | None = None  # what the broker knows, if not all
+        self.is_down = False
+        self.metadata_calls = 0
+        self.executes_lost_requests = False
+        self._gate: asyncio.Event | None = None
+        self._held = Event()
+
+    def network(self) -> "ScriptedCluster":
+        return self
+
+    async def node_ids(self) -> Sequence[int]:
+        return [BROKER, CONTROLLER]
+
+    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        if self.is_down:
+            raise NetworkException(f"node {node_id} is down")
+        if isinstance(request, MetadataRequest):
+            return self._metadata(node_id, request)
+        assert isinstance(request, ProduceRequest)
+        self.requests.append(request)
+        if self._gate is not None:
+            self._held.set()
+            await self._gate.wait()
+        return ProduceResponse(tuple(self._append(each, request.acks) for each in request.partitions))
+
+    # ---- For tests ----
+
+    def hold(self) -> None:
+        """Produce requests wait from now on."""
+        self._gate = asyncio.Event()
+        self._held.clear()
+
+    def wait_until_held(self) -> None:
+        """Returns when a produce request waits."""
+        assert self._held.wait(10)
+
+    def release(self) -> None:
+        """Requests go on, those that wait and those to come."""
+        gate, self._gate = self._gate, None
+        assert gate is not None
+        io_thread.call_soon(gate.set)
+
+    def values(self, topic: str, partition: int) -> list[bytes | None]:
+        """The values in a partition, in the order of the log."""
+        return [
+            value for batch in self.logs.get((topic, partition), []) for value in decode(batch).values_list()
+        ]
+
+    # ---- Nodes ----
+
+    def _metadata(self, node_id: int, request: MetadataRequest) -> MetadataResponse:
+        self.metadata_calls += 1
+        known = self.topics
+        if node_id == BROKER and self.topics_at_broker is not None and request.min_metadata_offset < 0:
+            known = self.topics_at_broker
+        names = tuple(self.topics) if request.topics is None else request.topics
+        broker = MetadataBroker(BROKER, "here", False, ())
+        return MetadataResponse(
+            "id", CONTROLLER, (broker,), tuple(self._topic(each, known) for each in names), 7
+        )
+
+    def _topic(self, name: str, known: dict[str, int]) -> MetadataTopic:
+        if name not in known:
+            return MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        partitions = tuple(
+            MetadataPartition(index, self.leader_id, 0, (BROKER,), (BROKER,)) for index in range(known[name])
+        )
+        return MetadataTopic(name, _topic_id(name), partitions, self.configs)
+
+    def _append(self, part: ProducePartition, acks: int) -> ProducePartitionResult:
+        topic = next((each for each in self.topics if _topic_id(each) == part.topic_id), None)
+        if topic is None:
+            return ProducePartitionResult(
+                part.topic_id, part.partition, ErrorCode.UNKNOWN_TOPIC_ID, "unknown"
+            )
+        answer = self.answers.popleft() if self.answers else None
+        if isinstance(answer, ErrorCode):
+            return ProducePartitionResult(part.topic_id, part.partition, answer, "as told")
+        if isinstance(answer, Exception) and not self.executes_lost_requests:
+            raise answer
+        log = self.logs.setdefault((topic, part.partition), [])
+        base_offset = sum(each.record_count for each in log)
+        log += split_batches(part.records.copy())
+        if isinstance(answer, Exception):
+            raise answer
+        return ProducePartitionResult(part.topic_id, part.partition, base_offset=base_offset if acks else -1)
+
+
+def _topic_id(name: str) -> UUID:
+    return UUID(bytes=name.encode().ljust(16, b"\0")[:16])

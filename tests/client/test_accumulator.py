@@ -1,0 +1,371 @@
+"""The producer's brain: order, memory, partitioning, linger."""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, STAMP_AGE_MS, Accumulator, Limits, Moment
+from rayka.client.columns import Columns, Row
+from rayka.client.delivery_future import DeliveryFuture
+from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.errors import RequestTimedOut
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import Codec, split_batches
+
+RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES
+VALUE = bytes(100)
+
+
+def accumulator(
+    *,
+    batch_bytes: int = 10_000,
+    memory_bytes: int = 1 << 20,
+    linger_ms: float = 5,
+    partitions: int = 3,
+    delivery_timeout_ms: float = 1_000,
+) -> Accumulator:
+    limits = Limits(batch_bytes, memory_bytes, linger_ms, delivery_timeout_ms)
+    made = Accumulator(limits)
+    made.set_topic("orders", partitions, 1 << 20)
+    return made
+
+
+def append(
+    to: Accumulator,
+    value: bytes = VALUE,
+    *,
+    partition: int | None = None,
+    now_ms: float = 0,
+    timestamp_ms: int = 1,
+) -> DeliveryFuture:
+    size_bytes = len(value) + RECORD_OVERHEAD_BYTES
+    future = to.append("orders", partition, value, size_bytes, Moment(now_ms, timestamp_ms))
+    assert future is not None
+    return future
+
+
+def values_of(batch: ProducerBatch) -> list[bytes | None]:
+    encoded = batch.encode(Codec.NONE, 1 << 30)
+    return [value for each in split_batches(encoded) for value in decode(each).values_list()]
+
+
+def partitions_of(batches: Iterable[ProducerBatch]) -> list[int]:
+    return [each.partition for each in batches]
+
+
+# ---- Partitioning ----
+
+
+def test_records_without_a_key_stick_to_a_partition_until_its_batch_is_full():
+    filling = accumulator(batch_bytes=BATCH_OVERHEAD_BYTES + 2 * RECORD_BYTES)
+    assert partitions_of(append(filling).batch for _ in range(7)) == [0, 0, 1, 1, 2, 2, 0]
+
+
+def test_the_next_sticky_partition_is_the_one_with_the_shortest_queue():
+    filling = accumulator(batch_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES)
+    for partition in (0, 0, 1):
+        append(filling, partition=partition)
+    assert partitions_of(append(filling).batch for _ in range(4)) == [2, 1, 2, 0]
+
+
+def test_records_with_and_without_a_partition_share_its_batch_in_order():
+    filling = accumulator()
+    futures = [append(filling, b"a"), append(filling, b"b", partition=0), append(filling, b"c")]
+    assert len({id(each.batch) for each in futures}) == 1
+    futures[0].batch.seal()
+    assert values_of(futures[0].batch) == [b"a", b"b", b"c"]
+
+
+def test_a_topic_may_bound_its_batches():
+    filling = accumulator(batch_bytes=10_000)
+    filling.set_topic("orders", 3, BATCH_OVERHEAD_BYTES + 3 * RECORD_BYTES)
+    assert partitions_of(append(filling).batch for _ in range(4)) == [0, 0, 0, 1]
+
+
+# ---- What may go ----
+
+
+def test_a_batch_lingers_then_goes():
+    filling = accumulator(linger_ms=5)
+    batch = append(filling, now_ms=10).batch
+    assert filling.ready(14.9) == []
+    assert filling.tick(10) == 15
+    assert filling.ready(15) == [batch]
+
+
+def test_a_full_batch_goes_at_once():
+    filling = accumulator(batch_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES)
+    full, filling_up = append(filling).batch, append(filling).batch
+    assert filling.ready(0) == [full]
+    assert filling_up.partition == 1
+
+
+def test_somebody_who_waits_ends_the_linger():
+    filling = accumulator(linger_ms=1_000)
+    batch = append(filling).batch
+    assert filling.hurry() == [batch]
+    assert filling.ready(0) == [batch]
+
+
+def test_one_batch_of_a_partition_is_in_flight_and_the_next_waits_for_its_end():
+    filling = accumulator(linger_ms=0)
+    first = append(filling, b"a", partition=0).batch
+    filling.start(first)
+    second = append(filling, b"b", partition=0).batch
+    assert filling.ready(100) == []
+    filling.finish(first)
+    assert filling.ready(100) == [second]
+
+
+def test_a_failed_batch_stays_first_and_pauses_its_partition():  # G18
+    filling = accumulator(linger_ms=0)
+    first = append(filling, partition=0).batch
+    filling.start(first)
+    append(filling, partition=0)
+    filling.defer(first, RequestTimedOut("lost"), 50)
+    assert filling.ready(49) == []
+    assert filling.tick(20) == 50
+    assert filling.ready(50) == [first]
+
+
+def test_a_batch_that_had_its_time_expires_unless_it_is_in_flight():
+    filling = accumulator(linger_ms=0, delivery_timeout_ms=100)
+    batch = append(filling, partition=0).batch
+    filling.start(batch)
+    assert filling.expired(1_000) == []
+    filling.defer(batch, None, 2_000)
+    assert filling.expired(99) == []
+    assert filling.expired(100) == [batch]
+
+
+# ---- Memory ----
+
+
+def test_memory_is_set_aside_and_freed_with_the_batch():
+    filling = accumulator(memory_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES)
+    batch = append(filling).batch
+    assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is None
+    assert filling.used_bytes == BATCH_OVERHEAD_BYTES + RECORD_BYTES
+    filling.start(batch)
+    filling.finish(batch)
+    assert filling.used_bytes == 0
+    assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is not None
+
+
+def test_a_removed_topic_gives_its_batches_back():
+    filling = accumulator()
+    batch = append(filling).batch
+    assert filling.remove_topic("orders") == [batch]
+    assert filling.partition_count("orders") is None
+    assert filling.used_bytes == 0
+    assert not filling.holds(batch)
+
+
+# ---- Appending without the lock ----
+
+
+def test_a_batch_opens_as_far_as_its_memory_reaches():
+    filling = accumulator()
+    batch = append(filling).batch
+    assert batch.limit_bytes < 0
+    filling.open(batch)
+    assert batch.limit_bytes == batch.granted_bytes
+    assert filling.sticky == {"orders": batch}
+
+
+def test_a_late_record_is_seen_to_be_outside_a_sealed_batch():
+    filling = accumulator()
+    counted = append(filling, b"counted")
+    batch = counted.batch
+    appender_sees = batch.records
+    filling.start(batch)
+    late = DeliveryFuture(batch, b"late")
+    appender_sees.append(late)
+    assert batch.is_sealed
+    assert (counted.slot, late.slot) == (0, b"late")
+    assert values_of(batch) == [b"counted"]
+    assert filling.sticky == {}
+
+
+def test_an_old_timestamp_sends_the_next_record_through_the_lock_for_a_new_one():
+    filling = accumulator(linger_ms=1_000)
+    batch = append(filling, now_ms=0, timestamp_ms=500).batch
+    filling.open(batch)
+    assert filling.tick(0) == STAMP_AGE_MS
+    filling.tick(STAMP_AGE_MS)
+    assert batch.limit_bytes < 0
+    append(filling, now_ms=STAMP_AGE_MS, timestamp_ms=510)
+    filling.start(batch)
+    (decoded,) = (decode(each) for each in split_batches(batch.encode(Codec.NONE, 1 << 20)))
+    assert decoded.timestamps_ms.tolist() == [500, 510]
+    assert [batch.timestamp_of(index) for index in range(2)] == [500, 510]
+
+
+# ---- Contents ----
+
+
+def test_rows_and_plain_values_make_one_batch():
+    filling = accumulator()
+    row = Row(b"row", b"key", [("source", None)], 77)
+    first = append(filling, b"plain", partition=0).batch
+    assert filling.append("orders", 0, row, 50, Moment(0, 1)) is not None
+    filling.start(first)
+    (decoded,) = (decode(each) for each in split_batches(first.encode(Codec.NONE, 1 << 20)))
+    assert decoded.values_list() == [b"plain", b"row"]
+    assert decoded.keys_list() == [None, b"key"]
+    assert decoded.headers_list() == [[], [("source", None)]]
+    assert decoded.timestamps_ms.tolist() == [1, 77]
+
+
+def test_a_batch_that_grew_too_large_becomes_several():
+    filling = accumulator(batch_bytes=1 << 20)
+    batch = append(filling, b"0" * 100, partition=0).batch
+    for number in range(1, 10):
+        append(filling, b"%d" % number * 100, partition=0)
+    filling.start(batch)
+    parts = list(split_batches(batch.encode(Codec.NONE, 500)))
+    assert max(each.size_bytes for each in parts) <= 500
+    assert [value[:1] for each in parts for value in decode(each).values_list() if value] == [
+        b"%d" % number for number in range(10)
+    ]
+
+
+def test_small_columns_of_several_calls_share_a_batch():
+    filling = accumulator()
+    added = [filling.add_columns("orders", None, columns_of([b"a"] * 3), 60, 0) for _ in range(2)]
+    (first, first_index), (second, second_index) = (each for each in added if each)
+    assert first is second
+    assert (first_index, second_index) == (0, 3)
+
+
+def columns_of(values: list[bytes]) -> Columns:
+    return Columns(pa.array(values, pa.binary()), None, None, 1)
+
+
+# ---- The model ----
+
+MEMORY_BYTES = 6_000
+PARTITIONS = 3
+
+
+class AccumulatorModel(RuleBasedStateMachine):
+    """Against plain lists: what was accepted arrives once, in order per partition; memory is accounted to the byte."""
+
+    @initialize(linger_ms=st.sampled_from([0, 5]))
+    def begin(self, linger_ms: float) -> None:
+        self.accumulator = accumulator(
+            batch_bytes=1_500, memory_bytes=MEMORY_BYTES, linger_ms=linger_ms, delivery_timeout_ms=10**9
+        )
+        self.now_ms = 0.0
+        self.number = 0
+        self.accepted: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+        self.arrived: list[list[bytes | None]] = [[] for _ in range(PARTITIONS)]
+        self.in_flight: list[ProducerBatch] = []
+
+    def next_value(self, size: int) -> bytes:
+        self.number += 1
+        return b"%d" % self.number + bytes(size)
+
+    @rule(partition=st.none() | st.integers(0, PARTITIONS - 1), size=st.integers(0, 600), opens=st.booleans())
+    def append(self, partition: int | None, size: int, opens: bool) -> None:
+        value = self.next_value(size)
+        moment = Moment(self.now_ms, int(self.now_ms))
+        future = self.accumulator.append(
+            "orders", partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
+        )
+        if future is None:
+            assert self.accumulator.used_bytes + len(value) + 1_000 > MEMORY_BYTES
+            return
+        self.accepted[future.batch.partition].append(value)
+        if opens:
+            self.accumulator.open(future.batch)
+
+    @precondition(lambda self: self.accumulator.sticky)
+    @rule(size=st.integers(0, 100))
+    def append_without_the_lock(self, size: int) -> None:
+        value, batch = self.next_value(size), self.accumulator.sticky["orders"]
+        size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
+        if size_bytes <= batch.limit_bytes:
+            batch.size_bytes = size_bytes
+            batch.records.append(DeliveryFuture(batch, value))
+            self.accepted[batch.partition].append(value)
+
+    @rule(partition=st.none() | st.integers(0, PARTITIONS - 1), count=st.integers(1, 20))
+    def add_columns(self, partition: int | None, count: int) -> None:
+        values = [self.next_value(10) for _ in range(count)]
+        size_bytes = sum(len(each) + RECORD_OVERHEAD_BYTES for each in values)
+        added = self.accumulator.add_columns("orders", partition, columns_of(values), size_bytes, self.now_ms)
+        if added is not None:
+            batch, index = added
+            assert index == len(batch) - count
+            self.accepted[batch.partition] += values
+
+    @rule(elapsed_ms=st.sampled_from([0, 1, 5, 20]))
+    def start_what_is_ready(self, elapsed_ms: float) -> None:
+        self.now_ms += elapsed_ms
+        for batch in self.accumulator.ready(self.now_ms):
+            self.accumulator.start(batch)
+            self.in_flight.append(batch)
+        self.accumulator.tick(self.now_ms)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        batch = self.take_one(data)
+        self.arrived[batch.partition] += values_of(batch)
+        self.accumulator.finish(batch)
+        batch.acknowledge(0, -1)
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def fail_and_try_again(self, data: st.DataObject) -> None:
+        self.accumulator.defer(self.take_one(data), None, self.now_ms + 3)
+
+    @rule()
+    def hurry(self) -> None:
+        self.accumulator.hurry()
+
+    def take_one(self, data: st.DataObject) -> ProducerBatch:
+        return self.in_flight.pop(data.draw(st.integers(0, len(self.in_flight) - 1)))
+
+    @invariant()
+    def memory_is_bounded_and_accounted(self) -> None:
+        batches = list(self.accumulator.batches())
+        assert self.accumulator.used_bytes == sum(each.granted_bytes for each in batches) <= MEMORY_BYTES
+        assert all(each.size_bytes <= each.granted_bytes for each in batches)
+
+    @invariant()
+    def one_batch_of_a_partition_is_in_flight(self) -> None:
+        assert len(set(partitions_of(self.in_flight))) == len(self.in_flight)
+
+    def teardown(self) -> None:
+        for _ in range(1_000):
+            self.now_ms += 10
+            self.accumulator.hurry()
+            for batch in [*self.in_flight, *self.accumulator.ready(self.now_ms)]:
+                if batch not in self.in_flight:
+                    self.accumulator.start(batch)
+                self.arrived[batch.partition] += values_of(batch)
+                self.accumulator.finish(batch)
+            self.in_flight = []
+            if self.arrived == self.accepted:
+                break
+        assert self.arrived == self.accepted
+        assert not any(map(len, self.accumulator.batches()))
+
+
+AccumulatorModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAccumulator = AccumulatorModel.TestCase
+
+
+@pytest.mark.parametrize("codec", list(Codec)[:2] + list(Codec)[3:])
+def test_a_batch_is_encoded_with_every_codec(codec: Codec):
+    filling = accumulator()
+    batch = append(filling, b"value" * 20).batch
+    filling.start(batch)
+    (each,) = split_batches(batch.encode(codec, 1 << 20))
+    assert (each.codec, decode(each).values_list()) == (codec, [b"value" * 20])

@@ -1,0 +1,111 @@
+"""The IO thread that all clients of a process share."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rayka.client import io_thread
+
+
+async def thread_name() -> str:
+    return threading.current_thread().name
+
+
+def test_all_coroutines_run_on_one_thread():
+    assert {io_thread.run(thread_name(), 5) for _ in range(3)} == {"rayka-io"}
+    assert not io_thread.is_current()
+
+
+def test_an_error_reaches_the_caller():
+    async def fail() -> None:
+        raise LookupError("gone")
+
+    with pytest.raises(LookupError, match="gone"):
+        io_thread.run(fail(), 5)
+
+
+def test_a_coroutine_that_takes_too_long_is_cancelled():
+    ended = threading.Event()
+
+    async def hang() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        io_thread.run(hang(), 0.01)
+    assert ended.wait(5)
+
+
+def test_a_blocking_call_on_the_io_thread_is_refused_by_name():
+    async def block() -> None:
+        io_thread.run(thread_name(), 5)
+
+    with pytest.raises(RuntimeError, match="thread_name was called on rayka's IO thread"):
+        io_thread.run(block(), 5)
+
+
+def test_a_turn_comes_after_what_was_told_before():
+    told: list[int] = []
+    for number in range(3):
+        io_thread.call_soon(told.append, number)
+    io_thread.wait_for_turn(5)
+    assert told == [0, 1, 2]
+
+
+def test_a_busy_thread_is_said_to_be_busy():
+    release = threading.Event()
+    io_thread.call_soon(release.wait, 5)
+    with pytest.raises(TimeoutError, match="does a callback block it"):
+        io_thread.wait_for_turn(0.01)
+    release.set()
+
+
+def test_a_forked_child_has_a_thread_of_its_own_and_both_end_clean():
+    script = """
+import os
+from rayka.client import io_thread
+async def me(): return os.getpid()
+assert io_thread.run(me(), 5) == os.getpid()
+child = os.fork()
+assert io_thread.run(me(), 5) == os.getpid()
+if child:
+    print(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-X", "dev", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+def test_the_exit_of_the_interpreter_ends_what_still_runs():
+    script = """
+import asyncio
+from rayka.client import io_thread
+async def work():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("ended", flush=True)
+io_thread.call_soon(lambda: keep.append(asyncio.ensure_future(work())))
+keep = []
+io_thread.wait_for_turn(5)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

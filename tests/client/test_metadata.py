@@ -1,0 +1,154 @@
+"""What a client knows of its cluster, and how it asks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TypeVar
+
+import pytest
+
+from rayka.client.bootstrap import resolve
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.retry import Backoff
+from rayka.config import AdminConfig
+from rayka.errors import UnavailableError
+from rayka.protocol.cluster import MetadataRequest, MetadataTopic
+from tests.client.support import BROKER, CONTROLLER, ScriptedCluster
+
+ResultT = TypeVar("ResultT")
+WAIT_MS = 5_000
+
+
+def asked(
+    cluster: ScriptedCluster,
+    call: Callable[[ClusterMetadata], Awaitable[ResultT]],
+    *,
+    max_age_ms: int = 300_000,
+) -> ResultT:
+    config = AdminConfig(retry_backoff_ms=1, retry_backoff_max_ms=2, metadata_max_age_ms=max_age_ms)
+
+    async def run() -> ResultT:
+        return await call(ClusterMetadata(cluster.network(), cluster.name, config, Random(1)))
+
+    return asyncio.run(run())
+
+
+def test_a_topic_is_asked_for_once_and_kept():
+    async def twice(metadata: ClusterMetadata) -> int:
+        first, second = [await metadata.topic("orders", WAIT_MS) for _ in range(2)]
+        assert first is second is metadata.cached("orders")
+        return len(first.partitions)
+
+    cluster = ScriptedCluster()
+    assert asked(cluster, twice) == 3
+    assert cluster.metadata_calls == 1
+
+
+def test_those_who_ask_at_the_same_time_share_one_request():
+    async def together(metadata: ClusterMetadata) -> None:
+        await asyncio.gather(*(metadata.topic(name, WAIT_MS) for name in ("a", "b", "c") for _ in range(10)))
+
+    cluster = ScriptedCluster({"a": 1, "b": 1, "c": 1})
+    asked(cluster, together)
+    assert cluster.metadata_calls == 1
+
+
+def test_an_old_topic_is_asked_for_again_in_the_background():
+    async def later(metadata: ClusterMetadata) -> None:
+        known: MetadataTopic | None = await metadata.topic("orders", WAIT_MS)
+        cluster.topics["orders"] = 5
+        async with asyncio.timeout(WAIT_MS / 1000):
+            while known and len(known.partitions) == 3:  # what is known is used meanwhile
+                await asyncio.sleep(0)
+                known = metadata.cached("orders")
+        assert known
+        assert len(known.partitions) == 5
+
+    cluster = ScriptedCluster()
+    asked(cluster, later, max_age_ms=1)
+
+
+def test_only_the_controller_says_that_a_topic_does_not_exist():
+    cluster = ScriptedCluster()
+    cluster.topics_at_broker = {}
+    assert asked(cluster, lambda metadata: metadata.topic("orders", WAIT_MS)).name == "orders"
+
+
+@pytest.mark.parametrize(
+    ("known", "hint"),
+    [
+        ({"orders": 1, "x": 1}, "the nearest name is 'orders'"),
+        ({"abc": 1, "def": 1}, "it has abc, def"),
+        (
+            {f"topic-{n}": 1 for n in range(9)},
+            "it has topic-0, topic-1, topic-2, topic-3, topic-4 and 4 more",
+        ),
+    ],
+)
+def test_an_unknown_topic_is_an_error_at_once_that_says_what_there_is(known: dict[str, int], hint: str):
+    with pytest.raises(NoSuchTopic, match=f"'scripted' has no topic 'order': {hint}; create it") as caught:
+        asked(ScriptedCluster(known), lambda metadata: metadata.topic("order", WAIT_MS))
+    assert not caught.value.retriable
+
+
+def test_a_cluster_without_topics_says_so():
+    cluster = ScriptedCluster()
+    cluster.topics.clear()
+    with pytest.raises(NoSuchTopic, match="it has no topics"):
+        asked(cluster, lambda metadata: metadata.topic("orders", WAIT_MS))
+
+
+def test_a_topic_that_is_gone_is_forgotten():
+    async def gone(metadata: ClusterMetadata) -> None:
+        await metadata.topic("orders", WAIT_MS)
+        del cluster.topics["orders"]
+        assert await metadata.refresh(("orders",)) is None
+        assert metadata.cached("orders") is None
+        assert isinstance(metadata.missing("orders"), NoSuchTopic)
+
+    cluster = ScriptedCluster({"orders": 1, "other": 1})
+    asked(cluster, gone)
+
+
+def test_when_nobody_answers_it_says_whom_it_asked():
+    cluster = ScriptedCluster()
+    cluster.is_down = True
+    with pytest.raises(
+        UnavailableError, match="'scripted' is not available: asked broker-1, controller-3001; last error"
+    ):
+        asked(cluster, lambda metadata: metadata.topic("orders", 20))
+    with pytest.raises(UnavailableError, match="the active controller did not answer"):
+        asked(cluster, lambda metadata: metadata.describe(None, 20))
+
+
+def test_the_controller_is_found_and_asked():
+    async def find(metadata: ClusterMetadata) -> int:
+        response = await metadata.call_controller(MetadataRequest(()), WAIT_MS)
+        return response.controller_id
+
+    assert asked(ScriptedCluster(), find) == CONTROLLER
+
+
+def test_a_broker_that_does_not_answer_is_passed_over():
+    class HalfDown(ScriptedCluster):
+        async def call(self, node_id: int, request: MetadataRequest, timeout_ms: int) -> object:
+            self.is_down = node_id == BROKER
+            return await super().call(node_id, request, timeout_ms)
+
+    assert asked(HalfDown(), lambda metadata: metadata.topic("orders", WAIT_MS)).name == "orders"
+
+
+def test_pauses_double_up_to_the_longest_with_a_fifth_of_jitter():  # G18
+    backoff = Backoff(100, 1_000, Random(1))
+    for count, expected_ms in enumerate([100, 200, 400, 800, 1_000, 1_000], start=1):
+        pauses = [backoff.pause_ms(count) for _ in range(200)]
+        assert 0.8 * expected_ms <= min(pauses) < 0.85 * expected_ms
+        assert 1.15 * expected_ms < max(pauses) <= 1.2 * expected_ms
+    assert backoff.pause_ms(10_000) <= 1_200
+
+
+def test_a_cluster_is_a_name_or_a_handle():
+    cluster = ScriptedCluster()
+    assert resolve(cluster) is cluster
+    with pytest.raises(TypeError, match=r"cluster: expected a name or a rayka.Cluster, found int"):
+        resolve(5)  # type: ignore[arg-type]

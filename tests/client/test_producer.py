@@ -1,0 +1,645 @@
+"""The producer as people use it, against a scripted cluster: acknowledgements, order, retries, limits,
+interruptions.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rayka import Producer, RecordMetadata
+from rayka.client import io_thread
+from rayka.client.delivery_future import DeliveryFuture
+from rayka.errors import (
+    BufferExhausted,
+    ClosedError,
+    ConfigError,
+    DeliveryTimeout,
+    ErrorCode,
+    NetworkException,
+    RaykaError,
+    RecordTooLarge,
+    SerializationError,
+    UnavailableError,
+    UnknownTopicOrPartition,
+)
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.murmur2 import partition_for_key
+from tests.client.support import QUICK, ScriptedCluster
+
+WAIT_S = 10
+
+
+# ---- Acknowledgements ----
+
+
+def test_a_future_ends_as_the_place_of_its_record():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+        futures = [producer.send("orders", value=b"%d" % n, partition=1, timestamp_ms=5) for n in range(3)]
+        assert [each.result(WAIT_S) for each in futures] == [
+            RecordMetadata("orders", 1, n, 5) for n in range(3)
+        ]
+        assert all(each.done() and each.exception() is None for each in futures)
+    assert cluster.values("orders", 1) == [b"0", b"1", b"2"]
+
+
+def test_without_acks_an_offset_is_unknown():  # acks=0
+    with Producer(ScriptedCluster(), acks=0, **QUICK) as producer:
+        assert producer.send("orders", b"x").result(WAIT_S).offset == -1
+        assert producer.send_batch("orders", [b"x", b"y"]).result(WAIT_S)[0].base_offset == -1
+
+
+def test_a_record_without_timestamp_gets_the_time_of_its_send():
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        before_ms = io_thread.wall_clock_ms()
+        timestamp_ms = producer.send("orders", b"x").result(WAIT_S).timestamp_ms
+        assert before_ms <= timestamp_ms <= io_thread.wall_clock_ms()
+
+
+def test_key_headers_and_timestamp_arrive():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+        sent = producer.send(
+            "orders", b"v", key=b"k", headers=[("a", b"1"), ("a", None)], partition=0, timestamp_ms=7
+        )
+        producer.send("orders", b"w", headers={"b": b"2"}, partition=0)
+        sent.result(WAIT_S)
+    rows = [
+        (batch.keys_list(), batch.headers_list(), batch.timestamps_ms.tolist()[0])
+        for batch in map(decode, cluster.logs["orders", 0])
+    ]
+    keys = [key for each, _, _ in rows for key in each]
+    headers = [pairs for _, each, _ in rows for pairs in each]
+    assert keys == [b"k", None]
+    assert headers == [[("a", b"1"), ("a", None)], [("b", b"2")]]
+    assert rows[0][2] == 7
+
+
+def test_a_key_goes_where_kafka_would_put_it():
+    with Producer(ScriptedCluster({"orders": 7}), **QUICK) as producer:
+        keys = [b"UA", b"AA", b"", b"a longer key"]
+        sent = [producer.send("orders", b"v", key=key) for key in keys]
+        assert [each.result(WAIT_S).partition for each in sent] == [partition_for_key(key, 7) for key in keys]
+
+
+def test_a_callback_hears_of_the_metadata_or_of_the_error():
+    cluster, heard = ScriptedCluster(), []
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"x", partition=0, on_delivery=lambda *told: heard.append(told)).result(
+            WAIT_S
+        )
+        cluster.answers.append(ErrorCode.MESSAGE_TOO_LARGE)
+        producer.send("orders", b"x", partition=0, on_delivery=lambda *told: heard.append(told)).exception(
+            WAIT_S
+        )
+        producer.flush(WAIT_S)
+    (error, metadata), (second_error, second_metadata) = heard
+    assert (error, metadata.offset) == (None, 0)
+    assert isinstance(second_error, RecordTooLarge)
+    assert second_metadata is None
+
+
+def test_a_done_callback_is_called_also_when_it_comes_late():
+    heard: list[DeliveryFuture] = []
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        future = producer.send("orders", b"x")
+        future.add_done_callback(heard.append)
+        future.result(WAIT_S)
+        producer.flush(WAIT_S)
+        future.add_done_callback(heard.append)
+    assert heard == [future, future]
+
+
+def test_a_callback_that_raises_is_logged_and_raised_by_the_next_flush(caplog: pytest.LogCaptureFixture):
+    def broken(error: Exception | None, metadata: RecordMetadata | None) -> None:
+        raise LookupError("my own")
+
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        producer.send("orders", b"x", on_delivery=broken)
+        with pytest.raises(LookupError, match="my own"):
+            producer.flush(WAIT_S)
+        producer.send("orders", b"y").result(WAIT_S)  # the producer lives on
+        producer.flush(WAIT_S)
+    assert "a delivery callback for orders-" in caplog.text
+
+
+def test_waiting_in_a_callback_is_refused_because_it_would_never_end():
+    heard: list[str] = []
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+
+        def wait_for_another(error: Exception | None, metadata: RecordMetadata | None) -> None:
+            cluster.hold()
+            try:
+                producer.send("orders", b"again").result(WAIT_S)
+            except RuntimeError as refusal:
+                heard.append(str(refusal))
+            cluster.release()
+
+        producer.send("orders", b"x", on_delivery=wait_for_another).result(WAIT_S)
+        producer.flush(WAIT_S)
+    assert "IO thread" in heard[0]
+
+
+def test_a_future_can_be_awaited():
+    async def send(producer: Producer) -> tuple[int, int]:
+        metadata = await producer.send("orders", b"x", partition=2)
+        (run,) = await producer.send_batch("orders", [b"y", b"z"])
+        return metadata.offset, run.record_count
+
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        assert asyncio.run(send(producer)) == (0, 2)
+
+
+def test_a_result_that_takes_longer_is_a_timeout_and_stays_under_way():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"known").result(WAIT_S)
+        cluster.hold()
+        future = producer.send("orders", b"x")
+        with pytest.raises(TimeoutError, match="1 records not acknowledged"):
+            future.result(0.01)
+        with pytest.raises(TimeoutError):
+            producer.flush(0.01)
+        cluster.release()
+        assert future.result(WAIT_S).offset >= 0
+
+
+# ---- Batching ----
+
+
+def test_records_sent_while_a_request_is_under_way_go_together():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK) as producer:
+        cluster.hold()
+        producer.send("orders", b"first")
+        cluster.wait_until_held()
+        for number in range(1_000):
+            producer.send("orders", b"%d" % number)
+        cluster.release()
+        producer.flush(WAIT_S)
+    assert len(cluster.requests) == 2
+    assert cluster.values("orders", 0) == [b"first", *(b"%d" % number for number in range(1_000))]
+
+
+def test_what_is_ready_for_one_broker_goes_in_one_request():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK | {"linger_ms": 60_000}) as producer:
+        for partition in range(3):
+            producer.send("orders", b"x", partition=partition)
+        producer.flush(WAIT_S)
+    assert [[each.partition for each in request.partitions] for request in cluster.requests] == [[0, 1, 2]]
+
+
+@pytest.fixture
+def hectic_threads() -> Iterator[None]:
+    """Threads take turns a thousand times as often as usual."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(usual_s)
+
+
+@pytest.mark.usefixtures("hectic_threads")
+def test_several_threads_lose_nothing_and_each_keeps_its_order():
+    cluster = ScriptedCluster({"orders": 2})
+    with Producer(cluster, **QUICK, batch_size=20_000) as producer:
+
+        def send(name: int) -> None:
+            for number in range(5_000):
+                producer.send("orders", b"%d:%d" % (name, number))
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush(WAIT_S)
+    logs = [cluster.values("orders", partition) for partition in range(2)]
+    assert sorted(value for log in logs for value in log if value) == sorted(
+        b"%d:%d" % (name, number) for name in range(4) for number in range(5_000)
+    )
+    for log in logs:
+        for name in range(4):
+            numbers = [
+                int(value.split(b":")[1]) for value in log if value and value.startswith(b"%d:" % name)
+            ]
+            assert numbers == sorted(numbers)
+
+
+@pytest.mark.usefixtures("hectic_threads")
+def test_offsets_are_right_for_every_record_of_several_threads():
+    cluster = ScriptedCluster({"orders": 1})
+    futures: dict[bytes, DeliveryFuture] = {}
+    with Producer(cluster, **QUICK, batch_size=5_000) as producer:
+
+        def send(name: int) -> None:
+            for number in range(2_000):
+                value = b"%d:%d" % (name, number)
+                futures[value] = producer.send("orders", value)
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush(WAIT_S)
+        log = cluster.values("orders", 0)
+        assert all(log[future.result(0).offset] == value for value, future in futures.items())
+
+
+# ---- Errors and retries ----
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT, NetworkException("lost")],
+    ids=repr,
+)
+def test_an_error_that_passes_is_retried_in_order(answer: Any):  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK) as producer:
+        cluster.answers.extend([answer] * 3)
+        futures = [producer.send("orders", b"%d" % n) for n in range(5)]
+        assert [each.result(WAIT_S).offset for each in futures] == list(range(5))
+    assert cluster.values("orders", 0) == [b"%d" % n for n in range(5)]
+
+
+def test_stale_metadata_is_refreshed_before_the_retry():  # G18
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"x").result(WAIT_S)
+        calls = cluster.metadata_calls
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        producer.send("orders", b"x").result(WAIT_S)
+        assert cluster.metadata_calls == calls + 1
+
+
+def test_a_lost_answer_may_put_a_record_into_the_log_twice():
+    cluster = ScriptedCluster({"orders": 1})
+    cluster.executes_lost_requests = True
+    with Producer(cluster, **QUICK) as producer:
+        cluster.answers.append(NetworkException("the answer was lost"))
+        assert producer.send("orders", b"x").result(WAIT_S).offset == 1
+    assert cluster.values("orders", 0) == [b"x", b"x"]
+
+
+def test_an_error_that_does_not_pass_ends_the_future_and_nothing_else():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK) as producer:
+        cluster.answers.append(ErrorCode.INVALID_TIMESTAMP)
+        refused = producer.send("orders", b"x")
+        with pytest.raises(RaykaError, match="broker-1 of cluster 'scripted', orders-0: as told") as caught:
+            refused.result(WAIT_S)
+        assert not caught.value.retriable
+        assert producer.send("orders", b"y").result(WAIT_S).offset == 0
+
+
+def test_delivery_ends_after_its_time_with_the_last_error():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK, delivery_timeout_ms=30) as producer:
+        producer.send("orders", b"known").result(WAIT_S)
+        cluster.answers.extend([NetworkException("no way")] * 1_000)
+        with pytest.raises(
+            DeliveryTimeout, match=r"may or may not be in the log \(.* tries; the last error: no way\)"
+        ):
+            producer.send("orders", b"x").result(WAIT_S)
+
+
+def test_a_partition_without_leader_is_waited_for():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+        cluster.leader_id = -1
+        future = producer.send("orders", b"x")
+        assert not future.done()
+        cluster.leader_id = 1
+        assert future.result(WAIT_S).offset == 0
+
+
+def test_a_topic_deleted_under_way_fails_its_records_at_once():
+    cluster = ScriptedCluster({"orders": 1, "other": 1})
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"x").result(WAIT_S)
+        del cluster.topics["orders"]
+        error = producer.send("orders", b"x").exception(WAIT_S)
+        assert isinstance(error, UnknownTopicOrPartition)
+        assert not error.retriable
+        with pytest.raises(UnknownTopicOrPartition):
+            producer.send("orders", b"x").result(WAIT_S)
+        assert producer.send("other", b"x").result(WAIT_S).offset == 0
+
+
+def test_a_topic_made_again_takes_records():
+    cluster = ScriptedCluster({"orders": 3})
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"x", partition=2).result(WAIT_S)
+        del cluster.topics["orders"]
+        producer.send("orders", b"x", partition=2).exception(WAIT_S)
+        cluster.topics["orders"] = 1
+        assert producer.send("orders", b"x").result(WAIT_S).partition == 0
+        with pytest.raises(UnknownTopicOrPartition, match="it has 1"):
+            producer.send("orders", b"x", partition=2)
+
+
+# ---- Bad input ----
+
+
+def test_an_unknown_topic_is_said_at_once_with_the_nearest():
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        with pytest.raises(UnknownTopicOrPartition, match="nearest name is 'orders'"):
+            producer.send("order", b"x")
+
+
+def test_a_topic_that_the_broker_has_not_heard_of_yet_is_waited_for():
+    cluster = ScriptedCluster()
+    cluster.topics_at_broker = {}
+    with Producer(cluster, **QUICK) as producer:
+        assert producer.send("orders", b"x").result(WAIT_S).offset == 0
+
+
+def test_when_nobody_answers_the_error_names_the_cluster_and_who_was_asked():
+    cluster = ScriptedCluster()
+    cluster.is_down = True
+    with Producer(cluster, **QUICK, max_block_ms=20) as producer:
+        with pytest.raises(
+            UnavailableError, match=r"'scripted' .* asked broker-1, controller-3001; .*is down"
+        ):
+            producer.send("orders", b"x")
+
+
+def test_a_partition_out_of_range_is_refused():
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        for partition in (3, -1):
+            with pytest.raises(UnknownTopicOrPartition, match=f"partition {partition} .* it has 3"):
+                producer.send("orders", b"x", partition=partition)
+
+
+def test_a_record_larger_than_a_request_is_refused():
+    with Producer(ScriptedCluster(), **QUICK, max_request_size=1_000) as producer:
+        producer.send("orders", bytes(700)).result(WAIT_S)
+        with pytest.raises(RecordTooLarge, match="max_request_size=1000"):
+            producer.send("orders", bytes(800))
+
+
+def test_a_record_larger_than_a_batch_goes_alone():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK, batch_size=1_000) as producer:
+        futures = [producer.send("orders", bytes(size)) for size in (10, 5_000, 10)]
+        assert [each.result(WAIT_S).offset for each in futures] == [0, 1, 2]
+    assert [len(value or b"") for value in cluster.values("orders", 0)] == [10, 5_000, 10]
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """An argument of the wrong type, and what the error says."""
+
+    arguments: dict[str, Any]
+    message: str
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Wrong(
+            {"value": "text"}, "value: expected bytes or None, found str; encode it, or give value_serializer"
+        ),
+        Wrong({"value": 5}, "value: expected bytes or None, found int"),
+        Wrong({"key": "k"}, "key: expected bytes or None, found str; encode it, or give key_serializer"),
+        Wrong({"partition": "1"}, "partition: expected int, found str"),
+        Wrong({"partition": True}, "partition: expected int, found bool"),
+        Wrong({"timestamp_ms": 1.5}, "timestamp_ms: expected int, found float"),
+        Wrong({"headers": [("a", "b")]}, "headers: expected bytes or None for 'a', found str"),
+        Wrong({"headers": [(b"a", b"b")]}, r"headers: expected \(str, bytes or None\) pairs"),
+        Wrong({"headers": 5}, "headers: expected"),
+        Wrong({"topic": ["orders"]}, "topic: expected str, found list"),
+        Wrong({"topic": None}, "topic: expected str, found NoneType"),
+        Wrong({"on_delivery": 5}, "on_delivery: expected a callable, found int"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_named(wrong: Wrong):
+    with Producer(ScriptedCluster(), **QUICK) as producer, pytest.raises(TypeError, match=wrong.message):
+        producer.send(**{"topic": "orders", "value": b"x", **wrong.arguments})
+
+
+def test_no_value_is_a_tombstone_and_reaches_no_serializer():
+    def never(value: Any) -> bytes:
+        raise AssertionError(value)
+
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK, value_serializer=never, key_serializer=never) as producer:
+        producer.send("orders").result(WAIT_S)
+        producer.send("orders", None).result(WAIT_S)
+    assert cluster.values("orders", 0) == [None, None]
+
+
+def test_values_and_keys_are_serialized():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK, value_serializer="json", key_serializer="string") as producer:
+        producer.send("orders", {"a": 1}, key="ä").result(WAIT_S)
+        with pytest.raises(SerializationError, match=r"value_serializer: .*complex"):
+            producer.send("orders", 1j)
+        with pytest.raises(SerializationError, match=r"key_serializer: .*expected str, found bytes"):
+            producer.send("orders", 1, key=b"k")
+    (batch,) = map(decode, cluster.logs["orders", 0])
+    assert (batch.values_list(), batch.keys_list()) == ([b'{"a":1}'], ["ä".encode()])
+
+
+def test_a_serializer_that_gives_no_bytes_is_named():
+    with Producer(ScriptedCluster(), **QUICK, value_serializer=str) as producer:
+        with pytest.raises(
+            SerializationError, match=r"value_serializer: expected it to return bytes or None, found str"
+        ):
+            producer.send("orders", 5)
+
+
+def test_options_may_be_dotted_and_an_unknown_one_is_named():
+    with Producer(ScriptedCluster(), config={"linger.ms": 0, "acks": "1"}, batch_size=1_000) as producer:
+        producer.send("orders", b"x").result(WAIT_S)
+    with pytest.raises(ConfigError, match=r"nearest known key is 'linger_ms'"):
+        Producer(ScriptedCluster(), liger_ms=5)
+    with pytest.raises(ConfigError, match=r"value_serializer: expected one of"):
+        Producer(ScriptedCluster(), value_serializer="jason")
+
+
+def test_a_full_buffer_waits_then_says_so():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK, buffer_memory=1 << 16, max_block_ms=30) as producer:
+        cluster.hold()
+        accepted = [producer.send("orders", bytes(20_000)) for _ in range(3)]
+        with pytest.raises(BufferExhausted, match="buffer_memory=65536 stayed full for max_block_ms=30"):
+            producer.send("orders", bytes(20_000))
+        cluster.release()
+        assert [each.result(WAIT_S).offset for each in accepted] == [0, 1, 2]
+
+
+def test_more_than_the_buffer_holds_is_sent_as_it_drains():
+    cluster = ScriptedCluster({"orders": 2})
+    with Producer(cluster, **QUICK, buffer_memory=1 << 16, batch_size=1 << 14) as producer:
+        for number in range(3_000):
+            producer.send("orders", b"%d" % number * 20)
+        producer.flush(WAIT_S)
+    assert sum(len(cluster.values("orders", partition)) for partition in range(2)) == 3_000
+
+
+# ---- The end ----
+
+
+def test_a_closed_producer_sends_no_more():
+    producer = Producer(ScriptedCluster(), linger_ms=60_000)
+    future = producer.send("orders", b"x")
+    producer.close(WAIT_S)
+    producer.close(WAIT_S)
+    assert future.result(0).offset == 0
+    for call in (
+        lambda: producer.send("orders", b"x"),
+        producer.flush,
+        lambda: producer.send_batch("orders", [b"x"]),
+    ):
+        with pytest.raises(ClosedError, match="make a new Producer"):
+            call()
+
+
+def test_what_close_cannot_deliver_in_time_fails():
+    cluster = ScriptedCluster()
+    producer = Producer(cluster, **QUICK)
+    producer.send("orders", b"known").result(WAIT_S)
+    cluster.hold()
+    sent, waiting = producer.send("orders", b"x", partition=0), producer.send("orders", b"y", partition=0)
+    with pytest.raises(TimeoutError):
+        producer.close(0.01)
+    for future in (sent, waiting):
+        assert isinstance(future.exception(WAIT_S), ClosedError)
+    cluster.release()
+
+
+def test_a_producer_that_nobody_closed_warns_and_still_delivers():
+    cluster = ScriptedCluster({"orders": 1})
+    owned = [Producer(cluster, **QUICK)]
+    future = owned[0].send("orders", b"x")
+    with pytest.warns(ResourceWarning, match="unclosed <Producer cluster=scripted"):
+        owned.clear()
+    assert future.result(WAIT_S).offset == 0
+
+
+# ---- Ctrl-C ----
+
+
+def interrupted(call: Callable[[], object]) -> float:
+    """Seconds from the signal until the call was left by KeyboardInterrupt."""
+    at: list[float] = []
+
+    def press() -> None:
+        at.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.05, press)
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        return time.monotonic() - at[0]
+    finally:
+        timer.join()
+
+
+@pytest.mark.parametrize("waits_in", ["result", "flush", "send"])
+def test_ctrl_c_ends_a_wait_at_once_and_the_producer_goes_on(waits_in: str):
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK, buffer_memory=1 << 16) as producer:
+        producer.send("orders", b"known").result(WAIT_S)
+        cluster.hold()
+        future = producer.send("orders", bytes(60_000))
+        waits = {
+            "result": lambda: future.result(WAIT_S),
+            "flush": lambda: producer.flush(WAIT_S),
+            "send": lambda: producer.send("orders", bytes(60_000)),
+        }
+        assert interrupted(waits[waits_in]) < 0.2
+        cluster.release()
+        assert future.result(WAIT_S).offset == 1
+        assert producer.send("orders", b"after").result(WAIT_S).offset == 2
+
+
+def test_ctrl_c_ends_the_wait_for_metadata():
+    cluster = ScriptedCluster()
+    cluster.is_down = True
+    with Producer(cluster) as producer:
+        assert interrupted(lambda: producer.send("orders", b"x")) < 0.2
+        cluster.is_down = False
+        assert producer.send("orders", b"x").result(WAIT_S).offset == 0
+
+
+def test_ctrl_c_in_a_send_loop_loses_nothing_that_was_accepted():
+    cluster = ScriptedCluster({"orders": 2})
+    futures: list[DeliveryFuture] = []
+
+    def send_for_ever() -> None:
+        while True:
+            futures.append(producer.send("orders", b"%d" % len(futures)))
+
+    with Producer(cluster, **QUICK) as producer:
+        assert interrupted(send_for_ever) < 0.2
+        producer.flush(WAIT_S)
+        logs = [cluster.values("orders", partition) for partition in range(2)]
+        placed = [(each.result(WAIT_S).partition, each.result(0).offset) for each in futures]
+    assert all(logs[partition][offset] == b"%d" % n for n, (partition, offset) in enumerate(placed))
+
+
+# ---- Processes ----
+
+_SCRIPT = """
+import atexit, os
+from tests.client.support import ScriptedCluster
+import rayka
+cluster = ScriptedCluster({"orders": 1})
+atexit.register(lambda: print(cluster.values("orders", 0)))
+producer = rayka.Producer(cluster, linger_ms=60_000)
+producer.send("orders", b"x")
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _SCRIPT + script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_forked_child_is_told_to_make_its_own_producer():
+    done = run(
+        """
+child = os.fork()
+if child == 0:
+    try:
+        producer.send("orders", b"x")
+    except rayka.errors.ClosedError as error:
+        with rayka.Producer(ScriptedCluster(), linger_ms=0) as own:
+            print(error, own.send("orders", b"x").result(10).offset, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+producer.close()
+"""
+    )
+    assert done.stdout.splitlines() == [
+        "this producer was made before the process forked; make a new one in the child 0",
+        "[b'x']",
+    ], done.stderr
+
+
+def test_what_was_sent_is_delivered_at_exit_even_without_close():
+    done = run("")
+    assert done.stdout == "[b'x']\n", done.stderr
+    assert "1 records were sent but not flushed" in done.stderr
