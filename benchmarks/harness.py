@@ -26,7 +26,7 @@ class Bar:
     at_most: bool = False
 
     def __str__(self) -> str:
-        return f"≤ {self.share:g} x" if self.at_most else f"≥ {_percent_or_times(self.share)}"
+        return f"≤ {self.share:g} x" if self.at_most else f"≥ {share_text(self.share)}"
 
     def is_met(self, share: float) -> bool:
         return share <= self.share if self.at_most else share >= self.share
@@ -128,7 +128,7 @@ def _cells(row: Row, has_peer: bool) -> list[str]:
     if row.limit is not None:
         cells[3] = amount(row.limit, row.unit)
     if row.share is not None:
-        cells[4] = _percent_or_times(row.share)
+        cells[4] = share_text(row.share, is_duration=row.unit == "s")
     if row.bar is not None:
         cells[5] = str(row.bar)
     if has_peer:
@@ -156,5 +156,6 @@ def _three_digits(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def _percent_or_times(share: float) -> str:
-    return f"{share:.0%}" if share < 1.5 else f"{share:.2g} x"
+def share_text(share: float, *, is_duration: bool = False) -> str:
+    """`43%` of a rate; `1.76 x` the limit's time, or several times its rate."""
+    return f"{share:.3g} x" if is_duration or share >= 1.5 else f"{share:.0%}"
