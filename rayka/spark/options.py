@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from rayka.client.bootstrap import DEFAULT_CLUSTER
 from rayka.errors import ConfigError
 from rayka.spark.columns import COLUMNS, HEADERS_COLUMN
 
+DEFAULT_CLUSTER = "rayka"
 _KNOWN = (
     "cluster", "rayAddress", "subscribe", "startingOffsets", "endingOffsets", "includeHeaders", "columns",
     "failOnDataLoss", "minPartitions",

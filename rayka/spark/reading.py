@@ -9,6 +9,7 @@ under way.
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -21,7 +22,9 @@ from rayka.protocol.fetch import FetchPartitionResult, FileRange
 from rayka.spark.columns import BatchBuilder
 from rayka.spark.options import ReadOptions
 from rayka.spark.plan import AvailableRange, OffsetRange, available_part
-from rayka.spark.topic_client import TopicClient
+
+if TYPE_CHECKING:
+    from rayka.spark.topic_client import TopicClient
 
 _ROWS_WORTH_A_BATCH = 4_096
 _BYTES_WORTH_A_BATCH = 1 << 20
@@ -32,7 +35,7 @@ def read_range(
     options: ReadOptions,
     wanted: OffsetRange,
     file_ranges: tuple[FileRange, ...],
-    connect: Callable[[], TopicClient],
+    connect: Callable[[], "TopicClient"],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in offset order. `connect` is called only if the files do not give them all."""
     builder = BatchBuilder(options.columns, wanted.topic_partition)
@@ -68,7 +71,7 @@ def _batches(
     options: ReadOptions,
     wanted: OffsetRange,
     file_ranges: tuple[FileRange, ...],
-    connect: Callable[[], TopicClient],
+    connect: Callable[[], "TopicClient"],
 ) -> Iterator[RecordBatch]:
     """The batches that hold the range, from the files as far as they go."""
     next_offset = wanted.start_offset
@@ -93,7 +96,7 @@ def _mapped_batches(file_ranges: tuple[FileRange, ...]) -> Iterator[RecordBatch]
 
 
 def _fetched_batches(
-    client: TopicClient, wanted: OffsetRange, offset: int, options: ReadOptions
+    client: "TopicClient", wanted: OffsetRange, offset: int, options: ReadOptions
 ) -> Iterator[RecordBatch]:
     end_offset = wanted.end_offset
     pending = _fetch(client, wanted, offset)
@@ -116,10 +119,10 @@ def _fetched_batches(
         pending.cancel()
 
 
-def _look(client: TopicClient, wanted: OffsetRange) -> AvailableRange:
+def _look(client: "TopicClient", wanted: OffsetRange) -> AvailableRange:
     partition = wanted.topic_partition
     return io_thread.run(client.available((partition.topic,)), _TIMEOUT_SECONDS)[partition]
 
 
-def _fetch(client: TopicClient, wanted: OffsetRange, offset: int) -> "Future[FetchPartitionResult]":
+def _fetch(client: "TopicClient", wanted: OffsetRange, offset: int) -> "Future[FetchPartitionResult]":
     return asyncio.run_coroutine_threadsafe(client.fetch(wanted, offset), io_thread.loop())

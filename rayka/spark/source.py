@@ -4,13 +4,16 @@ Planning, on the driver, fixes the offsets and asks for the segment files of par
 a task maps those files, or fetches from the broker what it cannot map. Everything a task needs is in its
 `RangePartition`: what planning leaves on the reader is not there any more when Spark reads.
 
+Imports are few, because every Python worker of Spark pays for them: what talks to the cluster, Ray with it, is loaded
+only where the cluster is asked.
+
 Left out: pushed-down filters (Spark refuses such a reader by default, and keeps an accepted one for later queries
 without the filter).
 """
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -20,11 +23,14 @@ from rayka.client import io_thread
 from rayka.errors import ConfigError
 from rayka.protocol.fetch import FileRange
 from rayka.spark.columns import ddl_schema
-from rayka.spark.connection import find_cluster
 from rayka.spark.options import ReadOptions
 from rayka.spark.plan import OffsetRange, plan_ranges, split_ranges
 from rayka.spark.reading import read_range
-from rayka.spark.topic_client import TIMEOUT_MS, TopicClient
+
+if TYPE_CHECKING:
+    from rayka.spark.topic_client import TopicClient
+
+_PLANNING_TIMEOUT_SECONDS = 120
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
@@ -78,7 +84,7 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """The tasks, offsets fixed. Runs in Spark's planner, on the driver's machine."""
-        return io_thread.run(self._plan(self._client()), 2 * TIMEOUT_MS / 1000)
+        return io_thread.run(self._plan(self._client()), _PLANNING_TIMEOUT_SECONDS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Python worker of an executor; asks the cluster only for what is not local."""
@@ -86,10 +92,13 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
             return iter(())  # Spark plans one task of its own when there are none
         return read_range(self._options, partition.offsets, partition.file_ranges, self._client)
 
-    def _client(self) -> TopicClient:
+    def _client(self) -> "TopicClient":
+        from rayka.spark.connection import find_cluster
+        from rayka.spark.topic_client import TopicClient
+
         return TopicClient(find_cluster(self._options.cluster, self._ray_address))
 
-    async def _plan(self, client: TopicClient) -> list[InputPartition]:
+    async def _plan(self, client: "TopicClient") -> list[InputPartition]:
         available = await client.available(self._options.topics)
         whole = plan_ranges(self._options, available)
         pieces = split_ranges(whole, min_partitions=self._options.min_partitions, slot_count=self._slot_count)
