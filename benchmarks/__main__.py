@@ -24,7 +24,13 @@ PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here too."
 )
-def main(names: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
+@click.option(
+    "--kafka",
+    "kafka_jars",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A directory with Kafka's jars: the clients' rows get Kafka as their peer.",
+)
+def main(names: tuple[str, ...], quick: bool, json_path: Path | None, kafka_jars: Path | None) -> None:
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
     NAMES: limits, batch, recovery, client, footprint, spark.
@@ -34,8 +40,9 @@ def main(names: tuple[str, ...], quick: bool, json_path: Path | None) -> None:
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
     rows: list[Row] = []
     for name in names or NAMES:
+        options: dict[str, Any] = {"kafka_jars": kafka_jars} if name == "client" else {}
         with console.status(f"{name}…"):
-            measured = importlib.import_module(f"benchmarks.{name}").run(quick=quick)
+            measured = importlib.import_module(f"benchmarks.{name}").run(quick=quick, **options)
         print_table(name, measured, console)
         rows += measured
     if json_path is not None:

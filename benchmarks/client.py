@@ -4,30 +4,57 @@ One controller, one broker, six partitions, acks=1, no compression; clients and 
 """
 
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pyarrow as pa
 
 import rayka
 from benchmarks.harness import Bar, Comparison, Row, compare, median_of
+from benchmarks.kafka import running_kafka
 from benchmarks.limits import NoopActor, append_loop, payloads, record_loop, seconds
 from benchmarks.stage import WatchedCluster, local_ray, running_cluster
 
 PARTITIONS = 6
 BIG_CONFIGS = {"max.message.bytes": 16 << 20}
+ROUND_TRIP, SEND_LOOP = "produce round trip p50", "send() loop until flush returns"
+SEND_BATCH, ITERATE = "send_batch until flush returns", "iterate Records"
 TAKES = "a no-op actor taking the same bytes in calls of the same size"
 GIVES = "a no-op actor returning the same bytes in calls of the same size"
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False, kafka_jars: Path | None = None) -> list[Row]:
     with local_ray() as directory, running_cluster(directory) as cluster:
         noop = NoopActor()
         try:
-            return list(ClientBenchmarks(cluster, noop, quick=quick).rows())
+            rows = list(ClientBenchmarks(cluster, noop, quick=quick).rows())
         finally:
             noop.close()
+    return with_peers(rows, kafka_jars, quick=quick) if kafka_jars else rows
+
+
+def with_peers(rows: list[Row], jars: Path, *, quick: bool) -> list[Row]:
+    """The rows, with Kafka's figure where it does the same thing; measured right after them, on the idle machine."""
+    rounds, scale = (2, 1) if quick else (5, 10)
+    values, kilobytes = payloads(10_000, 100), payloads(10_000, 1000)
+    with (
+        tempfile.TemporaryDirectory(prefix="rayka-bench-") as name,
+        running_kafka(jars, Path(name) / "kafka") as kafka,
+    ):
+        for topic in ("small", "large", "one"):
+            kafka.create_topic(topic, 1 if topic == "one" else PARTITIONS)
+        small = median_of(lambda: kafka.produce_rate("small", values, 3 * scale), rounds=rounds)
+        large = median_of(lambda: kafka.produce_rate("large", kilobytes, 2 * scale) * 1000, rounds=rounds)
+        round_trip = kafka.round_trip_p50("one", 1000, 100 * scale)
+        consumed = median_of(
+            lambda: kafka.consume_rate("small", 3 * scale * rounds * len(values)), rounds=rounds
+        )
+    peers = {ROUND_TRIP: round_trip, SEND_LOOP: small, SEND_BATCH: large, ITERATE: consumed}
+    return [replace(row, peer=peers.get(row.what)) for row in rows]
 
 
 class ClientBenchmarks:
@@ -67,7 +94,7 @@ class ClientBenchmarks:
             "1 KB, acks=1, linger 0, one in flight",
             "round trip p50 of a no-op actor, same bytes",
         )
-        return measured.row("produce round trip p50", settings, "s", limit, bar=Bar(1.8, at_most=True))
+        return measured.row(ROUND_TRIP, settings, "s", limit, bar=Bar(1.8, at_most=True))
 
     def _send_loop(self) -> Row:
         topic, values = self._topic(), payloads(10_000, 100)
@@ -86,7 +113,7 @@ class ClientBenchmarks:
             measured = compare(rate, lambda: append_loop(values, repeats), rounds=self._rounds)
         limit = "a loop that appends to a list and returns a two-slot handle"
         settings = "100 B, acks=1, no keys"
-        return measured.row("send() loop until flush returns", settings, "records/s", limit, bar=Bar(0.3))
+        return measured.row(SEND_LOOP, settings, "records/s", limit, bar=Bar(0.3))
 
     def _send_batch(self) -> Row:
         topic, column = self._topic(), pa.array(payloads(10_000, 1000), pa.binary())
@@ -105,7 +132,7 @@ class ClientBenchmarks:
 
             rate()
             measured = compare(rate, lambda: self._takes(watched), rounds=self._rounds)
-        what, settings = "send_batch until flush returns", "1 KB, acks=1, 6 partitions"
+        what, settings = SEND_BATCH, "1 KB, acks=1, 6 partitions"
         return measured.row(what, settings, "B/s", TAKES, bar=Bar(0.6), note=watched.calls())
 
     # ---- Consuming ----
@@ -152,7 +179,7 @@ class ClientBenchmarks:
 
         measured = compare(rate, lambda: record_loop(values, 3 * self._scale), rounds=self._rounds)
         limit = "a loop that builds one slotted object per record"
-        return measured.row("iterate Records", "100 B", "records/s", limit, bar=Bar(0.5))
+        return measured.row(ITERATE, "100 B", "records/s", limit, bar=Bar(0.5))
 
     # ---- Big records ----
 
