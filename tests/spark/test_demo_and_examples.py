@@ -1,0 +1,77 @@
+"""The demo as a subprocess, and the example programs, on the Ray that the Spark tests share."""
+
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayka.cli.flights import flight_records, load_flights, table_checksum
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TIMEOUT_S = 120
+INTERRUPTED = 130
+
+
+@pytest.fixture
+def demo(cluster):
+    """Starts `rayka demo` with options, as a process of its own that is ended with the test."""
+    started = []
+
+    def start(*options):
+        command = [sys.executable, "-c", "from rayka.cli.main import main; main()", "demo", *options]
+        environment = {**os.environ, "RAY_ADDRESS": cluster.ray_address}
+        process = subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=1
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(TIMEOUT_S)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_the_demo_gets_out_what_it_put_in(demo):
+    process = demo("--no-spark", "--json")
+    out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    outcome = json.loads(out)
+    assert outcome["records_in"] == outcome["records_out"] == 336_776
+    expected = f"{table_checksum(flight_records(load_flights())):016x}"
+    assert outcome["checksum_in"] == outcome["checksum_out"] == expected
+
+
+def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
+    process = demo("--no-spark")
+    for line in process.stdout:
+        if line.startswith("Starting a cluster"):
+            directory = Path(line.split()[-3])
+            break
+    assert directory.is_dir()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == INTERRUPTED
+    assert errors.strip().splitlines()[-1] == "interrupted"
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "last_line"),
+    [
+        ("produce_consume.py", "polled: 5 records"),
+        ("arrow_batches.py", "their values add up to 4,999,950,000; expected 4,999,950,000"),
+    ],
+)
+def test_an_example_does_what_it_says(cluster, capsys, program, last_line):
+    runpy.run_path(str(EXAMPLES / program))["main"]()
+    assert capsys.readouterr().out.strip().splitlines()[-1] == last_line
