@@ -3,6 +3,8 @@
 import importlib
 import os
 import platform
+import shlex
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks.harness import Row, print_table, write_json
+from benchmarks.harness import Row
+from benchmarks.report import README, print_table, write_json, write_readme
 
 NAMES = ("limits", "batch", "recovery", "client", "footprint", "spark")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
@@ -24,13 +27,16 @@ PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here too."
 )
+@click.option("--readme", is_flag=True, help="Put the tables into benchmarks/README.md.")
 @click.option(
     "--kafka",
     "kafka_jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="A directory with Kafka's jars: the clients' rows get Kafka as their peer.",
 )
-def main(names: tuple[str, ...], quick: bool, json_path: Path | None, kafka_jars: Path | None) -> None:
+def main(
+    names: tuple[str, ...], quick: bool, json_path: Path | None, readme: bool, kafka_jars: Path | None
+) -> None:
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
     NAMES: limits, batch, recovery, client, footprint, spark.
@@ -38,15 +44,17 @@ def main(names: tuple[str, ...], quick: bool, json_path: Path | None, kafka_jars
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    rows: list[Row] = []
+    tables: dict[str, list[Row]] = {}
     for name in names or NAMES:
         options: dict[str, Any] = {"kafka_jars": kafka_jars} if name == "client" else {}
         with console.status(f"{name}…"):
-            measured = importlib.import_module(f"benchmarks.{name}").run(quick=quick, **options)
-        print_table(name, measured, console)
-        rows += measured
+            tables[name] = importlib.import_module(f"benchmarks.{name}").run(quick=quick, **options)
+        print_table(name, tables[name], console)
+    rows = [row for table in tables.values() for row in table]
     if json_path is not None:
         write_json(json_path, rows, about)
+    if readme:
+        write_readme(README, tables, about)
     missed = [row.what for row in rows if row.is_met is False]
     if missed:
         console.print(f"below their bar: {', '.join(missed)}")
@@ -55,6 +63,7 @@ def main(names: tuple[str, ...], quick: bool, json_path: Path | None, kafka_jars
 def _about() -> dict[str, Any]:
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     return {
+        "command": shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]),
         "machine": f"{_processor()}, {os.cpu_count()} cores, {_memory_gib()} GiB, {platform.system()}",
         "python": platform.python_version(),
         "versions": versions,

@@ -5,15 +5,10 @@ Value and limit therefore run in turn, several rounds, and the share is the medi
 against the mean of the limit before and after it.
 """
 
-import json
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 Measure = Callable[[], float]
 
@@ -104,41 +99,7 @@ def compare(value: Measure, limit: Measure, *, rounds: int = 5) -> Comparison:
     return Comparison(statistics.median(values), statistics.median(limits), statistics.median(shares))
 
 
-# ---- Reports ----
-
-
-def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
-    has_peer = any(row.peer is not None for row in rows)
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("what", "settings"):
-        table.add_column(name, overflow="fold")
-    for name in ("value", "limit", "share", "bar", *(("peer", "ratio") if has_peer else ())):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row, has_peer), style=None if row.is_met is not False else "red")
-    console.print(table)
-    for row in rows:
-        if row.note or row.limit_what:
-            limit = f"limit: {row.limit_what}. " if row.limit_what else ""
-            console.print(f"[dim]{row.what}: {limit}{row.note}[/dim]")
-
-
-def _cells(row: Row, has_peer: bool) -> list[str]:
-    cells = [row.what, row.settings, amount(row.value, row.unit), "", "", ""]
-    if row.limit is not None:
-        cells[3] = amount(row.limit, row.unit)
-    if row.share is not None:
-        cells[4] = share_text(row.share, is_duration=row.unit == "s")
-    if row.bar is not None:
-        cells[5] = str(row.bar)
-    if has_peer:
-        cells += ["", ""] if row.peer is None else [amount(row.peer, row.unit), f"{row.ratio:.2f}"]
-    return cells
-
-
-def write_json(path: Path, rows: Iterable[Row], about: dict[str, Any]) -> None:
-    report = {"about": about, "rows": [row.as_json() for row in rows]}
-    path.write_text(json.dumps(report, indent=2) + "\n")
+# ---- Figures as people say them ----
 
 
 def amount(value: float, unit: str) -> str:

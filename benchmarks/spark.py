@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 import rayka
 from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import payloads, seconds
@@ -122,9 +124,13 @@ def ready_batches(batch_count: int) -> type:
 def _fill(cluster: rayka.Cluster, batch_count: int) -> None:
     with rayka.Admin(cluster=cluster) as admin:
         admin.create_topic(TOPIC, partitions=PARTITIONS)
-    values = payloads(BATCH_RECORDS, VALUE_BYTES)
+    values = pa.array(payloads(BATCH_RECORDS, VALUE_BYTES))
+    batches = [
+        pa.record_batch(
+            {"value": values, "partition": pa.repeat(pa.scalar(partition, pa.int32()), BATCH_RECORDS)}
+        )
+        for partition in range(PARTITIONS)
+    ]
     with rayka.Producer(cluster=cluster) as producer:
-        for _ in range(batch_count):
-            for partition in range(PARTITIONS):
-                producer.send_batch(TOPIC, values, partition=partition)
-        producer.flush()
+        for batch in batches * batch_count:
+            producer.send_batch(TOPIC, batch)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.harness import Bar, Row, amount, compare, print_table, write_json
+from benchmarks.harness import Bar, Row, amount, compare
+from benchmarks.report import print_table, write_json, write_readme
 
 
 def drifting(*values: float) -> Callable[[], float]:
@@ -76,3 +77,25 @@ def test_a_report_says_what_the_limit_was_and_how_much_of_it_was_reached(tmp_pat
     assert "30 M records/s" in printed.getvalue()
     assert "75%" in printed.getvalue()
     assert "limit: pyarrow" in printed.getvalue()
+
+
+def test_the_readme_gets_the_new_tables_between_its_marks(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("# Figures\n<!-- last run -->\nold\n<!-- end of last run -->\nThe end.\n")
+    row = Row(what="start", value=1.76, unit="s", limit=1, share=1.76, bar=Bar(1.8, at_most=True), peer=3.52)
+    write_readme(path, {"client": [row]}, {"machine": "here"})
+    write_readme(path, {"client": [row]}, {"machine": "here"})
+    assert path.read_text().split("\n") == [
+        "# Figures",
+        "<!-- last run -->",
+        "- machine: here",
+        "",
+        "### client",
+        "",
+        "| what | settings | value | limit | share | bar | peer | ratio |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| start |  | 1.76 s | 1 s | 1.76 x | ≤ 1.8 x | 3.52 s | 0.50 |",
+        "<!-- end of last run -->",
+        "The end.",
+        "",
+    ]

@@ -1,0 +1,76 @@
+"""Reports of a run: a table on the terminal, JSON for programs, Markdown for `README.md`."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness import Row, amount, share_text
+
+README = Path(__file__).with_name("README.md")
+_BEGIN, _END = "<!-- last run -->", "<!-- end of last run -->"
+
+
+def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in ("what", "settings"):
+        table.add_column(name, overflow="fold")
+    for name in _figures(rows):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(row, rows), style="red" if row.is_met is False else None)
+    console.print(table)
+    for note in _notes(rows):
+        console.print(f"[dim]{note}[/dim]")
+
+
+def write_json(path: Path, rows: Iterable[Row], about: Mapping[str, Any]) -> None:
+    report = {"about": about, "rows": [row.as_json() for row in rows]}
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def write_readme(path: Path, tables: Mapping[str, Sequence[Row]], about: Mapping[str, Any]) -> None:
+    """Replaces what stands between the marks of a Markdown file."""
+    before, _, rest = path.read_text().partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    lines = [f"- {key}: {value}" for key, value in about.items()]
+    for name, rows in tables.items():
+        lines += ["", f"### {name}", "", *_markdown(rows), "", *(f"- {note}" for note in _notes(rows))]
+    path.write_text(f"{before}{_BEGIN}\n" + "\n".join(lines).rstrip() + f"\n{_END}{after}")
+
+
+def _markdown(rows: Sequence[Row]) -> list[str]:
+    header = ["what", "settings", *_figures(rows)]
+    marks = ["---", "---", *("---:" for _ in header[2:])]
+    return [f"| {' | '.join(cells)} |" for cells in (header, marks, *(_cells(row, rows) for row in rows))]
+
+
+def _figures(rows: Sequence[Row]) -> list[str]:
+    """The columns of figures: those of a peer only where somebody has one."""
+    return ["value", "limit", "share", "bar", *(["peer", "ratio"] if _has_peer(rows) else [])]
+
+
+def _has_peer(rows: Sequence[Row]) -> bool:
+    return any(row.peer is not None for row in rows)
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    limit = "" if row.limit is None else amount(row.limit, row.unit)
+    share = "" if row.share is None else share_text(row.share, is_duration=row.unit == "s")
+    cells = [row.what, row.settings, amount(row.value, row.unit), limit, share, str(row.bar or "")]
+    if _has_peer(rows):
+        cells += ["", ""] if row.peer is None else [amount(row.peer, row.unit), f"{row.ratio:.2f}"]
+    return cells
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """What the limit was and what else there is to say, rows with the same words together."""
+    words: dict[str, list[str]] = {}
+    for row in rows:
+        text = "; ".join(each for each in (row.limit_what and f"limit: {row.limit_what}", row.note) if each)
+        if text and row.what not in words.setdefault(text, []):
+            words[text].append(row.what)
+    return [f"{', '.join(whats)}: {text}" for text, whats in words.items()]
