@@ -74,7 +74,7 @@ FORBIDDEN = {
 }  # fmt: skip
 
 
-def no_findings(found: list[str]) -> None:
+def expect_no_findings(found: list[str]) -> None:
     assert not found, "\n".join(["", *found])
 
 
@@ -82,14 +82,14 @@ def no_findings(found: list[str]) -> None:
 
 
 def test_no_function_is_longer_than_the_end() -> None:
-    no_findings(
+    expect_no_findings(
         [each for source in tidy.python_files() for each in tidy.long_functions(source, FUNCTION_LINES_MAX)]
     )
 
 
 def test_no_file_of_the_package_is_longer_than_the_end() -> None:
     sources = tidy.python_files("rayka/", "benchmarks/", "examples/")
-    no_findings([each for source in sources for each in tidy.long_file(source, FILE_LINES_MAX)])
+    expect_no_findings([each for source in sources for each in tidy.long_file(source, FILE_LINES_MAX)])
 
 
 def test_functions_of_the_package_are_short_by_the_median() -> None:
@@ -138,22 +138,22 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
 def test_nodes_clients_and_cores_use_no_threads_clocks_or_chance() -> None:
     files = tidy.python_files(*CORES, *NODES_AND_CLIENTS)
     sources = [each for each in files if each.name not in BANNED_EXCEPTIONS]
-    no_findings([each for source in sources for each in tidy.banned_uses(source, BANNED)])
+    expect_no_findings([each for source in sources for each in tidy.banned_uses(source, BANNED)])
 
 
 def test_cores_are_synchronous() -> None:
     sources = [each for each in tidy.python_files(*CORES) if each.name not in ASYNC_EXCEPTIONS]
-    no_findings([each for source in sources for each in tidy.coroutines(source)])
+    expect_no_findings([each for source in sources for each in tidy.coroutines(source)])
 
 
 def test_cores_walk_no_set() -> None:
-    no_findings([each for source in tidy.python_files(*CORES) for each in tidy.set_iterations(source)])
+    expect_no_findings([each for source in tidy.python_files(*CORES) for each in tidy.set_iterations(source)])
 
 
 def test_below_the_shells_only_the_disk_opens_files() -> None:
     files = [each for each in tidy.python_files("rayka/") if not each.name.startswith(SHELLS)]
     sources = [each for each in files if each.name not in FILE_EXCEPTIONS]
-    no_findings([each for source in sources for each in tidy.banned_uses(source, FILE_CALLS)])
+    expect_no_findings([each for source in sources for each in tidy.banned_uses(source, FILE_CALLS)])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_every_exception_is_still_needed(exceptions: dict[str, str], checker: Ch
 
 
 def test_every_module_says_what_it_owns() -> None:
-    no_findings(
+    expect_no_findings(
         [
             each
             for source in tidy.python_files("rayka/", "benchmarks/")
@@ -188,12 +188,12 @@ def test_every_public_name_has_a_docstring() -> None:
 
 
 def test_no_tracked_file_names_a_machine_or_a_registry_or_unfinished_work() -> None:
-    no_findings([each for source in tidy.tracked() for each in tidy.forbidden_text(source, FORBIDDEN)])
+    expect_no_findings([each for source in tidy.tracked() for each in tidy.forbidden_text(source, FORBIDDEN)])
 
 
 def test_links_between_pages_lead_somewhere() -> None:
     pages = [each for each in tidy.tracked() if each.name.endswith(".md")]
-    no_findings([each for page in pages for each in tidy.broken_links(page)])
+    expect_no_findings([each for page in pages for each in tidy.broken_links(page)])
 
 
 def direct_dependencies() -> set[str]:
