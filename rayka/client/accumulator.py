@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from rayka.client.columns import Columns, Row
 from rayka.client.delivery_future import DeliveryFuture
+from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, NOT_OPEN, ProducerBatch
 from rayka.errors import RaykaError
 
@@ -115,17 +116,22 @@ class Accumulator:
 
     def last_sticky(self, topic: str) -> int:
         """The partition that records without one went to last."""
-        return self._topics[topic].last_sticky
+        return self._target(topic).last_sticky
 
-    def set_topic(self, topic: str, partition_count: int, message_bytes_max: int) -> None:
-        """The topic as the metadata has it now. A partition that is gone keeps its queue, for the sender to fail."""
+    def set_topic(self, topic: str, partition_count: int, message_bytes_max: int) -> list[ProducerBatch]:
+        """The topic as the metadata has it now; returns batches of partitions that are gone, for the sender to fail."""
         batch_bytes = max(min(self._limits.batch_bytes, message_bytes_max), BATCH_OVERHEAD_BYTES)
         known = self._topics.get(topic)
         if known is None:
             self._topics[topic] = TopicQueues(partition_count, batch_bytes)
-            return
+            return []
         known.batch_bytes = batch_bytes
-        known.queues += [PartitionQueue(index) for index in range(len(known.queues), partition_count)]
+        gone = [batch for queue in known.queues[partition_count:] for batch in queue.batches]
+        if gone:
+            self._close(gone[-1])
+        known.last_sticky = min(known.last_sticky, partition_count - 1)
+        known.queues[partition_count:] = map(PartitionQueue, range(len(known.queues), partition_count))
+        return gone
 
     def remove_topic(self, topic: str) -> list[ProducerBatch]:
         """Forgets a topic that is gone; returns its batches, for the sender to fail."""
@@ -169,7 +175,7 @@ class Accumulator:
 
         Without a partition they go to the last sticky one, while its batch takes them, then to the next.
         """
-        target = self._topics[topic]
+        target = self._target(topic)
         if partition is None:
             partition = target.last_sticky
             last = _last(target.queues[partition])
@@ -202,7 +208,7 @@ class Accumulator:
         self, topic: str, partition: int | None, size_bytes: int, now_ms: float
     ) -> ProducerBatch | None:
         """The open batch that the record fits, or a new one."""
-        target = self._topics[topic]
+        target = self._target(topic)
         batch = self.sticky.get(topic) if partition is None else _last(target.queues[partition])
         if batch is not None and batch.takes(columns=False):
             if batch.size_bytes + size_bytes <= target.batch_bytes:
@@ -298,7 +304,9 @@ class Accumulator:
     def holds(self, batch: ProducerBatch) -> bool:
         """Whether the batch is the first of its partition; after its topic was removed it is not."""
         topic = self._topics.get(batch.topic)
-        return topic is not None and _first(topic.queues[batch.partition]) is batch
+        if topic is None or batch.partition >= len(topic.queues):
+            return False
+        return _first(topic.queues[batch.partition]) is batch
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
         """First batches that wait for another try and have had their time; the sender fails them."""
@@ -329,8 +337,15 @@ class Accumulator:
         return min((each for each in events if each > now_ms), default=None)
 
     def _due_ms(self, queue: PartitionQueue, head: ProducerBatch) -> float:
-        lingers = not (head.is_closed or head.is_urgent)
-        return max(queue.not_before_ms, head.created_ms + self._limits.linger_ms * lingers)
+        if head.is_closed or head.is_urgent:
+            return queue.not_before_ms
+        return max(queue.not_before_ms, head.created_ms + self._limits.linger_ms)
+
+    def _target(self, topic: str) -> TopicQueues:
+        known = self._topics.get(topic)
+        if known is None:
+            raise NoSuchTopic(f"topic {topic!r} was deleted")
+        return known
 
     def _queues(self) -> Iterator[PartitionQueue]:
         for topic in self._topics.values():

@@ -79,8 +79,7 @@ class Producer:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else f"pending={sum(map(len, self._accumulator.batches()))}"
-        return f"<Producer cluster={self._sender.cluster_name} {state}>"
+        return f"<Producer cluster={self._sender.cluster_name}{' closed' * self._is_closed}>"
 
     def __enter__(self) -> Self:
         return self
@@ -302,7 +301,7 @@ class Producer:
         if self._was_forked:
             raise ClosedError("this producer was made before the process forked; make a new one in the child")
         if self._is_closed:
-            raise ClosedError(f"{self!r} was closed; make a new Producer")
+            raise ClosedError(f"{self!r}: make a new Producer")
 
     def _moment(self) -> Moment:
         return Moment(self._sender.now_ms(), io_thread.wall_clock_ms())

@@ -108,8 +108,8 @@ class Sender:
     def _pump(self) -> None:
         if self._is_closed:
             return
-        now_ms = self.now_ms()
         with self.lock:
+            now_ms = self.now_ms()
             expired = self.accumulator.expired(now_ms)
             for batch in expired:
                 self.accumulator.finish(batch)
@@ -243,7 +243,9 @@ class Sender:
             del self._refreshing[topic]
         missing, known = self._metadata.missing(topic), self._metadata.cached(topic)
         if missing is not None:
-            self._give_up(topic, missing)
+            with self.lock:
+                removed = self.accumulator.remove_topic(topic)
+            self._fail_all(removed, missing)
         elif known is not None:
             self._set_topic(known)
         self._pump()
@@ -251,12 +253,11 @@ class Sender:
     def _set_topic(self, topic: MetadataTopic) -> None:
         message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
         with self.lock:
-            self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)
+            gone = self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)
+        self._fail_all(gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now"))
 
-    def _give_up(self, topic: str, error: ApiError) -> None:
-        with self.lock:
-            removed = self.accumulator.remove_topic(topic)
-        for batch in removed:
+    def _fail_all(self, batches: Sequence[ProducerBatch], error: ApiError) -> None:
+        for batch in batches:
             if not batch.is_in_flight:  # else its answer ends it
                 self._over(batch, batch.fail(error))
 

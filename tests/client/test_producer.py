@@ -338,6 +338,17 @@ def test_a_topic_deleted_under_way_fails_its_records_at_once():
         assert producer.send("other", b"x").result(WAIT_S).offset == 0
 
 
+def test_a_partition_that_is_gone_fails_its_records():
+    cluster = ScriptedCluster({"orders": 3})
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"x", partition=2).result(WAIT_S)
+        cluster.topics["orders"] = 2
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        error = producer.send("orders", b"x", partition=2).exception(WAIT_S)
+        assert isinstance(error, UnknownTopicOrPartition)
+        assert {producer.send("orders", b"x").result(WAIT_S).partition for _ in range(4)} == {0, 1}
+
+
 def test_a_topic_made_again_takes_records():
     cluster = ScriptedCluster({"orders": 3})
     with Producer(cluster, **QUICK) as producer:
@@ -526,7 +537,7 @@ def test_a_producer_that_nobody_closed_warns_and_still_delivers():
     cluster = ScriptedCluster({"orders": 1})
     owned = [Producer(cluster, **QUICK)]
     future = owned[0].send("orders", b"x")
-    with pytest.warns(ResourceWarning, match="unclosed <Producer cluster=scripted"):
+    with pytest.warns(ResourceWarning, match="unclosed <Producer cluster=scripted>"):
         owned.clear()
     assert future.result(WAIT_S).offset == 0
 
