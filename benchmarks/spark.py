@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 import rayka
-from benchmarks.harness import Bar, Row, compare
+from benchmarks.harness import Bar, Measure, Row, compare
 from benchmarks.limits import payloads, seconds
 from benchmarks.stage import local_ray, running_cluster
 
@@ -27,51 +27,44 @@ LIMIT = "the same query over a Python data source of ready Arrow batches of 10,0
 
 def run(*, quick: bool = False) -> list[Row]:
     batch_count = QUICK_BATCHES if quick else BATCHES_A_PARTITION
-    record_count = batch_count * BATCH_RECORDS * PARTITIONS
     with local_ray() as directory, running_cluster(directory) as cluster:
         _fill(cluster, batch_count)
         started: list[Any] = []
         start_seconds = seconds(lambda: started.append(rayka.spark.init("benchmark", cores=2, memory="2g")))
         try:
-            return _measure(started[0], cluster.name, record_count, start_seconds, rounds=2 if quick else 7)
+            rows = _measure(started[0], cluster, batch_count, rounds=2 if quick else 7)
         finally:
             rayka.spark.stop()
+    return [Row(what="Spark session on Ray, start", value=start_seconds, unit="s"), *rows]
 
 
-def _measure(
-    session: Any, cluster_name: str, record_count: int, start_seconds: float, *, rounds: int
-) -> list[Row]:
-    session.dataSource.register(ready_batches(record_count // PARTITIONS // BATCH_RECORDS))
-    options = {"cluster": cluster_name, "subscribe": TOPIC}
-    ready = partial(_rate, session.read.format("ready"), record_count)
-    two = partial(
-        _rate, session.read.format("rayka").options(**options, columns="value,offset"), record_count
-    )
-    every = partial(_rate, session.read.format("rayka").options(**options), record_count)
+def _measure(session: Any, cluster: rayka.Cluster, batch_count: int, *, rounds: int) -> list[Row]:
+    for source in (ready_batches(batch_count), without_files()):
+        session.dataSource.register(source)
+    record_count = batch_count * BATCH_RECORDS * PARTITIONS
     settings = f"{record_count / 1e6:g} M x {VALUE_BYTES} B, 2 cores"
-    first_seconds = record_count / two()
-    measured, all_columns = compare(two, ready, rounds=rounds), compare(every, ready, rounds=rounds)
-    common = {"unit": "records/s", "settings": settings, "limit_what": LIMIT}
-    return [
-        Row(what="Spark session on Ray, start", value=start_seconds, unit="s"),
-        Row(what="Spark batch read, first query", value=first_seconds, unit="s", settings=settings),
-        Row(
-            what="Spark batch read",
-            value=measured.value,
-            limit=measured.limit,
-            share=measured.share,
-            bar=BAR,
-            **common,
+    options = {"cluster": cluster.name, "rayAddress": cluster.ray_address, "subscribe": TOPIC}
+
+    def rate(source: str, **more: str) -> Measure:
+        return partial(_rate, session.read.format(source).options(**more), record_count)
+
+    two_columns = rate("rayka", columns="value,offset", **options)
+    first_seconds = record_count / two_columns()
+    rows = [Row(what="Spark batch read, first query", value=first_seconds, unit="s", settings=settings)]
+    for what, measure, bar in (
+        ("Spark batch read", two_columns, BAR),
+        ("Spark batch read, seven columns", rate("rayka", **options), None),
+        (
+            "Spark batch read, all through the broker",
+            rate("fetched", columns="value,offset", **options),
+            None,
         ),
-        Row(
-            what="Spark batch read, all columns",
-            value=all_columns.value,
-            limit=all_columns.limit,
-            share=all_columns.share,
-            note="seven columns against the limit's two",
-            **common,
-        ),
-    ]
+    ):
+        found = compare(measure, rate("ready"), rounds=rounds)
+        row = Row(what=what, settings=settings, value=found.value, unit="records/s", limit=found.limit,
+                  limit_what=LIMIT, share=found.share, bar=bar)  # fmt: skip
+        rows.append(row)
+    return rows
 
 
 def _rate(reader: Any, record_count: int) -> float:
@@ -119,6 +112,27 @@ def ready_batches(batch_count: int) -> type:
             return ReadyReader()
 
     return ReadySource
+
+
+def without_files() -> type:
+    """The source `fetched`: `rayka`, but its tasks are told of no files, as on a machine that has none."""
+    from rayka.spark.source import RangePartition, RaykaDataSource, RaykaReader
+
+    class FetchingReader(RaykaReader):
+        def partitions(self) -> list[Any]:
+            return [RangePartition(each.offsets, ()) for each in super().partitions()]
+
+    class FetchingSource(RaykaDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "fetched"
+
+        def reader(self, schema: Any) -> FetchingReader:
+            reader = super().reader(schema)
+            reader.__class__ = FetchingReader
+            return reader
+
+    return FetchingSource
 
 
 def _fill(cluster: rayka.Cluster, batch_count: int) -> None:
