@@ -248,7 +248,7 @@ def columns_of(values: list[bytes]) -> Columns:
 
 # ---- The model ----
 
-MEMORY_BYTES = 6_000
+MEMORY_BYTES = 3_000
 PARTITIONS = 3
 
 
@@ -258,7 +258,7 @@ class AccumulatorModel(RuleBasedStateMachine):
     @initialize(linger_ms=st.sampled_from([0, 5]))
     def begin(self, linger_ms: float) -> None:
         self.accumulator = accumulator(
-            batch_bytes=1_500, memory_bytes=MEMORY_BYTES, linger_ms=linger_ms, delivery_timeout_ms=10**9
+            batch_bytes=1_000, memory_bytes=MEMORY_BYTES, linger_ms=linger_ms, delivery_timeout_ms=10**9
         )
         self.now_ms = 0.0
         self.number = 0
@@ -358,7 +358,7 @@ class AccumulatorModel(RuleBasedStateMachine):
         assert not any(map(len, self.accumulator.batches()))
 
 
-AccumulatorModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+AccumulatorModel.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestAccumulator = AccumulatorModel.TestCase
 
 
