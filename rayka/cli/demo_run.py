@@ -28,7 +28,7 @@ from rayka.cli.flights import (
 from rayka.cli.narrator import Narrator, Step
 from rayka.cli.output import print_json, print_table
 from rayka.errors import UnavailableError
-from rayka.spark.java import require_java
+from rayka.spark.session import require_spark
 
 TOPIC = "flights"
 PARTITION_COUNT = 6
@@ -91,7 +91,7 @@ def _why_no_spark(with_spark: bool) -> str:
     if not with_spark:
         return "left out (--no-spark)"
     try:
-        require_java()
+        require_spark()
     except UnavailableError as error:
         return str(error)
     return ""

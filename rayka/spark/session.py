@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,10 @@ def init(
     """
     if executors < 1 or cores < 1:
         raise ConfigError(f"executors and cores are at least 1, found executors={executors}, cores={cores}")
-    require_java()
-    raydp = _raydp()
+    require_spark()
     node = _ray_node()
+    import raydp  # takes seconds
+
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     session = raydp.init_spark(
         app_name=f"{app_name}-{secrets.token_hex(4)}",
@@ -63,6 +65,16 @@ def init(
     remove_library_copies(node.get_session_dir_path())
     register(session, ray_address=node.gcs_address, slot_count=executors * cores)
     return session
+
+
+def require_spark() -> None:
+    """Raises UnavailableError, which says how to get it, unless Java 17 and the extra `rayka[spark]` are here."""
+    require_java()
+    missing = [name for name in ("pyspark", "raydp") if find_spec(name) is None]
+    if missing:
+        raise UnavailableError(
+            f"{' and '.join(missing)} not found; install the extra: pip install 'rayka[spark]'"
+        )
 
 
 def register(session: "SparkSession", *, ray_address: str, slot_count: int) -> None:
@@ -91,16 +103,6 @@ def _end_driver_jvm() -> None:
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(_JVM_END_TIMEOUT_SECONDS)
-
-
-def _raydp() -> Any:
-    try:
-        import raydp
-    except ImportError as error:
-        raise UnavailableError(
-            f"Spark on Ray needs the extra: pip install 'rayka[spark]' ({error})"
-        ) from error
-    return raydp
 
 
 def _ray_node() -> Any:
