@@ -1,9 +1,14 @@
 """One Ray, one cluster and one Spark session for all tests here: Spark alone takes half a minute to start."""
 
+import os
 import shutil
 from collections.abc import Iterator
 
 import pytest
+
+# Ray reads it once, when it is imported; `disabled` makes no token in the user's home.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
 import ray
 
 import rayka
