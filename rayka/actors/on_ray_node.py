@@ -25,11 +25,11 @@ def own_ray_node_id() -> str:
     return node_id
 
 
-def live_ray_node_ids() -> list[str]:
-    """All live Ray nodes, this process's own first, then by id."""
+def live_ray_nodes() -> dict[str, dict[str, float]]:
+    """The resources of all live Ray nodes by node id; this process's own first, then by id."""
     own = own_ray_node_id()
-    alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    return sorted(alive, key=lambda node_id: (node_id != own, node_id))
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return {node_id: alive[node_id] for node_id in sorted(alive, key=lambda each: (each != own, each))}
 
 
 def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:

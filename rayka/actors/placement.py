@@ -16,10 +16,10 @@ import ray
 
 from rayka.actors.names import node_directories, wanted_node_ids
 from rayka.actors.network import RayNetwork
-from rayka.actors.on_ray_node import live_ray_node_ids, run_on
+from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.client import io_thread
-from rayka.config import ClusterSpec
-from rayka.errors import ConfigError, StorageError
+from rayka.config import ClusterSpec, RoleResources
+from rayka.errors import ConfigError, StorageError, UnavailableError
 from rayka.ids import Role, node_name, random_uuid, role_of
 from rayka.log.disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
@@ -77,7 +77,7 @@ def place(spec: ClusterSpec, replace: Collection[int]) -> dict[int, Placement]:
     is_new = not any(found.values())
     if not is_new:
         _refuse_missing(spec, found, replace)
-    placements = {id: Placement(spec, id, _home(found, node_directories(spec, id))) for id in wanted}
+    placements = {id: Placement(spec, id, _home(spec, id, found)) for id in wanted}
     # A controller first: a start that breaks off after it can be finished with `replace`.
     for node_id in sorted(wanted, reverse=True):
         if is_new or node_id in replace:
@@ -141,12 +141,27 @@ def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
 def _find_directories(spec: ClusterSpec) -> dict[str, list[str]]:
     """The cluster's directories by the Ray node that sees them, own Ray node first."""
     all_directories = [each for id in wanted_node_ids(spec) for each in node_directories(spec, id)]
-    return {node: run_on(node, formatted_directories, all_directories) for node in live_ray_node_ids()}
+    return {node: run_on(node, formatted_directories, all_directories) for node in live_ray_nodes()}
 
 
-def _home(found: Mapping[str, Collection[str]], directories: Collection[str]) -> str:
-    """The Ray node that has most of the directories; this process's own where none has any."""
-    return max(found, key=lambda node: sum(each in found[node] for each in directories))
+def _home(spec: ClusterSpec, node_id: int, found: Mapping[str, Collection[str]]) -> str:
+    """The Ray node that has most of the node's directories; of several, the first that has the resources, too."""
+    directories = node_directories(spec, node_id)
+    role = role_of(node_id)
+    asked: RoleResources = getattr(spec.resources, role)
+    needs = {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
+
+    def fitness(ray_node: tuple[str, Mapping[str, float]]) -> tuple[int, bool]:
+        ray_node_id, has = ray_node
+        seen = sum(each in found[ray_node_id] for each in directories)
+        return seen, all(has.get(name, 0) >= amount for name, amount in needs.items())
+
+    best = max(live_ray_nodes().items(), key=fitness)
+    if not fitness(best)[1]:
+        raise UnavailableError(
+            f"no Ray node has what the spec asks for a {role}: {needs}; see `resources` in the spec"
+        )
+    return best[0]
 
 
 def _refuse_missing(

@@ -6,6 +6,7 @@ names the process by id and start time, so an id that the kernel gave away again
 remembered per home directory, in `~/.rayka/ray.json`.
 """
 
+import logging
 import os
 import select
 import shutil
@@ -139,6 +140,7 @@ def forget() -> None:
 def _ensure_auth_token() -> None:
     """`ray start` refuses to start with token authentication but no token; `ray.init` would make one."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
+        logging.getLogger("ray").setLevel(logging.ERROR)
         ensure_token_if_auth_enabled(create_token_if_missing=True)
 
 

@@ -59,14 +59,19 @@ class _Process:
         """As in a new process: after a fork the parent's thread does not exist in the child."""
         self._lock = threading.Lock()
         self.thread: _IoThread | None = None
+        self.is_ending = False
 
     def get(self) -> _IoThread:
         with self._lock:
+            if self.is_ending:
+                raise RuntimeError("rayka's IO thread has ended with this process; close clients before exit")
             if self.thread is None:
                 self.thread = _IoThread()
             return self.thread
 
     def stop(self) -> None:
+        # Not to be started again: a thread cannot start while the interpreter ends, and would be waited for.
+        self.is_ending = True
         if self.thread is not None:
             self.thread.stop()
             self.thread = None
@@ -95,8 +100,9 @@ def refuse(what: str) -> None:
 
 
 def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
-    """Runs the callback on the IO thread soon; never waits."""
-    _process.get().loop.call_soon_threadsafe(callback, *arguments)
+    """Runs the callback on the IO thread soon; never waits. While the process ends, nothing runs there any more."""
+    if not _process.is_ending:
+        _process.get().loop.call_soon_threadsafe(callback, *arguments)
 
 
 def wait_for_turn(timeout_s: float) -> None:
@@ -121,14 +127,16 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> Res
     """Runs the coroutine on the IO thread and waits for its result.
 
     Raises TimeoutError after timeout_s; None: the coroutine has a deadline of its own. Then, and when Ctrl-C or another
-    signal's exception ends the wait, the coroutine is cancelled. Raises RuntimeError on the IO thread itself.
+    signal's exception ends the wait, the coroutine is cancelled. Raises RuntimeError on the IO thread itself, and
+    when the process ends.
     """
     try:
         refuse(getattr(coroutine, "__qualname__", "a blocking call"))
+        own_loop = loop()
     except RuntimeError:
         coroutine.close()
         raise
-    future = asyncio.run_coroutine_threadsafe(coroutine, loop())
+    future = asyncio.run_coroutine_threadsafe(coroutine, own_loop)
     try:
         return future.result(timeout_s)
     except BaseException:

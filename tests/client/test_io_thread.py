@@ -109,3 +109,21 @@ io_thread.wait_for_turn(5)
         env=dict(os.environ),
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+def test_a_process_ends_though_its_last_callback_comes_after_the_loop():
+    script = (
+        "import atexit, asyncio\n"
+        "def late():\n"
+        "    io_thread.call_soon(print, 'never')\n"
+        "    try: io_thread.run(asyncio.sleep(0), 5)\n"
+        "    except RuntimeError as error: print(error)\n"
+        "atexit.register(late)\n"  # runs after those that are registered later
+        "from rayka.client import io_thread\n"
+        "io_thread.run(asyncio.sleep(0), 5)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "rayka's IO thread has ended with this process; close clients before exit\n"
+    assert done.stderr == ""

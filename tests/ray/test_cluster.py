@@ -29,7 +29,7 @@ def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: St
     sent = [f"{number:04}".encode() for number in range(1000)]
     cluster = start(name="kept", data_dir=str(tmp_path))
     with rayka.Admin(cluster=cluster) as admin:
-        admin.create_topic("numbers", partitions=3, configs={"segment.bytes": "4096"})
+        admin.create_topic("numbers", partitions=3, configs={"segment.bytes": "16384"})
     with rayka.Producer(cluster=cluster) as producer:
         for value in sent:
             producer.send("numbers", value)
