@@ -84,6 +84,7 @@ class Accumulator:
 
     def __init__(self, limits: Limits) -> None:
         self.sticky: dict[str, ProducerBatch] = {}
+        self.filled_count = 0  # batches closed because a record did not fit any more
         self._limits = limits
         self._topics: dict[str, TopicQueues] = {}
 
@@ -214,6 +215,7 @@ class Accumulator:
             if batch.size_bytes + size_bytes <= target.batch_bytes:
                 return batch if self._grant(batch, size_bytes) else None
             self._close(batch)
+            self.filled_count += 1
         if partition is None:
             partition = target.next_sticky()
             batch = _last(target.queues[partition])

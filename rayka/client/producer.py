@@ -12,28 +12,30 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
-from types import NoneType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 from rayka.client import io_thread
-from rayka.client.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.arrow_input import Data, Piece, inputs_of, pieces_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.columns import Headers, Row
+from rayka.client.columns import Row
 from rayka.client.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
 from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.row_input import as_bytes, as_headers, as_timestamp, size_of
 from rayka.client.sender import Sender
-from rayka.client.serializers import Serializer, serializer
+from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
-from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge, SerializationError
+from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge
 from rayka.protocol.murmur2 import partition_for_key
 
 AddedT = TypeVar("AddedT")
 logger = logging.getLogger(__name__)
 _CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
 _EXIT_FLUSH_S = 5.0
+_LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
 class Producer:
@@ -198,9 +200,9 @@ class Producer:
     ) -> DeliveryFuture:
         self._check_usable()
         partition_count = self._partition_count(topic)
-        value = _as_bytes(given.value, self._value_serializer, "value")
-        key = _as_bytes(given.key, self._key_serializer, "key")
-        row = Row(value, key, _as_headers(given.headers), _as_timestamp(given.timestamp_ms))
+        value = as_bytes(given.value, self._value_serializer, "value")
+        key = as_bytes(given.key, self._key_serializer, "key")
+        row = Row(value, key, as_headers(given.headers), as_timestamp(given.timestamp_ms))
         if partition is not None:
             self._check_partition(topic, partition, partition_count)
         elif key is not None:
@@ -213,7 +215,7 @@ class Producer:
     def _append(
         self, topic: str, partition: int | None, slot: Any, on_delivery: OnDelivery | None = None
     ) -> DeliveryFuture:
-        size_bytes = _size_bytes(slot)
+        size_bytes = size_of(slot)
         if size_bytes > self._record_bytes_max:
             raise RecordTooLarge(
                 f"a record for topic {topic!r} takes {size_bytes} bytes; "
@@ -224,13 +226,17 @@ class Producer:
             return self._accumulator.append(topic, partition, slot, size_bytes, self._moment())
 
         with self._lock:
+            filled_count = self._accumulator.filled_count
             future = append() or self._when_there_is_memory(append)
             if on_delivery is not None:
                 future.report_to(on_delivery)
             if future.batch.limit_bytes < 0:
                 self._sender.wake()  # for its linger; only then may it be filled without anybody noticing
                 self._accumulator.open(future.batch)
-            return future
+            has_filled = self._accumulator.filled_count != filled_count
+        if has_filled and not io_thread.is_current():
+            self._sender.let_send(_LET_SEND_S)
+        return future
 
     def _settled(self, future: DeliveryFuture) -> DeliveryFuture:
         """The future itself if its record was counted when its batch was sealed meanwhile, else that of another try."""
@@ -310,65 +316,6 @@ class Producer:
         """In the child: the thread that sends is not here, so nothing may be accepted."""
         self._was_forked = True
         self._sticky.clear()
-
-
-# ---- What people pass ----
-
-
-def _as_bytes(value: Any, convert: Serializer | None, name: str) -> bytes | None:
-    if value is None or (type(value) is bytes and convert is None):
-        return value
-    if convert is not None:
-        value = convert(value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    hint = "" if convert else f"; encode it, or give {name}_serializer"
-    source = f"{name}_serializer: expected it to return" if convert else f"{name}: expected"
-    error = SerializationError if convert else TypeError
-    raise error(f"{source} bytes or None, found {type(value).__name__}{hint}")
-
-
-def _as_headers(headers: Any) -> Headers | None:
-    if headers is None:
-        return None
-    if not isinstance(headers, (Mapping, list, tuple)):
-        raise TypeError(
-            f"headers: expected a list of (str, bytes or None) pairs, found {type(headers).__name__}"
-        )
-    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
-    for pair in pairs:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise TypeError(f"headers: expected (str, bytes or None) pairs, found {pair!r}")
-        if not isinstance(pair[1], (bytes, NoneType)):
-            raise TypeError(
-                f"headers: expected bytes or None for {pair[0]!r}, found {type(pair[1]).__name__}"
-            )
-    return pairs
-
-
-def _as_timestamp(timestamp_ms: Any) -> int | None:
-    if timestamp_ms is None:
-        return None
-    if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
-        raise TypeError(f"timestamp_ms: expected int, found {type(timestamp_ms).__name__}")
-    if not 0 <= timestamp_ms < 2**63:
-        raise ValueError(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
-    return timestamp_ms
-
-
-def _size_bytes(slot: Any) -> int:
-    """What the record takes in a batch at most."""
-    if type(slot) is not Row:
-        return RECORD_OVERHEAD_BYTES + len(slot or b"")
-    size_bytes = RECORD_OVERHEAD_BYTES + len(slot.value or b"")
-    if slot.key is not None:
-        size_bytes += RECORD_OVERHEAD_BYTES + len(slot.key)
-    if slot.headers:
-        pairs = sum(
-            len(key.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for key, value in slot.headers
-        )
-        size_bytes += pairs + HEADER_OVERHEAD_BYTES
-    return size_bytes
 
 
 # ---- The process ----

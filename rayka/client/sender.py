@@ -83,6 +83,17 @@ class Sender:
         """Looks soon what is ready; from any thread."""
         self._loop.call_soon_threadsafe(self._pump)
 
+    def let_send(self, timeout_s: float) -> None:
+        """Waits while the IO thread sends what is ready, from any other thread.
+
+        A loop of `send` never lets go of the interpreter's lock by itself, and would hand it over only after 5 ms each
+        time that the IO thread needs it for a moment: a request would take longer than to fill the next.
+        """
+        sent = threading.Lock()
+        sent.acquire()
+        self._loop.call_soon_threadsafe(self._pump_and_tell, sent)
+        sent.acquire(timeout=timeout_s)
+
     def now_ms(self) -> float:
         return self._loop.time() * 1000
 
@@ -122,6 +133,10 @@ class Sender:
                 self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
                 self._run(self._produce(node_id, request))
         self._arm(next_ms)
+
+    def _pump_and_tell(self, sent: threading.Lock) -> None:
+        self._pump()
+        self._loop.call_soon(sent.release)  # behind the first steps of the requests, which send
 
     def _start_ready(self, now_ms: float) -> dict[int, list[ProducerBatch]]:
         by_node: dict[int, list[ProducerBatch]] = {}

@@ -200,6 +200,18 @@ def test_what_is_ready_for_one_broker_goes_in_one_request():
     assert [[each.partition for each in request.partitions] for request in cluster.requests] == [[0, 1, 2]]
 
 
+def test_a_full_batch_goes_while_others_linger():
+    cluster = ScriptedCluster({"orders": 2})
+    with Producer(cluster, linger_ms=60_000, batch_size=1_000) as producer:
+        producer.send("orders", b"first")
+        cluster.hold()
+        while producer.send("orders", bytes(100)).batch.partition == 0:
+            assert cluster.requests == []
+        cluster.wait_until_held()
+        assert [part.partition for request in cluster.requests for part in request.partitions] == [0]
+        cluster.release()
+
+
 @pytest.fixture
 def hectic_threads() -> Iterator[None]:
     """Threads take turns a thousand times as often as usual."""
