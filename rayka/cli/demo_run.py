@@ -98,14 +98,14 @@ def _why_no_spark(with_spark: bool) -> str:
 
 
 def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) -> str:
-    with _timed(narrator, outcome, "Reading the flights of 2013 from their CSV") as step:
+    with _timed(narrator, outcome, "Reading the flights of 2013") as step:
         flights = load_flights()
         records = flight_records(flights)
         outcome.checksum_in = f"{table_checksum(records):016x}"
         outcome.delays_from_csv = delays_by_carrier(flights)
         step.detail = f"{len(records):,} flights as {records.nbytes / 1e6:,.0f} MB of JSON"
     directory = stack.enter_context(demo_directory(keep=keep))
-    with _timed(narrator, outcome, "Starting Ray, or finding the one that runs") as step:
+    with _timed(narrator, outcome, "Connecting to Ray, or starting one") as step:
         step.detail = stack.enter_context(demo_ray(directory, keep=keep))
     _clean_up_on_sigterm()  # again: Ray puts a handler of its own there, which aborts
     with _timed(narrator, outcome, "Starting a cluster") as step:
@@ -121,7 +121,7 @@ def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) 
 def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, records: pa.Table) -> None:
     with rayka.Admin(cluster=cluster) as admin:
         admin.create_topic(TOPIC, partitions=PARTITION_COUNT)
-    with _timed(narrator, outcome, f"Publishing to topic {TOPIC!r}, {PARTITION_COUNT} partitions") as step:
+    with _timed(narrator, outcome, f"Publishing to {PARTITION_COUNT} partitions of topic {TOPIC!r}") as step:
         step.expect(len(records))
         with rayka.Producer(cluster=cluster) as producer:
             batches = records.to_batches(max_chunksize=_ROWS_A_BATCH)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import rayka.spark
 from rayka.cli.flights import CarrierDelay, in_order
 from rayka.errors import RaykaError, UnavailableError
+from rayka.spark.session import SHORT_JOB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +27,7 @@ def demo_spark(directory: str) -> Iterator["SparkSession"]:
     log = Path(directory) / "spark.log"
     with _standard_error_in(log):
         try:
-            yield rayka.spark.init("rayka-demo", cores=2, configs={"spark.sql.shuffle.partitions": "2"})
+            yield rayka.spark.init("rayka-demo", cores=2, configs=SHORT_JOB)
         except RaykaError:
             raise
         except Exception as error:

@@ -15,6 +15,7 @@ import rayka
 import rayka.spark
 from rayka.actors import ray_process
 from rayka.cli.flights import flight_records, load_flights
+from rayka.spark.session import SHORT_JOB
 
 FLIGHTS_PARTITIONS = 6
 
@@ -42,7 +43,7 @@ def cluster() -> Iterator[rayka.Cluster]:
 @pytest.fixture(scope="session")
 def spark(cluster):
     """A session on that Ray; the format `rayka` is registered with its address."""
-    session = rayka.spark.init("tests", cores=2, configs={"spark.sql.shuffle.partitions": "2"})
+    session = rayka.spark.init("tests", cores=2, configs=SHORT_JOB)
     yield session
     rayka.spark.stop()
 
