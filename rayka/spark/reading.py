@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.errors import OffsetOutOfRange
+from rayka.errors import CorruptRecord, OffsetOutOfRange
 from rayka.log.mapped_reader import MappedReader
-from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartitionResult, FileRange
 from rayka.spark.columns import BatchBuilder
@@ -40,10 +40,17 @@ def read_range(
     """The rows of a range, in offset order. `connect` is called only if the files do not give them all."""
     builder = BatchBuilder(options.columns, wanted.topic_partition)
     rows = (
-        builder.build(decode(batch), start_offset=wanted.start_offset, end_offset=wanted.end_offset)
+        builder.build(_decode(batch, wanted), start_offset=wanted.start_offset, end_offset=wanted.end_offset)
         for batch in _batches(options, wanted, file_ranges, connect)
     )
     return coalesce(rows)
+
+
+def _decode(batch: RecordBatch, wanted: OffsetRange) -> DecodedBatch:
+    try:
+        return decode(batch)
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{wanted.topic_partition!r}: {error}") from error
 
 
 def coalesce(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -137,7 +137,7 @@ def test_a_bit_flip_in_a_file_is_an_error_not_a_row(tmp_path):
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CorruptRecord, match="CRC-32C expected"):
+    with pytest.raises(CorruptRecord, match="a-0: batch at offset 0: CRC-32C expected"):
         rows(0, 1, file_range)
 
 
