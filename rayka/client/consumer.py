@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import pyarrow as pa
 
@@ -54,7 +54,7 @@ class Consumer:
         **options: Any,
     ) -> None:
         self._closed = True  # until it is open: __del__ of a half-made one stays silent
-        names = _topic_names(topics)
+        names = topic_names(*topics)
         self._config = parse_options(config, options)
         self._delivery = Delivery(
             check_crcs=self._config.check_crcs,
@@ -84,7 +84,7 @@ class Consumer:
 
         Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
         """
-        wanted = tuple(_checked(each) for each in partitions)
+        wanted = _partitions(partitions)
         with self._exclusive():
             self._run(self._fetcher.assign(wanted))
             self._assignment = wanted
@@ -100,11 +100,11 @@ class Consumer:
         An offset outside the log is found out by the next poll: `auto_offset_reset` decides, "none" raises
         OffsetOutOfRange. Raises ValueError for a negative offset or a partition that is not assigned.
         """
-        if isinstance(offset, bool) or not isinstance(offset, int):
-            raise TypeError(f"offset: expected an int, found {type(offset).__name__}")
-        if offset < 0:
+        if not is_int(offset):
+            raise TypeError(f"offset: expected int, found {type(offset).__name__}")
+        if not 0 <= offset < 2**63:
             raise ValueError(
-                f"offset: expected 0 or more, found {offset}; see seek_to_beginning and seek_to_end"
+                f"offset: expected 0 or more, below 2**63, found {offset}; see seek_to_beginning and seek_to_end"
             )
         with self._exclusive():
             self._check_assigned([topic_partition])
@@ -146,6 +146,8 @@ class Consumer:
         partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
         """
         count_max = self._config.max_poll_records if max_records is None else max_records
+        if not is_int(count_max):
+            raise TypeError(f"max_records: expected int, found {type(max_records).__name__}")
         if count_max < 1:
             raise ValueError(f"max_records: expected 1 or more, found {max_records}")
         with self._exclusive():
@@ -195,14 +197,14 @@ class Consumer:
 
     def _until(self, timeout_ms: float, take: Any) -> Any:
         """What `take` gives, waiting for fetches while it gives nothing."""
+        if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
+            raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         taken = take()
         deadline_s = time.monotonic() + timeout_ms / 1000
         while not taken:
             remaining_ms = (deadline_s - time.monotonic()) * 1000
-            fetched = self._run(self._fetcher.poll(max(0.0, remaining_ms)))
-            if not fetched:
+            if not self._run(self._fetcher.poll(max(0.0, remaining_ms), self._delivery.add)):
                 return None
-            self._delivery.add(fetched)
             taken = take()
         return taken
 
@@ -215,7 +217,7 @@ class Consumer:
                 self._delivery.drop(tp)
 
     def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        wanted = {_checked(tp): timestamp_ms for tp in partitions}
+        wanted = dict.fromkeys(_partitions(partitions), timestamp_ms)
         self._check_open()
         found = self._run(self._fetcher.lookup.offsets(wanted, self._config.default_api_timeout_ms))
         return {tp: found[tp].offset for tp in wanted}
@@ -258,15 +260,34 @@ async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:
     return Fetcher(handle, config, Random())
 
 
-def _topic_names(topics: tuple[str | Iterable[str], ...]) -> list[str]:
-    names = [name for each in topics for name in ([each] if isinstance(each, str) else each)]
-    for name in names:
-        if not isinstance(name, str):
-            raise TypeError(f"topics: expected names, found {type(name).__name__}")
-    return list(dict.fromkeys(names))
+def topic_names(*topics: str | Iterable[str]) -> list[str]:
+    """The names given, one by one or in lists, each once. Raises TypeError for anything that is no name."""
+    names: dict[str, None] = {}
+    for each in topics:
+        for name in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
+            if not isinstance(name, str):
+                raise TypeError(f"topics: expected names, found {type(name).__name__}")
+            names[name] = None
+    return list(names)
+
+
+def _partitions(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+    """The partitions given, each once."""
+    if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
+    return tuple(dict.fromkeys(_checked(each) for each in given))
 
 
 def _checked(topic_partition: TopicPartition) -> TopicPartition:
     if not isinstance(topic_partition, TopicPartition):
         raise TypeError(f"expected a rayka.TopicPartition, found {type(topic_partition).__name__}")
+    if not isinstance(topic_partition.topic, str) or not is_int(topic_partition.partition):
+        raise TypeError(
+            f"expected TopicPartition(str, int), found {tuple(topic_partition.__rich_repr__())!r}"
+        )
     return topic_partition
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

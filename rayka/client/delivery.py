@@ -43,6 +43,7 @@ class Delivery:
         self._current: _Current | None = None
 
     def add(self, fetched: Sequence[Fetched]) -> None:
+        """Takes what was fetched; the one method that is called on the IO thread."""
         self._fetched.extend(fetched)
 
     def drop(self, topic_partition: TopicPartition) -> None:
@@ -116,7 +117,7 @@ class Delivery:
             self._fetched.popleft()
             self.positions[tp] = max(start_offset, fetched.next_offset)
             return
-        batch = next(split_batches(remaining[0]))
+        batch = _first_batch(fetched)
         if batch.next_offset <= start_offset or batch.is_control:
             self.positions[tp] = max(start_offset, batch.next_offset)
         else:
@@ -173,6 +174,21 @@ class _Current:
 
     def _first_row(self) -> int:
         return self._start if self._iterator is None else self._stop - length_hint(self._iterator)
+
+
+def _first_batch(fetched: Fetched) -> RecordBatch:
+    """The next batch. Its offset lies outside its CRC: a wrong one would move the position, and skip records in
+    silence. Raises CorruptRecord.
+    """
+    expected = f"expected one with offsets of [{fetched.fetch_offset}, {fetched.next_offset})"
+    hint = f"seek to {fetched.next_offset} to go on behind what was fetched with it"
+    try:
+        batch = next(split_batches(fetched.buffers[0]))
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{fetched.topic_partition}: {error}; {expected}; {hint}") from error
+    if not fetched.fetch_offset < batch.next_offset <= fetched.next_offset:
+        raise CorruptRecord(f"{fetched.topic_partition}: {expected}, found {batch!r}; {hint}")
+    return batch
 
 
 def _deserialized(

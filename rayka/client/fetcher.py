@@ -8,7 +8,7 @@ where that is what they ask for. Kafka: Fetcher, FetchCollector (G16, G18).
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -19,7 +19,7 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
 from rayka.client.local_reader import LocalReader
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.offset_lookup import OffsetLookup, check_partition
+from rayka.client.offset_lookup import OffsetLookup, check_partition, no_such_partition
 from rayka.client.retry import Backoff
 from rayka.config import ConsumerConfig
 from rayka.errors import (
@@ -97,8 +97,12 @@ class Fetcher:
                 await self._look_up_starts()
         return self.state.oldest_offset(topic_partition)
 
-    async def poll(self, timeout_ms: float) -> Sequence[Fetched]:
-        """Everything fetched; waits up to timeout_ms for something. Raises what the application must hear."""
+    async def poll(self, timeout_ms: float, deliver: Callable[[Sequence[Fetched]], object]) -> bool:
+        """Delivers everything fetched; waits up to timeout_ms for something, False when nothing came.
+
+        What is taken is delivered in the same step: a Ctrl-C in the thread that waits for the answer loses nothing.
+        Raises what the application must hear.
+        """
         if self._driver is None:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
         if not self.state.has_news():
@@ -107,10 +111,10 @@ class Fetcher:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self._news.wait()
             except TimeoutError:
-                return ()
-        taken = self.state.take()
+                return False
+        deliver(self.state.take())
         self._wake.set()
-        return taken
+        return True
 
     async def close(self) -> None:
         """Stops fetching; what is in flight is given up."""
@@ -166,6 +170,9 @@ class Fetcher:
         stale: dict[str, None] = {}
         for tp in self.state.fetchable():
             topic = self.metadata.cached(tp.topic)
+            if topic is not None and tp.partition >= len(topic.partitions):  # created anew, with fewer
+                self._hear(tp, no_such_partition(topic, tp.partition))
+                continue
             if topic is None or topic.partitions[tp.partition].leader_id == NO_NODE:
                 stale[tp.topic] = None
                 continue
@@ -207,10 +214,21 @@ class Fetcher:
         )
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
         try:
+            await self._recover(await self._ask(leader_id, request, tickets, timeout_ms), tickets)
+        finally:
+            for ticket in tickets.values():
+                self.state.end_fetch(ticket)
+
+    async def _ask(
+        self, leader_id: int, request: FetchRequest, tickets: _Tickets, timeout_ms: int
+    ) -> list[ApiError]:
+        """Keeps what the leader answers; returns the errors that a retry may mend."""
+        try:
             response = await self._network.call(leader_id, request, timeout_ms)
-            failed = [
+            results = [
                 self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions
             ]
+            failed = [each for each in results if each is not None]
         except ApiError as error:
             logger.debug("fetch from node %d: %s", leader_id, error)
             failed = [error]
@@ -219,9 +237,7 @@ class Fetcher:
                     self.state.on_error(ticket, error)
         if self.state.has_news():
             self._news.set()
-        await self._recover([each for each in failed if each is not None], tickets)
-        for ticket in tickets.values():
-            self.state.end_fetch(ticket)
+        return failed
 
     def _on_result(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
         """Keeps the data; returns an error that a retry may mend."""
@@ -236,7 +252,7 @@ class Fetcher:
                 "%s: offset %d is out of range; reset", ticket.topic_partition, ticket.fetch_offset
             )
             return None
-        if is_retriable(result.error_code):
+        if is_retriable(result.error_code) and result.error_code is not ErrorCode.CORRUPT_MESSAGE:
             return error
         self.state.on_error(ticket, error)
         return None

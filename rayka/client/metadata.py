@@ -89,6 +89,8 @@ class ClusterMetadata:
             problem = await self._bounded(self._ask_soon((name,)), retry)
             if name in self._missing:
                 raise self._missing.pop(name)
+            if isinstance(problem, ApiError) and not problem.retriable:
+                raise problem
             if name not in self._topics and not await retry.pause():
                 raise problem if isinstance(problem, UnavailableError) else self._unavailable(str(problem))
 

@@ -6,11 +6,22 @@ from random import Random
 from rayka.client.bootstrap import ClientConfig
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.retry import Backoff, Retry
-from rayka.errors import ApiError, ErrorCode, RequestTimedOut, error_for, is_retriable
+from rayka.errors import (
+    ApiError,
+    BrokerNotAvailable,
+    ErrorCode,
+    LeaderNotAvailable,
+    NetworkException,
+    RequestTimedOut,
+    UnavailableError,
+    error_for,
+)
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Network
 from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
+
+_NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
 
 
 class OffsetLookup:
@@ -29,16 +40,19 @@ class OffsetLookup:
     ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
         """One result for each partition; `wanted` gives timestamps in ms, or -1 latest, -2 earliest.
 
-        Raises UnknownTopicOrPartition, or the last retriable error when timeout_ms has passed.
+        When timeout_ms has passed, raises UnavailableError if no leader answered, else its last error. Raises
+        UnknownTopicOrPartition.
         """
         retry = Retry(timeout_ms, self._backoff)
         found: dict[TopicPartition, ListOffsetsPartitionResult] = {}
-        problem: ApiError = RequestTimedOut(f"no offsets of {sorted(wanted)} within {timeout_ms} ms")
+        problem: ApiError = LeaderNotAvailable(f"no leader of {sorted(wanted)} is known")
         while True:
             missing = {tp: each for tp, each in wanted.items() if tp not in found}
             for leader_id, partitions in (await self._by_leader(missing, retry)).items():
                 try:
-                    found.update(await self._ask(leader_id, partitions, retry))
+                    results = await self._ask(leader_id, partitions, retry)
+                    found.update({tp: each for tp, each in results.items() if not isinstance(each, ApiError)})
+                    problem = next((each for each in results.values() if isinstance(each, ApiError)), problem)
                 except ApiError as error:
                     if not error.retriable:
                         raise
@@ -47,7 +61,13 @@ class OffsetLookup:
                 return found
             await self._metadata.refresh(sorted({tp.topic for tp in missing}))
             if not await retry.pause():
-                raise problem
+                raise self._unavailable(problem) if isinstance(problem, _NO_ANSWER) else problem
+
+    def _unavailable(self, problem: ApiError) -> UnavailableError:
+        return UnavailableError(
+            f"cluster {self._metadata.cluster_name!r} did not say which offsets there are: {problem}; "
+            "are its brokers running? see `rayka status`"
+        )
 
     async def _by_leader(
         self, wanted: Mapping[TopicPartition, int], retry: Retry
@@ -64,19 +84,29 @@ class OffsetLookup:
 
     async def _ask(
         self, leader_id: int, partitions: Mapping[TopicPartition, ListOffsetsPartition], retry: Retry
-    ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
+    ) -> dict[TopicPartition, ListOffsetsPartitionResult | ApiError]:
+        """What the leader says of each partition; an error where a retry may mend it. Raises the others."""
         request = ListOffsetsRequest(tuple(partitions.values()))
         timeout_ms = min(self._request_timeout_ms, retry.remaining_ms)
         response = await self._network.call(leader_id, request, timeout_ms)
-        results = dict(zip(partitions, response.partitions, strict=True))
-        for tp, result in results.items():
-            if result.error_code is not ErrorCode.NONE and not is_retriable(result.error_code):
-                raise error_for(result.error_code, f"{tp}: {result.error_message}")
-        return {tp: each for tp, each in results.items() if each.error_code is ErrorCode.NONE}
+        results: dict[TopicPartition, ListOffsetsPartitionResult | ApiError] = {}
+        for tp, result in zip(partitions, response.partitions, strict=True):
+            results[tp] = result
+            if result.error_code is not ErrorCode.NONE:
+                results[tp] = error = error_for(result.error_code, f"{tp}: {result.error_message}")
+                if not error.retriable:
+                    raise error
+        return results
 
 
 def check_partition(topic: MetadataTopic, partition: int) -> None:
     """Raises UnknownTopicOrPartition, not retriable, unless the topic has a partition of that number."""
-    count = len(topic.partitions)
-    if not 0 <= partition < count:
-        raise NoSuchTopic(f"topic {topic.name!r} has partitions 0 to {count - 1}, found {partition}")
+    if not 0 <= partition < len(topic.partitions):
+        raise no_such_partition(topic, partition)
+
+
+def no_such_partition(topic: MetadataTopic, partition: int) -> NoSuchTopic:
+    """The error that says how many partitions the topic has."""
+    return NoSuchTopic(
+        f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, found {partition}"
+    )

@@ -14,14 +14,14 @@ import pyarrow as pa
 
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.consumer import parse_options
+from rayka.client.consumer import is_int, parse_options, topic_names
 from rayka.client.delivery import Delivery
-from rayka.client.fetch_state import START_TIMESTAMPS
 from rayka.client.fetcher import Fetcher
 from rayka.client.record import Record
 from rayka.client.serializers import deserializer
 from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
-from rayka.ids import TopicPartition
+from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 Bound = str | int | Mapping[TopicPartition, int]
 _ItemT = TypeVar("_ItemT")
@@ -45,9 +45,12 @@ def read(
     Raises OffsetOutOfRange when a bound lies outside a log, UnknownTopicOrPartition, ClusterNotFound, ConfigError;
     UnavailableError while iterating when nothing arrives for `default_api_timeout_ms`.
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
     return Reader(
-        names, resolve(cluster), start, end, parse_options(config, {"auto_offset_reset": "none", **options})
+        topic_names(topics),
+        resolve(cluster),
+        start,
+        end,
+        parse_options(config, {"auto_offset_reset": "none", **options}),
     )
 
 
@@ -94,10 +97,8 @@ class Reader:
         fetcher = io_thread.run(self._start(remaining), None)
         try:
             while remaining:
-                fetched = io_thread.run(fetcher.poll(self._config.default_api_timeout_ms), None)
-                if not fetched:
+                if not io_thread.run(fetcher.poll(self._config.default_api_timeout_ms, delivery.add), None):
                     raise self._stalled(remaining)
-                delivery.add(fetched)
                 while (item := take(delivery)) is not None:
                     yield item
                 behind = {
@@ -120,46 +121,26 @@ class Reader:
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         fetcher = Fetcher(self._handle, self._config, Random())
         partitions = await fetcher.partitions_of(topics)
-        for bound in (start, end):
-            if isinstance(bound, Mapping) and (unknown := [tp for tp in bound if tp not in partitions]):
-                raise ConfigError(f"read: {unknown[0]} is not a partition of {', '.join(topics)}")
-        earliest = await self._lookup(fetcher, partitions, "earliest")
-        latest = await self._lookup(fetcher, partitions, "latest")
-        bounds = []
-        for name, bound, default in (("start", start, earliest), ("end", end, latest)):
-            found = (
-                {**default, **bound}
-                if isinstance(bound, Mapping)
-                else await self._lookup(fetcher, partitions, bound)
-            )
-            found = {tp: latest[tp] if offset == -1 else offset for tp, offset in found.items()}
-            for tp, offset in found.items():
-                if not earliest[tp] <= offset <= latest[tp]:
-                    available = f"available: [{earliest[tp]}, {latest[tp]}]"
-                    raise OffsetOutOfRange(
-                        f"read: {name} offset {offset} of {tp} does not exist; {available}"
-                    )
-            bounds.append(found)
-        return bounds[0], bounds[1]
 
-    async def _lookup(
-        self, fetcher: Fetcher, partitions: list[TopicPartition], bound: str | int
-    ) -> dict[TopicPartition, int]:
-        if (
-            isinstance(bound, bool)
-            or not isinstance(bound, (str, int))
-            or (isinstance(bound, int) and bound < 0)
-        ):
-            raise ConfigError(
-                f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}"
-            )
-        timestamp_ms = START_TIMESTAMPS.get(bound) if isinstance(bound, str) else bound
-        if timestamp_ms is None:
-            raise ConfigError(f"read: expected 'earliest' or 'latest', found {bound!r}")
-        found = await fetcher.lookup.offsets(
-            dict.fromkeys(partitions, timestamp_ms), self._config.default_api_timeout_ms
-        )
-        return {tp: found[tp].offset for tp in partitions}
+        async def lookup(timestamp_ms: int) -> dict[TopicPartition, int]:
+            wanted = dict.fromkeys(partitions, timestamp_ms)
+            found = await fetcher.lookup.offsets(wanted, self._config.default_api_timeout_ms)
+            return {tp: found[tp].offset for tp in partitions}
+
+        available = _Available(await lookup(EARLIEST_TIMESTAMP), await lookup(LATEST_TIMESTAMP))
+        bounds = []
+        for name, bound in (("start", start), ("end", end)):
+            if isinstance(bound, Mapping):
+                bounds.append(available.named(name, bound))
+            elif isinstance(bound, str) and bound in available.by_word:
+                bounds.append(available.by_word[bound])
+            elif is_int(bound) and 0 <= bound < 2**63:
+                bounds.append(available.clamped(await lookup(bound)))
+            else:
+                raise ConfigError(
+                    f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}"
+                )
+        return bounds[0], bounds[1]
 
     def _stalled(self, remaining: Mapping[TopicPartition, int]) -> UnavailableError:
         where = ", ".join(f"{tp} at {at} of {self.end_offsets[tp]}" for tp, at in remaining.items())
@@ -167,3 +148,36 @@ class Reader:
             f"cluster {self._handle.name!r} gave nothing for {self._config.default_api_timeout_ms} ms: {where}; "
             "are its brokers running? see `rayka status`"
         )
+
+
+class _Available:
+    """The offsets that there are at the call; records that arrive meanwhile are not among them."""
+
+    def __init__(self, earliest: dict[TopicPartition, int], latest: dict[TopicPartition, int]) -> None:
+        self._earliest = earliest
+        self._latest = latest
+        self.by_word = {"earliest": earliest, "latest": latest}
+
+    def named(self, name: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The offsets that a bound names, and the whole range of the partitions that it does not name."""
+        for tp, offset in offsets.items():
+            if tp not in self._latest:
+                raise ConfigError(f"read: {tp} is not a partition of {', '.join(self._topics())}")
+            if not is_int(offset):
+                raise TypeError(f"read: {name} offset of {tp}: expected int, found {type(offset).__name__}")
+            if not self._earliest[tp] <= offset <= self._latest[tp]:
+                raise OffsetOutOfRange(
+                    f"read: {name} offset {offset} of {tp} does not exist; "
+                    f"available: [{self._earliest[tp]}, {self._latest[tp]}]"
+                )
+        return {**(self._earliest if name == "start" else self._latest), **offsets}
+
+    def clamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets by time; where there is no record so late, the end."""
+        return {
+            tp: self._latest[tp] if offset == NO_OFFSET else min(offset, self._latest[tp])
+            for tp, offset in offsets.items()
+        }
+
+    def _topics(self) -> list[str]:
+        return list(dict.fromkeys(tp.topic for tp in self._latest))

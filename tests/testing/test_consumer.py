@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import rayka
 import rayka.testing
 from rayka import Consumer, Producer, TopicPartition
+from rayka.client import io_thread
 from rayka.errors import (
     ClosedError,
     ConfigError,
@@ -19,6 +21,7 @@ from rayka.errors import (
     UnavailableError,
     UnknownTopicOrPartition,
 )
+from rayka.protocol.fetch import FetchRequest
 from rayka.testing import InProcessCluster
 
 _numbers = count()
@@ -346,3 +349,144 @@ def test_a_consumer_that_was_not_closed_warns(cluster, topic):
     with pytest.warns(ResourceWarning, match="not closed"):
         consumer.__del__()
     consumer.close()
+
+
+# ---- Bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda consumer, tp: consumer.assign(tp),
+        lambda consumer, tp: consumer.assign([TopicPartition(tp.topic, "0")]),
+        lambda consumer, tp: consumer.end_offsets([TopicPartition(5, 0)]),
+        lambda consumer, tp: consumer.seek(tp, True),
+        lambda consumer, tp: consumer.poll(timeout_ms="1"),
+        lambda consumer, tp: consumer.poll(max_records=1.5),
+        lambda consumer, tp: rayka.read(tp.topic.encode(), cluster="none"),
+        lambda consumer, tp: rayka.Consumer(5, cluster="none"),
+    ],
+)
+def test_a_wrong_type_is_a_type_error_at_once(cluster, topic, call):
+    with Consumer(topic, cluster=cluster) as consumer, pytest.raises(TypeError, match=r"expected .*, found "):
+        call(consumer, TopicPartition(topic, 0))
+
+
+def test_a_partition_named_twice_is_assigned_once(cluster, topic):
+    tp = TopicPartition(topic, 0)
+    with Consumer(cluster=cluster) as consumer:
+        consumer.assign([tp, tp])
+        assert consumer.assignment() == (tp,)
+
+
+def test_offsets_of_a_bounded_read_are_numbers_that_exist(cluster, topic):
+    tp = TopicPartition(topic, 0)
+    with pytest.raises(TypeError, match=f"start offset of {tp}: expected int, found str"):
+        rayka.read(topic, cluster=cluster, start={tp: "0"})
+    with pytest.raises(OffsetOutOfRange, match=rf"end offset -1 of {tp} does not exist; available: \[0, 0\]"):
+        rayka.read(topic, cluster=cluster, end={tp: -1})
+
+
+# ---- What happens meanwhile ----------------------------------------------------------------------
+
+
+def test_a_bounded_read_begins_while_records_arrive(cluster, topic):
+    is_over = threading.Event()
+
+    def produce() -> None:
+        with Producer(cluster=cluster, linger_ms=0) as producer:
+            while not is_over.is_set():
+                producer.send(topic, b"x").result(10)
+
+    producing = threading.Thread(target=produce)
+    producing.start()
+    try:
+        for _ in range(50):
+            reader = rayka.read(topic, cluster=cluster, start=0)
+            assert len(list(reader)) == len(reader)
+    finally:
+        is_over.set()
+        producing.join()
+
+
+def test_a_topic_made_anew_with_fewer_partitions_loses_only_those(cluster, topic):
+    with (
+        rayka.Admin(cluster=cluster) as admin,
+        Consumer(topic, cluster=cluster, auto_offset_reset="earliest", metadata_max_age_ms=1) as consumer,
+    ):
+        assert consumer.poll(timeout_ms=10) == []
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=1)
+        send(cluster, topic, [b"anew"])
+        errors, records = [], []
+        while len(errors) < 2 or not records:
+            try:
+                records += consumer.poll(timeout_ms=5_000)
+            except UnknownTopicOrPartition as error:
+                errors.append(error)
+        assert [record.value for record in records] == [b"anew"]
+
+
+def test_what_was_fetched_for_a_poll_that_was_interrupted_comes_with_the_next(cluster, topic):
+    send(cluster, topic, [b"kept"])
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        poll = consumer._fetcher.poll(5_000, consumer._delivery.add)
+        io_thread.run(poll, None)  # Ctrl-C: nobody looks at what it returns
+        assert [record.value for record in consumer.poll(timeout_ms=0)] == [b"kept"]
+
+
+class OnceUnavailable:
+    """A cluster whose first answer to a fetch is an error that nobody expects there."""
+
+    def __init__(self, cluster: InProcessCluster) -> None:
+        self.name = cluster.name
+        self._cluster = cluster
+        self._failures = [UnavailableError("not now")]
+
+    def network(self):
+        network = self._cluster.network()
+
+        async def call(node_id, request, timeout_ms):
+            if isinstance(request, FetchRequest) and self._failures:
+                raise self._failures.pop()
+            return await network.call(node_id, request, timeout_ms)
+
+        return SimpleNamespace(call=call, node_ids=network.node_ids)
+
+
+def test_after_an_unexpected_error_a_consumer_goes_on(cluster, topic):
+    send(cluster, topic, [b"there"])
+    with Consumer(topic, cluster=OnceUnavailable(cluster), auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        with pytest.raises(UnavailableError, match="not now"):
+            consumer.poll(timeout_ms=5_000)
+        assert [record.value for record in consumer.poll(timeout_ms=5_000)] == [b"there"]
+
+
+def test_without_its_broker_nobody_can_say_which_offsets_there_are():
+    with rayka.testing.cluster() as cluster, rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("orders", partitions=1)
+        cluster.kill(1)
+        with pytest.raises(UnavailableError, match="broker-1 cannot be reached"):
+            rayka.read("orders", cluster=cluster, default_api_timeout_ms=300)
+
+
+@pytest.mark.parametrize("local_reads", [True, False])
+@pytest.mark.parametrize("byte", [0, 16])  # of a batch's base offset, outside its CRC, and of its magic
+def test_a_damaged_header_in_the_middle_is_an_error_and_skips_nothing(tmp_path, local_reads, byte):
+    data_dir = str(tmp_path)
+    with rayka.testing.cluster(data_dir=data_dir) as cluster, rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("orders", partitions=1, configs={"segment.bytes": 1024})
+        send(cluster, "orders", [b"%d" % n for n in range(50)], linger_ms=0, batch_size=0)
+    path = next((tmp_path / "broker-1" / "orders-0").glob("*00.log"))
+    damaged = bytearray(path.read_bytes())
+    size_bytes = 12 + int.from_bytes(damaged[8:12], "big")
+    damaged[2 * size_bytes + byte] ^= 0x55
+    path.write_bytes(damaged)
+    with rayka.testing.cluster(data_dir=data_dir) as cluster:
+        values = []
+        with pytest.raises(CorruptRecord, match="orders-0"):
+            values.extend(
+                record.value for record in rayka.read("orders", cluster=cluster, local_reads=local_reads)
+            )
+    assert values in ([b"0", b"1"], [])
