@@ -49,7 +49,7 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int, batch_bytes: in
     value = np.random.default_rng(1).bytes(RECORD_BYTES)
     record_count = batch_bytes // (RECORD_BYTES + 4)
     batch = RecordBatch(encode_batch([value] * record_count, timestamps_ms=1))
-    log = Log.open(disk, directory, CONFIG, recovery_point=0, is_clean=False, now_ms=0)
+    log = Log.open(disk, directory, CONFIG, recovery_point=0, now_ms=0)
     while log.size_bytes < size_bytes:
         log.append_as_leader([batch], 0, now_ms=0)
     assert log.segment_count == 1
@@ -57,6 +57,6 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int, batch_bytes: in
 
 
 def _recover(disk: LocalDisk, directory: str, size_bytes: int) -> None:
-    log = Log.open(disk, directory, CONFIG, recovery_point=0, is_clean=False, now_ms=0)
+    log = Log.open(disk, directory, CONFIG, recovery_point=0, now_ms=0)
     assert log.recovery.cut is None
     assert log.recovery.scanned_bytes >= size_bytes

@@ -340,6 +340,10 @@ class DiskFull(StorageError):
     """A write found no room. What was written before is whole, and can be read."""
 
 
+class DamagedLog(StorageError):
+    """A log cannot be opened without cutting off whole batches behind a damaged one; the directory is fine."""
+
+
 def _subclasses(cls: type[ApiError]) -> list[type[ApiError]]:
     direct = cls.__subclasses__()
     return direct + [deeper for each in direct for deeper in _subclasses(each)]

@@ -134,7 +134,8 @@ class LocalDisk:
                 _write_all(descriptor, (data,))
             finally:
                 os.close(descriptor)
-        self.rename(aside, path)
+            os.rename(aside, path)
+        self._forget(path)
 
     def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         with _StorageErrors("copy", source):

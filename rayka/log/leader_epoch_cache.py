@@ -32,6 +32,7 @@ class LeaderEpochCache:
         self._disk = disk
         self._unsynced = unsynced
         self._entries: list[EpochStart] = []
+        self._is_deferred = False
         self.path = posixpath.join(directory, LEADER_EPOCH_FILE)
 
     def __repr__(self) -> str:
@@ -105,7 +106,18 @@ class LeaderEpochCache:
         if self._disk.exists(self.path):
             self._unsynced.file_replaced(self.path)
 
+    def defer(self) -> None:
+        """There is no directory yet: changes stay in memory until `write_deferred`."""
+        self._is_deferred = True
+
+    def write_deferred(self) -> None:
+        """The directory is there: the file is written, now and at every change."""
+        self._is_deferred = False
+        self._write()
+
     def _write(self) -> None:
+        if self._is_deferred:
+            return
         self._disk.write(self.path, encode_epochs(self._entries))
         self._unsynced.file_replaced(self.path)
 

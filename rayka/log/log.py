@@ -4,15 +4,17 @@ lineage of epochs.
 Invariants: log_start_offset <= flushed_offset <= log_end_offset; the last segment is the active one; offsets rise and,
 but for gaps that compaction made, have none missing; nothing below flushed_offset is lost to a power cut, nothing below
 log_end_offset to the end of the process. A change that fails half way is the last one: what it left behind the log end
-offset is unknown, so the log only reads on, and opening it again recovers it.
+offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files before its
+first record: an empty directory says no more than none, and thousands of partitions are made at once.
 
 Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention, compaction,
 transactions, idempotence, tiered storage.
 """
 
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
@@ -20,7 +22,7 @@ from rayka.errors import CorruptRecord, OffsetOutOfRange, RecordBatchTooLarge, S
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.checkpoints import decode_lines, encode_lines
 from rayka.log.leader_epoch_cache import LeaderEpochCache
-from rayka.log.recovery import Recovery, find_segments, open_segments
+from rayka.log.recovery import Recovery, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segment import MAX_RELATIVE_OFFSET, BatchPosition, Segment, SegmentFiles, Span
 from rayka.log.time_lookup import TimestampAndOffset, first_at_or_after, largest_before
 from rayka.log.unsynced import SyncPlan, Unsynced
@@ -28,7 +30,8 @@ from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import FileRange
 
-LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"
+_LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
 
 
@@ -81,6 +84,7 @@ class Log:
         self._segments = segments
         self._warm: list[Segment] = []
         self._failure: StorageError | None = None
+        self._awaited_files: Mapping[str, bytes] | None = None
         self._truncation_count = 0
         self.directory = files.directory
         self.log_start_offset = segments[0].base_offset
@@ -90,26 +94,39 @@ class Log:
     @classmethod
     def open(
         cls, disk: Disk, directory: str, config: TopicConfig, *,
-        recovery_point: int, log_start_offset: int = 0, is_clean: bool, now_ms: int,
+        recovery_point: int, log_start_offset: int = 0, tearing: Tearing = Tearing.SHORT_TAIL, now_ms: int,
+        new_files: Mapping[str, bytes] = NO_FILES,
     ) -> "Log":  # fmt: skip
-        """The log in this directory, made if there is none, recovered unless it was shut down cleanly (B31,
-        B32).
+        """The log in this directory, new if there is none, recovered as `tearing` asks for (B31, B32).
 
-        `recovery_point` and `log_start_offset` come from the data directory's checkpoints. What recovery did
-        is in `recovery`. Raises StorageError when the disk fails.
+        `recovery_point` and `log_start_offset` come from the data directory's checkpoints; `tearing` says how
+        the log was left; `new_files` are to stand beside the segments, by name, and are made with the first of
+        them. What recovery did is in `recovery`. Raises DamagedLog when it would have to cut off what nothing
+        can have torn, StorageError when the disk fails.
         """
         files = SegmentFiles(disk, directory, Unsynced())
-        if not disk.exists(directory):
-            disk.make_directory(directory)
         epochs = LeaderEpochCache(disk, directory, files.unsynced)
+        if not disk.exists(directory):
+            epochs.defer()
+            log = cls(files, config, epochs, [_segment(files, config, log_start_offset, now_ms)])
+            log._awaited_files = new_files
+            return log
         recovery_point = min(recovery_point, _lowered_recovery_point(disk, directory, recovery_point))
+        is_clean = tearing is Tearing.NOTHING
         scan_from = None if is_clean else recovery_point
         segments = find_segments(files, config, now_ms)
-        recovery = open_segments(segments, files, epochs, scan_from if epochs.load() else 0)
+        recovery = open_segments(
+            segments,
+            files,
+            epochs,
+            scan_from=scan_from if epochs.load() else 0,
+            suspect=Suspect(recovery_point, tearing),
+        )
         is_new = not segments
         if is_new:
             segments.append(_new_segment(files, config, log_start_offset, now_ms))
         log = cls(files, config, epochs, segments)
+        log._write_files(new_files)
         log._on_opened(recovery, None if is_clean and not is_new else recovery_point, log_start_offset)
         return log
 
@@ -125,6 +142,23 @@ class Log:
             self._epochs.touch()
         if self.log_start_offset > self.log_end_offset:
             self.truncate_fully_and_start_at(self.log_start_offset)
+
+    def _make_files(self) -> None:
+        """The log gets its files. A crash on the way leaves a directory without records, which is no loss."""
+        if self._awaited_files is None:
+            return
+        self._disk.make_directory(self.directory)
+        self._files.unsynced.name_changed(self.directory)
+        self._write_files(self._awaited_files)
+        self._epochs.write_deferred()
+        self._active.create()
+        self._awaited_files = None
+
+    def _write_files(self, files: Mapping[str, bytes]) -> None:
+        for name, content in files.items():
+            path = posixpath.join(self.directory, name)
+            self._disk.write(path, content)
+            self._files.unsynced.file_replaced(path)
 
     def __repr__(self) -> str:
         state = "" if self._failure is None else " failed"
@@ -224,6 +258,7 @@ class Log:
                     f" segment.bytes, {self._config.segment_bytes}"
                 )
         with self._changing():
+            self._make_files()
             for run in _runs(appends, self._config.segment_bytes):
                 self._write(run, now_ms)
         return AppendInfo(
@@ -296,7 +331,7 @@ class Log:
 
     def assign_epoch(self, epoch: int, start_offset: int) -> None:
         """A leader epoch begins, perhaps without a record yet (B16, B20). Durable once a sync plan made now
-        is.
+        is, except in a log that never had a record.
         """
         with self._changing():
             self._epochs.assign(epoch, start_offset)
@@ -426,6 +461,7 @@ class Log:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
         created_ms = self._active.created_ms
         with self._changing():
+            self._make_files()
             self._before_truncation(self._segments[0].base_offset)
             while self._segments:
                 self._segments.pop().delete()
@@ -445,8 +481,7 @@ class Log:
         self._truncation_count += 1
         if offset < self.flushed_offset:
             scan_from = self._segments[self._segment_number(offset)].base_offset
-            self._disk.write(self._lowered_path, encode_lines([str(scan_from)]))
-            self._files.unsynced.file_replaced(self._lowered_path)
+            self._write_files(lowered_recovery_point(scan_from))
 
     def _after_truncation(self) -> None:
         self.flushed_offset = max(self.log_start_offset, min(self.flushed_offset, self.log_end_offset))
@@ -454,7 +489,7 @@ class Log:
 
     @property
     def _lowered_path(self) -> str:
-        return posixpath.join(self.directory, LOWERED_RECOVERY_POINT_FILE)
+        return posixpath.join(self.directory, _LOWERED_RECOVERY_POINT_FILE)
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
@@ -468,10 +503,6 @@ class Log:
         if plan.truncation == self._truncation_count:
             self.flushed_offset = max(self.flushed_offset, plan.up_to_offset)
 
-    def on_file_replaced(self, path: str) -> None:
-        """Somebody else's file in this directory was written; it is synced together with the log."""
-        self._files.unsynced.file_replaced(path)
-
     def on_recovery_point_saved(self, offset: int) -> None:
         """The data directory's checkpoint durably says this: a lower point written by a truncation is
         obsolete.
@@ -483,18 +514,23 @@ class Log:
 
     def close(self) -> None:
         """Writes the active segment's indexes. Clean once the plan that `unsynced` gives now is synced."""
-        if self._failure is None:
+        if self._failure is None and self._awaited_files is None:
             self._active.write_indexes()
 
     def delete(self) -> None:
         """Removes the directory; readers keep what they mapped."""
-        self._disk.remove_directory(self.directory)
+        if self._awaited_files is None:
+            self._disk.remove_directory(self.directory)
 
 
 def _new_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
-    segment = Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
+    segment = _segment(files, config, base_offset, now_ms)
     segment.create()
     return segment
+
+
+def _segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
+    return Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
 
 
 def _runs(appends: Sequence[_Append], segment_bytes: int) -> Iterator[Sequence[_Append]]:
@@ -508,9 +544,14 @@ def _runs(appends: Sequence[_Append], segment_bytes: int) -> Iterator[Sequence[_
     yield appends[begin:]
 
 
+def lowered_recovery_point(scan_from: int) -> dict[str, bytes]:
+    """The file, by name, that tells a recovery to begin here whatever a checkpoint says, until one is saved anew."""
+    return {_LOWERED_RECOVERY_POINT_FILE: encode_lines([str(scan_from)])}
+
+
 def _lowered_recovery_point(disk: Disk, directory: str, recovery_point: int) -> int:
     """What a truncation left to say; a torn file means that everything is to be scanned."""
-    path = posixpath.join(directory, LOWERED_RECOVERY_POINT_FILE)
+    path = posixpath.join(directory, _LOWERED_RECOVERY_POINT_FILE)
     if not disk.exists(path):
         return recovery_point
     lines = decode_lines(disk.read_at(path, 0, disk.size(path)))

@@ -2,9 +2,10 @@
 
 Files (F4): `meta.properties` (node, cluster, directory id), `.lock` (held while open), the checkpoints of all
 partitions, `.kafka_cleanshutdown` (B30: written last when everything was synced, removed at start), and
-beside it `.rayka_boot`: the kernel's boot id and the broker epoch. Under the same boot id the page cache has
-kept every append, so a killed process lost nothing (design §4); its logs are still scanned, because it may
-have died in the middle of a write.
+beside it `.rayka_boot`: the kernel's boot id with the broker epoch, and the boot id under which all logs here
+were last known to be whole. Under the same boot id the page cache has kept every append, so a killed process
+lost nothing (design §4); its logs are still scanned, because it may have died in the middle of a write, but
+only their tails can be torn.
 
 Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
 retried, and no later start takes it for clean. Kafka: `LogManager`, `MetaPropertiesEnsemble`,
@@ -32,7 +33,7 @@ from rayka.log.checkpoints import (
     read_offsets,
 )
 from rayka.log.durable import replace_durably
-from rayka.log.log import Log
+from rayka.log.log import Log, lowered_recovery_point
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,
@@ -45,12 +46,16 @@ from rayka.log.partition_metadata import (
     encode_partition_metadata,
     read_partition_metadata,
 )
+from rayka.log.recovery import Tearing
 from rayka.ports import Disk, Lock
 
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 BOOT_FILE = ".rayka_boot"
 _DELETED_SUFFIX = "-delete"
+_DELETED_TOPIC_CHARACTERS = (
+    200  # with partition, id and suffix they stay below the 255 bytes of a file's name
+)
 _PARTITION_DIRECTORY = re.compile(r"(.+)-(\d+)")
 _logger = logging.getLogger(__name__)
 
@@ -63,8 +68,13 @@ class LogDirectory:
         self._lock = lock
         self._properties = properties
         self._recovery_points = read_offsets(disk, posixpath.join(path, RECOVERY_POINT_FILE))
+        self._saved_recovery_points = dict(self._recovery_points)
         self._high_watermarks = read_offsets(disk, posixpath.join(path, HIGH_WATERMARK_FILE))
         self._log_start_offsets = read_offsets(disk, posixpath.join(path, LOG_START_OFFSET_FILE))
+        self._boot_id = ""
+        self._boot: dict[str, Any] = {}
+        self._unrecovered: set[str] = set()  # directories of logs not opened since an unclean shutdown
+        self._is_torn = False  # whether the power may have been cut since they were written
         self._checkpointing = asyncio.Lock()  # two at once would rename each other's files away
         self.path = path
         self.failure: StorageError | None = None
@@ -121,17 +131,38 @@ class LogDirectory:
         written.
         """
         clean = self._read_json(CLEAN_SHUTDOWN_FILE)
-        boot = self._read_json(BOOT_FILE)
+        self._boot = self._read_json(BOOT_FILE) or {}
+        boot_id = self._boot_id = self._disk.boot_id()
         if clean is not None:
             self.was_clean_shutdown = True
             self.previous_broker_epoch = clean.get("brokerEpoch", NO_EPOCH)
             self._disk.unlink(self._file(CLEAN_SHUTDOWN_FILE))
             await self._disk.sync([], [self.path])
-        elif boot is not None and boot.get("bootId") == self._disk.boot_id():
-            self.previous_broker_epoch = boot.get("brokerEpoch", NO_EPOCH)
-        for name in self._disk.list(self.path):
+        elif self._boot.get("bootId") == boot_id:
+            self.previous_broker_epoch = self._boot.get("brokerEpoch", NO_EPOCH)
+        names = self._disk.list(self.path)
+        for name in names:
             if name.endswith(_DELETED_SUFFIX):
                 self._disk.remove_directory(self._file(name))
+        if clean is None:
+            self._is_torn = self._boot.get("recoveredBootId") != boot_id
+            self._unrecovered = {self._file(name) for name in names if _PARTITION_DIRECTORY.fullmatch(name)}
+        self._maybe_record_recovery()
+
+    def _maybe_record_recovery(self) -> None:
+        """Once every log has been opened, or deleted, under this boot id, the next start may rely on that.
+
+        1. The power is cut. 2. The next process recovers some logs and is killed. 3. Under the same boot id
+        the one after it meets the other logs, and they may still be torn.
+        """
+        if not self._unrecovered and self._boot.get("recoveredBootId") != self._boot_id:
+            self._write_boot({**self._boot, "version": 0, "recoveredBootId": self._boot_id})
+
+    def _write_boot(self, content: dict[str, Any]) -> None:
+        """Not after a failure: then the file has to be missing."""
+        if self.failure is None:
+            self._boot = content
+            self._disk.write(self._file(BOOT_FILE), json.dumps(content).encode())
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
         """The object in a small file; None when it is missing or torn."""
@@ -176,8 +207,8 @@ class LogDirectory:
         """The broker has registered. A later process on the same boot may say that it lost nothing since
         (H3).
         """
-        content = {"version": 0, "bootId": self._disk.boot_id(), "brokerEpoch": broker_epoch}
-        self._disk.write(self._file(BOOT_FILE), json.dumps(content).encode())
+        registered = {"version": 0, "bootId": self._boot_id, "brokerEpoch": broker_epoch}
+        self._write_boot({**self._boot, **registered})
 
     # ---- Logs ----------------------------------------------------------------------------------------------
 
@@ -194,12 +225,19 @@ class LogDirectory:
         return found
 
     def open_log(
-        self, topic_partition: TopicPartition, topic_id: UUID, config: TopicConfig, *, now_ms: int
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID,
+        config: TopicConfig,
+        *,
+        now_ms: int,
+        is_always_synced: bool = False,
     ) -> Log:
-        """The partition's log, made if there is none, recovered if this directory was not shut down cleanly.
+        """The partition's log, new if there is none, recovered if this directory was not shut down cleanly.
 
-        Raises InconsistentTopicId when the directory there is of another topic of that name, StorageError
-        when the disk fails.
+        `is_always_synced`: each append is synced before the next, so that not even a power cut tears more than
+        the tail. Raises InconsistentTopicId when the directory there is of another topic of that name,
+        DamagedLog when recovery would have to cut off whole batches, StorageError when the disk fails.
         """
         assert topic_partition not in self.logs, topic_partition
         found_id = self._topic_id(topic_partition)
@@ -207,32 +245,56 @@ class LogDirectory:
             raise InconsistentTopicId(
                 f"{self._log_path(topic_partition)} is of topic {found_id}, expected {topic_id}"
             )
+        path = self._log_path(topic_partition)
+        new_files = {}
+        if found_id is None:
+            new_files[PARTITION_METADATA_FILE] = encode_partition_metadata(topic_id)
+        if not self._disk.exists(path) and topic_partition in self._saved_recovery_points:
+            new_files |= lowered_recovery_point(0)  # what the checkpoint says was true of a deleted log
         log = Log.open(
             self._disk,
-            self._log_path(topic_partition),
+            path,
             config,
             recovery_point=self._recovery_points.get(topic_partition, 0),
             log_start_offset=self._log_start_offsets.get(topic_partition, 0),
-            is_clean=self.was_clean_shutdown,
+            tearing=self._tearing(path, is_always_synced),
             now_ms=now_ms,
+            new_files=new_files,
         )
-        if found_id is None:
-            path = posixpath.join(log.directory, PARTITION_METADATA_FILE)
-            self._disk.write(path, encode_partition_metadata(topic_id))
-            log.on_file_replaced(path)
+        self._on_recovered(path)
         self.logs[topic_partition] = log
         return log
 
+    def _tearing(self, path: str, is_always_synced: bool) -> Tearing:
+        if self.was_clean_shutdown:
+            return Tearing.NOTHING
+        if not self._is_torn or path not in self._unrecovered:
+            return Tearing.SHORT_TAIL
+        return Tearing.TAIL if is_always_synced else Tearing.ANYWHERE
+
+    def _on_recovered(self, path: str) -> None:
+        self._unrecovered.discard(path)
+        try:
+            self._maybe_record_recovery()
+        except DiskFull as error:
+            _logger.warning(
+                "%s: %s; after the next kill its logs count as torn by a power cut", self.path, error
+            )
+
     def delete_log(self, topic_partition: TopicPartition) -> None:
-        """Removes the partition's directory, opened or not; readers keep what they mapped."""
+        """Removes the partition's directory if there is one, opened or not; readers keep what they mapped."""
         self.logs.pop(topic_partition, None)
         for offsets in (self._recovery_points, self._high_watermarks, self._log_start_offsets):
             offsets.pop(topic_partition, None)
         path = self._log_path(topic_partition)
+        if not self._disk.exists(path):
+            return
         topic_id = self._topic_id(topic_partition)
-        deleted = f"{path}.{topic_id.hex if topic_id else 'unknown'}{_DELETED_SUFFIX}"
+        name = f"{topic_partition.topic[:_DELETED_TOPIC_CHARACTERS]}-{topic_partition.partition}"
+        deleted = self._file(f"{name}.{topic_id.hex if topic_id else 'unknown'}{_DELETED_SUFFIX}")
         self._disk.rename(path, deleted)
         self._disk.remove_directory(deleted)
+        self._on_recovered(path)
 
     def high_watermark(self, topic_partition: TopicPartition) -> int | None:
         """The high watermark last saved for a partition, or None (B4)."""
@@ -290,6 +352,7 @@ class LogDirectory:
         except StorageError as error:
             self.go_offline(error)
             raise
+        self._saved_recovery_points = saved
         for topic_partition, log in self.logs.items():
             log.on_recovery_point_saved(saved.get(topic_partition, 0))
 
@@ -318,7 +381,8 @@ class LogDirectory:
     ) -> None:
         """Shuts down cleanly: everything synced, then the clean-shutdown file (B30), then the lock is free.
 
-        When the directory or one of its logs has failed there is no such file, and the next start recovers.
+        When the directory or one of its logs has failed, or a log was never recovered, there is no such file,
+        and the next start recovers.
         """
         try:
             if self.failure is None:
@@ -332,7 +396,7 @@ class LogDirectory:
             log.close()
         await self.sync(logs)
         await self.checkpoint(high_watermarks)
-        if all(log.failure is None for log in logs):
+        if not self._unrecovered and all(log.failure is None for log in logs):
             content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
             await replace_durably(self._disk, {self._file(CLEAN_SHUTDOWN_FILE): content})
 

@@ -2,23 +2,33 @@
 (B31, B32).
 
 Recovery scans the segments from the one that contains the recovery point, checks structure and CRC of every
-batch, rebuilds indexes and leader epochs, and at the first batch that is not whole cuts the log: later
-segments are removed, newest first, then the segment gets a new inode with the kept prefix. A crash in the
-middle of that is recovered from again. What was cut is logged and reported. Base offset and leader epoch lie
-outside the CRC, as in Kafka; of them only the order is checked. Kafka: `LogLoader`. Left out: `.swap` files,
-which only the cleaner makes.
+batch, and rebuilds indexes and leader epochs. What it does with a batch that is not whole depends on what
+stands behind it, and on what may have broken it (`damage`):
+
+- nothing whole behind it, not below the recovery point, and its bytes end early or the power was cut: a torn
+  tail. It is cut: later segments are removed, newest first, then the segment gets a new inode with the kept
+  prefix. A crash in the middle of that is recovered from again.
+- whole batches behind it, and a power cut may have torn the log anywhere: cut as well, but what is cut is
+  kept beside as `<segment>.log.cut`, which nothing here reads or removes.
+- otherwise it is bit rot, and nothing is cut: the batch stays in its place, and readers find it broken; or,
+  when its header does not lead to the next one, DamagedLog is raised.
+
+Base offset and leader epoch lie outside the CRC, as in Kafka; of them only the order is checked. Kafka:
+`LogLoader`, which cuts in every case. Left out: `.swap` files, which only the cleaner makes.
 """
 
 import logging
 import posixpath
 import re
+from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord
+from rayka.errors import CorruptRecord, DamagedLog
+from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
 from rayka.log.disk import TEMPORARY_SUFFIX
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.segment import (
@@ -36,6 +46,22 @@ _SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")
 _logger = logging.getLogger(__name__)
 
 
+class Tearing(Enum):
+    """What the end of the last process may have done to a log."""
+
+    NOTHING = "it was shut down cleanly, everything synced"
+    SHORT_TAIL = "a killed process tears only its last write, which then ends early"
+    TAIL = "a power cut tears what was not synced: the last write, where each is synced before the next"
+    ANYWHERE = "a power cut tears what was not synced, and pages reach the disk in any order"
+
+
+class Suspect(NamedTuple):
+    """Which part of a log may be torn, and how. What is below the offset was synced."""
+
+    from_offset: int
+    tearing: Tearing
+
+
 class Cut(NamedTuple):
     """What recovery took off one file: everything from this position, where the batch at this offset should
     be.
@@ -47,12 +73,23 @@ class Cut(NamedTuple):
     cut_bytes: int
 
 
+class DamagedBatch(NamedTuple):
+    """A batch that is broken and stays where it is; offsets are inclusive."""
+
+    path: str
+    position: int
+    first_offset: int
+    last_offset: int
+
+
 class Recovery(NamedTuple):
-    """What opening a log had to do."""
+    """What opening a log had to do. `kept_paths` are the `.cut` files it made."""
 
     scanned_bytes: int = 0
     cut: Cut | None = None
     removed_paths: tuple[str, ...] = ()
+    damaged: tuple[DamagedBatch, ...] = ()
+    kept_paths: tuple[str, ...] = ()
 
 
 def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list[Segment]:
@@ -72,61 +109,165 @@ def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list
 
 
 def open_segments(
-    segments: list[Segment], files: SegmentFiles, epochs: LeaderEpochCache, recovery_point: int | None
+    segments: list[Segment],
+    files: SegmentFiles,
+    epochs: LeaderEpochCache,
+    *,
+    scan_from: int | None,
+    suspect: Suspect,
 ) -> Recovery:
     """Opens what `find_segments` found; what recovery cuts off is dropped from the list too.
 
-    `recovery_point` None stands for a clean shutdown: nothing is scanned, unless the last segment turns out
-    broken. A segment that ends exactly at the recovery point is scanned too: its indexes may not have been
-    synced.
+    `scan_from` is the recovery point; None stands for a clean shutdown: nothing is scanned, unless the last
+    segment turns out broken. A segment that ends exactly there is scanned too: its indexes may not have been
+    synced. Raises DamagedLog.
     """
     for segment, following in pairwise(segments):
         segment.open_sealed(following.base_offset)
     if not segments:
         return Recovery()
-    if recovery_point is None:
+    if scan_from is None:
         try:
             segments[-1].open_active()
         except CorruptRecord as error:
             _logger.warning("%s: shut down cleanly, yet: %s", files.directory, error)
-            recovery_point = segments[-1].base_offset
+            scan_from = segments[-1].base_offset
         else:
             return Recovery()
-    first = max(
-        (number for number, each in enumerate(segments) if each.base_offset < recovery_point), default=0
+    first = max((number for number, each in enumerate(segments) if each.base_offset < scan_from), default=0)
+    return _Scan(segments, files, epochs, suspect).run(first)
+
+
+class _Scan:
+    """One recovery under way."""
+
+    def __init__(
+        self, segments: list[Segment], files: SegmentFiles, epochs: LeaderEpochCache, suspect: Suspect
+    ) -> None:
+        self._segments = segments
+        self._disk = files.disk
+        self._unsynced = files.unsynced
+        self._epochs = epochs
+        self._suspect = suspect
+        self._damaged: list[DamagedBatch] = []
+
+    def run(self, first: int) -> Recovery:
+        scanned_bytes = 0
+        for number in range(first, len(self._segments)):
+            segment = self._segments[number]
+            view = self._disk.map(segment.path)
+            scanned_bytes += len(view)
+            is_whole = self._scan(number, view)
+            self._unsynced.file_replaced(segment.path)
+            if not is_whole:
+                cut, removed, kept = self._cut(number, view)
+                return Recovery(scanned_bytes, cut, removed, tuple(self._damaged), kept)
+            if number + 1 < len(self._segments):
+                segment.next_offset = self._segments[number + 1].base_offset
+                segment.write_indexes()
+                segment.drop_indexes()
+        return Recovery(scanned_bytes, damaged=tuple(self._damaged))
+
+    def _scan(self, number: int, view: memoryview) -> bool:
+        """Whether the segment keeps all that is in its file; otherwise it ends where the cut is to be."""
+        segment = self._segments[number]
+        is_last = number + 1 == len(self._segments)
+        end_offset = None if is_last else self._segments[number + 1].base_offset
+        segment.reset()
+        while True:
+            _note_whole_batches(segment, view, self._epochs, end_offset)
+            if segment.size_bytes == len(view):
+                return True
+            may_cut = self._may_cut(segment, view, is_last)
+            if may_cut and self._suspect.tearing in (Tearing.TAIL, Tearing.ANYWHERE):
+                return False
+            if is_in_place(view, segment.size_bytes, segment.next_offset, end_offset):
+                self._leave(segment, view)
+            elif may_cut:
+                return False
+            else:
+                raise _damaged_log(segment, view)
+
+    def _may_cut(self, segment: Segment, view: memoryview, is_last: bool) -> bool:
+        """Whether what is broken at the segment's end can be a torn write."""
+        if segment.next_offset < self._suspect.from_offset:
+            return False
+        is_tail = is_last and _whole_behind(segment, view) is None
+        return is_tail or self._suspect.tearing is Tearing.ANYWHERE
+
+    def _leave(self, segment: Segment, view: memoryview) -> None:
+        """Goes on behind a broken batch, of which only the header is used."""
+        batch = batch_at(view, segment.size_bytes)
+        assert batch is not None, segment
+        found = DamagedBatch(segment.path, segment.size_bytes, batch.base_offset, batch.last_offset)
+        self._damaged.append(found)
+        _logger.error(
+            "%s: the batch at position %d, offsets %d to %d, is damaged and stays there; its readers get"
+            " CorruptRecord and may seek past it",
+            *found,
+        )
+        if batch.leader_epoch > self._epochs.latest_epoch:
+            self._epochs.assign(batch.leader_epoch, batch.base_offset)
+        segment.note(
+            BatchPosition(
+                found.position, batch.size_bytes, batch.base_offset, batch.last_offset, batch.max_timestamp_ms
+            )
+        )
+
+    def _cut(self, number: int, view: memoryview) -> tuple[Cut, tuple[str, ...], tuple[str, ...]]:
+        """Takes off everything from the segment's end on: later segments first, so that the log on disk never
+        has a hole.
+        """
+        segment, removed, kept = self._segments[number], [], []
+        while len(self._segments) > number + 1:
+            later = self._segments.pop()
+            content = self._disk.map(later.path)
+            if find_batch(content, 0, len(content), later.base_offset) is not None:
+                kept.append(later.set_aside())
+            later.delete()
+            removed.append(later.path)
+            _logger.warning("removed %s: a batch before it is broken", later.path)
+        if _whole_behind(segment, view) is not None:
+            kept.append(segment.copy_aside())
+        cut = Cut(segment.path, segment.next_offset, segment.size_bytes, len(view) - segment.size_bytes)
+        segment.cut_file(segment.size_bytes)
+        _logger.warning(
+            "cut %d bytes off %s: no whole batch at offset %d, position %d%s",
+            cut.cut_bytes, cut.path, cut.offset, cut.position,
+            f"; whole batches behind it are kept in {', '.join(kept)}" if kept else "",
+        )  # fmt: skip
+        return cut, tuple(removed), tuple(kept)
+
+
+def _whole_behind(segment: Segment, view: memoryview) -> int | None:
+    """Where in this file, at the damage or behind it, a whole batch stands."""
+    if is_whole_at(view, segment.size_bytes):
+        return segment.size_bytes  # its offsets do not follow
+    return find_batch(view, segment.size_bytes, len(view), segment.next_offset)
+
+
+def _damaged_log(segment: Segment, view: memoryview) -> DamagedLog:
+    position, behind = segment.size_bytes, _whole_behind(segment, view)
+    found = bytes(view[position : position + LENGTH_FIELD_END + 5]).hex(" ")
+    return DamagedLog(
+        f"{segment.path}: expected a batch from offset {segment.next_offset} on at position {position}, found"
+        f" {found or 'the end of the file'}. This is damage and no torn write, because "
+        + ("it was synced or has later segments" if behind is None else f"a whole batch stands at {behind}")
+        + "; so nothing was cut. Restore the file from a copy; or, to give up what it holds from there on, cut"
+        f" it to {position} bytes; then restart the node"
     )
-    return _recover(segments, first, files, epochs)
 
 
-def _recover(segments: list[Segment], first: int, files: SegmentFiles, epochs: LeaderEpochCache) -> Recovery:
-    scanned_bytes = 0
-    for number in range(first, len(segments)):
-        segment = segments[number]
-        limit = segments[number + 1].base_offset if number + 1 < len(segments) else None
-        size_bytes = _scan(segment, files, epochs, limit)
-        scanned_bytes += size_bytes
-        files.unsynced.file_replaced(segment.path)
-        if segment.size_bytes < size_bytes:
-            removed = _remove_after(segments, number)
-            return Recovery(scanned_bytes, _cut(segment, size_bytes), removed)
-        if limit is not None:
-            segment.next_offset = limit
-            segment.write_indexes()
-            segment.drop_indexes()
-    return Recovery(scanned_bytes)
-
-
-def _scan(segment: Segment, files: SegmentFiles, epochs: LeaderEpochCache, limit: int | None) -> int:
-    """Notes every whole batch from the begin on, and ends before the first that is not; returns the file's
-    size.
+def _note_whole_batches(
+    segment: Segment, view: memoryview, epochs: LeaderEpochCache, end_offset: int | None
+) -> None:
+    """Notes every whole batch from the segment's end on, up to the first that is not.
 
     Written flat: it runs once for each batch of the log, and the CRC should be most of what it does.
     """
-    view = files.disk.map(segment.path)
     size_bytes = len(view)
-    segment.reset()
-    max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if limit is None else limit - 1
-    position = 0
+    max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if end_offset is None else end_offset - 1
+    position = segment.size_bytes
     while position + HEADER_BYTES <= size_bytes:
         base_offset, length, epoch, magic, crc, _, last_delta, max_timestamp_ms = SCANNED.unpack_from(
             view, position
@@ -144,25 +285,3 @@ def _scan(segment: Segment, files: SegmentFiles, epochs: LeaderEpochCache, limit
             BatchPosition(position, stop - position, base_offset, base_offset + last_delta, max_timestamp_ms)
         )
         position = stop
-    return size_bytes
-
-
-def _remove_after(segments: list[Segment], number: int) -> tuple[str, ...]:
-    """Removes the later segments, newest first: at any moment the log on disk has no hole."""
-    removed = []
-    while len(segments) > number + 1:
-        segment = segments.pop()
-        segment.delete()
-        removed.append(segment.path)
-        _logger.warning("removed %s: a batch before it is broken", segment.path)
-    return tuple(removed)
-
-
-def _cut(segment: Segment, size_bytes: int) -> Cut:
-    cut = Cut(segment.path, segment.next_offset, segment.size_bytes, size_bytes - segment.size_bytes)
-    segment.cut_file(segment.size_bytes)
-    _logger.warning(
-        "cut %d bytes off %s: no whole batch at offset %d, position %d",
-        cut.cut_bytes, cut.path, cut.offset, cut.position,
-    )  # fmt: skip
-    return cut

@@ -22,6 +22,7 @@ from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
+CUT_SUFFIX = ".cut"  # what recovery cut off and somebody may still want; never read, never removed
 MAX_RELATIVE_OFFSET = 2**31 - 1
 SCANNED = Struct(
     ">qiibIhi8xq"
@@ -353,6 +354,29 @@ class Segment:
         self._disk.copy_prefix(self.path, aside, size_bytes)
         self._disk.rename(aside, self.path)
         self._unsynced.name_changed(self.path)
+
+    def copy_aside(self) -> str:
+        """Copies the whole file to a name that nothing here reads; returns it."""
+        aside, target = self.path + TEMPORARY_SUFFIX, self._cut_path()
+        self._disk.copy_prefix(self.path, aside, self._disk.size(self.path))
+        self._disk.rename(aside, target)
+        self._unsynced.name_changed(target)
+        return target
+
+    def set_aside(self) -> str:
+        """Gives the file that name instead of its own; only its indexes are left to `delete`."""
+        target = self._cut_path()
+        self._disk.rename(self.path, target)
+        self._unsynced.name_changed(target)
+        return target
+
+    def _cut_path(self) -> str:
+        """`<segment>.log.cut`, or with a number when there is one from an earlier time."""
+        path, number = self.path + CUT_SUFFIX, 1
+        while self._disk.exists(path):
+            number += 1
+            path = f"{self.path}{CUT_SUFFIX}.{number}"
+        return path
 
     def delete(self) -> None:
         """Removes the files, indexes last: without its log file an index is an orphan and goes when the log

@@ -68,6 +68,7 @@ def _first_in(
     batch.
     """
     batch = RecordBatch(segment.read_batch(place))
+    batch.check_crc(segment.path)
     records = decode(batch)
     timestamps_ms, offsets = records.timestamps_ms, records.offsets
     matches = np.flatnonzero((timestamps_ms >= timestamp_ms) & (offsets >= start_offset))

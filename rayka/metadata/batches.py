@@ -19,6 +19,7 @@ def decode_metadata_batches(buffer: Buffer) -> Iterator[tuple[int, int, Metadata
     Raises CorruptRecord for a damaged batch, UnsupportedVersion for a record that this node does not know.
     """
     for batch in split_batches(buffer):
+        batch.check_crc("metadata")
         if batch.is_control:
             continue
         for offset, value in enumerate(decode(batch).values_list(), batch.base_offset):

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Callable, Iterator, Sequence
 
 from rayka.config import TopicConfig
-from rayka.errors import BrokerNotAvailable, StorageError
+from rayka.errors import BrokerNotAvailable, CorruptRecord, StorageError
 from rayka.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ReplicaKey, TopicPartition, node_name
 from rayka.log.durable import replace_durably
 from rayka.log.log import Log
@@ -54,14 +54,16 @@ class MetadataLog:
     @classmethod
     async def open(cls, settings: NodeSettings) -> "MetadataLog":
         """Takes the directory over. Raises StorageError saying which one and why: missing, not formatted, in use, of
-        another node, or without its checkpoint.
+        another node, without its checkpoint, or with a log that is damaged before its end.
         """
         path = settings.data_dirs[0]
         directory = await LogDirectory.open(settings.disk, path, node_id=settings.node_id)
         try:
             local = ReplicaKey(settings.node_id, directory.directory_id)
             voters = _read_voters(settings, local)
-            log = directory.open_log(_PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=_now_ms())
+            log = directory.open_log(
+                _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=_now_ms(), is_always_synced=True
+            )
             quorum = Quorum(local=local, voters=voters, log=log, stored=_read_election(settings))
         except BaseException:
             directory.release()
@@ -111,11 +113,16 @@ class MetadataLog:
         self._quorum.on_persisted(effect)
 
     def committed_records(self) -> Iterator[tuple[int, MetadataRecord]]:
-        """Every record below the high watermark, with its offset (A41)."""
+        """Every record below the high watermark, with its offset (A41). Raises StorageError when one is damaged."""
         offset = 0
-        while (read := self._quorum.read_committed(offset, max_bytes=_READ_BYTES)).records:
-            yield from ((each, record) for each, _, record in decode_metadata_batches(read.records))
-            offset = read.next_offset
+        try:
+            while (read := self._quorum.read_committed(offset, max_bytes=_READ_BYTES)).records:
+                yield from ((each, record) for each, _, record in decode_metadata_batches(read.records))
+                offset = read.next_offset
+        except CorruptRecord as error:
+            raise StorageError(
+                f"{self._log.directory}: committed metadata is damaged: {error}; restore the directory from a copy"
+            ) from error
 
     def append(self, records: Sequence[MetadataRecord]) -> int:
         self._appended.set()

@@ -17,6 +17,7 @@ from uuid import UUID
 from rayka.config import TopicConfig
 from rayka.errors import (
     ApiError,
+    DamagedLog,
     DiskFull,
     KafkaStorageError,
     NotLeaderOrFollower,
@@ -49,6 +50,14 @@ class Replica(NamedTuple):
     flusher: Flusher
 
 
+class Unusable(NamedTuple):
+    """A partition whose log could not be opened, the directory that holds it if that is here, and why."""
+
+    topic_partition: TopicPartition
+    directory: LogDirectory | None
+    error: StorageError
+
+
 class ReplicaManager:
     """All replicas on this broker."""
 
@@ -56,7 +65,7 @@ class ReplicaManager:
         self._settings = settings
         self._directories = directories
         self._replicas: dict[PartitionKey, Replica] = {}
-        self._unusable: dict[PartitionKey, StorageError] = {}
+        self._unusable: dict[PartitionKey, Unusable] = {}
         self._saved: dict[LogDirectory, dict[TopicPartition, tuple[int, int]]] = {}
         self._flushers = {each: self._flusher_of(each) for each in directories.all}
         self._image: MetadataImage | None = None
@@ -80,7 +89,7 @@ class ReplicaManager:
         if replica is not None:
             return replica
         if key in self._unusable:
-            raise KafkaStorageError(str(self._unusable[key]))
+            raise KafkaStorageError(str(self._unusable[key].error))
         topic = self._image.topics_by_id.get(topic_id) if self._image else None
         if topic is None:
             raise UnknownTopicId(
@@ -107,7 +116,9 @@ class ReplicaManager:
         """Why something is not usable here, one line each."""
         offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
         failed = [str(each.log.failure) for each in self.partitions if each.log.failure and not each.failure]
-        return list(dict.fromkeys([*offline, *failed, *map(str, self._unusable.values())]))
+        return list(
+            dict.fromkeys([*offline, *failed, *(str(each.error) for each in self._unusable.values())])
+        )
 
     # ---- Metadata --------------------------------------------------------------------------------------
 
@@ -116,6 +127,7 @@ class ReplicaManager:
         is_first, self._image = self._image is None, image
         for topic_id in delta.deleted_topics():
             for key in [key for key in [*self._replicas, *self._unusable] if key[0] == topic_id]:
+                await asyncio.sleep(0)  # as below
                 self._delete(key)
         if is_first:
             self._delete_strays(image)
@@ -148,11 +160,11 @@ class ReplicaManager:
             replica.partition.update_leadership(state)
         except StorageError as error:
             _logger.error("%s is not usable: %s", topic_partition, error)
-            self._unusable[key] = error
+            directory = self._directories.get(state.directory_of(self._settings.node_id))
+            self._unusable[key] = Unusable(topic_partition, directory, error)
             self._replicas.pop(key, None)
             self.parked.wake(key)
-            directory = self._directories.get(state.directory_of(self._settings.node_id))
-            if directory is not None and not isinstance(error, DiskFull):
+            if directory is not None and not isinstance(error, DiskFull | DamagedLog):
                 self._on_directory_failed(directory, error)
             return None
         return replica
@@ -184,7 +196,9 @@ class ReplicaManager:
                     replica.partition.update_config(config)
 
     def _delete(self, key: PartitionKey) -> None:
-        self._unusable.pop(key, None)
+        unusable = self._unusable.pop(key, None)
+        if unusable is not None and unusable.directory is not None and unusable.directory.failure is None:
+            self._delete_log(unusable.directory, unusable.topic_partition)
         replica = self._replicas.pop(key, None)
         if replica is None:
             return

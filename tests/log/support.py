@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rayka.config import TopicConfig
 from rayka.log.log import Log
+from rayka.log.recovery import Tearing
 from rayka.ports import Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -31,9 +32,9 @@ def open_log(
     disk: Disk,
     *,
     recovery_point: int = 0,
-    is_clean: bool = False,
     config: TopicConfig = SMALL,
     start: int = 0,
+    tearing: Tearing = Tearing.SHORT_TAIL,
 ) -> Log:
     return Log.open(
         disk,
@@ -41,7 +42,7 @@ def open_log(
         config,
         recovery_point=recovery_point,
         log_start_offset=start,
-        is_clean=is_clean,
+        tearing=tearing,
         now_ms=0,
     )
 

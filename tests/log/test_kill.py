@@ -19,7 +19,7 @@ from rayka.log.disk import LocalDisk
 from rayka.log.log import Log
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
-log = Log.open(LocalDisk(), sys.argv[1], TopicConfig(segment_bytes=200_000), recovery_point=0, is_clean=False, now_ms=0)
+log = Log.open(LocalDisk(), sys.argv[1], TopicConfig(segment_bytes=200_000), recovery_point=0, now_ms=0)
 batch = RecordBatch(encode_batch([b"x" * 1000] * 20, timestamps_ms=1))
 while True:
     print(log.append_as_leader([batch], 0, now_ms=0).last_offset, flush=True)
@@ -39,7 +39,7 @@ def test_a_killed_process_loses_no_append_that_returned() -> None:
     appender.wait()
     appender.stdout.close()
     disk = LocalDisk()
-    log = Log.open(disk, directory, CONFIG, recovery_point=0, is_clean=False, now_ms=0)
+    log = Log.open(disk, directory, CONFIG, recovery_point=0, now_ms=0)
     assert log.log_end_offset > acknowledged[-1]
     assert [each.last_offset for each in read_batches(log, max_bytes=1 << 20)][
         : len(acknowledged)

@@ -3,7 +3,8 @@
 import pytest
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord, OffsetOutOfRange, RecordBatchTooLarge, StorageError
+from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
+from rayka.log.recovery import Tearing
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import TimestampType, split_batches
 from tests.log.support import (
@@ -37,11 +38,12 @@ def test_the_leader_gives_offsets_and_epoch_to_every_batch_of_an_append() -> Non
 
 def test_an_append_of_several_batches_is_one_write() -> None:
     disk, log = new_log()
-    first, second = batch(), batch()
+    fill(log, 1)
+    first, second, size_bytes = batch(), batch(), log.size_bytes
     disk.tear_next_append(segment_path(0), first.size_bytes + 10)
     with pytest.raises(StorageError):
         log.append_as_leader([first, second], 0, now_ms=0)
-    assert disk.size(segment_path(0)) == first.size_bytes + 10
+    assert disk.size(segment_path(0)) == size_bytes + first.size_bytes + 10
 
 
 def test_the_log_append_time_replaces_every_timestamp() -> None:
@@ -197,8 +199,8 @@ def test_a_header_that_points_beyond_the_file_is_an_error_and_no_crash() -> None
     disk.flip_bit(
         segment_path(0), read_batches(log)[0].size_bytes + 8, bit=6
     )  # the length of the second batch
-    log = open_log(disk, is_clean=True, config=ONE_SEGMENT)
-    assert log.recovery.cut is not None
+    with pytest.raises(DamagedLog):
+        open_log(disk, tearing=Tearing.NOTHING, config=ONE_SEGMENT)
 
 
 def test_a_flipped_bit_is_found_by_the_readers_crc() -> None:

@@ -147,6 +147,69 @@ def test_a_machine_that_lost_power_may_have_lost_records_and_says_so(disk: Memor
     assert open_directory(disk).previous_broker_epoch == -1  # H3
 
 
+def _damage(disk: MemoryDisk) -> None:
+    """Flips a bit in the body of the second batch of orders-0."""
+    disk.flip_bit(f"{PATH}/orders-0/{0:020d}.log", 400)
+
+
+def _lose_only_the_page_cache(disk: MemoryDisk) -> None:
+    """A power cut that takes nothing, as it may be."""
+    names = [f"{PATH}/orders-0/{name}" for name in disk.list(f"{PATH}/orders-0")]
+    disk.sync_now([*names, f"{PATH}/{BOOT_FILE}"], [f"{PATH}/orders-0", PATH])
+    disk.power_loss(Random(0))
+
+
+def test_under_the_same_boot_id_nothing_is_cut_for_damage_in_the_middle(disk: MemoryDisk) -> None:
+    for _ in range(3):
+        log = open_orders(open_directory(disk))
+        fill(log, 30 - log.log_end_offset // 2)
+        disk.process_crash()
+    _damage(disk)
+    log = open_orders(open_directory(disk))
+    assert (log.recovery.cut, len(log.recovery.damaged), log.log_end_offset) == (None, 1, 60)
+
+
+def test_under_another_boot_id_it_is_cut_also_by_the_second_process_that_tries(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory), 30)
+    _lose_only_the_page_cache(disk)
+    _damage(disk)
+    open_directory(disk).record_broker_epoch(5)
+    disk.process_crash()  # before it opened the log
+    log = open_orders(open_directory(disk))
+    assert (log.log_end_offset, len(log.recovery.kept_paths) > 0) == (2, True)  # B31
+
+
+def test_a_log_recovered_since_the_power_cut_is_not_cut_after_a_kill(disk: MemoryDisk) -> None:
+    fill(open_orders(open_directory(disk)), 30)
+    _lose_only_the_page_cache(disk)
+    for _ in range(2):
+        log = open_orders(open_directory(disk))
+        assert log.log_end_offset == 60
+        disk.process_crash()
+    _damage(disk)
+    assert open_orders(open_directory(disk)).recovery.cut is None
+
+
+def test_after_a_failed_sync_the_page_cache_is_not_trusted(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory), 30)
+    disk.fail("sync")
+    with pytest.raises(StorageError):
+        run(directory.sync(list(directory.logs.values())))
+    disk.process_crash()
+    _damage(disk)
+    assert open_orders(open_directory(disk)).log_end_offset == 2
+
+
+def test_a_log_whose_every_append_is_synced_is_not_cut_under_another_boot_id_either(disk: MemoryDisk) -> None:
+    fill(open_orders(open_directory(disk)), 30)
+    _lose_only_the_page_cache(disk)
+    _damage(disk)
+    log = open_directory(disk).open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0, is_always_synced=True)
+    assert (log.recovery.cut, len(log.recovery.damaged)) == (None, 1)
+
+
 def test_a_clean_shutdown_counts_once_even_if_power_is_lost_right_after_the_next_start(
     disk: MemoryDisk,
 ) -> None:
@@ -231,7 +294,7 @@ def test_a_checkpoint_keeps_what_it_says_of_partitions_not_opened_yet(disk: Memo
 
 def test_a_directory_of_another_topic_of_that_name_is_refused(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
-    open_orders(directory)
+    fill(open_orders(directory), 1)
     directory.release()
     with pytest.raises(InconsistentTopicId, match=f"is of topic {TOPIC_ID}, expected {OTHER_TOPIC_ID}"):
         open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
@@ -247,9 +310,73 @@ def test_a_deleted_log_is_gone_and_its_name_is_free(disk: MemoryDisk) -> None:
     assert log.log_end_offset == 0
 
 
+def test_a_new_log_has_no_files_before_its_first_record(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    before = disk.list(PATH)
+    log = open_orders(directory)
+    log.assign_epoch(3, 0)
+    assert (disk.list(PATH), log.unsynced().is_empty, log.read(0, max_bytes=1, end_offset=0).records) == (
+        before, True, b"",
+    )  # fmt: skip
+    fill(log, 1, epoch=3)
+    assert directory.partitions() == {ORDERS: TOPIC_ID}
+    assert PATH in log.unsynced().directories
+    disk.process_crash()
+    again = open_orders(open_directory(disk))
+    assert (read_offsets(again), again.latest_epoch) == ([0, 1], 3)
+
+
+def test_logs_without_records_are_checkpointed_closed_and_deleted_like_others(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    log = open_orders(directory)
+    run(directory.checkpoint({ORDERS: 0}))
+    log.roll(0)
+    log.truncate_to(0)
+    run(directory.close({ORDERS: 0}))
+    again = open_directory(disk)
+    assert (again.was_clean_shutdown, open_orders(again).log_end_offset) == (True, 0)
+    again.delete_log(ORDERS)
+    assert again.partitions() == {}
+
+
+def test_the_longest_topic_name_can_be_deleted() -> None:
+    root = tempfile.mkdtemp()
+    real, path = LocalDisk(), f"{root}/broker-1"
+
+    async def cycle() -> None:
+        await LogDirectory.format(real, path, node_id=1, directory_id=DIRECTORY_ID)
+        directory = await LogDirectory.open(real, path, node_id=1)
+        longest = [TopicPartition("t" * 249, number) for number in (0, 99_999)]
+        for each in longest:
+            fill(directory.open_log(each, TOPIC_ID, SMALL, now_ms=0), 1)
+        for each in longest:
+            directory.delete_log(each)
+        assert directory.partitions() == {}
+        directory.release()
+
+    run(cycle())
+    real.close()
+    shutil.rmtree(root)
+
+
+def test_the_recovery_point_of_a_deleted_log_says_nothing_of_the_next_one(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory), 30)
+    run(directory.sync(list(directory.logs.values())))
+    run(directory.checkpoint({ORDERS: 60}))
+    directory.delete_log(ORDERS)
+    log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    fill(log, 20)
+    disk.append(f"{PATH}/orders-0/{32:020d}.log", [b"torn"])
+    disk.process_crash()
+    again = open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    assert (read_offsets(again), again.flushed_offset) == (list(range(40)), 0)
+    assert again.recovery.cut is not None
+
+
 def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
-    open_orders(directory)
+    fill(open_orders(directory), 1)
     disk.rename(f"{PATH}/orders-0", f"{PATH}/orders-0.{TOPIC_ID.hex}-delete")
     directory.release()
     assert open_directory(disk).partitions() == {}

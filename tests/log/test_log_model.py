@@ -1,6 +1,7 @@
 """The log against a Python list: random appends, truncations, rolls, reads, syncs and crashes on a lossy disk.
 
-The list is what the log holds. After a process crash it must be the same; after power loss everything flushed must be
+The list is what the log holds. After a process crash it must be the same, and a flipped bit costs no more than the
+batch it is in; after power loss everything flushed must be
 there, and beyond that only batches in an order in which they once stood: a prefix, and no hole. Readers keep what they
 mapped, and it must never change.
 """
@@ -14,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rayka.config import TopicConfig
-from rayka.errors import StorageError
+from rayka.errors import DamagedLog, StorageError
 from rayka.log.log import Log
+from rayka.log.recovery import Tearing
 from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import batch, open_log, placed, read_batches
+from tests.log.support import batch, open_log, placed, read_batches, segment_bases
 
 CONFIG = TopicConfig(segment_bytes=1500, index_interval_bytes=150, segment_index_bytes=120, segment_ms=400)
 
@@ -182,13 +184,55 @@ class LogModel(RuleBasedStateMachine):
         for each in found[len(self.batches) :]:
             self._hold(each)
 
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def flip_a_bit_and_kill_the_process(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.batches) - 1))
+        victim = self.batches[number]
+        within = data.draw(
+            st.sampled_from([*range(8, 12), *range(16, len(victim.data))])
+        )  # covered by the CRC
+        place = self.log.file_ranges(victim.base_offset, max_bytes=1, end_offset=self.end_offset).ranges[0]
+        flip = place.path, place.position + within, data.draw(st.integers(0, 7))
+        self._forget_sync()
+        self.disk.flip_bit(*flip)
+        self.disk.process_crash()
+        self.recovery_point = 0  # as if no checkpoint had ever been saved: everything is scanned
+        was_cut = False
+        try:
+            self.log = open_log(self.disk, config=CONFIG)
+        except DamagedLog:
+            assert number < len(self.batches) - 1 or len(segment_bases(self.disk)) > 1
+        else:
+            was_cut = self.log.recovery.cut is not None
+            self._check_damage(number, place.position)
+        if not was_cut:
+            self.disk.flip_bit(*flip)
+        self.log = open_log(self.disk, recovery_point=self.recovery_point, config=CONFIG)
+        self._check_all()
+
+    def _check_damage(self, number: int, position: int) -> None:
+        """The batch is unreadable in its place, or was the last and looks torn; all others are read as before."""
+        victim, recovery = self.batches[number], self.log.recovery
+        if recovery.cut is not None:
+            assert number == len(self.batches) - 1
+            self.batches.pop()
+            return
+        [damaged] = recovery.damaged
+        assert damaged[1:] == (position, victim.base_offset, victim.next_offset - 1)
+        for each in self.batches:
+            found = self.log.read(each.base_offset, max_bytes=1, end_offset=self.end_offset).records
+            assert (found == each.data) == (each is not victim)
+
     @rule(seed=st.integers(0, 1 << 30))
     def lose_power(self, seed: int) -> None:
         self._forget_sync()
         flushed = [each for each in self.batches if each.next_offset <= self.log.flushed_offset]
         self.disk.power_loss(Random(seed))
         self.disk.make_directory("/data")
-        self.log = open_log(self.disk, recovery_point=self.recovery_point, config=CONFIG)
+        self.log = open_log(
+            self.disk, recovery_point=self.recovery_point, config=CONFIG, tearing=Tearing.ANYWHERE
+        )
         found = [held(each) for each in read_batches(self.log)]
         assert found[: len(flushed)] == flushed
         previous = b""
@@ -204,7 +248,9 @@ class LogModel(RuleBasedStateMachine):
         self.log.close()
         self.sync()
         self.save_recovery_point()
-        self.log = open_log(self.disk, recovery_point=self.recovery_point, is_clean=True, config=CONFIG)
+        self.log = open_log(
+            self.disk, recovery_point=self.recovery_point, tearing=Tearing.NOTHING, config=CONFIG
+        )
         assert self.log.recovery.scanned_bytes == 0
         self._check_all()
 

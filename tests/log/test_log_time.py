@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.log.log import Log
+from rayka.log.recovery import Tearing
 from tests.log.support import batch, fill, new_log, open_log, read_batches, segment_path
 
 
@@ -35,7 +36,7 @@ def test_every_look_up_by_time_finds_what_a_scan_finds(
     log = _log_with(times, interval_bytes)
     if is_reopened:
         log.close()
-        log = open_log(log._disk, is_clean=True, config=log._config)
+        log = open_log(log._disk, tearing=Tearing.NOTHING, config=log._config)
     records = [each for given in times for each in given]
     ends = [each.next_offset for each in read_batches(log)]
     for timestamp_ms in range(62):
@@ -72,7 +73,7 @@ def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
     whole = {suffix: disk.read_at(segment_path(0, suffix), 0, 9999) for suffix in (".index", ".timeindex")}
     disk.unlink(segment_path(0, ".index"))
     disk.write(segment_path(0, ".timeindex"), b"nonsense")
-    again = open_log(disk, is_clean=True)
+    again = open_log(disk, tearing=Tearing.NOTHING)
     found = again.offset_for_timestamp(1070, end_offset=80)
     assert found is not None
     assert found.offset == 7

@@ -21,7 +21,7 @@ CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
 @pytest.fixture
 def log() -> Iterator[Log]:
     root, disk = tempfile.mkdtemp(), LocalDisk()
-    yield Log.open(disk, f"{root}/orders-0", CONFIG, recovery_point=0, is_clean=False, now_ms=0)
+    yield Log.open(disk, f"{root}/orders-0", CONFIG, recovery_point=0, now_ms=0)
     disk.close()
     shutil.rmtree(root)
 

@@ -5,12 +5,11 @@ from random import Random
 
 import pytest
 
-from rayka.config import TopicConfig
 from rayka.errors import StorageError
+from rayka.log.recovery import Tearing
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
-    batch,
     fill,
     new_log,
     open_log,
@@ -47,7 +46,7 @@ def test_a_clean_log_is_not_scanned_and_counts_as_durable() -> None:
     disk, log = new_log()
     fill(log, 30, epoch=2)
     log.close()
-    again = open_log(disk, is_clean=True)  # B30
+    again = open_log(disk, tearing=Tearing.NOTHING)  # B30
     assert (again.recovery.scanned_bytes, again.flushed_offset, again.latest_epoch) == (0, 60, 2)
     fill(again, 5)
     assert read_offsets(again) == list(range(70))
@@ -115,54 +114,7 @@ def test_appends_after_a_cut_are_recovered_in_their_turn() -> None:
     assert read_offsets(open_log(disk)) == list(range(20))
 
 
-# ---- Broken batches ----
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_flipped_bit_in_the_middle_cuts_the_log_there(seed: int) -> None:
-    disk = _filled(30)
-    random = Random(seed)
-    victim = random.choice(segment_bases(disk)[:-1])
-    position = random.randrange(disk.size(segment_path(victim)))
-    if position % 240 < 16:
-        position += 64  # base offset and leader epoch lie outside the CRC
-    disk.flip_bit(segment_path(victim), position, bit=random.randrange(8))
-    log = open_log(disk)  # B31
-    assert log.recovery.cut is not None
-    assert log.recovery.cut.path == segment_path(victim)
-    assert read_offsets(log) == list(range(log.log_end_offset))
-    assert log.log_end_offset == log.recovery.cut.offset
-    assert victim <= log.log_end_offset
-
-
-def test_segments_after_a_broken_batch_are_removed_and_reported() -> None:
-    disk = _filled(30)
-    bases = segment_bases(disk)
-    disk.flip_bit(segment_path(bases[1]), 130)
-    log = open_log(disk)
-    assert segment_bases(disk) == bases[:2]
-    assert log.recovery.removed_paths == tuple(segment_path(base) for base in reversed(bases[2:]))
-    assert not [name for name in disk.list(DIRECTORY) if int(name[:20] if name[0] == "0" else 0) > bases[1]]
-
-
-def test_an_offset_that_goes_back_is_a_broken_batch() -> None:
-    disk, log = new_log(TopicConfig())
-    fill(log, 3)
-    size_bytes = log.size_bytes
-    disk.append(segment_path(0), batch().stamped(base_offset=3, leader_epoch=0))
-    again = open_log(disk)
-    assert (again.log_end_offset, again.size_bytes) == (6, size_bytes)
-
-
-def test_a_crash_in_the_middle_of_cutting_is_recovered_from() -> None:
-    disk = _filled(30)
-    bases = segment_bases(disk)
-    disk.flip_bit(segment_path(bases[1]), 130)
-    disk.fail("write", segment_path(bases[1]))  # the copy of what is kept
-    with pytest.raises(StorageError):
-        open_log(disk)
-    log = open_log(disk)
-    assert (segment_bases(disk), log.log_end_offset) == (bases[:2], bases[1])
+# ---- Clean shutdowns ----
 
 
 def test_a_clean_log_whose_end_is_broken_all_the_same_is_recovered() -> None:
@@ -170,7 +122,7 @@ def test_a_clean_log_whose_end_is_broken_all_the_same_is_recovered() -> None:
     fill(log, 5)
     log.close()
     disk.append(segment_path(0), [b"garbage"])
-    again = open_log(disk, is_clean=True)
+    again = open_log(disk, tearing=Tearing.NOTHING)
     assert (read_offsets(again), again.recovery.cut is not None) == (list(range(10)), True)
 
 
@@ -216,10 +168,11 @@ def test_epochs_beyond_the_end_are_forgotten() -> None:
 
 def test_a_file_of_somebody_else_is_left_alone() -> None:
     disk = _filled(5)
-    for name in ("notes.log", "notes.index", "quorum-state"):
+    names = {"notes.log", "notes.index", "quorum-state", "00000000000000000003.log.cut"}
+    for name in sorted(names):
         disk.write(f"{DIRECTORY}/{name}", b"mine")
     assert read_offsets(open_log(disk)) == list(range(10))
-    assert {"notes.log", "notes.index", "quorum-state"} <= set(disk.list(DIRECTORY))
+    assert names <= set(disk.list(DIRECTORY))
 
 
 def test_leftovers_and_orphan_indexes_are_removed() -> None:
@@ -275,7 +228,7 @@ def test_what_was_synced_survives_power_loss_whenever_it_happens() -> None:
         sync(disk, log)
         fill(log, 10, epoch=2)
         disk.power_loss(Random(seed))
-        again = open_log(disk, recovery_point=20)
+        again = open_log(disk, recovery_point=20, tearing=Tearing.ANYWHERE)
         offsets = read_offsets(again)
         assert offsets == list(range(len(offsets)))
         assert len(offsets) >= 20

@@ -172,6 +172,34 @@ def test_committed_topics_survive_a_power_cut(seed: int) -> None:  # A26
     run(scenario())
 
 
+@pytest.mark.parametrize("is_power_cut", [False, True])
+@pytest.mark.parametrize("position", [16, 100], ids=["header", "body"])
+def test_damaged_metadata_is_not_cut_and_the_controller_says_why_it_failed(
+    position: int, is_power_cut: bool
+) -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        path = f"{METADATA_DIR}/{0:020d}.log"
+        damaged = disk.size(path)
+        for name in ("orders", "flights", "carriers"):
+            await node.create_topics(new_topic(name))
+        node.kill()
+        if is_power_cut:
+            disk.power_loss(Random(1))
+        disk.process_crash()
+        disk.flip_bit(path, damaged + position)
+        failed = ControllerNode(settings(disk))
+        with pytest.raises(StorageError, match=METADATA_DIR):
+            await failed.start()
+        status = await failed.status(StatusRequest())
+        assert (status.state, METADATA_DIR in status.detail) == (NodeState.FAILED, True)
+        disk.flip_bit(path, damaged + position)
+        assert await topic_names(await started(disk)) == ["carriers", "flights", "orders"]
+
+    run(scenario())
+
+
 def test_committed_topics_survive_a_killed_process_in_a_higher_epoch() -> None:  # A9
     async def scenario() -> None:
         disk = MemoryDisk()

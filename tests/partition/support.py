@@ -38,7 +38,7 @@ def new_partition(
     disk = disk or MemoryDisk()
     disk.make_directory("/data")
     topic_config = TopicConfig(**config)
-    log = Log.open(disk, "/data/orders-3", topic_config, recovery_point=0, is_clean=False, now_ms=0)
+    log = Log.open(disk, "/data/orders-3", topic_config, recovery_point=0, now_ms=0)
     partition = Partition(TopicPartition("orders", 3), ZERO_ID, BROKER, log, topic_config)
     partition.update_leadership(state)
     return partition

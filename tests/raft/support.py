@@ -20,7 +20,7 @@ class Voter:
 
     def __init__(self, disk: MemoryDisk | None = None, stored: ElectionState | None = None) -> None:
         self.disk = disk or MemoryDisk()
-        self.log = Log.open(self.disk, DIRECTORY, TopicConfig(), recovery_point=0, is_clean=False, now_ms=0)
+        self.log = Log.open(self.disk, DIRECTORY, TopicConfig(), recovery_point=0, now_ms=0)
         self.quorum = Quorum(local=ME, voters=VoterSet((ME,)), log=self.log, stored=stored)
 
     @classmethod
