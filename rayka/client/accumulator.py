@@ -176,7 +176,7 @@ class Accumulator:
 
         Without a partition they go to the last sticky one, while its batch takes them, then to the next.
         """
-        target = self._target(topic)
+        target = self._target(topic, partition)
         if partition is None:
             partition = target.last_sticky
             last = _last(target.queues[partition])
@@ -209,7 +209,7 @@ class Accumulator:
         self, topic: str, partition: int | None, size_bytes: int, now_ms: float
     ) -> ProducerBatch | None:
         """The open batch that the record fits, or a new one."""
-        target = self._target(topic)
+        target = self._target(topic, partition)
         batch = self.sticky.get(topic) if partition is None else _last(target.queues[partition])
         if batch is not None and batch.takes(columns=False):
             if batch.size_bytes + size_bytes <= target.batch_bytes:
@@ -343,10 +343,12 @@ class Accumulator:
             return queue.not_before_ms
         return max(queue.not_before_ms, head.created_ms + self._limits.linger_ms)
 
-    def _target(self, topic: str) -> TopicQueues:
+    def _target(self, topic: str, partition: int | None = None) -> TopicQueues:
         known = self._topics.get(topic)
         if known is None:
             raise NoSuchTopic(f"topic {topic!r} was deleted")
+        if partition is not None and partition >= len(known.queues):
+            raise NoSuchTopic(f"topic {topic!r} was made anew with {len(known.queues)} partitions")
         return known
 
     def _queues(self) -> Iterator[PartitionQueue]:

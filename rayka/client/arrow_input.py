@@ -17,12 +17,17 @@ import pyarrow.compute as pc
 from rayka.client.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from rayka.client.columns import Columns
 from rayka.client.record import Record
+from rayka.client.row_input import as_bytes, as_headers, as_timestamp
 from rayka.client.serializers import Serializer
 from rayka.errors import RecordTooLarge, SerializationError
 from rayka.protocol.murmur2 import partitions_for_keys
 
 COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
 _ANY = -1
+_BYTES = (
+    pa.types.is_null, pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
+    pa.types.is_fixed_size_binary, pa.types.is_binary_view, pa.types.is_string_view,
+)  # fmt: skip
 Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
 
 
@@ -84,7 +89,8 @@ def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator
     if int(sizes.max()) > record_bytes_max:
         row = int(sizes.argmax())
         raise RecordTooLarge(
-            f"row {row} takes {int(sizes[row])} bytes; max_request_size leaves {record_bytes_max} for a record"
+            f"row {row} takes {int(sizes[row])} bytes; "
+            f"max_request_size and buffer_memory leave {record_bytes_max} for a record"
         )
     return _cut_by_partition(given, sizes, batch_bytes)
 
@@ -161,20 +167,21 @@ def _of_list(
     value_serializer: Serializer | None,
 ) -> Input:
     if not isinstance(data[0], Record):
-        return Input(
-            Columns(_array(_serialized(data, value_serializer), "value"), None, None, timestamp_ms), None
-        )
+        return Input(Columns(_array(data, value_serializer, "value"), None, None, timestamp_ms), None)
     if not all(isinstance(each, Record) for each in data):
         raise TypeError("data: expected only values or only Records, found both")
-    values = _array(_serialized([each.value for each in data], value_serializer), "value")
-    keys = _array(_serialized([each.key for each in data], key_serializer), "key")
-    headers = [list(each.headers) for each in data]
-    timestamps = np.array([each.timestamp_ms for each in data], np.int64)
+    values = _array([each.value for each in data], value_serializer, "value")
+    keys = _array([each.key for each in data], key_serializer, "key")
+    headers = [as_headers(each.headers) for each in data]
+    own = (as_timestamp(each.timestamp_ms) for each in data)
+    timestamps = np.array([timestamp_ms if each is None else each for each in own], np.int64)
     return Input(Columns(values, keys, _header_array(headers) if any(headers) else None, timestamps), None)
 
 
 def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if len(columns) < batch.num_columns:
+        raise SerializationError(f"a column is there twice: {', '.join(batch.schema.names)}")
     for name in columns:
         if name not in COLUMN_NAMES:
             near = difflib.get_close_matches(name, COLUMN_NAMES, n=1)
@@ -194,12 +201,10 @@ def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
     )
 
 
-def _serialized(values: Sequence[Any], serializer: Serializer | None) -> Sequence[Any]:
-    return values if serializer is None else [None if each is None else serializer(each) for each in values]
-
-
-def _array(values: Sequence[Any], name: str) -> pa.Array:
-    if not set(map(type, values)) <= {bytes, NoneType}:
+def _array(values: Sequence[Any], convert: Serializer | None, name: str) -> pa.Array:
+    if convert is not None:
+        values = [as_bytes(each, convert, name) for each in values]
+    elif not set(map(type, values)) <= {bytes, NoneType}:
         wrong = next(each for each in values if type(each) not in (bytes, NoneType))
         found = f"found {type(wrong).__name__}; encode them, or give {name}_serializer"
         raise SerializationError(f"{name}: expected bytes or None, {found}")
@@ -209,7 +214,7 @@ def _array(values: Sequence[Any], name: str) -> pa.Array:
 def _header_array(headers: Sequence[Any]) -> pa.Array:
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.array(
-        [[{"key": key, "value": value} for key, value in each] for each in headers], pa.list_(pair)
+        [[{"key": key, "value": value} for key, value in each or ()] for each in headers], pa.list_(pair)
     )
 
 
@@ -218,20 +223,27 @@ def _binary(array: pa.Array, name: str) -> pa.Array:
         return array
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if not _is_bytes(array.type):
+        raise SerializationError(f"column {name!r}: expected binary or string, found {array.type}")
     try:
-        if pa.types.is_null(array.type) or "binary" in str(array.type) or "string" in str(array.type):
-            return array.cast(pa.binary())
+        return array.cast(pa.binary())
     except pa.ArrowInvalid as error:
         raise RecordTooLarge(f"column {name!r} exceeds 2 GiB; send it in parts: {error}") from error
-    raise SerializationError(f"column {name!r}: expected binary or string, found {array.type}")
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(holds(kind) for holds in _BYTES)
 
 
 def _checked_headers(array: pa.Array) -> pa.Array:
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     pair = array.type.value_type if is_list else None
-    if pair is None or not pa.types.is_struct(pair) or [each.name for each in pair] != ["key", "value"]:
+    fields = list(pair) if pair is not None and pa.types.is_struct(pair) else []
+    if [each.name for each in fields] != ["key", "value"] or not all(_is_bytes(each.type) for each in fields):
         expected = "list<struct<key: string, value: binary>>"
         raise SerializationError(f"column 'headers': expected {expected}, found {array.type}")
+    if array.flatten().flatten()[0].null_count:
+        raise SerializationError("column 'headers': expected a key in every header, found null")
     return array
 
 
@@ -243,6 +255,8 @@ def _timestamps(array: pa.Array | None, default_ms: int) -> int | np.ndarray:
         times = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
     if times.type != pa.int64():
         raise SerializationError(f"column 'timestamp': expected timestamp or int64 (ms), found {array.type}")
+    if (earliest := pc.min(times).as_py()) is not None and earliest < 0:
+        raise SerializationError(f"column 'timestamp': expected milliseconds since 1970, found {earliest}")
     return np.asarray(
         (times.fill_null(default_ms) if times.null_count else times).to_numpy(zero_copy_only=False)
     )
@@ -253,6 +267,7 @@ def _asked_partitions(array: pa.Array | None) -> np.ndarray | None:
         return None
     if not pa.types.is_integer(array.type):
         raise SerializationError(f"column 'partition': expected integers, found {array.type}")
-    if array.null_count < len(array) and pc.min(array).as_py() < 0:
-        raise SerializationError(f"column 'partition': expected 0 or more, found {pc.min(array).as_py()}")
+    for bound in pc.min_max(array).as_py().values():
+        if not 0 <= bound < 2**31:
+            raise SerializationError(f"column 'partition': expected 0 or more, found {bound}")
     return np.asarray(array.cast(pa.int64()).fill_null(_ANY).to_numpy(zero_copy_only=False))

@@ -73,7 +73,8 @@ class Producer:
         self._lock = self._sender.lock
         # With a serializer no value is ready as it comes, so the quick way of `send` must find nothing.
         self._sticky = {} if self._value_serializer else self._accumulator.sticky
-        self._record_bytes_max = self._config.max_request_size - BATCH_OVERHEAD_BYTES
+        largest_bytes = min(self._config.max_request_size, self._config.buffer_memory)
+        self._record_bytes_max = largest_bytes - BATCH_OVERHEAD_BYTES
         self._was_forked = False
         self._at_exit = partial(_flush_at_exit, self._sender, os.getpid())
         atexit.register(self._at_exit)
@@ -180,10 +181,11 @@ class Producer:
         self._finish(pending, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flushes and ends. What is not over after `timeout` seconds fails with ClosedError; closing again does
-        nothing."""
+        """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
+        ClosedError, and this raises TimeoutError; it raises what a delivery callback raised, too."""
         if self._is_closed or self._was_forked:
             return
+        io_thread.refuse("close")
         with self._lock:
             self._is_closed = True
             pending = self._accumulator.close()
@@ -219,7 +221,8 @@ class Producer:
         if size_bytes > self._record_bytes_max:
             raise RecordTooLarge(
                 f"a record for topic {topic!r} takes {size_bytes} bytes; "
-                f"max_request_size={self._config.max_request_size} leaves {self._record_bytes_max} for one"
+                f"max_request_size={self._config.max_request_size} and buffer_memory={self._config.buffer_memory} "
+                f"leave {self._record_bytes_max} for one"
             )
 
         def append() -> DeliveryFuture | None:

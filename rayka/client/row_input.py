@@ -25,7 +25,7 @@ def as_bytes(value: Any, convert: Serializer | None, name: str) -> bytes | None:
 
 
 def as_headers(headers: Any) -> Headers | None:
-    """Headers as pairs, from pairs or a mapping. Raises TypeError."""
+    """Headers as pairs, from pairs or a mapping. Raises TypeError, and SerializationError for what is no text."""
     if headers is None:
         return None
     if not isinstance(headers, (Mapping, list, tuple)):
@@ -36,11 +36,22 @@ def as_headers(headers: Any) -> Headers | None:
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise TypeError(f"headers: expected (str, bytes or None) pairs, found {pair!r}")
+        if not pair[0].isascii():
+            _check_text(pair[0])
         if not isinstance(pair[1], (bytes, NoneType)):
             raise TypeError(
                 f"headers: expected bytes or None for {pair[0]!r}, found {type(pair[1]).__name__}"
             )
     return pairs
+
+
+def _check_text(key: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(
+            f"headers: expected text that UTF-8 can hold, found {key!r}: {error}"
+        ) from error
 
 
 def as_timestamp(timestamp_ms: Any) -> int | None:

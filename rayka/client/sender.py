@@ -56,7 +56,7 @@ class Sender:
         )
         self.accumulator = Accumulator(
             Limits(
-                batch_bytes=min(config.batch_size, config.max_request_size),
+                batch_bytes=min(config.batch_size, config.max_request_size, config.buffer_memory),
                 memory_bytes=config.buffer_memory,
                 linger_ms=config.linger_ms,
                 delivery_timeout_ms=config.delivery_timeout_ms,

@@ -12,7 +12,7 @@ from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, STAMP_AGE_MS, Accumu
 from rayka.client.columns import Columns, Row
 from rayka.client.delivery_future import DeliveryFuture
 from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.errors import RequestTimedOut
+from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, split_batches
 
@@ -166,6 +166,13 @@ def test_a_removed_topic_gives_its_batches_back():
 
 
 # ---- Appending without the lock ----
+
+
+def test_a_topic_made_anew_with_fewer_partitions_takes_no_record_for_the_others():
+    filling = accumulator(partitions=2)
+    filling.set_topic("orders", 1, 1 << 20)
+    with pytest.raises(UnknownTopicOrPartition, match="made anew with 1 partitions"):
+        append(filling, b"x", partition=1)
 
 
 def test_a_batch_opens_as_far_as_its_memory_reaches():

@@ -454,6 +454,14 @@ def test_a_wrong_type_is_named(wrong: Wrong):
         producer.send(**{"topic": "orders", "value": b"x", **wrong.arguments})
 
 
+def test_a_header_that_is_no_text_is_refused():
+    with (
+        Producer(ScriptedCluster(), **QUICK) as producer,
+        pytest.raises(SerializationError, match="headers: "),
+    ):
+        producer.send("orders", b"x", headers=[("\ud800", b"")])
+
+
 def test_no_value_is_a_tombstone_and_reaches_no_serializer():
     def never(value: Any) -> bytes:
         raise AssertionError(value)
@@ -514,7 +522,32 @@ def test_more_than_the_buffer_holds_is_sent_as_it_drains():
     assert sum(len(cluster.values("orders", partition)) for partition in range(2)) == 3_000
 
 
+def test_a_record_that_never_fits_the_buffer_is_refused_at_once():
+    with (
+        Producer(ScriptedCluster(), **QUICK, buffer_memory=1 << 16) as producer,
+        pytest.raises(RecordTooLarge, match="buffer_memory=65536 leave"),
+    ):
+        producer.send("orders", bytes(100_000))
+
+
 # ---- The end ----
+
+
+def test_a_close_that_a_callback_tries_is_refused_and_closes_nothing():
+    heard: list[str] = []
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+
+        def close(error: Exception | None, metadata: RecordMetadata | None) -> None:
+            try:
+                producer.close()
+            except RuntimeError as refusal:
+                heard.append(str(refusal))
+
+        producer.send("orders", b"x", on_delivery=close)
+        producer.flush(WAIT_S)
+        producer.send("orders", b"y").result(WAIT_S)
+    assert "IO thread" in heard[0]
 
 
 def test_a_closed_producer_sends_no_more():

@@ -14,6 +14,15 @@ from tests.client.support import QUICK, ScriptedCluster
 
 WAIT_S = 10
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+RECORD = {
+    "topic": "",
+    "partition": 0,
+    "offset": 0,
+    "timestamp_ms": 5,
+    "key": None,
+    "value": b"v",
+    "headers": (),
+}
 Rows = list[tuple[bytes | None, bytes | None, list[Any], int]]
 
 
@@ -232,11 +241,69 @@ def test_the_future_hears_of_an_error_of_any_run():
             "column 'partition': expected 0 or more, found -1",
         ),
         ({"value": pa.array([b"v"]), "headers": pa.array([["a"]])}, "column 'headers': expected list<struct"),
+        ({"value": pa.array([[b"v"]])}, "column 'value': expected binary or string, found list"),
+        ({"value": pa.array([{"binary": 1}])}, "column 'value': expected binary or string, found struct"),
+        (
+            {"value": pa.array([b"v"]), "timestamp": pa.array([-5])},
+            "column 'timestamp': expected milliseconds since 1970, found -5",
+        ),
+        (
+            {"value": pa.array([b"v"]), "partition": pa.array([2**63], pa.uint64())},
+            "column 'partition': expected 0 or more, found 9223372036854775808",
+        ),
+        (
+            {"value": pa.array([b"v"]), "headers": pa.array([[{"key": "a", "value": 1}]])},
+            "column 'headers': expected list<struct",
+        ),
+        (
+            {"value": pa.array([b"v"]), "headers": pa.array([[{"key": None, "value": b"1"}]], HEADERS)},
+            "column 'headers': expected a key in every header, found null",
+        ),
+        (
+            {"value": pa.array([b"v"]), "headers": pa.array([[None]], HEADERS)},
+            "column 'headers': expected a key in every header, found null",
+        ),
     ],
 )
 def test_a_wrong_column_is_named(columns: dict[str, pa.Array], message: str):
     with Producer(ScriptedCluster(), **QUICK) as producer, pytest.raises(SerializationError, match=message):
         producer.send_batch("orders", pa.record_batch(columns))
+
+
+def test_a_column_given_twice_is_refused():
+    data = pa.RecordBatch.from_arrays([pa.array([b"a"]), pa.array([b"b"])], names=["value", "value"])
+    with (
+        Producer(ScriptedCluster(), **QUICK) as producer,
+        pytest.raises(SerializationError, match="a column is there twice: value, value"),
+    ):
+        producer.send_batch("orders", data)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"headers": 5}, "headers: expected"),
+        ({"headers": (("a", "b"),)}, "headers: expected bytes or None for 'a', found str"),
+        ({"timestamp_ms": 1.5}, "timestamp_ms: expected int, found float"),
+    ],
+)
+def test_records_in_a_list_are_checked_as_those_of_send(wrong: dict[str, Any], message: str):
+    record = Record(**{**RECORD, **wrong})
+    with Producer(ScriptedCluster(), **QUICK) as producer, pytest.raises(TypeError, match=message):
+        producer.send_batch("orders", [record])
+
+
+def test_a_record_without_headers_and_timestamp_gets_none_and_now():
+    cluster, _ = sent([Record(**{**RECORD, "headers": None, "timestamp_ms": None})])
+    ((_, value, headers, timestamp_ms),) = rows(cluster)
+    assert (value, headers) == (b"v", [])
+    assert timestamp_ms > 1_700_000_000_000
+
+
+def test_a_batch_may_be_larger_than_the_buffer():
+    cluster, runs = sent([bytes(1_000)] * 500, buffer_memory=1 << 16)
+    assert sum(run.record_count for run in runs) == 500
+    assert len(rows(cluster)) == 500
 
 
 @pytest.mark.parametrize("values", [["text"], [1], [b"a", "b"], [b"a", 1], [[b"a"]]], ids=str)
