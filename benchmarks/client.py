@@ -3,10 +3,11 @@
 One controller, one broker, six partitions, acks=1, no compression; clients and nodes share the machine.
 """
 
+import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ import rayka
 from benchmarks.harness import Bar, Comparison, Row, compare, median_of
 from benchmarks.kafka import running_kafka
 from benchmarks.limits import NoopActor, append_loop, payloads, record_loop, seconds
-from benchmarks.stage import WatchedCluster, local_ray, running_cluster
+from benchmarks.stage import WatchedCluster, cpu_seconds, local_ray, running_cluster
 
 PARTITIONS = 6
 BIG_CONFIGS = {"max.message.bytes": 16 << 20}
@@ -132,8 +133,9 @@ class ClientBenchmarks:
 
             rate()
             measured = compare(rate, lambda: self._takes(watched), rounds=self._rounds)
+            note = f"{watched.calls()}; {self._cpu_a_megabyte(send, self._takes, watched)}"
         what, settings = SEND_BATCH, "1 KB, acks=1, 6 partitions"
-        return measured.row(what, settings, "B/s", TAKES, bar=Bar(0.6), note=watched.calls())
+        return measured.row(what, settings, "B/s", TAKES, bar=Bar(0.6), note=note)
 
     # ---- Consuming ----
 
@@ -149,7 +151,9 @@ class ClientBenchmarks:
     def _poll_arrow_remote(self, topic: str, count: int) -> Row:
         watched = WatchedCluster(self._cluster, is_remote=True)
         measured = self._poll_arrow(watched, topic, count)
-        return measured.row("poll_arrow, remote", "100 B", "B/s", GIVES, bar=Bar(0.5), note=watched.calls())
+        cpu = self._cpu_a_megabyte(lambda: _drain_arrow(watched, topic, count), self._gives, watched)
+        note = f"{watched.calls()}; {cpu}"
+        return measured.row("poll_arrow, remote", "100 B", "B/s", GIVES, bar=Bar(0.5), note=note)
 
     def _poll_arrow(self, watched: WatchedCluster, topic: str, count: int) -> Comparison:
         def rate() -> float:
@@ -215,6 +219,21 @@ class ClientBenchmarks:
         with rayka.Admin(cluster=self._cluster) as admin:
             admin.create_topic(name, partitions=partitions, configs=configs or {})
         return name
+
+    def _cpu_a_megabyte(
+        self, work: Callable[[], object], limit: Callable[[WatchedCluster], float], watched: WatchedCluster
+    ) -> str:
+        """Where the time goes: the work once more, and then the limit's."""
+        watched.forget()
+        client = {"client": os.getpid()}
+        ours = cpu_seconds(work, {**client, "broker": watched.broker_pid})
+        theirs = cpu_seconds(lambda: limit(watched), {**client, "no-op actor": self._noop.pid})
+        megabytes = sum(watched.sizes) / 1e6
+        spent = [
+            ", ".join(f"{name} {each / megabytes * 1e3:.2f} ms" for name, each in times.items())
+            for times in (ours, theirs)
+        ]
+        return f"CPU a MB: {spent[0]}; the limit's: {spent[1]}"
 
     def _takes(self, watched: WatchedCluster) -> float:
         return self._noop.take_rate(watched.sizes, in_flight=watched.in_flight_max)

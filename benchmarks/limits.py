@@ -166,6 +166,7 @@ class NoopActor:
         import ray
 
         self._ray = ray
+        self._buffers: dict[int, np.ndarray] = {}  # by size
         started = time.perf_counter()
         self._actor = ray.remote(_Noop).options(num_cpus=0, max_concurrency=1000).remote()
         ray.get(self._actor.take.remote(b""))
@@ -181,8 +182,10 @@ class NoopActor:
 
     def take_rate(self, sizes: Sequence[int], *, in_flight: int) -> float:
         """Bytes/s when numpy buffers of these sizes are sent, so many calls at a time."""
-        buffers = {size: np.frombuffer(random.Random(2).randbytes(size), np.uint8) for size in sizes}
-        calls = [lambda size=size: self._actor.take.remote(buffers[size]) for size in sizes]
+        for size in sizes:
+            if size not in self._buffers:
+                self._buffers[size] = np.frombuffer(random.Random(2).randbytes(size), np.uint8)
+        calls = [lambda size=size: self._actor.take.remote(self._buffers[size]) for size in sizes]
         return sum(sizes) / seconds(lambda: self._run(calls, in_flight))
 
     def give_rate(self, sizes: Sequence[int], *, in_flight: int) -> float:

@@ -4,12 +4,13 @@ import logging
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import psutil
 
 import rayka
 from rayka.ports import Network, Request
@@ -47,6 +48,19 @@ def running_cluster(directory: Path) -> Iterator[rayka.Cluster]:
         yield cluster
 
 
+def cpu_seconds(work: Callable[[], object], pids: Mapping[str, int]) -> dict[str, float]:
+    """The processor time that each process spends on the work."""
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    before = {name: _cpu_s(process) for name, process in processes.items()}
+    work()
+    return {name: _cpu_s(process) - before[name] for name, process in processes.items()}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 class WatchedCluster:
     """A cluster's handle whose clients' calls are counted: the limit then makes calls of the same sizes.
 
@@ -55,6 +69,7 @@ class WatchedCluster:
 
     def __init__(self, cluster: rayka.Cluster, *, is_remote: bool = False) -> None:
         self._cluster = cluster
+        self.broker_pid = next(node.pid for node in cluster.describe().nodes if "broker" in node.roles)
         self.is_remote = is_remote
         self.sizes: list[int] = []
         self.in_flight = 0
