@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from rayka.errors import ConfigError
 
@@ -40,18 +48,21 @@ class _Config(BaseModel):
 
         Raises ConfigError that names the key, what was expected and what was found. `what` says whose keys these are.
         """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{what}: expected a mapping of keys to values, found {type(values).__name__}")
         named: dict[str, Any] = {}
+        spelled: dict[str, str] = {}
         for key, value in values.items():
             name = snake(str(key))
             if name not in cls.model_fields:
                 raise ConfigError(_unknown_key(str(key), cls.model_fields, what))
             if name in named:
                 raise ConfigError(f"{what}: {key!r} is given twice, dotted and in snake_case; keep one")
-            named[name] = value
+            named[name], spelled[name] = value, str(key)
         try:
             return cls(**named)
         except ValidationError as error:
-            raise ConfigError(f"{what}: {_first_problem(error)}") from None
+            raise ConfigError(f"{what}: {_first_problem(error, spelled)}") from None
 
     def overrides(self) -> dict[str, str]:
         """What was set explicitly, by dotted key, as text."""
@@ -66,10 +77,12 @@ def _unknown_key(key: str, known: Mapping[str, Any], what: str) -> str:
     return f"{what}: unknown key {key!r}; {hint}"
 
 
-def _first_problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:
+    """The first key that is wrong, as it was written."""
     problem = error.errors()[0]
-    key = ".".join(dotted(str(part)) for part in problem["loc"]) or "value"
-    return f"{key}: {problem['msg']}, found {problem['input']!r}"
+    first, *deeper = (str(part) for part in problem["loc"])
+    key, says = ".".join([spelled.get(first, first), *deeper]), problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {says}, found {problem['input']!r}"
 
 
 def _as_text(value: Any) -> str:
@@ -172,20 +185,29 @@ _BROKER_SYNONYMS = {
 
 
 def _acks(value: Any) -> Any:
+    if isinstance(value, bool):  # True is 1 to Python, and nobody means that
+        raise ValueError("expected 'all', 1 or 0")
     return {"all": -1, "-1": -1, "0": 0, "1": 1}.get(value, value) if isinstance(value, str) else value
 
 
 class _ClientConfig(_Config):
-    client_id: str = "rayka"
     request_timeout_ms: int = Field(default=30_000, ge=1)
-    default_api_timeout_ms: int = Field(default=60_000, ge=1)
     retry_backoff_ms: int = Field(default=100, ge=1)
     retry_backoff_max_ms: int = Field(default=1_000, ge=1)
     metadata_max_age_ms: int = Field(default=300_000, ge=1)
 
+    @classmethod
+    def given(cls, config: Mapping[str, Any] | None, options: Mapping[str, Any], *, what: str) -> Self:
+        """The configuration from a dict of dotted names and keyword arguments. Raises ConfigError as `parse`."""
+        if config is not None and not isinstance(config, Mapping):
+            raise ConfigError(f"{what}: config: expected a mapping, found {type(config).__name__}")
+        return cls.parse({**(config or {}), **options}, what=what)
+
 
 class AdminConfig(_ClientConfig):
     """Configuration of an `Admin`."""
+
+    default_api_timeout_ms: int = Field(default=60_000, ge=1)
 
 
 class ProducerConfig(_ClientConfig):
@@ -194,15 +216,23 @@ class ProducerConfig(_ClientConfig):
     """
 
     acks: Annotated[Literal[-1, 0, 1], BeforeValidator(_acks)] = -1
-    linger_ms: float = Field(default=5, ge=0)
+    linger_ms: float = Field(default=5, ge=0, allow_inf_nan=False)
     batch_size: int = Field(default=1 << 20, ge=0)
     buffer_memory: int = Field(default=128 << 20, ge=1 << 16)
     max_block_ms: int = Field(default=60_000, ge=0)
     max_request_size: int = Field(default=1 << 20, ge=1)
-    delivery_timeout_ms: int = Field(default=120_000, ge=1)
+    delivery_timeout_ms: int = Field(default=120_000, ge=1, validate_default=True)
     compression_type: Literal["none", "gzip", "lz4", "zstd"] = "none"
     key_serializer: Any = None
     value_serializer: Any = None
+
+    @field_validator("delivery_timeout_ms")
+    @classmethod
+    def _outlasts_linger(cls, value: int, info: ValidationInfo) -> int:
+        linger_ms = info.data.get("linger_ms", 0)
+        if value <= linger_ms:
+            raise ValueError(f"expected more than linger_ms={linger_ms:g}, or no record would ever be sent")
+        return value
 
 
 class ConsumerConfig(_ClientConfig):
@@ -211,6 +241,7 @@ class ConsumerConfig(_ClientConfig):
     `local_reads` is rayka's own: segments on this machine are mapped instead of being sent.
     """
 
+    default_api_timeout_ms: int = Field(default=60_000, ge=1)
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     fetch_min_bytes: int = Field(default=1, ge=0)
     fetch_max_wait_ms: int = Field(default=500, ge=0)
@@ -235,7 +266,7 @@ class RaySpec(_Config):
 class RoleResources(_Config):
     """What Ray sets aside for one node; never zero, so that Ray's autoscaler sees it as demand."""
 
-    num_cpus: float = Field(default=0.05, gt=0)
+    num_cpus: float = Field(default=0.05, gt=0, allow_inf_nan=False)
     memory: int | None = Field(default=None, gt=0)
     resources: dict[str, float] = {}
 
@@ -247,14 +278,21 @@ class Resources(_Config):
     controller: RoleResources = RoleResources(num_cpus=0.02)
 
 
+def _data_dir(value: Any) -> Any:
+    paths = value if isinstance(value, list) else [value]
+    if not paths or not all(isinstance(each, str) and each for each in paths) or len(set(paths)) < len(paths):
+        raise ValueError("expected a directory, or a list of different ones")
+    return value
+
+
 class ClusterSpec(_Config):
     """The whole cluster, declared: what `cluster.yaml` holds. One controller and one broker, for now."""
 
-    name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9._-]{1,100}$")
+    name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")
     controllers: Literal[1] = 1
     brokers: Literal[1] = 1
     coordinators: Literal[0] = 0
-    data_dir: str | list[str] = "~/.rayka"
+    data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = "~/.rayka"
     ray: RaySpec = RaySpec()
     resources: Resources = Resources()
     config: BrokerConfig = BrokerConfig()
@@ -268,7 +306,7 @@ class ClusterSpec(_Config):
             raise ConfigError(
                 f"{path}: {error.strerror}; expected a cluster specification in YAML"
             ) from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not YAML: {error}") from error
         if not isinstance(values, dict):
             raise ConfigError(

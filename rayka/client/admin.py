@@ -73,7 +73,7 @@ class Admin:
     """Manages topics. `with` closes it; thread-safe.
 
     Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `default_api_timeout_ms` (60 s)
-    bounds every call, `request_timeout_ms`, `retry_backoff_ms`, `retry_backoff_max_ms`, `client_id`.
+    bounds every call, `request_timeout_ms`, `retry_backoff_ms`, `retry_backoff_max_ms`.
 
     Every call raises UnavailableError when no controller answers in time, and ClosedError. Raises ConfigError,
     ClusterNotFound. Kafka: Admin.
@@ -86,7 +86,7 @@ class Admin:
         config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        parsed = AdminConfig.parse({**(config or {}), **options}, what="admin")
+        parsed = AdminConfig.given(config, options, what="admin")
         self._brain = AsyncAdmin(resolve(cluster), parsed, Random())
         self._is_closed = False
 
@@ -115,7 +115,7 @@ class Admin:
         InvalidTopic, InvalidPartitions, InvalidReplicationFactor, and ConfigError for a key that topics do not have.
         """
         counts = _count(partitions, "partitions"), _count(replication_factor, "replication_factor")
-        checked = TopicConfig.parse(configs or {}, what=f"topic {name!r}").overrides()
+        checked = TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides()
         return io_thread.run(self._open().create_topic(NewTopic(_name(name), *counts, checked)), None)
 
     def delete_topic(self, name: str) -> None:

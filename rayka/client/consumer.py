@@ -248,12 +248,12 @@ class Consumer:
 def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
     """Options of a consumer from keywords and a dict of dotted names."""
     for key in ("group_id", "group.id"):
-        if key in options or (config is not None and key in config):
+        if key in options or (isinstance(config, Mapping) and key in config):
             raise ConfigError(
                 f"consumer: {key!r} needs consumer groups, which this version does not have; "
                 "without it a consumer reads all partitions of its topics"
             )
-    return ConsumerConfig.parse({**(config or {}), **options}, what="consumer")
+    return ConsumerConfig.given(config, options, what="consumer")
 
 
 async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:

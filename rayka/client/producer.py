@@ -65,7 +65,7 @@ class Producer:
         config: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self._config = ProducerConfig.parse({**(config or {}), **options}, what="producer")
+        self._config = ProducerConfig.given(config, options, what="producer")
         self._key_serializer = serializer(self._config.key_serializer, "key_serializer")
         self._value_serializer = serializer(self._config.value_serializer, "value_serializer")
         self._sender = Sender(resolve(cluster), self._config, Random())

@@ -1,0 +1,93 @@
+"""What people write is checked where it enters: a wrong key or value is a ConfigError that names it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayka.config import AdminConfig, ClusterSpec, ConsumerConfig, ProducerConfig, TopicConfig
+from rayka.errors import ConfigError
+
+
+def test_a_key_may_be_dotted_or_snake_case():
+    assert ProducerConfig.given({"linger.ms": 7}, {"acks": 1}, what="producer") == ProducerConfig(
+        linger_ms=7, acks=1
+    )
+
+
+@pytest.mark.parametrize("spelled", ["linger.ms", "linger_ms"])
+def test_a_wrong_value_is_named_as_its_key_was_written(spelled: str):
+    with pytest.raises(ConfigError, match=rf"^producer: {spelled}: .* found 'soon'"):
+        ProducerConfig.given({spelled: "soon"}, {}, what="producer")
+
+
+def test_a_key_given_twice_is_refused():
+    with pytest.raises(ConfigError, match="'linger_ms' is given twice"):
+        ProducerConfig.given({"linger.ms": 5}, {"linger_ms": 5}, what="producer")
+
+
+@pytest.mark.parametrize("kind", [AdminConfig, ProducerConfig, ConsumerConfig])
+def test_what_is_no_mapping_is_refused(kind: Any):
+    with pytest.raises(ConfigError, match="config: expected a mapping, found int"):
+        kind.given(5, {}, what="client")
+
+
+def test_topic_configs_are_a_mapping():
+    with pytest.raises(ConfigError, match="expected a mapping of keys to values, found str"):
+        TopicConfig.parse("flush", what="topic 'orders'")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [(ProducerConfig, "default_api_timeout_ms"), (ConsumerConfig, "client_id")]
+)
+def test_what_nothing_uses_is_no_key(kind: Any, key: str):
+    with pytest.raises(ConfigError, match=f"unknown key '{key}'"):
+        kind.given(None, {key: 1}, what="client")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acks": True}, "acks: expected 'all', 1 or 0, found True"),
+        ({"acks": 2}, "acks: "),
+        ({"linger_ms": float("inf")}, "linger_ms: .*finite"),
+        (
+            {"linger_ms": 100, "delivery_timeout_ms": 100},
+            "delivery_timeout_ms: expected more than linger_ms=100",
+        ),
+        ({"linger_ms": 200_000}, "delivery_timeout_ms: expected more than linger_ms=200000"),
+    ],
+    ids=str,
+)
+def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        ProducerConfig.given(None, options, what="producer")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a mapping such as 'name: rayka', found NoneType"),
+        ("broker: 1", "unknown key 'broker'; the nearest known key is 'brokers'"),
+        ("controllers: 3", "controllers: .* found 3"),
+        ("name: ..", "name: "),
+        ("name: a/b", "name: "),
+        ("data_dir: []", "data_dir: expected a directory, or a list of different ones"),
+        ("data_dir: ''", "data_dir: expected a directory, or a list of different ones"),
+        ("data_dir: [a, a]", "data_dir: expected a directory, or a list of different ones"),
+        ("ray: {adress: auto}", "ray: unknown key 'adress'; the nearest known key is 'address'"),
+        ("resources: {broker: {num_cpus: 0}}", "resources.broker.num_cpus: .* greater than 0, found 0"),
+        (
+            "config: {num.partitons: 3}",
+            "config: unknown key 'num.partitons'; the nearest known key is 'num.partitions'",
+        ),
+        ("a: b: c", "not YAML"),
+        ("\udcff", "not YAML"),
+    ],
+    ids=str,
+)
+def test_a_wrong_specification_names_its_file_and_the_key(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "cluster.yaml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=f"^{path}.*{message}"):
+        ClusterSpec.load(path)
