@@ -16,8 +16,10 @@ def kill(pid: int) -> None:
 
 
 def broker_pid(cluster: Cluster) -> int:
-    """The process that the cluster's broker is now; 0 while there is none that answers."""
-    return cluster.describe().nodes[0].pid
+    """The process that the cluster's broker, which serves, is now."""
+    broker = cluster.describe().nodes[0]
+    assert broker.pid > 0, broker
+    return broker.pid
 
 
 def write_script(directory: Path, text: str) -> str:

@@ -37,7 +37,7 @@ class _Sender(threading.Thread):
                     self._producer.flush(timeout=60)
 
     def _send(self, number: int) -> None:
-        def on_delivery(metadata: rayka.RecordMetadata | None, error: BaseException | None) -> None:
+        def on_delivery(error: BaseException | None, metadata: rayka.RecordMetadata | None) -> None:
             with self._has_new:
                 if error is None:
                     self.acknowledged.append(number)
@@ -55,7 +55,7 @@ class _Sender(threading.Thread):
 
     def stop(self) -> None:
         self._is_stopping = True
-        self.join(60)
+        self.join(90)
         assert not self.is_alive()
 
 
@@ -68,13 +68,14 @@ def test_five_kills_of_the_broker_lose_no_acknowledged_record(
     sender = _Sender(cluster)
     sender.start()
     killed = []
-    for _ in range(KILLS):
+    try:
+        for _ in range(KILLS):
+            sender.await_acknowledged(300)
+            killed.append(broker_pid(cluster))
+            kill(killed[-1])
         sender.await_acknowledged(300)
-        pid = broker_pid(cluster)
-        kill(pid)
-        killed.append(pid)
-    sender.await_acknowledged(300)
-    sender.stop()
+    finally:
+        sender.stop()
 
     assert len(set(killed)) == KILLS, "each time another process"
     assert not any(psutil.pid_exists(pid) for pid in killed)
