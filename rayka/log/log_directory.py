@@ -53,6 +53,7 @@ LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 BOOT_FILE = ".rayka_boot"
 _DELETED_SUFFIX = "-delete"
+_STRAY_SUFFIX = "-stray"
 _DELETED_TOPIC_CHARACTERS = (
     200  # with partition, id and suffix they stay below the 255 bytes of a file's name
 )
@@ -283,18 +284,32 @@ class LogDirectory:
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
         """Removes the partition's directory if there is one, opened or not; readers keep what they mapped."""
+        deleted = self._rename_log(topic_partition, _DELETED_SUFFIX)
+        if deleted is not None:
+            self._disk.remove_directory(deleted)
+            self._on_recovered(self._log_path(topic_partition))
+
+    def set_aside_log(self, topic_partition: TopicPartition) -> str:
+        """Renames the directory of a partition that nobody knows, so that its name is free (F4); nothing here reads or
+        removes it any more. Returns where it is.
+        """
+        kept = self._rename_log(topic_partition, _STRAY_SUFFIX)
+        assert kept is not None, topic_partition
+        self._on_recovered(self._log_path(topic_partition))
+        return kept
+
+    def _rename_log(self, topic_partition: TopicPartition, suffix: str) -> str | None:
         self.logs.pop(topic_partition, None)
         for offsets in (self._recovery_points, self._high_watermarks, self._log_start_offsets):
             offsets.pop(topic_partition, None)
         path = self._log_path(topic_partition)
         if not self._disk.exists(path):
-            return
+            return None
         topic_id = self._topic_id(topic_partition)
         name = f"{topic_partition.topic[:_DELETED_TOPIC_CHARACTERS]}-{topic_partition.partition}"
-        deleted = self._file(f"{name}.{topic_id.hex if topic_id else 'unknown'}{_DELETED_SUFFIX}")
-        self._disk.rename(path, deleted)
-        self._disk.remove_directory(deleted)
-        self._on_recovered(path)
+        renamed = self._file(f"{name}.{topic_id.hex if topic_id else 'unknown'}{suffix}")
+        self._disk.rename(path, renamed)
+        return renamed
 
     def high_watermark(self, topic_partition: TopicPartition) -> int | None:
         """The high watermark last saved for a partition, or None (B4)."""

@@ -2,7 +2,7 @@
 offline.
 
 Invariants: a partition is hosted in one directory, the one that the metadata names; what is on disk and not
-in the metadata is deleted, never served; a delta is applied deletions first, then leaders, and is durable
+in the metadata is set aside, never served; a delta is applied deletions first, then leaders, and is durable
 before it is visible (H10); when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until the node
 restarts, and the others go on. Kafka: `ReplicaManager`. Left out: followers, moving a partition between
 directories.
@@ -130,7 +130,7 @@ class ReplicaManager:
                 await asyncio.sleep(0)  # as below
                 self._delete(key)
         if is_first:
-            self._delete_strays(image)
+            self._set_aside_strays(image)
         for name in delta.reconfigured_topics():
             self._reconfigure(name, image)
         changed = []
@@ -206,15 +206,28 @@ class ReplicaManager:
         self._delete_log(replica.directory, replica.partition.topic_partition)
         self.parked.wake(key)
 
-    def _delete_strays(self, image: MetadataImage) -> None:
-        """Removes what was deleted while this broker was down: directories whose topic is not in the
-        metadata."""
+    def _set_aside_strays(self, image: MetadataImage) -> None:
+        """Takes directories whose topic is not in the metadata out of the way (F4).
+
+        Mostly it was deleted while this broker was down; but metadata that was lost must not take the records along.
+        """
         for directory in self._directories.all:
             for topic_partition, topic_id in directory.partitions().items():
                 topic = image.topics.get(topic_partition.topic)
                 if topic is None or topic_id not in (None, topic.topic_id):
-                    _logger.info("%s: %s was deleted meanwhile", directory.path, topic_partition)
-                    self._delete_log(directory, topic_partition)
+                    self._set_aside(directory, topic_partition)
+
+    def _set_aside(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
+        try:
+            kept = directory.set_aside_log(topic_partition)
+        except StorageError as error:
+            self._on_directory_failed(directory, error)
+        else:
+            _logger.warning(
+                "%s is not in the metadata: kept in %s; remove it if the topic was deleted",
+                topic_partition,
+                kept,
+            )
 
     def _delete_log(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
         try:

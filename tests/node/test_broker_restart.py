@@ -194,6 +194,21 @@ def test_a_topic_deleted_while_the_broker_is_down_is_gone_when_it_is_back() -> N
         assert create_topic(cluster).values() == []
 
 
+def test_what_the_metadata_does_not_know_is_kept_aside() -> None:  # F4
+    disk = MemoryDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster)
+        topic.produce(b"a")
+        cluster.kill(BROKER)
+        run(topic.a_delete())
+        cluster.restart(BROKER)
+        (stray,) = [each for each in disk.list(BROKER_DIR) if each.startswith("orders-0")]
+        assert stray.endswith("-stray")
+        assert disk.size(f"{BROKER_DIR}/{stray}/{FIRST_SEGMENT}") > 0
+        crash(cluster)
+        assert disk.exists(f"{BROKER_DIR}/{stray}")
+
+
 def test_a_deleted_topic_leaves_no_file() -> None:
     disk = MemoryDisk()
     with memory_cluster(disk) as cluster:
