@@ -13,6 +13,7 @@ from collections import OrderedDict
 from uuid import UUID
 
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
+from rayka.log.partition_metadata import PARTITION_METADATA_FILE, decode_partition_metadata
 from rayka.protocol.batch_header import HEADER_BYTES
 from rayka.protocol.fetch import FileRange
 
@@ -84,3 +85,16 @@ def is_local_directory(path: str, directory_id: UUID) -> bool:
     except OSError:
         return False
     return properties is not None and properties.directory_id == directory_id
+
+
+def topic_id_beside(segment_path: str) -> UUID | None:
+    """The topic whose partition's directory holds a segment now; None when this process cannot read it.
+
+    A range that was kept for long needs it: file systems give inode numbers away again, so a topic deleted and
+    created again may have its first segment under the same path and inode. Ask after mapping the file.
+    """
+    try:
+        with open(posixpath.join(posixpath.dirname(segment_path), PARTITION_METADATA_FILE), "rb") as file:
+            return decode_partition_metadata(file.read())
+    except OSError:
+        return None

@@ -14,16 +14,19 @@ def encode_partition_metadata(topic_id: UUID) -> bytes:
     return f"version: 0\ntopic_id: {topic_id}\n".encode()
 
 
-def read_partition_metadata(disk: Disk, path: str) -> UUID | None:
-    """The topic's id, or None when the file is missing or torn: the directory was never synced as that
-    topic's.
-    """
-    if not disk.exists(path):
-        return None
-    lines = disk.read_at(path, 0, 256).decode("ascii", errors="replace").split("\n")
+def decode_partition_metadata(content: bytes) -> UUID | None:
+    """The topic's id, or None when the content is torn."""
+    lines = content.decode("ascii", errors="replace").split("\n")
     if len(lines) != 3 or lines[0] != "version: 0" or not lines[1].startswith("topic_id: "):
         return None
     try:
         return UUID(lines[1].removeprefix("topic_id: "))
     except ValueError:
         return None
+
+
+def read_partition_metadata(disk: Disk, path: str) -> UUID | None:
+    """The topic's id, or None when the file is missing or torn: the directory was never synced as that
+    topic's.
+    """
+    return decode_partition_metadata(disk.read_at(path, 0, 256)) if disk.exists(path) else None

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rayka.client import io_thread
 from rayka.errors import CorruptRecord, OffsetOutOfRange
-from rayka.log.mapped_reader import MappedReader
+from rayka.log.mapped_reader import MappedReader, topic_id_beside
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartitionResult, FileRange
@@ -82,7 +82,7 @@ def _batches(
 ) -> Iterator[RecordBatch]:
     """The batches that hold the range, from the files as far as they go."""
     next_offset = wanted.start_offset
-    for batch in _mapped_batches(file_ranges):
+    for batch in _mapped_batches(wanted, file_ranges):
         if batch.base_offset >= wanted.end_offset:
             return
         if batch.next_offset > next_offset:
@@ -92,12 +92,12 @@ def _batches(
         yield from _fetched_batches(connect(), wanted, next_offset, options)
 
 
-def _mapped_batches(file_ranges: tuple[FileRange, ...]) -> Iterator[RecordBatch]:
-    """The batches in the files, up to the first file that is not the one that planning saw."""
+def _mapped_batches(wanted: OffsetRange, file_ranges: tuple[FileRange, ...]) -> Iterator[RecordBatch]:
+    """The batches in the files, up to the first file that is not the one, or not of the topic, that planning saw."""
     reader = MappedReader()
     for file_range in file_ranges:
         mapped = reader.read(file_range)
-        if mapped is None:
+        if mapped is None or topic_id_beside(file_range.path) != wanted.topic_id:
             return
         yield from split_batches(mapped)
 

@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
+from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
@@ -32,6 +33,7 @@ from rayka.spark.plan import OffsetRange
 from rayka.spark.reading import coalesce, read_range
 
 A0 = TopicPartition("a", 0)
+TOPIC_ID = UUID(int=1)
 ALL_COLUMNS = (*COLUMNS, "headers")
 
 
@@ -45,6 +47,7 @@ def batch(base_offset, values, **columns):
 def segment(path, batches):
     """A file of batches, and the range that covers it."""
     path.write_bytes(b"".join(batches))
+    path.with_name(PARTITION_METADATA_FILE).write_bytes(encode_partition_metadata(TOPIC_ID))
     status = os.stat(path)
     base_offset = RecordBatch(batches[0]).base_offset
     return FileRange(str(path), status.st_dev, status.st_ino, 0, status.st_size, base_offset)
@@ -56,7 +59,7 @@ def no_connection():
 
 def rows(start, end, *file_ranges, columns=("offset", "value"), connect=no_connection):
     options = ReadOptions(("a",), columns=columns)
-    batches = read_range(options, OffsetRange(A0, UUID(int=1), start, end), file_ranges, connect)
+    batches = read_range(options, OffsetRange(A0, TOPIC_ID, start, end), file_ranges, connect)
     return [row for each in batches for row in each.to_pylist()]
 
 
@@ -115,7 +118,7 @@ def test_a_range_goes_on_in_the_next_segment(tmp_path):
     assert [row["offset"] for row in rows(0, 3, first, second)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("change", ["gone", "replaced", "shorter"])
+@pytest.mark.parametrize("change", ["gone", "replaced", "shorter", "of another topic"])
 def test_a_file_that_is_not_the_one_planned_sends_the_task_to_the_broker(tmp_path, change):
     path = tmp_path / "0.log"
     file_range = segment(path, [batch(0, [b"0", b"1"])])
@@ -125,6 +128,10 @@ def test_a_file_that_is_not_the_one_planned_sends_the_task_to_the_broker(tmp_pat
         aside = tmp_path / "aside"
         aside.write_bytes(path.read_bytes())
         aside.rename(path)
+    elif (
+        change == "of another topic"
+    ):  # deleted and created again, under an inode number that was given away again
+        path.with_name(PARTITION_METADATA_FILE).write_bytes(encode_partition_metadata(UUID(int=2)))
     else:
         path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(ConnectionError, match="the broker was asked"):

@@ -90,18 +90,20 @@ def test_offsets_that_went_away_after_planning_are_an_error_that_names_them(clus
     assert rows(beyond, (), client, fail_on_data_loss=False) == []
 
 
-def test_a_topic_made_anew_is_not_taken_for_the_old_one():
+@pytest.mark.parametrize("has_files", [False, True])
+def test_a_topic_made_anew_is_not_taken_for_the_old_one(has_files):
     with testing.cluster() as running:
         make_topic(running, "a", 1)
         client = TopicClient(running)
         wanted = planned(client)
+        file_ranges = located(client, wanted) if has_files else ()
         with Admin(cluster=running) as admin:
             admin.delete_topic("a")
             with pytest.raises(UnknownTopicOrPartition, match="has no topic 'a'"):
-                rows(wanted, (), client)
+                rows(wanted, file_ranges, client)
         make_topic(running, "a", 1)
         with pytest.raises(TopicRecreated, match=f"expected id {wanted.topic_id}"):
-            rows(wanted, (), client)
+            rows(wanted, file_ranges, client)
 
 
 def test_a_broker_that_is_down_for_a_while_only_delays_a_read():
