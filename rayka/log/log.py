@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord, OffsetOutOfRange, RecordBatchTooLarge, StorageError
+from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.checkpoints import decode_lines, encode_lines
 from rayka.log.leader_epoch_cache import LeaderEpochCache
@@ -102,7 +102,7 @@ class Log:
         `recovery_point` and `log_start_offset` come from the data directory's checkpoints; `tearing` says how
         the log was left; `new_files` are to stand beside the segments, by name, and are made with the first of
         them. What recovery did is in `recovery`. Raises DamagedLog when it would have to cut off what nothing
-        can have torn, StorageError when the disk fails.
+        can have torn, or when records that were synced are not there; StorageError when the disk fails.
         """
         files = SegmentFiles(disk, directory, Unsynced())
         epochs = LeaderEpochCache(disk, directory, files.unsynced)
@@ -126,6 +126,12 @@ class Log:
         if is_new:
             segments.append(_new_segment(files, config, log_start_offset, now_ms))
         log = cls(files, config, epochs, segments)
+        if log.log_end_offset < recovery_point:
+            raise DamagedLog(
+                f"{directory} ends at offset {log.log_end_offset}, but was synced up to {recovery_point}: a file in"
+                " it is missing or was shortened. Restore it from a copy; or, to go on without its records, remove"
+                " the directory while the node is down"
+            )
         log._write_files(new_files)
         log._on_opened(recovery, None if is_clean and not is_new else recovery_point, log_start_offset)
         return log

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from rayka.errors import StorageError
+from rayka.errors import DamagedLog, StorageError
 from rayka.log.recovery import Tearing
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
@@ -124,6 +124,18 @@ def test_a_clean_log_whose_end_is_broken_all_the_same_is_recovered() -> None:
     disk.append(segment_path(0), [b"garbage"])
     again = open_log(disk, tearing=Tearing.NOTHING)
     assert (read_offsets(again), again.recovery.cut is not None) == (list(range(10)), True)
+
+
+@pytest.mark.parametrize("tearing", list(Tearing))
+@pytest.mark.parametrize("kept_batches", [0, 2])
+def test_records_that_were_synced_and_are_not_there_are_damage(tearing: Tearing, kept_batches: int) -> None:
+    disk, log = new_log()
+    fill(log, 5)
+    log.close()
+    content = bytes(disk.map(segment_path(0)))
+    disk.write(segment_path(0), content[: kept_batches * len(content) // 5])
+    with pytest.raises(DamagedLog, match=f"ends at offset {kept_batches * 2}, but was synced up to 10"):
+        open_log(disk, recovery_point=10, tearing=tearing)
 
 
 # ---- Indexes, epochs, leftovers ----
