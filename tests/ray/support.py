@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from pathlib import Path
+
+import psutil
 
 from rayka.cluster import Cluster
 
@@ -22,8 +23,9 @@ def broker_pid(cluster: Cluster) -> int:
     return broker.pid
 
 
-def write_script(directory: Path, text: str) -> str:
-    """A script in a file of its own."""
-    path = directory / "script.py"
-    path.write_text(text)
-    return str(path)
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; what is left of one that nobody waited for does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

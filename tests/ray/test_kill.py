@@ -4,12 +4,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 import rayka
 from rayka.cluster import Cluster
-from tests.ray.support import broker_pid, kill
+from tests.ray.support import broker_pid, is_alive, kill
 
 pytestmark = pytest.mark.ray
 KILLS = 5
@@ -78,7 +77,7 @@ def test_five_kills_of_the_broker_lose_no_acknowledged_record(
         sender.stop()
 
     assert len(set(killed)) == KILLS, "each time another process"
-    assert not any(psutil.pid_exists(pid) for pid in killed)
+    assert not any(is_alive(pid) for pid in killed)
     assert sender.failed == []
     read = [int(record.value) for record in rayka.read("numbers", cluster=cluster)]
     assert set(sender.acknowledged) - set(read) == set()

@@ -13,7 +13,7 @@ import pytest
 
 import rayka
 from rayka.cluster import Cluster
-from tests.ray.support import RAYKA
+from tests.ray.support import RAYKA, is_alive
 
 pytestmark = pytest.mark.ray
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,7 +58,7 @@ def test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentica
     command("topic", "delete", "words", "--cluster", "cli")
     assert command("topic", "list", "--cluster", "cli") == ""
     assert "ended the Ray" in command("stop", "--cluster", "cli", "--delete-data")
-    assert not Path(f"/proc/{ray_pid}").exists()
+    assert not is_alive(ray_pid)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml"]
 
 
