@@ -34,8 +34,8 @@ class Record(
     """One record of a topic.
 
     `timestamp_ms` is milliseconds since 1970 UTC. `key` and `value` are bytes or None, or what the consumer's
-    deserializers made of them (None, a tombstone, stays None). `headers` keep their order and their duplicates; records
-    without any share one empty tuple.
+    deserializers made of them (None, a tombstone, stays None). `headers` is a list of (key, value), in order and with
+    duplicates, as `send` takes it; empty without headers.
     Kafka: ConsumerRecord.
     """
 
@@ -45,18 +45,17 @@ class Record(
     timestamp_ms: int
     key: Any
     value: Any
-    headers: tuple[Header, ...]
+    headers: list[Header]
 
 
 def records_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> list[Record]:
     """Rows of a batch as records, in offset order."""
-    has_headers = batch.headers is not None
     columns = (
         batch.offsets[rows].tolist(),
         batch.timestamps_ms[rows].tolist(),
         batch.keys_list()[rows],
         batch.values_list()[rows],
-        map(tuple, batch.headers_list()[rows]) if has_headers else repeat(()),
+        batch.headers_list()[rows],
     )
     return list(map(Record, repeat(topic), repeat(partition), *columns))
 

@@ -140,12 +140,12 @@ class InProcessCluster:
         return tuple(os.path.join(each, node_name(node_id)) for each in directories)
 
     def kill(self, node_id: int) -> None:
-        """Ends the node as `kill -9` would."""
+        """Ends the node as `kill -9` would. Raises ValueError when it does not run."""
         io_thread.run(self._kill(node_id), _START_TIMEOUT_S)
 
     def restart(self, node_id: int) -> None:
         """Starts the node on what it has on disk, after a controlled shutdown if it runs; returns when it
-        serves."""
+        serves. Raises ValueError when the cluster has no such node."""
         io_thread.run(self._restart(node_id), _START_TIMEOUT_S)
 
     def fail_calls(
@@ -202,10 +202,13 @@ class InProcessCluster:
         try:
             await node.start()
         except BaseException:
-            await self._kill(node_id)
+            if node_id in self._running:  # else its crash has ended it already
+                await self._kill(node_id)
             raise
 
     async def _kill(self, node_id: int) -> None:
+        if node_id not in self._running:
+            raise ValueError(f"node_id: expected a running node of {self!r}, found {node_id!r}")
         self._end(node_id, self._running[node_id])
 
     def _end(self, node_id: int, running: _Running) -> None:
@@ -215,6 +218,8 @@ class InProcessCluster:
         _close_disk(running)
 
     async def _restart(self, node_id: int) -> None:
+        if node_id not in self._node_ids:
+            raise ValueError(f"node_id: expected one of {self._node_ids}, found {node_id!r}")
         if node_id in self._running:
             await self._stop_node(node_id)
         await self._start_node(node_id, self._settings(node_id))

@@ -37,7 +37,7 @@ def test_records_come_whole():
     delivery.add([fetched(7, 8, batch_at(7, [b"v"], keys=[b"k"], headers=headers))])
     (record,) = delivery.next_records(1)
     assert (record.topic, record.partition, record.offset, record.timestamp_ms) == ("flights", 3, 7, 1_000)
-    assert (record.key, record.value, record.headers) == (b"k", b"v", (("source", b"faa"), ("source", None)))
+    assert (record.key, record.value, record.headers) == (b"k", b"v", [("source", b"faa"), ("source", None)])
 
 
 def test_a_position_moves_with_what_was_handed_over_and_ends_at_the_brokers_next_offset():  # G16

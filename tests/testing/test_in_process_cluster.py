@@ -102,6 +102,14 @@ def test_an_unknown_configuration_key_is_refused_before_anything_starts() -> Non
         rayka.testing.cluster(config={"message.max.byte": 1})
 
 
+def test_a_node_that_is_not_there_is_named() -> None:
+    with rayka.testing.cluster() as cluster:
+        with pytest.raises(ValueError, match=r"expected a running node of .*, found 7"):
+            cluster.kill(7)
+        with pytest.raises(ValueError, match=r"expected one of \[3001, 1\], found 7"):
+            cluster.restart(7)
+
+
 def test_a_node_that_crashed_by_a_bug_fails_the_test_that_used_it() -> None:
     cluster = rayka.testing.cluster()
     io_thread.run(crash(cluster), 10)
