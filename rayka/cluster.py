@@ -7,6 +7,7 @@ the way of records.
 
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -128,7 +129,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        with suppress(ClusterNotFound):  # stopped within the block
+            self.stop()
 
     def _node_ids(self) -> tuple[int, ...]:
         node_ids = running_node_ids(self._name)

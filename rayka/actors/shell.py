@@ -90,6 +90,7 @@ class NodeShell:
     async def stop(self) -> None:
         """Stops the node under control, or the attempts to start it; nothing is left to do but end the process."""
         self._starting.cancel()
+        await asyncio.wait([self._starting])
         node, self._node, self._inbox = self._node, None, None
         self._state = NodeState.SHUTTING_DOWN
         if node is not None:

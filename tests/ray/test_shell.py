@@ -1,0 +1,125 @@
+"""The shell of a node without Ray: what it answers while its node cannot start, and how it crashes."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from rayka.actors.crash_times import CRASHES_MAX, WINDOW_MS, recent_crashes, record_crash
+from rayka.actors.placement import Placement, wall_clock_ms
+from rayka.actors.shell import NodeShell
+from rayka.config import ClusterSpec
+from rayka.errors import BrokerNotAvailable, StorageError
+from rayka.node.settings import NodeSettings
+from rayka.protocol.cluster import MetadataRequest, NodeState, StatusRequest, StatusResponse
+from rayka.protocol.wire import Failure, RequestHeader, decode, encode
+
+
+class Node:
+    """Starts when `refusals` is empty; raises the last of them before."""
+
+    def __init__(self, settings: NodeSettings, refusals: list[Exception]) -> None:
+        self.settings = settings
+        self._refusals = refusals
+
+    async def start(self) -> None:
+        if self._refusals:
+            raise self._refusals.pop()
+
+    async def stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    async def status(self, _: StatusRequest) -> StatusResponse:
+        return StatusResponse(1, (), NodeState.RUNNING, 0, "", ())
+
+
+def in_shell(directory: Path, refusals: list[Exception], check: Callable[[NodeShell], Awaitable[Any]]) -> Any:
+    """What `check` gives for a shell whose node refuses to start so often."""
+    placement = Placement(ClusterSpec(data_dir=str(directory)), 1, "here")
+
+    async def run() -> Any:
+        shell = NodeShell(lambda settings: Node(settings, refusals), placement)
+        try:
+            return await check(shell)
+        finally:
+            await shell.stop()
+
+    return asyncio.run(run())
+
+
+async def status(shell: NodeShell) -> StatusResponse:
+    header, request = encode(RequestHeader()).body, encode(StatusRequest()).body
+    body, _ = await shell.handle("status", header, request, ())
+    return decode(StatusResponse, body)
+
+
+async def status_when(shell: NodeShell, state: NodeState) -> StatusResponse:
+    """The node's status once it is in that state."""
+    for _ in range(3_000):
+        found = await status(shell)
+        if found.state is state:
+            return found
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"still {found.state}, expected {state}")
+
+
+def test_a_node_that_refuses_to_start_is_failed_and_answers_only_status_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    async def check(shell: NodeShell) -> tuple[StatusResponse, Failure]:
+        failed = await status_when(shell, NodeState.FAILED)
+        request = encode(MetadataRequest()).body
+        body, payload = await shell.handle("metadata", encode(RequestHeader()).body, request, ())
+        assert payload is None
+        return failed, decode(Failure, body)
+
+    failed, refusal = in_shell(tmp_path, [StorageError("no such directory")] * 9, check)
+    assert failed.detail == "no such directory"
+    assert (failed.node_id, failed.data_dirs) == (1, (str(tmp_path / "rayka" / "broker-1"),))
+    assert isinstance(refusal.error(), BrokerNotAvailable)
+    assert "broker-1 is failed: no such directory" in refusal.error_message
+
+
+def test_it_tries_again_and_serves_when_the_cause_is_gone(tmp_path: Path) -> None:
+    async def check(shell: NodeShell) -> None:
+        await status_when(shell, NodeState.FAILED)
+        await status_when(shell, NodeState.RUNNING)
+
+    in_shell(tmp_path, [StorageError("locked")], check)
+
+
+def test_three_crashes_within_a_minute_are_remembered_and_older_ones_forgotten(tmp_path: Path) -> None:
+    for now_ms in (0, 1_000, 2_000, WINDOW_MS + 1_000):
+        record_crash(str(tmp_path), now_ms)
+    assert recent_crashes(str(tmp_path), WINDOW_MS + 1_000) == [2_000, WINDOW_MS + 1_000]
+
+
+def test_a_node_that_crashed_three_times_is_not_started_again_at_once(tmp_path: Path) -> None:
+    directory = tmp_path / "rayka" / "broker-1"
+    directory.mkdir(parents=True)
+    for _ in range(CRASHES_MAX):
+        record_crash(str(directory), wall_clock_ms())
+
+    async def check(shell: NodeShell) -> StatusResponse:
+        return await status_when(shell, NodeState.FAILED)
+
+    assert "crashed 3 times within a minute" in in_shell(tmp_path, [], check).detail
+
+
+def test_an_unexpected_exception_ends_the_process_and_is_recorded(tmp_path: Path) -> None:
+    directory = tmp_path / "rayka" / "broker-1"
+    directory.mkdir(parents=True)
+    script = (
+        "import sys; from pathlib import Path; from tests.ray import test_shell as t\n"
+        "async def check(shell): await t.status_when(shell, t.NodeState.FAILED)\n"
+        "t.in_shell(Path(sys.argv[1]), [KeyError('a bug')], check)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "KeyError: 'a bug'" in done.stderr
+    assert (directory / "crash-times").read_text().isdigit()
