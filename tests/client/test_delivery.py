@@ -116,3 +116,13 @@ def test_seeking_forgets_what_was_fetched():
     delivery.drop(FLIGHTS)
     assert delivery.next_records(10) == []
     assert delivery.position(FLIGHTS) is None
+
+
+def test_records_without_headers_have_an_empty_list_that_cannot_be_changed():
+    delivery = Delivery()
+    delivery.add([fetched(0, 2, batch_at(0, [b"a", b"b"]))])
+    first, second = delivery.next_records(2)
+    assert (first.headers, isinstance(first.headers, list)) == ([], True)
+    with pytest.raises(TypeError, match="cannot be changed"):
+        first.headers.append(("source", b"faa"))
+    assert second.headers == []
