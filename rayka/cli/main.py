@@ -53,7 +53,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rayka", message="rayka %(version)s")
 def rayka() -> None:
-    """Durable, replicated topics on Ray, with the semantics of Apache Kafka."""
+    """Durable, partitioned topics on Ray, with the semantics of Apache Kafka."""
 
 
 def main() -> None:
