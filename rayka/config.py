@@ -141,6 +141,18 @@ class BrokerConfig(_Config):
     replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
     log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
 
+    controller_quorum_election_timeout_ms: int = Field(default=1_000, ge=10)
+    controller_quorum_fetch_timeout_ms: int = Field(default=2_000, ge=10)
+    controller_quorum_election_backoff_max_ms: int = Field(default=1_000, ge=0)
+    controller_quorum_request_timeout_ms: int = Field(default=2_000, ge=10)
+    controller_quorum_retry_backoff_ms: int = Field(default=20, ge=0)
+    controller_quorum_auto_join_enable: bool = False
+    metadata_log_max_record_bytes_between_snapshots: int = Field(default=20 << 20, ge=1)
+    metadata_log_max_snapshot_interval_ms: int = Field(default=3_600_000, ge=0)
+    metadata_max_retention_bytes: int = Field(default=100 << 20, ge=-1)
+    metadata_max_retention_ms: int = Field(default=7 * 24 * 3_600_000, ge=-1)
+    metadata_max_idle_interval_ms: int = Field(default=500, ge=0)
+
     log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
     log_roll_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
     log_index_size_max_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)

@@ -44,11 +44,16 @@ class ErrorCode(IntEnum):
     OFFSET_NOT_AVAILABLE = 78
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
+    SNAPSHOT_NOT_FOUND = 98
+    POSITION_OUT_OF_RANGE = 99
     UNKNOWN_TOPIC_ID = 100
     DUPLICATE_BROKER_REGISTRATION = 101
     BROKER_ID_NOT_REGISTERED = 102
     INCONSISTENT_TOPIC_ID = 103
     INCONSISTENT_CLUSTER_ID = 104
+    INVALID_VOTER_KEY = 125
+    DUPLICATE_VOTER = 126
+    VOTER_NOT_FOUND = 127
 
 
 class RaykaError(Exception):
@@ -288,6 +293,36 @@ class InconsistentClusterId(ApiError):
     """The caller belongs to another cluster."""
 
     code = ErrorCode.INCONSISTENT_CLUSTER_ID
+
+
+class SnapshotNotFound(ApiError):
+    """The replica does not have that snapshot, or no longer."""
+
+    code = ErrorCode.SNAPSHOT_NOT_FOUND
+
+
+class PositionOutOfRange(ApiError):
+    """The position lies outside the snapshot."""
+
+    code = ErrorCode.POSITION_OUT_OF_RANGE
+
+
+class InvalidVoterKey(ApiError):
+    """The request names another replica than the one that got it: the node has another directory now."""
+
+    code = ErrorCode.INVALID_VOTER_KEY
+
+
+class DuplicateVoter(ApiError):
+    """A node of that id votes already."""
+
+    code = ErrorCode.DUPLICATE_VOTER
+
+
+class VoterNotFound(ApiError):
+    """No such voter, or the last one, which cannot be removed."""
+
+    code = ErrorCode.VOTER_NOT_FOUND
 
 
 # ---- This side of the wire -----------------------------------------------------------------------------------------

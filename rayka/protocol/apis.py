@@ -17,6 +17,22 @@ from rayka.protocol.cluster import (
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
+from rayka.protocol.quorum import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
+    VoteRequest,
+    VoteResponse,
+    VoterChangeResponse,
+)
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -43,6 +59,14 @@ APIS: tuple[Api, ...] = (
     Api("register_broker", RegisterBrokerRequest, RegisterBrokerResponse),
     Api("heartbeat", HeartbeatRequest, HeartbeatResponse),
     Api("status", StatusRequest, StatusResponse),
+    Api("vote", VoteRequest, VoteResponse),
+    Api("begin_quorum_epoch", BeginQuorumEpochRequest, BeginQuorumEpochResponse),
+    Api("end_quorum_epoch", EndQuorumEpochRequest, EndQuorumEpochResponse),
+    Api("fetch_snapshot", FetchSnapshotRequest, FetchSnapshotResponse),
+    Api("describe_quorum", DescribeQuorumRequest, DescribeQuorumResponse),
+    Api("add_raft_voter", AddRaftVoterRequest, VoterChangeResponse),
+    Api("remove_raft_voter", RemoveRaftVoterRequest, VoterChangeResponse),
+    Api("update_raft_voter", UpdateRaftVoterRequest, VoterChangeResponse),
 )
 API_BY_NAME: dict[str, Api] = {api.name: api for api in APIS}
 _API_BY_REQUEST: dict[type, Api] = {api.request_type: api for api in APIS}

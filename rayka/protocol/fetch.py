@@ -58,7 +58,8 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
 
     `records` are whole batches from the one that contains `fetch_offset` (G4); the reader drops what lies before it.
     `next_offset` is where to continue: after the last batch given, or the fetch offset when nothing was. Either
-    `records` or `file_ranges` has the data, never both.
+    `records` or `file_ranges` has the data, never both. A `snapshot_id` says: fetch that snapshot first, the
+    log does not hold what was asked for (A29, A30).
     """
 
     topic_id: UUID
@@ -74,6 +75,7 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     diverging_epoch: OffsetAndEpoch | None = None
     records: np.ndarray = msgspec.field(default_factory=lambda: NO_RECORDS)
     file_ranges: tuple[FileRange, ...] = ()
+    snapshot_id: OffsetAndEpoch | None = None
 
 
 class FetchResponse(Message, frozen=True, array_like=True):
