@@ -29,9 +29,9 @@ from rayka.protocol.quorum import (
     FetchSnapshotResponse,
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
+    VoterChangeResponse,
     VoteRequest,
     VoteResponse,
-    VoterChangeResponse,
 )
 from rayka.protocol.topics import (
     CreateTopicsRequest,
