@@ -54,3 +54,27 @@ class NodeActor:
 
     async def status(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("status", header, request, records)
+
+    async def vote(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("vote", header, request, records)
+
+    async def begin_quorum_epoch(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("begin_quorum_epoch", header, request, records)
+
+    async def end_quorum_epoch(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("end_quorum_epoch", header, request, records)
+
+    async def fetch_snapshot(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("fetch_snapshot", header, request, records)
+
+    async def describe_quorum(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("describe_quorum", header, request, records)
+
+    async def add_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("add_raft_voter", header, request, records)
+
+    async def remove_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("remove_raft_voter", header, request, records)
+
+    async def update_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("update_raft_voter", header, request, records)
