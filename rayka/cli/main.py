@@ -28,6 +28,9 @@ _SUBCOMMANDS = {
     "stop": _Subcommand("rayka.cli.cluster", "stop", "Stop a cluster; its data stays."),
     "status": _Subcommand("rayka.cli.cluster", "status", "Show a cluster's nodes."),
     "topic": _Subcommand("rayka.cli.topic", "topic", "Create, list, describe and delete topics."),
+    "quorum": _Subcommand(
+        "rayka.cli.quorum", "quorum", "Show the controllers' quorum, and change who votes."
+    ),
     "doctor": _Subcommand(
         "rayka.cli.doctor", "doctor", "Check this machine: Java, versions, disk, memory, Ray."
     ),

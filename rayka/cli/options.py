@@ -1,9 +1,13 @@
-"""Options that several commands share."""
+"""Options that several commands share, and the client that they lead to."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from rayka.client.admin import Admin
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -21,3 +25,13 @@ def cluster_options(function: FunctionT) -> FunctionT:
 def json_option(function: FunctionT) -> FunctionT:
     """`--json`: for programs."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+@contextmanager
+def admin_of(name: str, address: str, **options: Any) -> "Iterator[Admin]":
+    """A client of the running cluster of that name; `options` are those of an `Admin`."""
+    from rayka.client.admin import Admin
+    from rayka.cluster import Cluster
+
+    with Admin(cluster=Cluster.connect(name, address=address), **options) as admin:
+        yield admin

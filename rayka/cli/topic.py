@@ -1,16 +1,9 @@
 """`rayka topic`: topics created, listed, described and deleted."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
 import click
 
-from rayka.cli.options import cluster_options, json_option
+from rayka.cli.options import admin_of, cluster_options, json_option
 from rayka.cli.output import print_json, print_table
-
-if TYPE_CHECKING:
-    from rayka.client.admin import Admin
 
 
 @click.group()
@@ -40,7 +33,7 @@ def create(
 ) -> None:
     """Create the topic NAME."""
     values = dict(_key_and_value(each) for each in configs)
-    with _admin(name, address) as admin:
+    with admin_of(name, address) as admin:
         admin.create_topic(
             topic_name, partitions=partitions, replication_factor=replication_factor, configs=values
         )
@@ -52,7 +45,7 @@ def create(
 @json_option
 def list_topics(name: str, address: str, as_json: bool) -> None:
     """List the topics' names."""
-    with _admin(name, address) as admin:
+    with admin_of(name, address) as admin:
         names = admin.list_topics()
     if as_json:
         print_json(names)
@@ -67,7 +60,7 @@ def list_topics(name: str, address: str, as_json: bool) -> None:
 @json_option
 def describe(topic_name: str, name: str, address: str, as_json: bool) -> None:
     """Show a topic's settings, partitions, their leaders and replicas."""
-    with _admin(name, address) as admin:
+    with admin_of(name, address) as admin:
         description = admin.describe_topic(topic_name)
     if as_json:
         print_json(description)
@@ -86,18 +79,9 @@ def describe(topic_name: str, name: str, address: str, as_json: bool) -> None:
 @cluster_options
 def delete(topic_name: str, name: str, address: str) -> None:
     """Delete the topic NAME with all its records."""
-    with _admin(name, address) as admin:
+    with admin_of(name, address) as admin:
         admin.delete_topic(topic_name)
     click.echo(f"deleted topic {topic_name}")
-
-
-@contextmanager
-def _admin(name: str, address: str) -> "Iterator[Admin]":
-    from rayka.client.admin import Admin
-    from rayka.cluster import Cluster
-
-    with Admin(cluster=Cluster.connect(name, address=address)) as admin:
-        yield admin
 
 
 def _key_and_value(text: str) -> tuple[str, str]:

@@ -1,18 +1,21 @@
-"""Topics made, listed, described and deleted: an async brain, `AsyncAdmin`, and its sync face, `Admin`.
+"""Topics made, listed, described and deleted, and the quorum: an async brain, `AsyncAdmin`, and its sync face, `Admin`.
 
 Everything is asked of the active controller, whose answer is the newest committed. Kafka: KafkaAdminClient. Left out:
-all but topics.
+all but topics and the quorum.
 """
 
 from collections.abc import Mapping, Sequence
 from random import Random
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 from rayka.client import io_thread
-from rayka.client.admin_results import ClusterSummary, TopicDescription
+from rayka.client.admin_quorum import AsyncQuorumAdmin
+from rayka.client.admin_results import ClusterSummary, QuorumInfo, TopicDescription
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.retry import Backoff
 from rayka.config import AdminConfig, TopicConfig
 from rayka.errors import ClosedError, ErrorCode, error_for
 from rayka.protocol.topics import (
@@ -29,7 +32,9 @@ class AsyncAdmin:
 
     def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
         self.cluster_name = handle.name
-        self._metadata = ClusterMetadata(handle.network(), handle.name, config, random)
+        network = handle.network()
+        self._metadata = ClusterMetadata(network, handle.name, config, random)
+        self._quorum = AsyncQuorumAdmin(network, handle.name, Backoff.of(config, random))
         self._timeout_ms = config.default_api_timeout_ms
 
     async def create_topic(self, topic: NewTopic) -> TopicDescription:
@@ -62,6 +67,15 @@ class AsyncAdmin:
         response = await self._metadata.describe(None, self._timeout_ms)
         return ClusterSummary.of(self.cluster_name, response)
 
+    async def describe_quorum(self) -> QuorumInfo:
+        return await self._quorum.describe(self._timeout_ms)
+
+    async def add_raft_voter(self, node_id: int, directory_id: UUID | None) -> None:
+        await self._quorum.add_voter(node_id, directory_id, self._timeout_ms)
+
+    async def remove_raft_voter(self, node_id: int, directory_id: UUID | None) -> None:
+        await self._quorum.remove_voter(node_id, directory_id, self._timeout_ms)
+
     def _check(self, results: Sequence[TopicResult]) -> None:
         for each in results:
             if each.error_code is not ErrorCode.NONE:
@@ -70,7 +84,7 @@ class AsyncAdmin:
 
 
 class Admin:
-    """Manages topics. `with` closes it; thread-safe.
+    """Manages topics and the quorum. `with` closes it; thread-safe.
 
     Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `default_api_timeout_ms` (60 s)
     bounds every call, `request_timeout_ms`, `retry_backoff_ms`, `retry_backoff_max_ms`.
@@ -137,6 +151,30 @@ class Admin:
         """The cluster's id, active controller and registered brokers."""
         return io_thread.run(self._open().describe_cluster(), None)
 
+    def describe_quorum(self) -> QuorumInfo:
+        """Who leads the metadata quorum, who votes and who follows, and how far each is.
+
+        Without a leader UnavailableError says what each controller answered.
+        """
+        return io_thread.run(self._open().describe_quorum(), None)
+
+    def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
+        """Makes a controller that follows the metadata a voter; returns when that is committed (A56).
+
+        Without `directory_id` it is the directory that the node follows with. Raises DuplicateVoter when a replica of
+        that node votes already, RequestTimedOut when it has not caught up or another change is under way, and
+        UnavailableError when the node does not follow, or the answer was lost and the change may have been made.
+        """
+        io_thread.run(self._open().add_raft_voter(_node(node_id), directory_id), None)
+
+    def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
+        """Takes the vote from a controller; returns when that is committed (A57). It goes on following.
+
+        Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
+        UnavailableError when the answer was lost and the change may have been made.
+        """
+        io_thread.run(self._open().remove_raft_voter(_node(node_id), directory_id), None)
+
     def close(self) -> None:
         """Ends; closing again does nothing."""
         self._is_closed = True
@@ -151,6 +189,12 @@ def _name(name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"name: expected str, found {type(name).__name__}")
     return name
+
+
+def _node(node_id: Any) -> int:
+    if not isinstance(node_id, int) or isinstance(node_id, bool):
+        raise TypeError(f"node_id: expected int, found {type(node_id).__name__}")
+    return node_id
 
 
 def _count(count: Any, name: str) -> int:

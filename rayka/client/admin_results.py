@@ -5,6 +5,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from rayka.protocol.quorum import DescribeQuorumResponse, QuorumReplica
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,72 @@ class ClusterSummary:
     def of(cls, name: str, response: MetadataResponse) -> Self:
         brokers = tuple(BrokerDescription.of(each) for each in response.brokers)
         return cls(name, response.cluster_id, response.controller_id, brokers, len(response.topics))
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """One replica of the metadata log as the quorum's leader knows it; -1 where it knows nothing yet.
+
+    `lag` counts the records that it is behind the leader's log end.
+    """
+
+    node_id: int
+    directory_id: UUID
+    log_end_offset: int
+    lag: int
+    last_fetch_ago_ms: int
+    last_caught_up_ago_ms: int
+
+    @classmethod
+    def of(cls, replica: QuorumReplica, leader_log_end_offset: int) -> Self:
+        end_offset = replica.log_end_offset
+        return cls(
+            node_id=replica.replica.node_id,
+            directory_id=replica.replica.directory_id,
+            log_end_offset=end_offset,
+            lag=max(0, leader_log_end_offset - end_offset) if end_offset >= 0 else -1,
+            last_fetch_ago_ms=replica.last_fetch_ago_ms,
+            last_caught_up_ago_ms=replica.last_caught_up_ago_ms,
+        )
+
+
+@dataclass(frozen=True)
+class QuorumInfo:
+    """The metadata quorum as its leader, the active controller, sees it. Kafka: QuorumInfo."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaState, ...]
+    observers: tuple[ReplicaState, ...]
+
+    def __repr__(self) -> str:
+        voters = [each.node_id for each in self.voters]
+        leader = f"leader={self.leader_id} epoch={self.leader_epoch}"
+        return f"<QuorumInfo {leader} hw={self.high_watermark} voters={voters}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {
+            **asdict(self),
+            "voters": [_plain(each) for each in self.voters],
+            "observers": [_plain(each) for each in self.observers],
+        }
+
+    @classmethod
+    def of(cls, response: DescribeQuorumResponse) -> Self:
+        replicas = (*response.voters, *response.observers)
+        # A leader that has taken its own vote away is in neither list.
+        known = [each.log_end_offset for each in replicas if each.replica.node_id == response.leader_id]
+        end_offset = max(known or [each.log_end_offset for each in replicas], default=response.high_watermark)
+        return cls(
+            leader_id=response.leader_id,
+            leader_epoch=response.leader_epoch,
+            high_watermark=response.high_watermark,
+            voters=tuple(ReplicaState.of(each, end_offset) for each in response.voters),
+            observers=tuple(ReplicaState.of(each, end_offset) for each in response.observers),
+        )
+
+
+def _plain(replica: ReplicaState) -> dict[str, Any]:
+    return {**asdict(replica), "directory_id": str(replica.directory_id)}

@@ -28,7 +28,9 @@ def test_help_imports_neither_ray_nor_rich_nor_pyarrow() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    assert all(name in done.stdout for name in ("demo", "start", "stop", "status", "topic", "doctor"))
+    assert all(
+        name in done.stdout for name in ("demo", "start", "stop", "status", "topic", "quorum", "doctor")
+    )
 
 
 @pytest.mark.parametrize(
