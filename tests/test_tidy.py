@@ -36,6 +36,7 @@ ASYNC_EXCEPTIONS = {
     "rayka/log/disk.py": "the disk port: its sync runs in a thread",
     "rayka/log/durable.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
+    "rayka/raft/snapshot_store.py": "the disk port's sync",
     "rayka/protocol/caller.py": "the network port's call: the caller's end of the connection",
 }
 
