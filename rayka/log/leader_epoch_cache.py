@@ -96,6 +96,16 @@ class LeaderEpochCache:
             self._entries = kept
             self._write()
 
+    def truncate_from_start(self, offset: int) -> None:
+        """The log starts at the offset now: epochs that ended before it are forgotten, its own begins there."""
+        kept = [entry for entry in self._entries if entry.start_offset > offset]
+        epoch = self.epoch_of(offset)
+        if epoch != NO_EPOCH:
+            kept.insert(0, EpochStart(epoch, offset))
+        if kept != self._entries:
+            self._entries = kept
+            self._write()
+
     def clear(self) -> None:
         """Forgets all epochs."""
         self._entries = []

@@ -7,7 +7,7 @@ log_end_offset to the end of the process. A change that fails half way is the la
 offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files before its
 first record: an empty directory says no more than none, and thousands of partitions are made at once.
 
-Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention, compaction,
+Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention by size and time, compaction,
 transactions, idempotence, tiered storage.
 """
 
@@ -443,7 +443,7 @@ class Log:
                     best = found
         return best
 
-    # ---- Truncating ----------------------------------------------------------------------------------------
+    # ---- Truncating, at the end and at the start ------------------------------------------------------------
 
     def truncate_to(self, offset: int) -> None:
         """Removes the batch that contains the offset and all after it; readers keep what they mapped.
@@ -476,6 +476,22 @@ class Log:
             self.log_start_offset = offset
             self._epochs.clear()
             self._after_truncation()
+
+    def advance_log_start_offset(self, offset: int) -> None:
+        """The records below the offset, which were synced, are not needed any more: nobody reads them, and segments
+        that lie wholly below it are removed (A51). The offset lasts once the directory's checkpoint has it; until then
+        a crash lets the log start at its first segment again.
+        """
+        if offset <= self.log_start_offset:
+            return
+        assert offset <= self.flushed_offset, f"{self!r} cannot start at {offset}"
+        with self._changing():
+            self.log_start_offset = offset
+            while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
+                removed = self._segments.pop(0)
+                self._warm = [segment for segment in self._warm if segment is not removed]
+                removed.delete()
+            self._epochs.truncate_from_start(offset)
 
     def _before_truncation(self, offset: int) -> None:
         """Lowers the recovery point on disk first: the checkpoint may be higher, and what follows is unsynced.

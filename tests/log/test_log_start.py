@@ -1,0 +1,128 @@
+"""The log start offset moves up: what goes, what stays, and what a crash leaves (A51)."""
+
+from random import Random
+
+import pytest
+
+from rayka.errors import OffsetOutOfRange, StorageError
+from rayka.ids import OffsetAndEpoch
+from rayka.log.log import Log
+from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import (
+    DIRECTORY,
+    fill,
+    new_log,
+    open_log,
+    read_batches,
+    read_offsets,
+    segment_bases,
+    segment_path,
+    sync,
+)
+
+
+def _filled(batch_count: int = 30) -> tuple[MemoryDisk, Log]:
+    disk, log = new_log()
+    fill(log, batch_count)
+    sync(disk, log)
+    return disk, log
+
+
+@pytest.mark.parametrize("offset", [0, 1, 7, 20, 59, 60])
+def test_only_segments_wholly_below_the_offset_go(offset: int) -> None:
+    disk, log = _filled()
+    bases = segment_bases(disk)
+    assert len(bases) > 3
+    log.advance_log_start_offset(offset)
+    ends = [*bases[1:], 61]
+    assert segment_bases(disk) == [base for base, end in zip(bases, ends, strict=True) if end > offset]
+    assert (log.log_start_offset, log.log_end_offset) == (offset, 60)
+    fill(log, 2)
+    assert log.log_end_offset == 64
+
+
+def test_the_segment_that_begins_at_the_offset_stays() -> None:
+    disk, log = _filled()
+    base = segment_bases(disk)[2]
+    log.advance_log_start_offset(base)
+    assert segment_bases(disk)[0] == base
+    assert read_offsets(log) == list(range(base, 60))
+
+
+def test_what_lies_below_is_not_read_any_more() -> None:
+    _, log = _filled()
+    log.advance_log_start_offset(21)
+    with pytest.raises(OffsetOutOfRange, match=r"outside \[21, 60\]"):
+        log.read(20, max_bytes=100, end_offset=60)
+    assert read_batches(log)[0].base_offset == 20  # the batch that contains it
+    found = log.offset_for_timestamp(0, end_offset=60)
+    assert found is not None
+    assert found.offset == 21
+
+
+def test_it_never_moves_down() -> None:
+    _, log = _filled()
+    log.advance_log_start_offset(20)
+    log.advance_log_start_offset(10)
+    assert log.log_start_offset == 20
+
+
+def test_what_was_not_synced_cannot_be_given_up() -> None:
+    _, log = _filled()
+    fill(log, 1)
+    with pytest.raises(AssertionError, match="cannot start at 62"):
+        log.advance_log_start_offset(62)
+
+
+def test_epochs_that_ended_are_forgotten_and_that_of_the_offset_begins_there() -> None:
+    disk, log = new_log()
+    for epoch in (1, 2, 3):
+        fill(log, 5, epoch=epoch)
+    sync(disk, log)
+    log.advance_log_start_offset(14)
+    assert [log.end_offset_for_epoch(epoch) for epoch in (1, 2, 3)] == [
+        OffsetAndEpoch(14, 1),
+        OffsetAndEpoch(20, 2),
+        OffsetAndEpoch(30, 3),
+    ]
+    assert log.epoch_of(14) == 2
+    log.advance_log_start_offset(20)
+    assert (log.epoch_of(20), log.latest_epoch) == (3, 3)
+
+
+def test_a_reader_keeps_what_it_mapped() -> None:
+    disk, log = _filled()
+    view = disk.map(segment_path(0))
+    kept = bytes(view)
+    log.advance_log_start_offset(60)
+    assert bytes(view) == kept
+    assert f"{0:020d}.log" not in disk.list(DIRECTORY)
+
+
+def test_a_checkpoint_keeps_the_offset_and_without_one_the_first_segment_says_where_the_log_starts() -> None:
+    disk, log = _filled()
+    log.advance_log_start_offset(25)
+    sync(disk, log)
+    first = segment_bases(disk)[0]
+    assert 0 < first < 25
+    assert open_log(disk, recovery_point=60, start=25).log_start_offset == 25
+    assert open_log(disk, recovery_point=60).log_start_offset == first
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_power_cut_keeps_every_record_from_the_offset_on(seed: int) -> None:
+    disk, log = _filled()
+    disk.sync_now([], ["/", "/data"])
+    log.advance_log_start_offset(31)
+    disk.power_loss(Random(seed))
+    again = open_log(disk, recovery_point=60)
+    assert again.log_start_offset <= 31
+    assert read_offsets(again) == list(range(again.log_start_offset, 60))
+
+
+def test_after_a_failure_the_log_takes_no_more_changes() -> None:
+    disk, log = _filled()
+    disk.fail("write", "leader-epoch-checkpoint")
+    with pytest.raises(StorageError):
+        log.advance_log_start_offset(31)
+    assert log.failure is not None
