@@ -7,8 +7,8 @@ log_end_offset to the end of the process. A change that fails half way is the la
 offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files before its
 first record: an empty directory says no more than none, and thousands of partitions are made at once.
 
-Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention by size and time, compaction,
-transactions, idempotence, tiered storage.
+Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention by size and
+time, compaction, transactions, idempotence, tiered storage.
 """
 
 import posixpath
