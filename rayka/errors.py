@@ -206,9 +206,14 @@ class InvalidConfig(ApiError):
 
 
 class NotController(InvalidMetadataError):
-    """The node asked is not the active controller."""
+    """The node asked is not the active controller. `leader_id` is who it thinks is, -1 for nobody, in that epoch."""
 
     code = ErrorCode.NOT_CONTROLLER
+
+    def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
+        super().__init__(message)
+        self.leader_id = leader_id
+        self.leader_epoch = leader_epoch
 
 
 class InvalidRequest(ApiError):

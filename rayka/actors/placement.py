@@ -24,7 +24,7 @@ from rayka.ids import Role, node_name, random_uuid, role_of
 from rayka.log.disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE
-from rayka.node.format import format_controller
+from rayka.node.format import format_first_voters
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
 
@@ -100,7 +100,7 @@ async def _format(placement: Placement) -> None:
     settings = placement.settings(disk, crash=_never)
     try:
         if role_of(placement.node_id) is Role.CONTROLLER:
-            await format_controller(settings)
+            await format_first_voters([settings])
             return
         for path in placement.directories:
             directory_id = random_uuid(settings.random)

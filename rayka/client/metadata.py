@@ -18,6 +18,7 @@ from rayka.errors import (
     ApiError,
     ErrorCode,
     LeaderNotAvailable,
+    NotController,
     RaykaError,
     UnavailableError,
     UnknownTopicOrPartition,
@@ -25,6 +26,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, node_name
 from rayka.ports import Network, Request
+from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.cluster import MetadataBroker, MetadataRequest, MetadataResponse, MetadataTopic
 
 ResponseT = TypeVar("ResponseT")
@@ -49,6 +51,7 @@ class ClusterMetadata:
         self.controller_id = NO_NODE
         self._network = network
         self._max_age_s = config.metadata_max_age_ms / 1000
+        self._request_timeout_ms = config.request_timeout_ms
         self._node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
         self._backoff = Backoff.of(config, random)
         self._topics: dict[str, MetadataTopic] = {}
@@ -58,6 +61,8 @@ class ClusterMetadata:
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._last_answered = NO_NODE
+        self._active = ActiveController(network)
+        self._failed_controller_id = NO_NODE
 
     def __repr__(self) -> str:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
@@ -118,14 +123,14 @@ class ClusterMetadata:
         retry = Retry(timeout_ms, self._backoff)
         while True:
             try:
-                node_id = self.controller_id
-                if node_id == NO_NODE:
-                    node_id = await self._find_controller()
-                return await self._network.call(node_id, request, retry.remaining_ms)
+                if self.controller_id == NO_NODE:
+                    self.controller_id = await self._find_controller()
+                attempt_ms = min(retry.remaining_ms, self._request_timeout_ms)
+                return await self._network.call(self.controller_id, request, attempt_ms)
             except (ApiError, UnavailableError) as error:
                 if isinstance(error, ApiError) and not error.retriable:
                     raise
-                self.controller_id = NO_NODE
+                self._on_controller_failed(error)
                 problem = error
             if not await retry.pause():
                 raise self._unavailable(f"the active controller did not answer: {problem}") from problem
@@ -224,11 +229,22 @@ class ClusterMetadata:
         return [each for each in dict.fromkeys(order) if each != NO_NODE]
 
     async def _find_controller(self) -> int:
-        _, response = await self._ask_anyone(())
+        """What the brokers say, unless that is who has just failed: then the controllers themselves are asked."""
+        try:
+            _, response = await self._ask_anyone(())
+        except UnavailableError:
+            return await self._active.find()
         self._store(response)
-        if response.controller_id == NO_NODE:
-            raise LeaderNotAvailable(f"cluster {self.cluster_name!r} has no active controller just now")
+        if response.controller_id in (NO_NODE, self._failed_controller_id):
+            return await self._active.find()
         return response.controller_id
+
+    def _on_controller_failed(self, error: RaykaError) -> None:
+        self._failed_controller_id = self.controller_id
+        self._active.forget(self.controller_id)
+        if isinstance(error, NotController):
+            self._active.learn(error.leader_id, error.leader_epoch)
+        self.controller_id = self._active.leader_id
 
     async def _ask_controller(self, names: tuple[str, ...] | None) -> MetadataResponse:
         if self.controller_id == NO_NODE:

@@ -1,53 +1,87 @@
-"""A broker's calls to whichever controller is active.
+"""A node's calls to whichever controller is active.
 
-Invariant: after an answer that says somebody else leads, or none, the next call asks the next controller.
-Kafka: `NodeToControllerChannelManager`.
+Invariants: a call goes to the newest leader heard of; when a newer one becomes known, calls that still wait for an
+older one end at once, because their answer can only be that it does not lead. Kafka: `NodeToControllerChannelManager`.
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
-from rayka.errors import InvalidMetadataError, NetworkException, RequestTimedOut, UnknownServerError
-from rayka.ids import Role, role_of
+from rayka.errors import (
+    BrokerNotAvailable,
+    InvalidMetadataError,
+    NetworkException,
+    NotController,
+    RequestTimedOut,
+    UnknownServerError,
+)
+from rayka.ids import NO_NODE, node_name
 from rayka.ports import Network, Request
+from rayka.protocol.active_controller import ActiveController
 
 ResponseT = TypeVar("ResponseT")
-_PAUSE_FIRST_MS, _PAUSE_MAX_MS = 20, 1_000
+_PAUSE_FIRST_MS, _PAUSE_MAX_MS = 20, 100
 
 
 class ControllerLink:
-    """The way to the controllers of one cluster."""
+    """The way to the controllers of one cluster, shared by all who call them from one node."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._known: list[int] = []
+        self._active = ActiveController(network)
+        self._open: dict[asyncio.Timeout, int] = {}
 
     def __repr__(self) -> str:
-        return f"<ControllerLink {self._known}>"
+        return f"<ControllerLink {self._active!r} open={len(self._open)}>"
 
     async def call(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
         """The active controller's answer. Raises the ApiError it gave, or a retriable one when it was not
         found."""
-        if not self._known:
-            node_ids = await self._network.node_ids()
-            self._known = [node_id for node_id in node_ids if role_of(node_id) is Role.CONTROLLER]
-            if not self._known:
-                raise NetworkException("the cluster has no controller that could be asked")
+        node_id = await self._active.find()
         try:
-            return await self._network.call(self._known[0], request, timeout_ms)
-        except (InvalidMetadataError, RequestTimedOut):
-            self.on_not_active()
+            with self._until_succeeded(node_id) as patience:
+                async with patience:
+                    return await self._network.call(node_id, request, timeout_ms)
+        except TimeoutError:
+            raise NotController(
+                f"{node_name(node_id)} was succeeded by {node_name(self._active.leader_id)}"
+            ) from None
+        except (InvalidMetadataError, RequestTimedOut, BrokerNotAvailable) as error:
+            self._active.forget(node_id)
+            if isinstance(error, NotController):
+                self.learn(error.leader_id, error.leader_epoch)
             raise
         except UnknownServerError as error:  # its bug, which ends it; it will be back
+            self._active.forget(node_id)
             raise NetworkException(str(error)) from error
 
-    def on_not_active(self) -> None:
-        """The controller asked does not lead: the next one may."""
-        del self._known[:1]
+    def learn(self, leader_id: int, leader_epoch: int) -> None:
+        """An answer named the leader of an epoch, or said with -1 that none is known."""
+        if self._active.learn(leader_id, leader_epoch) and leader_id != NO_NODE:
+            now_s = asyncio.get_running_loop().time()
+            for patience, node_id in self._open.items():
+                if node_id != leader_id and not patience.expired():
+                    patience.reschedule(now_s)
+
+    def on_not_leader(self, leader_id: int, leader_epoch: int) -> None:
+        """The controller asked has answered that it does not lead; who does, if it knows."""
+        self._active.forget(self._active.leader_id)
+        self.learn(leader_id, leader_epoch)
+
+    @contextmanager
+    def _until_succeeded(self, node_id: int) -> Iterator[asyncio.Timeout]:
+        patience = asyncio.timeout(None)
+        self._open[patience] = node_id
+        try:
+            yield patience
+        finally:
+            del self._open[patience]
 
 
 class Pauses:
-    """The growing pauses between attempts that fail: 20 ms, doubling up to a second."""
+    """The growing pauses between attempts that fail: 20 ms, doubling up to a tenth of a second."""
 
     def __init__(self) -> None:
         self._next_ms = _PAUSE_FIRST_MS

@@ -5,6 +5,8 @@ formatted whole or can be formatted again. Kafka: `Formatter`, `StorageTool` (A4
 """
 
 import posixpath
+from collections.abc import Sequence
+from uuid import UUID
 
 from rayka.errors import StorageError
 from rayka.ids import METADATA_TOPIC, ReplicaKey, random_uuid
@@ -13,8 +15,8 @@ from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
-from rayka.raft.checkpoint import BOOTSTRAP_SNAPSHOT_ID, checkpoint_name, encode_bootstrap_checkpoint
 from rayka.raft.quorum import METADATA_PARTITION
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_snapshot, snapshot_name
 from rayka.raft.voters import VoterSet
 
 
@@ -24,34 +26,74 @@ def metadata_directory(data_dir: str) -> str:
 
 
 def bootstrap_checkpoint_path(data_dir: str) -> str:
-    return posixpath.join(metadata_directory(data_dir), checkpoint_name(BOOTSTRAP_SNAPSHOT_ID))
+    return posixpath.join(metadata_directory(data_dir), snapshot_name(BOOTSTRAP_SNAPSHOT_ID))
 
 
-async def format_controller(settings: NodeSettings) -> str:
-    """Formats the first controller's directory, as the only voter of a new cluster; the id that it gave the cluster.
+async def format_controller(
+    settings: NodeSettings, *, cluster_id: str, directory_id: UUID, voters: VoterSet | None
+) -> None:
+    """Formats a controller's directory. With `voters`, the first ones of a new cluster, it is one of them; without, it
+    is an observer that finds the quorum and can be added to its voters later (A56).
 
     Raises StorageError when the directory is formatted already, or the disk fails.
     """
     data_dir = settings.data_dirs[0]
-    if settings.disk.exists(posixpath.join(data_dir, META_PROPERTIES_FILE)):
-        raise StorageError(f"{data_dir} is formatted already; remove it first if its data is not wanted")
-    cluster_id, directory_id = random_uuid(settings.random), random_uuid(settings.random)
-    await _write_checkpoint(settings, ReplicaKey(settings.node_id, directory_id))
+    _check_not_formatted(settings)
+    if voters is None:
+        await _make_directory_durably(settings.disk, metadata_directory(data_dir))
+    else:
+        await prepare_controller(settings, voters)
     await LogDirectory.format(
         settings.disk,
         data_dir,
         node_id=settings.node_id,
         directory_id=directory_id,
-        cluster_id=str(cluster_id),
+        cluster_id=cluster_id,
     )
-    return str(cluster_id)
 
 
-async def _write_checkpoint(settings: NodeSettings, voter: ReplicaKey) -> None:
+async def prepare_controller(settings: NodeSettings, voters: VoterSet) -> None:
+    """The first part of `format_controller` alone: the directory knows who votes, but is nobody's yet.
+
+    Where all voters of a cluster are prepared before the first one is formatted, formatting that broke off can be
+    finished. Raises StorageError when the disk fails.
+    """
+    data_dir = settings.data_dirs[0]
+    await _make_directory_durably(settings.disk, metadata_directory(data_dir))
+    content = encode_bootstrap_checkpoint(voters, timestamp_ms=settings.wall_clock_ms())
+    await replace_durably(settings.disk, {bootstrap_checkpoint_path(data_dir): content})
+
+
+async def prepare_controller(settings: NodeSettings, voters: VoterSet) -> None:
+    """Writes who the first voters are: what precedes the formatting of any of them, so that one which broke off can be
+    finished. Raises StorageError as `format_controller`.
+    """
+    _check_not_formatted(settings)
     path = bootstrap_checkpoint_path(settings.data_dirs[0])
     await _make_directory_durably(settings.disk, posixpath.dirname(path))
-    content = encode_bootstrap_checkpoint(VoterSet((voter,)), timestamp_ms=settings.wall_clock_ms())
-    await replace_durably(settings.disk, {path: content})
+    parts = encode_snapshot(BOOTSTRAP_SNAPSHOT_ID, voters, (), timestamp_ms=settings.wall_clock_ms())
+    await replace_durably(settings.disk, {path: b"".join(map(bytes, parts))})
+
+
+async def format_first_voters(settings: Sequence[NodeSettings]) -> str:
+    """Formats the directories of all the first voters of a new cluster; the id that it gave the cluster.
+
+    Raises StorageError as `format_controller`.
+    """
+    random = settings[0].random
+    cluster_id = str(random_uuid(random))
+    voters = {each.node_id: ReplicaKey(each.node_id, random_uuid(random)) for each in settings}
+    voter_set = VoterSet(tuple(voters[node_id] for node_id in sorted(voters)))
+    for each in settings:
+        directory_id = voters[each.node_id].directory_id
+        await format_controller(each, cluster_id=cluster_id, directory_id=directory_id, voters=voter_set)
+    return cluster_id
+
+
+def _check_not_formatted(settings: NodeSettings) -> None:
+    data_dir = settings.data_dirs[0]
+    if settings.disk.exists(posixpath.join(data_dir, META_PROPERTIES_FILE)):
+        raise StorageError(f"{data_dir} is formatted already; remove it first if its data is not wanted")
 
 
 async def _make_directory_durably(disk: Disk, path: str) -> None:

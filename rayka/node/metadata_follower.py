@@ -79,7 +79,7 @@ class MetadataFollower:
                 self._take(result)
                 await self._apply()
             else:
-                self._link.on_not_active()
+                self._link.on_not_leader(result.leader_id, result.leader_epoch)
                 await pauses.pause()
 
     async def _fetch(self) -> FetchPartitionResult:
@@ -106,6 +106,7 @@ class MetadataFollower:
     def _take(self, result: FetchPartitionResult) -> None:
         """Keeps what was fetched until it is committed; drops what a new leader does not have (A30)."""
         self.controller_id = result.leader_id
+        self._link.learn(result.leader_id, result.leader_epoch)
         self._high_watermark = max(self._high_watermark, result.high_watermark)
         if result.diverging_epoch is not None:
             self._truncate(result.diverging_epoch)

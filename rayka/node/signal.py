@@ -1,6 +1,7 @@
 """Wakes all who wait for news, in the order in which they began to wait."""
 
 import asyncio
+import math
 
 
 class Signal:
@@ -18,15 +19,16 @@ class Signal:
             _wake(waiter)
 
     async def wait(self, deadline_s: float) -> None:
-        """Returns at the next news, or at the deadline on the event loop's clock."""
+        """Returns at the next news, or at the deadline on the event loop's clock (infinity: there is none)."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters[waiter] = None
-        timer = loop.call_at(deadline_s, _wake, waiter)
+        timer = None if deadline_s == math.inf else loop.call_at(deadline_s, _wake, waiter)
         try:
             await waiter
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             del self._waiters[waiter]
 
 

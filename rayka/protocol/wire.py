@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from rayka.errors import ApiError, ErrorCode, InvalidRequest, error_for
-from rayka.ids import ZERO_ID
+from rayka.errors import ApiError, ErrorCode, InvalidRequest, NotController, error_for
+from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID
 from rayka.ports import Message
 from rayka.protocol.connection import CallNumber
 
@@ -20,16 +20,22 @@ _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Failure(Message, frozen=True, array_like=True):
-    """The answer to a request that failed as a whole, whatever its API."""
+    """The answer to a request that failed as a whole, whatever its API; NOT_CONTROLLER says who leads instead."""
 
     error_code: ErrorCode
     error_message: str = ""
+    leader_id: int = NO_NODE
+    leader_epoch: int = NO_EPOCH
 
     def error(self) -> ApiError:
+        if self.error_code is ErrorCode.NOT_CONTROLLER:
+            return NotController(self.error_message, self.leader_id, self.leader_epoch)
         return error_for(self.error_code, self.error_message)
 
     @classmethod
     def of(cls, error: ApiError) -> "Failure":
+        if isinstance(error, NotController):
+            return cls(error.code, str(error), error.leader_id, error.leader_epoch)
         return cls(error.code, str(error))
 
 

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random, SystemRandom
 from types import TracebackType
@@ -19,17 +19,19 @@ from typing import Any, Self
 
 from rayka.client import io_thread
 from rayka.config import BrokerConfig
+from rayka.errors import RetriableApiError
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, Role, node_name, role_of
 from rayka.log.disk import LocalDisk
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.broker_node import BrokerNode
+from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.controller_node import ControllerNode
 from rayka.node.data_directories import DataDirectories
-from rayka.node.format import format_controller
+from rayka.node.format import format_first_voters
 from rayka.node.inbox import Inbox
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
-from rayka.protocol.cluster import StatusRequest, StatusResponse
+from rayka.protocol.cluster import MetadataRequest, StatusRequest, StatusResponse
 from rayka.testing.network import InProcessNetwork, Switch
 
 _START_TIMEOUT_S = 60.0
@@ -55,12 +57,13 @@ class _Running:
 def cluster(
     brokers: int = 1,
     *,
+    controllers: int = 1,
     data_dir: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
     disks: Mapping[int, Disk] | None = None,
     name: str = "testing",
 ) -> "InProcessCluster":
-    """A running cluster of one controller (node 3001) and brokers (nodes from 1); use it in a `with`
+    """A running cluster of controllers (nodes from 3001) and brokers (nodes from 1); use it in a `with`
     statement.
 
     `data_dir`: a directory, or several over which each broker spreads its partitions; a temporary one,
@@ -69,7 +72,10 @@ def cluster(
     """
     return InProcessCluster(
         name,
-        node_ids=[FIRST_CONTROLLER_ID, *range(FIRST_BROKER_ID, FIRST_BROKER_ID + brokers)],
+        node_ids=[
+            *range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers),
+            *range(FIRST_BROKER_ID, FIRST_BROKER_ID + brokers),
+        ],
         data_dirs=[data_dir] if isinstance(data_dir, str) else data_dir,
         config=BrokerConfig.parse(config or {}, what="config"),
         disks=disks or {},
@@ -145,8 +151,22 @@ class InProcessCluster:
 
     def restart(self, node_id: int) -> None:
         """Starts the node on what it has on disk, after a controlled shutdown if it runs; returns when it
-        serves. Raises ValueError when the cluster has no such node."""
+        serves: a controller, when one is active, if there can be one. Raises ValueError when the cluster has no such
+        node."""
         io_thread.run(self._restart(node_id), _START_TIMEOUT_S)
+
+    def partition(self, a: int, b: int) -> None:
+        """Nothing passes between these two nodes any more, in either direction, until `heal`. What they send is held
+        back, so their calls time out."""
+        io_thread.call_soon(lambda: self.switch.part(a, b))
+
+    def heal(self) -> None:
+        """Everything passes again between all nodes, first what was held back."""
+        io_thread.call_soon(self.switch.heal)
+
+    def await_active_controller(self) -> int:
+        """The node that leads the metadata and serves, once there is one. Raises TimeoutError after a minute."""
+        return io_thread.run(self._await_active(), _START_TIMEOUT_S)
 
     def fail_calls(
         self, api_name: str, *, times: int = 1, is_executed: bool = False, node_id: int | None = None
@@ -171,13 +191,18 @@ class InProcessCluster:
     async def _start(self) -> None:
         settings = {each: self._settings(each) for each in self._node_ids}
         if not any(_is_formatted(each) for each in settings.values()):
-            for node_id, each in settings.items():
-                if role_of(node_id) is Role.CONTROLLER:
-                    await format_controller(each)
-                else:
-                    await DataDirectories.format(each)
+            await self._format(settings)
+        for role in (Role.CONTROLLER, Role.BROKER):
+            nodes = {node_id: each for node_id, each in settings.items() if role_of(node_id) is role}
+            await _all(self._start_node(node_id, each) for node_id, each in nodes.items())
+        await self._await_active()
+
+    async def _format(self, settings: Mapping[int, NodeSettings]) -> None:
+        voters = [each for node_id, each in settings.items() if role_of(node_id) is Role.CONTROLLER]
+        await format_first_voters(voters)
         for node_id, each in settings.items():
-            await self._start_node(node_id, each)
+            if role_of(node_id) is Role.BROKER:
+                await DataDirectories.format(each)
 
     def _settings(self, node_id: int) -> NodeSettings:
         return NodeSettings(
@@ -186,7 +211,7 @@ class InProcessCluster:
             data_dirs=self.data_dirs(node_id),
             config=self._config,
             disk=self._disks.get(node_id) or LocalDisk(),
-            network=self.network(),
+            network=self.switch.network(node_id),
             random=self._random,
             wall_clock_ms=_wall_clock_ms,
             crash=lambda error: self._on_crash(node_id, error),
@@ -223,6 +248,23 @@ class InProcessCluster:
         if node_id in self._running:
             await self._stop_node(node_id)
         await self._start_node(node_id, self._settings(node_id))
+        if role_of(node_id) is Role.CONTROLLER and self._can_be_active():
+            await self._await_active()
+
+    def _can_be_active(self) -> bool:
+        voters = [each for each in self._node_ids if role_of(each) is Role.CONTROLLER]
+        return not self.switch.is_parted and 2 * sum(each in self._running for each in voters) > len(voters)
+
+    async def _await_active(self) -> int:
+        """Asks until a controller answers what only the active one does."""
+        link, pauses = ControllerLink(self.network()), Pauses()
+        while True:
+            try:
+                response = await link.call(MetadataRequest(()), _CALL_TIMEOUT_MS)
+            except RetriableApiError:
+                await pauses.pause()
+            else:
+                return response.controller_id
 
     async def _stop_node(self, node_id: int) -> None:
         running = self._running[node_id]
@@ -232,10 +274,12 @@ class InProcessCluster:
         _close_disk(running)
 
     async def _stop(self) -> None:
-        """Brokers first, all at once: their shutdown needs the controller, and waits for brokers that stay."""
-        for role in (Role.BROKER, Role.CONTROLLER):
-            node_ids = [each for each in self._running if role_of(each) is role]
-            await asyncio.gather(*(self._stop_node(each) for each in node_ids))
+        """Brokers first, all at once: their shutdown needs the controller, and waits for brokers that stay. Then one
+        controller after another, the leader last: it would wait for a successor."""
+        await _all(self._stop_node(each) for each in list(self._running) if role_of(each) is Role.BROKER)
+        statuses = (await self._describe()).nodes
+        for status in sorted(statuses, key=lambda each: each.leader_id == each.node_id):
+            await self._stop_node(status.node_id)
 
     def _on_crash(self, node_id: int, error: BaseException) -> None:
         self._crashes.append((node_id, error))
@@ -261,6 +305,13 @@ class InProcessCluster:
     async def _kill_all(self) -> None:
         for node_id in list(self._running):
             await self._kill(node_id)
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Runs them together; when all have ended, the first one's error is raised."""
+    for outcome in await asyncio.gather(*coroutines, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 def _is_formatted(settings: NodeSettings) -> bool:

@@ -2,18 +2,21 @@
 
 Invariants: a call reaches a node only through its inbox, as bytes; payloads arrive read-only; when a node
 is detached, whoever waits for it gets NetworkException, and what it still does is cancelled. Calls can be
-made to fail, before or after the node has executed them.
+made to fail, before or after the node has executed them. Between two nodes that are parted nothing arrives, neither
+calls nor answers; what was sent meanwhile arrives when the parting has healed, if anybody still waits for it.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
 from rayka.errors import NetworkException
-from rayka.ids import node_name, random_uuid
+from rayka.ids import NO_NODE, node_name, random_uuid
 from rayka.node.inbox import Inbox
+from rayka.node.signal import Signal
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
 
@@ -78,13 +81,15 @@ class Switch:
         self._random = random
         self._endpoints: dict[int, _Endpoint] = {}
         self._faults: list[_Fault] = []
+        self._parted: dict[tuple[int, int], None] = {}
+        self._healed = Signal()
 
     def __repr__(self) -> str:
         return f"<Switch {[node_name(each) for each in self._endpoints]}>"
 
-    def network(self) -> "InProcessNetwork":
-        """A new caller."""
-        return InProcessNetwork(self, Caller(random_uuid(self._random)), self._node_ids)
+    def network(self, node_id: int = NO_NODE) -> "InProcessNetwork":
+        """A new caller: that node, or a client, which is never parted from a node."""
+        return InProcessNetwork(self, Caller(random_uuid(self._random)), node_id, self._node_ids)
 
     def attach(self, node_id: int, inbox: Inbox) -> None:
         """The node takes calls from now on."""
@@ -103,25 +108,46 @@ class Switch:
         by then."""
         self._faults.append(_Fault(api_name, node_id, is_executed, times))
 
-    async def send(self, call: Call) -> Answer:
-        """The lane of `Caller.call`."""
+    def part(self, a: int, b: int) -> None:
+        """Nothing passes between these two nodes, in either direction."""
+        self._parted |= {(a, b): None, (b, a): None}
+
+    @property
+    def is_parted(self) -> bool:
+        return bool(self._parted)
+
+    def heal(self) -> None:
+        """Everything passes again."""
+        self._parted.clear()
+        self._healed.notify()
+
+    async def send(self, call: Call, source: int) -> Answer:
+        """The lane of `Caller.call`, for calls of this node."""
+        await self._passage(source, call.node_id)
         fault = next((each for each in self._faults if each.strikes(call)), None)
         endpoint = self._endpoints.get(call.node_id)
         if endpoint is None or (fault is not None and not fault.is_executed):
             cause = "it is not running" if endpoint is None else "the call was lost"
             raise NetworkException(f"{node_name(call.node_id)} cannot be reached: {cause}")
         answer = await endpoint.handle(call)
+        await self._passage(source, call.node_id)
         if fault is not None:
             raise NetworkException(f"{node_name(call.node_id)}: the answer was lost")
         return answer
+
+    async def _passage(self, source: int, target: int) -> None:
+        """Returns when something can pass; at once, without a break, where nothing is parted."""
+        while (source, target) in self._parted:
+            await self._healed.wait(math.inf)
 
 
 class InProcessNetwork:
     """The network port of one client or node in this process."""
 
-    def __init__(self, switch: Switch, caller: Caller, node_ids: Sequence[int]) -> None:
+    def __init__(self, switch: Switch, caller: Caller, node_id: int, node_ids: Sequence[int]) -> None:
         self._switch = switch
         self._caller = caller
+        self._node_id = node_id
         self._node_ids = node_ids
 
     def __repr__(self) -> str:
@@ -129,7 +155,9 @@ class InProcessNetwork:
 
     async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
         """The node's answer; see `rayka.ports.Network`."""
-        return await self._caller.call(node_id, request, timeout_ms, self._switch.send)
+        return await self._caller.call(
+            node_id, request, timeout_ms, lambda call: self._switch.send(call, self._node_id)
+        )
 
     async def node_ids(self) -> Sequence[int]:
         """All nodes of the cluster, running or not."""

@@ -10,7 +10,7 @@ from rayka.config import BrokerConfig
 from rayka.errors import NetworkException
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.controller_node import ControllerNode
-from rayka.node.format import format_controller
+from rayka.node.format import format_first_voters
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
 from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
@@ -87,7 +87,7 @@ async def started(disk: MemoryDisk, **changes: Any) -> ControllerNode:
 
 async def new_cluster(disk: MemoryDisk, **changes: Any) -> ControllerNode:
     """A formatted disk, its controller leading, broker 1 running."""
-    await format_controller(settings(disk))
+    await format_first_voters([settings(disk)])
     node = await started(disk, **changes)
     await start_broker(node)
     return node

@@ -19,7 +19,7 @@ from rayka.errors import (
 )
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.controller_node import ControllerNode
-from rayka.node.format import format_controller
+from rayka.node.format import format_first_voters
 from rayka.ports import Request
 from rayka.protocol.cluster import (
     HeartbeatRequest,
@@ -63,8 +63,8 @@ async def topic_names(node: ControllerNode) -> list[str]:
 def test_the_first_controller_makes_the_cluster_id_from_the_seed() -> None:
     async def scenario() -> None:
         first, second = MemoryDisk(), MemoryDisk()
-        cluster_id = await format_controller(settings(first))
-        assert cluster_id == await format_controller(settings(second))
+        cluster_id = await format_first_voters([settings(first)])
+        assert cluster_id == await format_first_voters([settings(second)])
         assert (await (await started(first)).status(StatusRequest())).cluster_id == cluster_id
 
     run(scenario())
@@ -77,7 +77,7 @@ def test_a_formatted_directory_is_not_formatted_again() -> None:
         await node.create_topics(new_topic("orders"))
         await node.stop()
         with pytest.raises(StorageError, match="formatted already"):
-            await format_controller(settings(disk))
+            await format_first_voters([settings(disk)])
         assert await topic_names(await started(disk)) == ["orders"]
 
     run(scenario())
@@ -89,9 +89,9 @@ def test_a_format_that_a_power_cut_ended_can_be_repeated(seed: int) -> None:
         disk = MemoryDisk()
         disk.fail("sync", where="controller-3001", times=1)
         with pytest.raises(StorageError):
-            await format_controller(settings(disk))
+            await format_first_voters([settings(disk)])
         disk.power_loss(Random(seed))
-        await format_controller(settings(disk))
+        await format_first_voters([settings(disk)])
         await started(disk)
 
     run(scenario())
@@ -100,7 +100,7 @@ def test_a_format_that_a_power_cut_ended_can_be_repeated(seed: int) -> None:
 def test_a_format_survives_a_power_cut() -> None:
     async def scenario() -> None:
         disk = MemoryDisk()
-        cluster_id = await format_controller(settings(disk))
+        cluster_id = await format_first_voters([settings(disk)])
         disk.power_loss(Random(1))
         node = await started(disk)
         assert (await node.status(StatusRequest())).cluster_id == cluster_id
@@ -123,7 +123,7 @@ def test_a_format_survives_a_power_cut() -> None:
 def test_a_directory_that_cannot_be_used_is_named_with_the_reason(damage: Any, message: str) -> None:
     async def scenario() -> None:
         disk = MemoryDisk()
-        await format_controller(settings(disk))
+        await format_first_voters([settings(disk)])
         damage(disk)
         node = ControllerNode(settings(disk))
         with pytest.raises(StorageError, match=rf"/data/controller-3001.*{message}"):
@@ -138,7 +138,7 @@ def test_a_directory_that_cannot_be_used_is_named_with_the_reason(damage: Any, m
 def test_another_nodes_directory_is_refused() -> None:
     async def scenario() -> None:
         disk = MemoryDisk()
-        await format_controller(settings(disk))
+        await format_first_voters([settings(disk)])
         with pytest.raises(StorageError, match=r"belongs to controller-3001, expected controller-3002"):
             await started(disk, node_id=3002)
 
@@ -217,7 +217,7 @@ def test_committed_topics_survive_a_killed_process_in_a_higher_epoch() -> None: 
 def test_a_controller_whose_power_is_cut_again_and_again_never_leads_twice_in_one_epoch() -> None:  # A8, A9
     async def scenario() -> None:
         disk, random, epochs = MemoryDisk(), Random(3), []
-        await format_controller(settings(disk))
+        await format_first_voters([settings(disk)])
         for _ in range(12):
             node = await started(disk)
             epochs.append((await node.status(StatusRequest())).leader_epoch)
