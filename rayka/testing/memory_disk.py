@@ -14,7 +14,7 @@ import errno
 import posixpath
 from collections.abc import Sequence
 from random import Random
-from typing import Literal, Union
+from typing import Literal, NamedTuple, Union
 
 from rayka.errors import StorageError
 from rayka.log.disk import TEMPORARY_SUFFIX, storage_error
@@ -22,6 +22,14 @@ from rayka.ports import Buffer, FileIdentity, Lock
 
 Operation = Literal["write", "read", "sync"]
 _DEVICE = -1  # no real file system has it, so nobody mistakes a path of this disk for a file of his own
+
+
+class DurableFile(NamedTuple):
+    """A file whose name would survive a power cut, and so would its first `synced_bytes`."""
+
+    inode: int
+    data: bytearray
+    synced_bytes: int
 
 
 class _Inode:
@@ -148,6 +156,20 @@ class MemoryDisk:
         inode = self._inode("look at", path)
         return len(inode.data) - inode.synced_bytes
 
+    def durable_files(self, directory: str) -> dict[str, DurableFile]:
+        """The files of the directory as a power cut at its worst would leave them, by name."""
+        current: _Entry | None = self._root
+        for name in _names(directory):
+            current = current.durable.get(name) if isinstance(current, _Directory) else None
+        if not isinstance(current, _Directory):
+            return {}
+        entries = sorted(current.durable.items())
+        return {
+            name: DurableFile(entry.number, entry.data, entry.synced_bytes)
+            for name, entry in entries
+            if isinstance(entry, _Inode)
+        }
+
     # ---- Looking -------------------------------------------------------------------------------------------
 
     def exists(self, path: str) -> bool:
@@ -265,8 +287,12 @@ class MemoryDisk:
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
         wanted = [(inode, len(inode.data)) for inode in map(self._find, files) if isinstance(inode, _Inode)]
-        await asyncio.sleep(0)  # others run meanwhile, as on the real disk; what they write is not covered
+        await self._while_syncing()  # others run meanwhile, as on the real disk; what they write is not covered
         self._sync(wanted, files, directories)
+
+    async def _while_syncing(self) -> None:
+        """The time that a sync takes; a disk that is slower overrides this."""
+        await asyncio.sleep(0)
 
     def sync_now(self, files: Sequence[str], directories: Sequence[str]) -> None:
         """`sync` for tests without an event loop."""

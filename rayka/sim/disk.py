@@ -1,0 +1,98 @@
+"""A machine's disk in the simulator: the memory disk, whose syncs take virtual time.
+
+Invariant: a process that is gone changes nothing any more; one that tries is told so, and it counts as a bug of the
+node (`dead_writers`). What a power cut would leave of the metadata log is known without asking the node.
+"""
+
+import asyncio
+import posixpath
+from collections.abc import Callable, Sequence
+from random import Random
+
+from rayka.errors import StorageError
+from rayka.ports import Buffer, Lock
+from rayka.protocol.batch_header import HEADER_BYTES
+from rayka.sim.process import PROCESS
+from rayka.sim.trace import Trace
+from rayka.testing.memory_disk import MemoryDisk
+
+
+class SimDisk(MemoryDisk):
+    """One machine's disk. `slowness` multiplies what a sync takes; `on_rename` hears of every replaced file."""
+
+    def __init__(
+        self, node_id: int, sync_ms: float, random: Random, trace: Trace, on_rename: Callable[[int, str], None]
+    ) -> None:
+        super().__init__()
+        self.node_id = node_id
+        self.slowness = 1.0
+        self.dead_writers: list[str] = []
+        self._sync_ms = sync_ms
+        self._random = random
+        self._trace = trace
+        self._on_rename = on_rename
+        self._durable_ends: dict[int, tuple[int, int]] = {}  # by inode: bytes looked at, and the next offset
+
+    # ---- Changes -----------------------------------------------------------------------------------------------------
+
+    def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+        self._check_writer("append", path)
+        return super().append(path, buffers)
+
+    def write(self, path: str, data: Buffer) -> None:
+        self._check_writer("write", path)
+        super().write(path, data)
+
+    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        self._check_writer("copy", target)
+        super().copy_prefix(source, target, size_bytes)
+
+    def rename(self, source: str, target: str) -> None:
+        self._check_writer("rename", target)
+        super().rename(source, target)
+        self._on_rename(self.node_id, target)
+
+    def unlink(self, path: str) -> None:
+        self._check_writer("unlink", path)
+        super().unlink(path)
+
+    def remove_directory(self, path: str) -> None:
+        self._check_writer("remove", path)
+        super().remove_directory(path)
+
+    def lock(self, path: str) -> Lock:
+        self._check_writer("lock", path)
+        return super().lock(path)
+
+    async def _while_syncing(self) -> None:
+        self._check_writer("sync", "")
+        await asyncio.sleep(self._sync_ms * self.slowness * (0.5 + self._random.random()) / 1000)
+        self._check_writer("sync", "")
+        self._trace.add(self.node_id, "sync")
+
+    def _check_writer(self, action: str, path: str) -> None:
+        process = PROCESS.get()
+        if process is not None and not process.is_alive:
+            self.dead_writers.append(f"{process!r}: {action} {path}")
+            raise StorageError(f"{path}: {process!r} is gone and must not {action}")
+
+    # ---- What would be left ------------------------------------------------------------------------------------------
+
+    def durable_log_end(self, directory: str) -> int:
+        """The log end offset that a power cut at its worst would leave to the log in this directory."""
+        files = self.durable_files(directory)
+        names = [name for name in files if name.endswith(".log")]
+        if not names:
+            return 0
+        base_offset = int(posixpath.splitext(names[-1])[0])
+        inode, data, synced_bytes = files[names[-1]]
+        position, end = self._durable_ends.get(inode, (0, base_offset))
+        while position + HEADER_BYTES <= synced_bytes:
+            size_bytes = 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+            if size_bytes < HEADER_BYTES or position + size_bytes > synced_bytes:
+                break
+            first = int.from_bytes(data[position : position + 8], "big")
+            end = first + int.from_bytes(data[position + 23 : position + 27], "big") + 1
+            position += size_bytes
+        self._durable_ends[inode] = position, end
+        return end

@@ -1,0 +1,255 @@
+"""An asyncio event loop on virtual time: nothing waits, the clock jumps to the next timer.
+
+Invariants: callbacks run in the order in which they became ready, timers of one instant in the order in which they
+were made; time never passes while a callback is ready; no thread, no selector, no file descriptor. So a run depends on
+nothing but what its callbacks do. Time is counted in whole microseconds. A loop with nothing left to run while somebody
+waits is a `Deadlock`, one that never lets time pass a `Livelock`. Kafka: `MockTime` and the event queue of
+`RaftEventSimulationTest`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from heapq import heapify, heappop, heappush
+from typing import Any, NoReturn
+
+from rayka.sim.process import PROCESS, Process
+
+START_US = 1_000_000  # the clock's reading at the begin; nothing may depend on it being zero
+_CALLBACKS_AT_ONE_INSTANT_MAX = 100_000
+_CANCELLED_TIMERS_MAX = 5_000
+
+
+class Deadlock(Exception):
+    """Somebody waits, and nothing is left that could end it."""
+
+
+class Livelock(Exception):
+    """Callbacks wake each other for ever, and time stands still."""
+
+
+class Escape(Exception):
+    """The code tried to leave the simulation: a thread, a socket, a signal."""
+
+
+class Handle:
+    """A callback to be run; asyncio's Handle and TimerHandle, as far as its users go."""
+
+    __slots__ = ("args", "callback", "context", "is_cancelled", "loop", "when_us")
+
+    def __init__(
+        self, loop: "VirtualLoop", callback: Callable[..., object], args: tuple[Any, ...],
+        context: Context, when_us: int
+    ) -> None:  # fmt: skip
+        self.loop = loop
+        self.callback = callback
+        self.args = args
+        self.context = context
+        self.when_us = when_us
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.args = ()
+            if self.when_us:
+                self.loop.on_timer_cancelled()
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return (self.when_us + 0.5) / 1e6
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """The loop of one simulation. `run_until` and `run_until_complete` drive it."""
+
+    def __init__(self) -> None:
+        self.now_us = START_US
+        self.callback_count = 0
+        self.errors: list[dict[str, Any]] = []
+        self._ready: deque[Handle] = deque()
+        self._timers: list[tuple[int, int, Handle]] = []
+        self._timer_count = 0
+        self._cancelled_count = 0
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<VirtualLoop now_us={self.now_us} ready={len(self._ready)} timers={len(self._timers)}>"
+
+    # ---- Time --------------------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        # Half a microsecond on top: a wait until n ms must be over at n ms also after division and multiplication.
+        return (self.now_us + 0.5) / 1e6
+
+    @property
+    def now_ms(self) -> int:
+        return self.now_us // 1000
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:  # type: ignore[override]
+        handle = Handle(self, callback, args, copy_context() if context is None else context, 0)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:  # type: ignore[override]
+        return self.call_at_us(self.now_us + int(delay * 1e6 + 0.75), callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:  # type: ignore[override]
+        return self.call_at_us(int(when * 1e6 + 0.25), callback, *args, context=context)
+
+    def call_at_us(
+        self, when_us: int, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """As `call_at`, in microseconds of this loop's clock."""
+        handle = Handle(self, callback, args, copy_context() if context is None else context, when_us)
+        self._timer_count += 1
+        heappush(self._timers, (when_us, self._timer_count, handle))
+        return handle
+
+    def on_timer_cancelled(self) -> None:
+        """Cancelled timers stay in the heap until they are too many."""
+        self._cancelled_count += 1
+        if self._cancelled_count > _CANCELLED_TIMERS_MAX and self._cancelled_count * 2 > len(self._timers):
+            self._timers = [each for each in self._timers if not each[2].is_cancelled]
+            heapify(self._timers)
+            self._cancelled_count = 0
+
+    # ---- Running -----------------------------------------------------------------------------------------------------
+
+    def run_until(self, when_us: int, is_done: Callable[[], bool] | None = None) -> None:
+        """Runs everything due up to that time, or until `is_done`, which is asked whenever time is about to pass."""
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            while True:
+                self._run_ready()
+                if is_done is not None and is_done():
+                    return
+                if not self._advance(when_us):
+                    self.now_us = max(self.now_us, when_us)
+                    return
+        finally:
+            asyncio._set_running_loop(before)
+
+    def run_until_complete(self, future: Any) -> Any:
+        """The result of a coroutine or future. Raises Deadlock when nothing is left that could complete it."""
+        awaited: asyncio.Future[Any] = asyncio.ensure_future(future, loop=self)
+        self.run_until(1 << 62, awaited.done)
+        if not awaited.done():
+            raise Deadlock(f"{awaited!r} waits, and no callback and no timer is left")
+        return awaited.result()
+
+    def _run_ready(self) -> None:
+        ready, budget = self._ready, _CALLBACKS_AT_ONE_INSTANT_MAX
+        while ready:
+            handle = ready.popleft()
+            if handle.is_cancelled:
+                continue
+            budget -= 1
+            context = handle.context
+            process: Process | None = context.get(PROCESS)
+            if process is not None and process.is_paused:
+                process.withheld.append(handle)
+                continue
+            try:
+                context.run(handle.callback, *handle.args)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except Exception as error:
+                self.call_exception_handler({"message": f"exception in {handle.callback!r}", "exception": error})
+                raise
+            if process is not None and process.watch is not None:
+                process.watch()
+            if budget == 0:
+                raise Livelock(
+                    f"{_CALLBACKS_AT_ONE_INSTANT_MAX} callbacks at {self.now_us} us; the last was {handle.callback!r}"
+                )
+        self.callback_count += _CALLBACKS_AT_ONE_INSTANT_MAX - budget
+
+    def _advance(self, limit_us: int) -> bool:
+        """Lets time pass until the next timer, whose callback is then ready; False if that is after the limit."""
+        timers = self._timers
+        while timers:
+            when_us, _, handle = timers[0]
+            if handle.is_cancelled:
+                heappop(timers)
+                self._cancelled_count -= 1
+                continue
+            if when_us > limit_us:
+                return False
+            self.now_us = max(self.now_us, when_us)
+            while timers and timers[0][0] <= self.now_us:
+                due = heappop(timers)[2]
+                if due.is_cancelled:
+                    self._cancelled_count -= 1
+                else:
+                    due.when_us = 0
+                    self._ready.append(due)
+            return True
+        return False
+
+    def resume(self, process: Process) -> None:
+        """The process goes on: what was withheld becomes ready, in its order."""
+        process.is_paused = False
+        self._ready.extend(process.withheld)
+        process.withheld.clear()
+
+    # ---- Futures and tasks -------------------------------------------------------------------------------------------
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> "asyncio.Task[Any]":
+        return asyncio.Task(coro, loop=self, name=name, context=context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self._is_closed
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keeps what asyncio complains of; the nodes watch their own tasks."""
+        self.errors.append(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        """Nothing to end: asynchronous generators are not tracked."""
+
+    # ---- What would leave the simulation -----------------------------------------------------------------------------
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> NoReturn:
+        raise Escape(f"call_soon_threadsafe({callback!r}): another thread reaches into the simulation")
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:
+        raise Escape(f"run_in_executor({func!r}): a thread is no part of the simulation")
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+        raise Escape(f"add_reader({fd!r}): a file descriptor is no part of the simulation")
+
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
+        raise Escape(f"add_writer({fd!r}): a file descriptor is no part of the simulation")
+
+    def create_connection(self, *args: Any, **options: Any) -> NoReturn:
+        raise Escape("create_connection: a socket is no part of the simulation")
+
+    def create_server(self, *args: Any, **options: Any) -> NoReturn:
+        raise Escape("create_server: a socket is no part of the simulation")

@@ -1,0 +1,31 @@
+"""A process, if there were one: whatever a node's incarnation, or a client, runs in the simulator belongs to one.
+
+The process is found through a context variable, which every task and timer inherits from whoever started it. So a
+whole process can be paused (its callbacks are kept, in order) or be gone (it reaches no disk and no network any more).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+
+class Process:
+    """One incarnation of one node, or a client. `watch` is called after each of its callbacks."""
+
+    __slots__ = ("incarnation", "is_alive", "is_paused", "node_id", "watch", "withheld")
+
+    def __init__(self, node_id: int, incarnation: int) -> None:
+        self.node_id = node_id
+        self.incarnation = incarnation
+        self.is_alive = True
+        self.is_paused = False
+        self.withheld: deque[Any] = deque()
+        self.watch: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        state = "" if self.is_alive else " gone"
+        return f"<Process of node {self.node_id} #{self.incarnation}{' paused' * self.is_paused}{state}>"
+
+
+PROCESS: ContextVar[Process | None] = ContextVar("rayka.sim.process", default=None)

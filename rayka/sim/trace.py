@@ -1,0 +1,47 @@
+"""What happened, one fixed-column line for each event, and the hash over all of them.
+
+Two runs with the same hash were the same run. A line is time, node, event, and what it was about:
+
+    time ms      node  event     what
+    12034.218    3001  deliver   fetch from 3002 #4:17 112 bytes
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+
+_LINES_AT_ONCE = 512
+
+
+class Trace:
+    """The events of one run. `last` keeps the newest lines, for the report of a failure."""
+
+    def __init__(self, now_us: Callable[[], int], write: Callable[[str], None] | None = None) -> None:
+        self._now_us = now_us
+        self._write = write
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._lines: list[str] = []
+        self.count = 0
+        self.last: deque[str] = deque(maxlen=200)
+
+    def add(self, node: int | str, event: str, what: str = "") -> None:
+        """Records one event."""
+        now_us = self._now_us()
+        line = f"{now_us // 1000:>9}.{now_us % 1000:03}  {node:>5}  {event:<9} {what}"
+        lines = self._lines
+        lines.append(line)
+        self.count += 1
+        if self._write is not None:
+            self._write(line)
+        if len(lines) >= _LINES_AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._digest.update("\n".join(self._lines).encode())
+        self.last.extend(self._lines)
+        self._lines.clear()
+
+    def hash(self) -> str:
+        """The hash of everything recorded so far."""
+        self._flush()
+        return self._digest.hexdigest()
