@@ -53,18 +53,6 @@ async def format_controller(
 
 
 async def prepare_controller(settings: NodeSettings, voters: VoterSet) -> None:
-    """The first part of `format_controller` alone: the directory knows who votes, but is nobody's yet.
-
-    Where all voters of a cluster are prepared before the first one is formatted, formatting that broke off can be
-    finished. Raises StorageError when the disk fails.
-    """
-    data_dir = settings.data_dirs[0]
-    await _make_directory_durably(settings.disk, metadata_directory(data_dir))
-    content = encode_bootstrap_checkpoint(voters, timestamp_ms=settings.wall_clock_ms())
-    await replace_durably(settings.disk, {bootstrap_checkpoint_path(data_dir): content})
-
-
-async def prepare_controller(settings: NodeSettings, voters: VoterSet) -> None:
     """Writes who the first voters are: what precedes the formatting of any of them, so that one which broke off can be
     finished. Raises StorageError as `format_controller`.
     """
