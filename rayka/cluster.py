@@ -14,10 +14,12 @@ from typing import Any, Self, TypeVar
 
 from rayka.actors import launch
 from rayka.actors.description import ClusterDescription, NodeDescription, describe, describe_nodes
+from rayka.actors.format_jobs import remove_directories
+from rayka.actors.formatting import place_formatted
 from rayka.actors.names import NAMESPACE, actor_name, running_clusters, running_node_ids, wanted_node_ids
 from rayka.actors.network import RayNetwork
 from rayka.actors.on_ray_node import run_on
-from rayka.actors.placement import Placement, place, remove_directories
+from rayka.actors.placement import Placement
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.client import io_thread
 from rayka.config import ClusterSpec, dotted
@@ -67,7 +69,7 @@ class Cluster:
         running = cluster._refuse_other_spec(declared, replace)
         missing = [node_id for node_id in wanted_node_ids(declared) if node_id not in running]
         if missing:
-            placements = place(declared, replace)
+            placements = place_formatted(declared, replace)
             cluster._make([placements[node_id] for node_id in missing])
         return cluster
 

@@ -298,10 +298,10 @@ def _data_dir(value: Any) -> Any:
 
 
 class ClusterSpec(_Config):
-    """The whole cluster, declared: what `cluster.yaml` holds. One controller and one broker, for now."""
+    """The whole cluster, declared: what `cluster.yaml` holds. One broker, for now."""
 
     name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")
-    controllers: Literal[1] = 1
+    controllers: int = Field(default=1, ge=1, strict=True)
     brokers: Literal[1] = 1
     coordinators: Literal[0] = 0
     data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = "~/.rayka"

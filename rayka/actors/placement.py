@@ -1,13 +1,12 @@
-"""Which node lives on which Ray node, and what its directories look like before its actor is made.
+"""Which node lives on which Ray node.
 
-A node belongs where its directories are. Formatting is a step before actors exist and only when no directory of the
-cluster exists on any Ray node; when some are missing it is refused, for a node on an empty disk is not the node it
-was (design §4).
+A node belongs where its directories are. New ones of one role are spread, so that the end of one machine is not the
+end of a quorum.
 """
 
 import os
-import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from random import Random, SystemRandom
@@ -16,19 +15,11 @@ import ray
 
 from rayka.actors.names import node_directories, wanted_node_ids
 from rayka.actors.network import RayNetwork
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
-from rayka.client import io_thread
 from rayka.config import ClusterSpec, RoleResources
-from rayka.errors import ConfigError, StorageError, UnavailableError
-from rayka.ids import Role, node_name, random_uuid, role_of
-from rayka.log.disk import LocalDisk
-from rayka.log.log_directory import LogDirectory
-from rayka.log.meta_properties import META_PROPERTIES_FILE
-from rayka.node.format import format_first_voters
+from rayka.errors import UnavailableError
+from rayka.ids import role_of
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
-
-_FORMAT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,112 +57,46 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def place(spec: ClusterSpec, replace: Collection[int]) -> dict[int, Placement]:
-    """Every node of the spec in its place, with formatted directories; nodes in `replace` start empty.
+def place(
+    spec: ClusterSpec, seen: Mapping[str, Collection[str]], resources: Mapping[str, Mapping[str, float]]
+) -> dict[int, Placement]:
+    """Every node of the spec on the Ray node that has its directories; a new one where the fewest of its role are.
 
-    Raises StorageError naming the directories that are missing, ConfigError for a `replace` that cannot be done.
+    `seen` are the cluster's directories that are on each Ray node, `resources` what each live Ray node has, own first.
+    Raises UnavailableError when no Ray node has what the spec asks for.
     """
-    _check_replace(spec, replace)
-    found = _find_directories(spec)
-    wanted = wanted_node_ids(spec)
-    is_new = not any(found.values())
-    if not is_new:
-        _refuse_missing(spec, found, replace)
-    placements = {id: Placement(spec, id, _home(spec, id, found)) for id in wanted}
-    # A controller first: a start that breaks off after it can be finished with `replace`.
-    for node_id in sorted(wanted, reverse=True):
-        if is_new or node_id in replace:
-            run_on(placements[node_id].ray_node_id, format_node, placements[node_id])
+    placements: dict[int, Placement] = {}
+    for node_id in wanted_node_ids(spec):
+        beside = Counter(
+            each.ray_node_id for id, each in placements.items() if role_of(id) is role_of(node_id)
+        )
+        placements[node_id] = Placement(spec, node_id, _home(spec, node_id, seen, resources, beside))
     return placements
 
 
-def formatted_directories(directories: Collection[str]) -> list[str]:
-    """Those that belong to a node already. Runs beside the disk."""
-    return [each for each in directories if os.path.exists(os.path.join(each, META_PROPERTIES_FILE))]
-
-
-def format_node(placement: Placement) -> None:
-    """Makes the directories the node's. Runs beside the disk. Raises StorageError when one is somebody's already."""
-    io_thread.run(_format(placement), _FORMAT_TIMEOUT_S)
-
-
-async def _format(placement: Placement) -> None:
-    disk = LocalDisk()
-    settings = placement.settings(disk, crash=_never)
-    try:
-        if role_of(placement.node_id) is Role.CONTROLLER:
-            await format_first_voters([settings])
-            return
-        for path in placement.directories:
-            directory_id = random_uuid(settings.random)
-            await LogDirectory.format(disk, path, node_id=placement.node_id, directory_id=directory_id)
-    finally:
-        disk.close()
-
-
-def _never(error: BaseException) -> None:
-    raise AssertionError("formatting runs no node that could crash") from error
-
-
-def remove_directories(directories: Collection[str]) -> None:
-    """Removes node directories with all that is in them, and the cluster's once it is empty. Runs beside the disk."""
-    for each in directories:
-        try:
-            shutil.rmtree(each)
-            os.rmdir(os.path.dirname(each))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if os.path.isdir(each):
-                raise StorageError(f"cannot remove {each}: {error.strerror}") from error
-
-
-def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
-    wanted = wanted_node_ids(spec)
-    for node_id in replace:
-        if node_id not in wanted:
-            raise ConfigError(f"replace: no node {node_id} in cluster {spec.name!r}; it has {list(wanted)}")
-        if role_of(node_id) is Role.CONTROLLER:
-            raise ConfigError(
-                f"replace: {node_name(node_id)} is the only controller, its directory holds all metadata; "
-                "restore the directory from a backup, or delete the other directories to start from nothing"
-            )
-
-
-def _find_directories(spec: ClusterSpec) -> dict[str, list[str]]:
-    """The cluster's directories by the Ray node that sees them, own Ray node first."""
-    all_directories = [each for id in wanted_node_ids(spec) for each in node_directories(spec, id)]
-    return {node: run_on(node, formatted_directories, all_directories) for node in live_ray_nodes()}
-
-
-def _home(spec: ClusterSpec, node_id: int, found: Mapping[str, Collection[str]]) -> str:
-    """The Ray node that has most of the node's directories; of several, the first that has the resources, too."""
+def _home(
+    spec: ClusterSpec,
+    node_id: int,
+    seen: Mapping[str, Collection[str]],
+    resources: Mapping[str, Mapping[str, float]],
+    beside: Mapping[str, int],
+) -> str:
+    """The Ray node that has most of the node's directories; of several one that has the resources, with the fewest
+    nodes of this role already, and of those the first.
+    """
     directories = node_directories(spec, node_id)
     role = role_of(node_id)
     asked: RoleResources = getattr(spec.resources, role)
     needs = {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
 
-    def fitness(ray_node: tuple[str, Mapping[str, float]]) -> tuple[int, bool]:
-        ray_node_id, has = ray_node
-        seen = sum(each in found[ray_node_id] for each in directories)
-        return seen, all(has.get(name, 0) >= amount for name, amount in needs.items())
+    def fitness(ray_node_id: str) -> tuple[int, bool, int]:
+        has = resources[ray_node_id]
+        is_able = all(has.get(name, 0) >= amount for name, amount in needs.items())
+        return sum(each in seen[ray_node_id] for each in directories), is_able, -beside.get(ray_node_id, 0)
 
-    best = max(live_ray_nodes().items(), key=fitness)
+    best = max(resources, key=fitness)
     if not fitness(best)[1]:
         raise UnavailableError(
             f"no Ray node has what the spec asks for a {role}: {needs}; see `resources` in the spec"
         )
-    return best[0]
-
-
-def _refuse_missing(
-    spec: ClusterSpec, found: Mapping[str, Collection[str]], replace: Collection[int]
-) -> None:
-    seen = [directory for directories in found.values() for directory in directories]
-    nodes = [id for id in wanted_node_ids(spec) if id not in replace]
-    missing = [each for id in nodes for each in node_directories(spec, id) if each not in seen]
-    if missing:
-        raise StorageError(
-            f"cluster {spec.name!r} has data, but these directories are missing: {', '.join(missing)}; mount or "
-            "restore them, or bring a broker back empty with replace=[id] (`rayka start --replace ID`)"
-        )
+    return best

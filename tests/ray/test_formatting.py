@@ -1,0 +1,183 @@
+"""What is formatted before actors are made: all at once, what a start that broke off left, and what was lost.
+
+Needs no Ray: the jobs run in this process, as they do on the caller's own Ray node.
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from rayka.actors import format_jobs
+from rayka.actors.formatting import FormatPlan, plan_formatting
+from rayka.actors.names import node_directories, wanted_node_ids
+from rayka.actors.placement import Placement, place
+from rayka.config import ClusterSpec
+from rayka.errors import ConfigError, StorageError, UnavailableError
+from rayka.ids import METADATA_TOPIC
+from rayka.raft.snapshot import decode_snapshot
+
+CONTROLLERS = (3001, 3002, 3003)
+ALL = (1, *CONTROLLERS)
+FIRST_CHECKPOINT = f"{METADATA_TOPIC}-0/{0:020d}-{0:010d}.checkpoint"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ClusterSpec:
+    return ClusterSpec(name="formatted", controllers=3, data_dir=str(tmp_path))
+
+
+def directory(spec: ClusterSpec, node_id: int) -> Path:
+    return Path(node_directories(spec, node_id)[0])
+
+
+def plan(spec: ClusterSpec, replace: Collection[int] = (), seed: int = 7) -> FormatPlan:
+    """What is to be made, as the disk is now."""
+    paths = [each for id in wanted_node_ids(spec) for each in node_directories(spec, id)]
+    return plan_formatting(spec, format_jobs.look_at(paths), replace, Random(seed))
+
+
+def execute(spec: ClusterSpec, planned: FormatPlan, *, steps: int = 99) -> None:
+    """Formats as planned, and breaks off after so many directories were touched."""
+    placed = {each: Placement(spec, each, "here") for each in wanted_node_ids(spec)}
+    jobs = [(format_jobs.format_brokers, [placed[each]]) for each in planned.brokers]
+    if planned.voters:
+        jobs += [
+            (lambda one: format_jobs.prepare_controllers(one, planned.voters), [placed[each]])
+            for each in planned.controllers
+        ]
+    jobs += [
+        (format_jobs.format_controllers, [(placed[each], given)])
+        for each, given in planned.controllers.items()
+    ]
+    for job, argument in jobs[:steps]:
+        job(argument)
+
+
+def identity(spec: ClusterSpec, node_id: int) -> dict[str, str]:
+    lines = directory(spec, node_id).joinpath("meta.properties").read_text().splitlines()
+    return dict(line.split("=") for line in lines)
+
+
+def check_agreement(spec: ClusterSpec) -> None:
+    """All controllers are of one cluster, know the same voters, and are who these say."""
+    identities = {each: identity(spec, each) for each in CONTROLLERS}
+    assert len({each["cluster.id"] for each in identities.values()}) == 1
+    for node_id in CONTROLLERS:
+        path = directory(spec, node_id) / FIRST_CHECKPOINT
+        voters = decode_snapshot(path.read_bytes(), str(path)).voters
+        assert voters is not None
+        assert {each.node_id: str(each.directory_id) for each in voters.voters} == {
+            id: each["directory.id"] for id, each in identities.items()
+        }
+
+
+def test_a_new_cluster_is_formatted_whole_and_nothing_is_left_to_do(spec: ClusterSpec) -> None:  # A48
+    execute(spec, plan(spec))
+    check_agreement(spec)
+    again = plan(spec)
+    assert (again.brokers, again.voters, again.controllers) == ((), None, {})
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_formatting_that_broke_off_anywhere_is_finished_by_the_next_start(
+    spec: ClusterSpec, steps: int
+) -> None:
+    execute(spec, plan(spec), steps=steps)  # a broker, three checkpoints, three controllers
+    execute(spec, plan(spec))
+    check_agreement(spec)
+    assert identity(spec, 1)["node.id"] == "1"
+
+
+@pytest.mark.parametrize("lost", [1, 3001, 3003])
+def test_a_directory_that_is_missing_is_named_and_not_made_again(spec: ClusterSpec, lost: int) -> None:
+    execute(spec, plan(spec))
+    shutil.rmtree(directory(spec, lost))
+    with pytest.raises(StorageError, match=str(directory(spec, lost))):
+        plan(spec)
+
+
+def test_a_controller_that_lost_all_but_its_first_checkpoint_does_not_come_back_as_itself(
+    spec: ClusterSpec,
+) -> None:
+    """It had a log: its vote may be in what was lost (A55)."""
+    execute(spec, plan(spec))
+    lost = directory(spec, 3002)
+    lost.joinpath("meta.properties").unlink()
+    lost.joinpath(f"{METADATA_TOPIC}-0", "quorum-state").write_text("{}")
+    with pytest.raises(StorageError, match=str(lost)):
+        plan(spec)
+
+
+def test_a_replaced_controller_is_an_observer_of_the_same_cluster(spec: ClusterSpec) -> None:  # A55
+    execute(spec, plan(spec))
+    former = identity(spec, 3003)
+    shutil.rmtree(directory(spec, 3003))
+    execute(spec, plan(spec, replace=[3003]))
+    now = identity(spec, 3003)
+    assert now["cluster.id"] == former["cluster.id"]
+    assert now["directory.id"] != former["directory.id"]
+    assert not directory(spec, 3003).joinpath(FIRST_CHECKPOINT).exists()
+
+
+def test_replacing_a_directory_that_is_there_is_refused(spec: ClusterSpec) -> None:
+    execute(spec, plan(spec))
+    with pytest.raises(StorageError, match="remove it first"):
+        plan(spec, replace=[3003])
+
+
+@pytest.mark.parametrize("wiped", [CONTROLLERS, ()], ids=["gone", "there"])
+def test_the_metadata_cannot_be_replaced_as_a_whole(spec: ClusterSpec, wiped: Collection[int]) -> None:
+    execute(spec, plan(spec))
+    properties = directory(spec, 1) / "meta.properties"
+    properties.write_text(properties.read_text() + f"cluster.id={identity(spec, 3001)['cluster.id']}\n")
+    for each in wiped:
+        shutil.rmtree(directory(spec, each))
+    with pytest.raises(ConfigError, match="nobody else has the metadata"):
+        plan(spec, replace=CONTROLLERS)
+
+
+def test_controllers_of_two_clusters_are_refused_by_name(spec: ClusterSpec, tmp_path: Path) -> None:
+    execute(spec, plan(spec))
+    other = spec.model_copy(update={"data_dir": str(tmp_path / "other")})
+    execute(other, plan(other, seed=8))
+    shutil.rmtree(directory(spec, 3002))
+    shutil.copytree(directory(other, 3002), directory(spec, 3002))
+    with pytest.raises(StorageError) as raised:
+        plan(spec)
+    for said in (identity(spec, 3001)["cluster.id"], identity(spec, 3002)["cluster.id"], "controller-3002"):
+        assert said in str(raised.value)
+
+
+def test_a_node_that_the_spec_does_not_have_cannot_be_replaced(spec: ClusterSpec) -> None:
+    with pytest.raises(ConfigError, match="no node 3004"):
+        plan(spec, replace=[3004])
+
+
+# ---- Places --------------------------------------------------------------------------------------------------------
+
+
+def homes(spec: ClusterSpec, seen: dict[str, list[int]], cpus: dict[str, float]) -> dict[int, str]:
+    directories = {
+        ray_node: [path for id in ids for path in node_directories(spec, id)]
+        for ray_node, ids in seen.items()
+    }
+    placed = place(spec, directories, {ray_node: {"CPU": count} for ray_node, count in cpus.items()})
+    return {id: each.ray_node_id for id, each in placed.items()}
+
+
+def test_new_controllers_are_spread_over_the_ray_nodes(spec: ClusterSpec) -> None:
+    found = homes(spec, {"a": [], "b": [], "c": []}, {"a": 1, "b": 1, "c": 1})
+    assert found == {1: "a", 3001: "a", 3002: "b", 3003: "c"}
+
+
+def test_a_node_lives_where_its_disk_is_even_if_others_live_there(spec: ClusterSpec) -> None:
+    assert homes(spec, {"a": [], "b": list(ALL)}, {"a": 1, "b": 1}) == dict.fromkeys(ALL, "b")
+
+
+def test_a_ray_node_without_the_resources_gets_none(spec: ClusterSpec) -> None:
+    assert set(homes(spec, {"a": [], "b": []}, {"a": 0, "b": 1}).values()) == {"b"}
+    with pytest.raises(UnavailableError, match="no Ray node has what the spec asks for"):
+        homes(spec, {"a": []}, {"a": 0})
