@@ -7,7 +7,8 @@ refused by its inbox. `tests/ray` checks that no API of `rayka.protocol.apis` is
 from rayka.actors.placement import Placement
 from rayka.actors.shell import NodeProcess, NodeShell, StartableNode
 from rayka.node.settings import NodeSettings
-from rayka.protocol.caller import Answer, Payload
+from rayka.protocol.caller import Answer
+from rayka.protocol.wire import Payload
 
 
 class NodeActor:

@@ -1,14 +1,15 @@
 """How the bytes of records cross Ray, which is slow in different ways at different sizes (decision 030).
 
 Arguments up to 100 KiB travel inside the call; a larger one goes through shared memory, for about 1 ms more, and
-arrives there without a copy if it is a numpy array. So small payloads are `bytes`, middling ones several pieces of
-`bytes` inside the call, large ones a single array. An answer is one object and has no middle way: small is `bytes`,
-the rest an array.
+arrives there without a copy if it is a numpy array, or a list of them. So small payloads are `bytes`, middling ones
+several pieces of `bytes` inside the call, large ones a single object. An answer is one object and has no middle way:
+small is `bytes`, the rest arrays.
 """
 
 import numpy as np
 
-from rayka.protocol.caller import Answer, Payload
+from rayka.protocol.caller import Answer
+from rayka.protocol.wire import Payload
 
 PIECE_BYTES = 90 * 1024
 INLINE_MAX_BYTES = 6 * PIECE_BYTES
@@ -16,9 +17,9 @@ INLINE_MAX_BYTES = 6 * PIECE_BYTES
 Pieces = tuple[Payload, ...]
 
 
-def pack(payload: np.ndarray) -> Pieces:
+def pack(payload: Payload) -> Pieces:
     """A request's payload as the last arguments of a remote method."""
-    if payload.size > INLINE_MAX_BYTES:
+    if not isinstance(payload, np.ndarray) or payload.size > INLINE_MAX_BYTES:
         return (payload,)
     return tuple(
         payload[start : start + PIECE_BYTES].tobytes() for start in range(0, payload.size, PIECE_BYTES)

@@ -21,6 +21,7 @@ from typing import Protocol
 import ray
 
 from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
+from rayka.actors.memory import keep_freed_memory
 from rayka.actors.payload import Pieces, pack_answer, unpack
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.errors import BrokerNotAvailable, RaykaError
@@ -60,6 +61,7 @@ class NodeShell:
 
     def __init__(self, make_node: Callable[[NodeSettings], StartableNode], placement: Placement) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        keep_freed_memory()
         self._make_node = make_node
         self._placement = placement
         self._disk = LocalDisk()

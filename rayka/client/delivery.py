@@ -21,7 +21,7 @@ from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 
 _MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
-_MERGED_BYTES = 1 << 20
+_MERGED_BYTES = 64 << 10
 
 
 class Delivery:

@@ -28,10 +28,10 @@ from rayka.ids import NO_NODE, node_name
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message
 from rayka.protocol.apis import API_BY_NAME, APIS
-from rayka.protocol.caller import Answer, Payload
+from rayka.protocol.caller import Answer
 from rayka.protocol.connection import Admission, CallNumber, Inbound
 from rayka.protocol.fetch import FetchRequest
-from rayka.protocol.wire import Failure, RequestHeader, decode, encode
+from rayka.protocol.wire import Failure, Payload, RequestHeader, decode, encode
 
 VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0

@@ -14,16 +14,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-import numpy as np
-
 from rayka.errors import ErrorCode, NetworkException, RequestTimedOut
 from rayka.ids import node_name
 from rayka.ports import Request
 from rayka.protocol.apis import Api, api_of
 from rayka.protocol.connection import CallNumber, Outbound
-from rayka.protocol.wire import Encoded, Failure, RequestHeader, decode, encode
+from rayka.protocol.wire import Encoded, Failure, Payload, RequestHeader, decode, encode
 
-Payload = np.ndarray | bytes
 Answer = tuple[bytes, Payload | None]  # the response as body and payload; without payload a Failure
 ResponseT = TypeVar("ResponseT")
 

@@ -1,10 +1,12 @@
-"""Messages as bytes: MessagePack for the structure, and beside it one payload buffer for the records.
+"""Messages as bytes: MessagePack for the structure, and beside it a payload for the records.
 
 Fields of type `numpy.ndarray` (uint8) do not go through MessagePack: the structure holds their lengths, and their bytes
-follow each other in the payload, in order. So a response of megabytes crosses Ray as one buffer that arrives without
-a copy, and every batch in it stays a view. Batches are multiples of 8 bytes long, so views stay aligned.
+follow each other in the payload, in order: joined while they are small, as they are beyond. So a response of megabytes
+crosses Ray as one object that arrives without a copy, and every batch in it stays a view. Batches are multiples of 8
+bytes long, so views stay aligned.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -16,6 +18,8 @@ from rayka.ports import Message
 from rayka.protocol.connection import CallNumber
 
 MessageT = TypeVar("MessageT", bound=Message)
+Payload = np.ndarray | bytes | list[np.ndarray]
+JOINED_BYTES_MAX = 512 << 10
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
@@ -53,11 +57,14 @@ class Encoded(NamedTuple):
     body: bytes
     buffers: list[np.ndarray]
 
-    def payload(self) -> np.ndarray:
-        """The buffers as one; no copy when there is just one."""
+    def payload(self) -> Payload:
+        """The buffers as one array, or as they are where joining them would copy more than it saves."""
         if not self.buffers:
             return _NOTHING
-        return self.buffers[0] if len(self.buffers) == 1 else np.concatenate(self.buffers)
+        if len(self.buffers) == 1:
+            return self.buffers[0]
+        is_large = sum(each.size for each in self.buffers) > JOINED_BYTES_MAX
+        return self.buffers if is_large else np.concatenate(self.buffers)
 
 
 def encode(message: Message) -> Encoded:
@@ -74,8 +81,20 @@ def encode(message: Message) -> Encoded:
     return Encoded(msgspec.msgpack.encode(message, enc_hook=set_aside), buffers)
 
 
-def decode(message_type: type[MessageT], body: bytes, payload: np.ndarray | bytes = b"") -> MessageT:
+def decode(message_type: type[MessageT], body: bytes, payload: Payload = b"") -> MessageT:
     """The message; its arrays are views of the payload. Raises InvalidRequest when the bytes do not fit the type."""
+    take = _take_whole(payload) if isinstance(payload, list) else _take_parts(payload)
+    try:
+        message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InvalidRequest(
+            f"expected a {message_type.__name__}: {error}; are both sides of one version?"
+        ) from error
+    return message
+
+
+def _take_parts(payload: np.ndarray | bytes) -> Callable[[type, Any], np.ndarray]:
+    """Gives the next bytes of a joined payload, as many as asked for."""
     data = payload if isinstance(payload, np.ndarray) else np.frombuffer(payload, dtype=np.uint8)
     position = 0
 
@@ -86,10 +105,17 @@ def decode(message_type: type[MessageT], body: bytes, payload: np.ndarray | byte
         position += size
         return data[position - size : position]
 
-    try:
-        message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidRequest(
-            f"expected a {message_type.__name__}: {error}; are both sides of one version?"
-        ) from error
-    return message
+    return take
+
+
+def _take_whole(buffers: list[np.ndarray]) -> Callable[[type, Any], np.ndarray]:
+    """Gives the next of the buffers, which must have the size asked for."""
+    left = iter(buffers)
+
+    def take(_: type, size: Any) -> np.ndarray:
+        buffer = next(left, _NOTHING)
+        if buffer.size != size:
+            raise ValueError(f"a buffer of {size!r} bytes, found one of {buffer.size}")
+        return buffer
+
+    return take

@@ -19,6 +19,7 @@ from rayka.node.inbox import Inbox
 from rayka.node.signal import Signal
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
+from rayka.protocol.wire import Encoded, Payload
 
 ResponseT = TypeVar("ResponseT")
 
@@ -49,10 +50,8 @@ class _Endpoint:
     def handle(self, call: Call) -> asyncio.Future[Answer]:
         """The answer to come. The node goes on when its caller no longer waits."""
         loop = asyncio.get_running_loop()
-        payload = call.request.payload().view()
-        payload.flags.writeable = False
         task = loop.create_task(
-            self._inbox.handle(call.api.name, call.header, call.request.body, payload),
+            self._inbox.handle(call.api.name, call.header, call.request.body, _read_only(call.request)),
             name=f"{call.api.name} on {node_name(call.node_id)}",
         )
         answer = self._open[task] = loop.create_future()
@@ -139,6 +138,15 @@ class Switch:
         """Returns when something can pass; at once, without a break, where nothing is parted."""
         while (source, target) in self._parted:
             await self._healed.wait(math.inf)
+
+
+def _read_only(request: Encoded) -> Payload:
+    """The payload as it would arrive by way of shared memory."""
+    payload = request.payload()
+    views = [each.view() for each in (payload if isinstance(payload, list) else [payload])]  # type: ignore[union-attr]
+    for view in views:
+        view.flags.writeable = False
+    return views if isinstance(payload, list) else views[0]
 
 
 class InProcessNetwork:

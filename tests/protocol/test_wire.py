@@ -79,6 +79,28 @@ def test_an_api_is_found_by_its_request_and_by_its_name() -> None:
     assert api_of(request) is API_BY_NAME["produce"]
 
 
+def test_large_arrays_cross_as_they_are() -> None:
+    large = tuple(ProducePartition(ZERO_ID, each, np.full(400_000, each, np.uint8)) for each in range(3))
+    encoded = encode(ProduceRequest(1, 1000, large))
+    payload = encoded.payload()
+    assert isinstance(payload, list)
+    arrived = decode(ProduceRequest, encoded.body, payload)
+    assert [each.records is part.records for each, part in zip(arrived.partitions, large, strict=True)] == [
+        True
+    ] * 3
+
+
+@pytest.mark.parametrize("sizes", [(400_000, 399_992), (400_000,), ()])
+def test_arrays_of_other_sizes_than_the_structure_says_are_refused(sizes: tuple[int, ...]) -> None:
+    parts = tuple(ProducePartition(ZERO_ID, each, np.zeros(400_000, np.uint8)) for each in range(2))
+    with pytest.raises(InvalidRequest, match="400000"):
+        decode(
+            ProduceRequest,
+            encode(ProduceRequest(1, 1000, parts)).body,
+            [np.zeros(each, np.uint8) for each in sizes],
+        )
+
+
 def test_arrays_arrive_in_order_as_views_of_the_payload() -> None:
     first, second = np.arange(8, dtype=np.uint8), np.arange(16, dtype=np.uint8)
     request = ProduceRequest(
