@@ -1,11 +1,11 @@
 """The log of one partition: batches in offset order, in segments, with indexes by offset and time and a
 lineage of epochs.
 
-Invariants: log_start_offset <= flushed_offset <= log_end_offset; the last segment is the active one; offsets rise and,
-but for gaps that compaction made, have none missing; nothing below flushed_offset is lost to a power cut, nothing below
-log_end_offset to the end of the process. A change that fails half way is the last one: what it left behind the log end
-offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files before its
-first record: an empty directory says no more than none, and thousands of partitions are made at once.
+Invariants: neither log_start_offset nor flushed_offset is above log_end_offset; the last segment is the active one;
+offsets rise and, but for gaps that compaction made, have none missing; nothing below flushed_offset is lost to a power
+cut, nothing below log_end_offset to the end of the process. A change that fails half way is the last one: what it left
+behind the log end offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files
+before its first record: an empty directory says no more than none, and thousands of partitions are made at once.
 
 Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention by size and
 time, compaction, transactions, idempotence, tiered storage.
@@ -126,7 +126,7 @@ class Log:
         if is_new:
             segments.append(_new_segment(files, config, log_start_offset, now_ms))
         log = cls(files, config, epochs, segments)
-        if log.log_end_offset < recovery_point:
+        if log.log_end_offset < recovery_point and log_start_offset < recovery_point:
             raise DamagedLog(
                 f"{directory} ends at offset {log.log_end_offset}, but was synced up to {recovery_point}: a file in"
                 " it is missing or was shortened. Restore it from a copy; or, to go on without its records, remove"
@@ -477,14 +477,14 @@ class Log:
             self._epochs.clear()
             self._after_truncation()
 
-    def advance_log_start_offset(self, offset: int) -> None:
-        """The records below the offset, which were synced, are not needed any more: nobody reads them, and segments
-        that lie wholly below it are removed (A51). The offset lasts once the directory's checkpoint has it; until then
-        a crash lets the log start at its first segment again.
+    def increment_log_start_offset(self, offset: int) -> None:
+        """Whatever lies below the offset is not needed any more, durable or not: nobody reads it, and segments wholly
+        below it are removed (A51). The offset lasts once the directory's checkpoint has it; until then a crash lets the
+        log start at its first segment again. One that is not higher changes nothing.
         """
         if offset <= self.log_start_offset:
             return
-        assert offset <= self.flushed_offset, f"{self!r} cannot start at {offset}"
+        assert offset <= self.log_end_offset, f"{self!r} cannot start at {offset}"
         with self._changing():
             self.log_start_offset = offset
             while len(self._segments) > 1 and self._segments[1].base_offset <= offset:

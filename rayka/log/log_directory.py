@@ -355,10 +355,10 @@ class LogDirectory:
             self._recovery_points[topic_partition] = log.flushed_offset
             self._log_start_offsets[topic_partition] = log.log_start_offset
         saved = dict(self._recovery_points)
-        contents = {
+        contents = {  # a recovery point may rest on a log start that made what is below it needless: that one first
+            self._file(LOG_START_OFFSET_FILE): encode_offsets(self._log_start_offsets),
             self._file(RECOVERY_POINT_FILE): encode_offsets(saved),
             self._file(HIGH_WATERMARK_FILE): encode_offsets(self._high_watermarks),
-            self._file(LOG_START_OFFSET_FILE): encode_offsets(self._log_start_offsets),
         }
         try:
             await replace_durably(self._disk, contents)

@@ -7,6 +7,7 @@ import pytest
 from rayka.errors import OffsetOutOfRange, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import Log
+from rayka.log.recovery import Tearing
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
@@ -33,7 +34,7 @@ def test_only_segments_wholly_below_the_offset_go(offset: int) -> None:
     disk, log = _filled()
     bases = segment_bases(disk)
     assert len(bases) > 3
-    log.advance_log_start_offset(offset)
+    log.increment_log_start_offset(offset)
     ends = [*bases[1:], 61]
     assert segment_bases(disk) == [base for base, end in zip(bases, ends, strict=True) if end > offset]
     assert (log.log_start_offset, log.log_end_offset) == (offset, 60)
@@ -44,14 +45,14 @@ def test_only_segments_wholly_below_the_offset_go(offset: int) -> None:
 def test_the_segment_that_begins_at_the_offset_stays() -> None:
     disk, log = _filled()
     base = segment_bases(disk)[2]
-    log.advance_log_start_offset(base)
+    log.increment_log_start_offset(base)
     assert segment_bases(disk)[0] == base
     assert read_offsets(log) == list(range(base, 60))
 
 
 def test_what_lies_below_is_not_read_any_more() -> None:
     _, log = _filled()
-    log.advance_log_start_offset(21)
+    log.increment_log_start_offset(21)
     with pytest.raises(OffsetOutOfRange, match=r"outside \[21, 60\]"):
         log.read(20, max_bytes=100, end_offset=60)
     assert read_batches(log)[0].base_offset == 20  # the batch that contains it
@@ -62,16 +63,26 @@ def test_what_lies_below_is_not_read_any_more() -> None:
 
 def test_it_never_moves_down() -> None:
     _, log = _filled()
-    log.advance_log_start_offset(20)
-    log.advance_log_start_offset(10)
+    log.increment_log_start_offset(20)
+    log.increment_log_start_offset(10)
     assert log.log_start_offset == 20
 
 
-def test_what_was_not_synced_cannot_be_given_up() -> None:
+def test_it_does_not_move_beyond_the_end() -> None:
     _, log = _filled()
-    fill(log, 1)
-    with pytest.raises(AssertionError, match="cannot start at 62"):
-        log.advance_log_start_offset(62)
+    with pytest.raises(AssertionError, match="cannot start at 61"):
+        log.increment_log_start_offset(61)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_given_up_before_they_were_synced_are_not_missed_after_a_power_cut(seed: int) -> None:
+    disk, log = _filled()
+    disk.sync_now([], ["/", "/data"])
+    fill(log, 3)
+    log.increment_log_start_offset(65)
+    disk.power_loss(Random(seed))
+    again = open_log(disk, recovery_point=log.flushed_offset, start=65, tearing=Tearing.ANYWHERE)
+    assert (again.log_start_offset, read_offsets(again)) in ((65, []), (65, [64, 65]))
 
 
 def test_epochs_that_ended_are_forgotten_and_that_of_the_offset_begins_there() -> None:
@@ -79,14 +90,14 @@ def test_epochs_that_ended_are_forgotten_and_that_of_the_offset_begins_there() -
     for epoch in (1, 2, 3):
         fill(log, 5, epoch=epoch)
     sync(disk, log)
-    log.advance_log_start_offset(14)
+    log.increment_log_start_offset(14)
     assert [log.end_offset_for_epoch(epoch) for epoch in (1, 2, 3)] == [
         OffsetAndEpoch(14, 1),
         OffsetAndEpoch(20, 2),
         OffsetAndEpoch(30, 3),
     ]
     assert log.epoch_of(14) == 2
-    log.advance_log_start_offset(20)
+    log.increment_log_start_offset(20)
     assert (log.epoch_of(20), log.latest_epoch) == (3, 3)
 
 
@@ -94,14 +105,14 @@ def test_a_reader_keeps_what_it_mapped() -> None:
     disk, log = _filled()
     view = disk.map(segment_path(0))
     kept = bytes(view)
-    log.advance_log_start_offset(60)
+    log.increment_log_start_offset(60)
     assert bytes(view) == kept
     assert f"{0:020d}.log" not in disk.list(DIRECTORY)
 
 
 def test_a_checkpoint_keeps_the_offset_and_without_one_the_first_segment_says_where_the_log_starts() -> None:
     disk, log = _filled()
-    log.advance_log_start_offset(25)
+    log.increment_log_start_offset(25)
     sync(disk, log)
     first = segment_bases(disk)[0]
     assert 0 < first < 25
@@ -113,7 +124,7 @@ def test_a_checkpoint_keeps_the_offset_and_without_one_the_first_segment_says_wh
 def test_a_power_cut_keeps_every_record_from_the_offset_on(seed: int) -> None:
     disk, log = _filled()
     disk.sync_now([], ["/", "/data"])
-    log.advance_log_start_offset(31)
+    log.increment_log_start_offset(31)
     disk.power_loss(Random(seed))
     again = open_log(disk, recovery_point=60)
     assert again.log_start_offset <= 31
@@ -124,5 +135,5 @@ def test_after_a_failure_the_log_takes_no_more_changes() -> None:
     disk, log = _filled()
     disk.fail("write", "leader-epoch-checkpoint")
     with pytest.raises(StorageError):
-        log.advance_log_start_offset(31)
+        log.increment_log_start_offset(31)
     assert log.failure is not None
