@@ -25,6 +25,7 @@ BIG_CONFIGS = {"max.message.bytes": 16 << 20}
 ROUND_TRIP, SEND_LOOP = "produce round trip p50", "send() loop until flush returns"
 SEND_BATCH, ITERATE = "send_batch until flush returns", "iterate Records"
 TAKES = "a no-op actor taking the same bytes in calls of the same size"
+APPENDS = "an actor that takes the same bytes in calls of the same size and appends them to a file"
 GIVES = "a no-op actor returning the same bytes in calls of the same size"
 
 
@@ -71,7 +72,7 @@ class ClientBenchmarks:
     def rows(self) -> Iterator[Row]:
         yield self._round_trip()
         yield self._send_loop()
-        yield self._send_batch()
+        yield from self._send_batch()
         filled = self._filled_topic()
         yield self._poll_arrow_remote(*filled)
         yield self._poll_arrow_local(*filled)
@@ -116,7 +117,7 @@ class ClientBenchmarks:
         settings = "100 B, acks=1, no keys"
         return measured.row(SEND_LOOP, settings, "records/s", limit, bar=Bar(0.3))
 
-    def _send_batch(self) -> Row:
+    def _send_batch(self) -> Iterator[Row]:
         topic, column = self._topic(), pa.array(payloads(10_000, 1000), pa.binary())
         batch = pa.record_batch({"value": column})
         watched = WatchedCluster(self._cluster)
@@ -134,8 +135,10 @@ class ClientBenchmarks:
             rate()
             measured = compare(rate, lambda: self._takes(watched), rounds=self._rounds)
             note = f"{watched.calls()}; {self._cpu_a_megabyte(send, self._takes, watched)}"
-        what, settings = SEND_BATCH, "1 KB, acks=1, 6 partitions"
-        return measured.row(what, settings, "B/s", TAKES, bar=Bar(0.6), note=note)
+            written = compare(rate, lambda: self._appends(watched), rounds=self._rounds)
+        settings = "1 KB, acks=1, 6 partitions"
+        yield measured.row(SEND_BATCH, settings, "B/s", TAKES, bar=Bar(0.6), note=note)
+        yield written.row("send_batch, beside a file", settings, "B/s", APPENDS)
 
     # ---- Consuming ----
 
@@ -237,6 +240,9 @@ class ClientBenchmarks:
 
     def _takes(self, watched: WatchedCluster) -> float:
         return self._noop.take_rate(watched.sizes, in_flight=watched.in_flight_max)
+
+    def _appends(self, watched: WatchedCluster) -> float:
+        return self._noop.append_rate(watched.sizes, in_flight=watched.in_flight_max)
 
     def _gives(self, watched: WatchedCluster) -> float:
         return self._noop.give_rate(watched.sizes, in_flight=watched.in_flight_max)

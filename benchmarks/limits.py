@@ -149,6 +149,10 @@ class _Noop:
     async def take(self, data: Any) -> None:
         """Takes the data and drops it."""
 
+    async def append(self, path: str, data: Any) -> None:
+        """Takes the data and writes it to the end of a file, as a log must at least."""
+        _append(path, data)
+
     async def pid(self) -> int:
         return os.getpid()
 
@@ -157,6 +161,11 @@ class _Noop:
         if size_bytes not in self._ready:
             self._ready[size_bytes] = np.frombuffer(random.Random(1).randbytes(size_bytes), np.uint8)
         return self._ready[size_bytes]
+
+
+def _append(path: str, data: Any) -> None:
+    with open(path, "ab", buffering=0) as file:
+        file.write(data)
 
 
 class NoopActor:
@@ -182,11 +191,23 @@ class NoopActor:
 
     def take_rate(self, sizes: Sequence[int], *, in_flight: int) -> float:
         """Bytes/s when numpy buffers of these sizes are sent, so many calls at a time."""
+        calls = [lambda data=data: self._actor.take.remote(data) for data in self._of_sizes(sizes)]
+        return sum(sizes) / seconds(lambda: self._run(calls, in_flight))
+
+    def append_rate(self, sizes: Sequence[int], *, in_flight: int) -> float:
+        """Bytes/s when the actor writes them to a new file, too, in the directory for temporary files."""
+        with tempfile.TemporaryDirectory(prefix="rayka-bench-") as name:
+            path = str(Path(name) / "data")
+            calls = [
+                lambda data=data: self._actor.append.remote(path, data) for data in self._of_sizes(sizes)
+            ]
+            return sum(sizes) / seconds(lambda: self._run(calls, in_flight))
+
+    def _of_sizes(self, sizes: Sequence[int]) -> list[np.ndarray]:
         for size in sizes:
             if size not in self._buffers:
                 self._buffers[size] = np.frombuffer(random.Random(2).randbytes(size), np.uint8)
-        calls = [lambda size=size: self._actor.take.remote(self._buffers[size]) for size in sizes]
-        return sum(sizes) / seconds(lambda: self._run(calls, in_flight))
+        return [self._buffers[size] for size in sizes]
 
     def give_rate(self, sizes: Sequence[int], *, in_flight: int) -> float:
         """Bytes/s when numpy buffers of these sizes are answered, so many calls at a time."""
