@@ -29,6 +29,8 @@ from rayka.metadata.records import (
     BrokerRegistrationChangeRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    NoOpRecord,
+    RegisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
 from rayka.protocol.cluster import (
@@ -50,6 +52,10 @@ from rayka.shard.shard import Result
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):
     """Asked by a new active controller before anything else: an empty log gets its first records (A67)."""
+
+
+class WriteNoOp(msgspec.Struct, frozen=True):
+    """A timer's request while nothing else is written: shows that the quorum commits (A68)."""
 
 
 class FenceStaleBroker(msgspec.Struct, frozen=True):
@@ -78,7 +84,11 @@ class Controller:
 
     def replay(self, record: MetadataRecord, offset: int) -> None:
         self._delta.replay(record)
-        if isinstance(record, BrokerRegistrationChangeRecord) and record.is_in_controlled_shutdown:
+        # In a snapshot the registration itself says so; its offset is the snapshot's, which is late enough.
+        if (
+            isinstance(record, BrokerRegistrationChangeRecord | RegisterBrokerRecord)
+            and record.is_in_controlled_shutdown
+        ):
             self._sessions.on_controlled_shutdown(record.broker_id, offset)
 
     def image(self, next_offset: int) -> MetadataImage:
@@ -122,7 +132,7 @@ class Controller:
             image, request, cluster_id=self._cluster_id, sessions=self._sessions, now_ms=now_ms
         )
         records, broker_epoch = register(image, request)
-        return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id))
+        return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id), is_atomic=False)
 
     def _heartbeat(
         self, request: HeartbeatRequest, image: MetadataImage, now_ms: int
@@ -134,7 +144,10 @@ class Controller:
     ) -> Result[MetadataRecord, bool]:
         unfenced = [broker for broker in image.brokers.values() if not broker.is_fenced]
         stale = [broker for broker in unfenced if not self._sessions.is_alive(broker, now_ms)]
-        return Result(fence(image, stale[0]) if stale else (), len(stale) > 1)
+        return Result(fence(image, stale[0]) if stale else (), len(stale) > 1, is_atomic=False)
+
+    def _write_no_op(self, _: WriteNoOp, image: MetadataImage, now_ms: int) -> Result[MetadataRecord, None]:
+        return Result([NoOpRecord()], None)
 
     def _create_topics(
         self, request: CreateTopicsRequest, image: MetadataImage, now_ms: int
@@ -156,6 +169,7 @@ class Controller:
 _Handler = Callable[[Controller, Any, MetadataImage, int], Result[MetadataRecord, Any]]
 _HANDLERS: Mapping[type[Any], _Handler] = {
     BootstrapMetadata: Controller._bootstrap,
+    WriteNoOp: Controller._write_no_op,
     FenceStaleBroker: Controller._fence_stale_broker,
     RegisterBrokerRequest: Controller._register,
     HeartbeatRequest: Controller._heartbeat,

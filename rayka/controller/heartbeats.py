@@ -46,7 +46,7 @@ def heartbeat(
         is_fenced=becomes.is_fenced,
         should_shut_down=state is BrokerState.SHUTDOWN_NOW,
     )
-    return Result(_records(image, broker, becomes), response)
+    return Result(_records(image, broker, becomes), response, is_atomic=False)
 
 
 def fence(image: MetadataImage, broker: BrokerImage) -> list[MetadataRecord]:

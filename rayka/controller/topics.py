@@ -34,9 +34,11 @@ from rayka.protocol.topics import (
     NewTopic,
     TopicResult,
 )
-from rayka.shard.shard import Result
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
 
-PARTITIONS_MAX = 10_000  # of one topic, and of one request: its records are committed as one batch
+PARTITIONS_MAX = (
+    RECORDS_PER_BATCH_MAX - 1
+)  # of one topic: with its own record they are committed as one batch
 TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 _INTERNAL_PREFIX = "__"
@@ -86,7 +88,6 @@ class _Creation:
         self._config = config
         self._random = random
         self._placer = ReplicaPlacer(image, random)
-        self._partition_count = 0
         self.records: list[MetadataRecord] = []
 
     def try_create(self, topic: NewTopic) -> TopicResult:
@@ -105,7 +106,6 @@ class _Creation:
         if replication_factor == DEFAULT_COUNT:
             replication_factor = self._config.default_replication_factor
         placements = self._placer.place(partition_count, replication_factor)
-        self._partition_count += partition_count
         topic_id = random_uuid(self._random)
         self.records += self._records(TopicRecord(name=topic.name, topic_id=topic_id), configs, placements)
         return TopicResult(topic.name, topic_id)
@@ -116,11 +116,13 @@ class _Creation:
         )
         if not 1 <= count <= PARTITIONS_MAX:
             raise InvalidPartitions(
-                f"topic {topic.name!r}: expected 1 to {PARTITIONS_MAX} partitions, found {count}"
+                f"topic {topic.name!r}: expected 1 to {PARTITIONS_MAX:,} partitions, found {count}"
             )
-        if self._partition_count + count > PARTITIONS_MAX:
+        record_count = len(self.records) + 1 + len(topic.configs) + count
+        if record_count > RECORDS_PER_BATCH_MAX:
             raise InvalidPartitions(
-                f"topic {topic.name!r}: one request creates at most {PARTITIONS_MAX} partitions; use another for it"
+                f"topic {topic.name!r}: it and those before it make {record_count:,} records, expected at most "
+                f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; use another request for it"
             )
         return count
 

@@ -21,6 +21,7 @@ from rayka.metadata.records import (
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RegisterBrokerRecord,
@@ -143,6 +144,9 @@ class MetadataDelta:
     def _set_feature(self, record: FeatureLevelRecord) -> None:
         self._features[record.name] = record.level
 
+    def _do_nothing(self, _: NoOpRecord) -> None:
+        pass
+
     def _topic(self, topic_id: UUID) -> _Topic | None:
         """The topic, ready to be changed; None when there is none or it was removed."""
         if topic_id not in self._topics:
@@ -211,6 +215,7 @@ class MetadataDelta:
 _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
     RegisterBrokerRecord: MetadataDelta._register_broker,
     BrokerRegistrationChangeRecord: MetadataDelta._change_broker,
+    NoOpRecord: MetadataDelta._do_nothing,
     TopicRecord: MetadataDelta._add_topic,
     RemoveTopicRecord: MetadataDelta._remove_topic,
     PartitionRecord: MetadataDelta._add_partition,

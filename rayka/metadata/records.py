@@ -123,6 +123,10 @@ class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=Tr
     offline_directories: tuple[UUID, ...] | None = None
 
 
+class NoOpRecord(_Record, tag=20, frozen=True, array_like=True, kw_only=True):
+    """Nothing changed; that it is committed shows that the quorum works (A68)."""
+
+
 MetadataRecord = (
     RegisterBrokerRecord
     | TopicRecord
@@ -132,6 +136,7 @@ MetadataRecord = (
     | RemoveTopicRecord
     | FeatureLevelRecord
     | BrokerRegistrationChangeRecord
+    | NoOpRecord
 )
 
 _ENCODER = msgspec.msgpack.Encoder(uuid_format="bytes")

@@ -4,22 +4,35 @@ Kafka: `CoordinatorShard`, `CoordinatorResult`, `ControllerWriteOperation`, `Con
 A65).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 RecordT = TypeVar("RecordT")
 RecordT_contra = TypeVar("RecordT_contra", contravariant=True)
 RecordT_co = TypeVar("RecordT_co", covariant=True)
 ResponseT = TypeVar("ResponseT")
+RECORDS_PER_BATCH_MAX = 10_000  # A68
 
 
 class Result(NamedTuple, Generic[RecordT_co, ResponseT]):
-    """What a request leads to: records to write, in one atomic batch, and the response to give once they
-    are committed.
+    """What a request leads to: records to write, and the response to give once they are committed.
+
+    Atomic ones are committed together or not at all, and no more than 10,000; the others may be cut into several
+    batches, so that of those who fail over in between some see the first ones only (A68).
     """
 
     records: Sequence[RecordT_co]
     response: ResponseT
+    is_atomic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCodec(Generic[RecordT]):
+    """Records as the values of a log."""
+
+    encode: Callable[[RecordT], bytes]
+    decode: Callable[[bytes], RecordT]
 
 
 class Shard(Protocol[RecordT]):

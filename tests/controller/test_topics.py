@@ -67,7 +67,7 @@ def test_a_name_is_used_once(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("count", [0, -2, PARTITIONS_MAX + 1])
-def test_a_topic_has_between_one_and_ten_thousand_partitions(machine: Machine, count: int) -> None:
+def test_the_number_of_a_topics_partitions_has_bounds(machine: Machine, count: int) -> None:
     assert error_of(machine, NewTopic("orders", count, 1)) is ErrorCode.INVALID_PARTITIONS
 
 
@@ -76,8 +76,12 @@ def test_the_most_partitions_allowed_can_be_created(machine: Machine) -> None:
     assert len(machine.image.topics["orders"].partitions) == PARTITIONS_MAX
 
 
-def test_one_request_creates_a_bounded_number_of_partitions(machine: Machine) -> None:
-    response = machine.create(NewTopic("a", PARTITIONS_MAX - 1, 1), NewTopic("b", 2, 1), NewTopic("c", 1, 1))
+def test_what_one_request_creates_is_bounded_by_the_records_of_a_batch(machine: Machine) -> None:  # A68
+    response = machine.create(NewTopic("a", PARTITIONS_MAX - 1, 1), NewTopic("b", 1, 1), NewTopic("c", 0, 1))
+    assert [result.error_code for result in response.topics] == [
+        ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS, ErrorCode.INVALID_PARTITIONS
+    ]  # fmt: skip
+    response = machine.create(NewTopic("d", PARTITIONS_MAX - 2, 1), NewTopic("e", 2, 1), NewTopic("f", 1, 1))
     codes = [result.error_code for result in response.topics]
     assert codes == [ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS, ErrorCode.NONE]
 
