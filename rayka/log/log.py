@@ -18,30 +18,29 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
-from rayka.ids import NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
+from rayka.errors import DamagedLog, OffsetOutOfRange, StorageError
+from rayka.ids import NO_OFFSET, OffsetAndEpoch
+from rayka.log.appending import (
+    Appender,
+    AppendInfo,
+    PlacedBatch,
+    check_sizes,
+    placed_by_follower,
+    placed_by_leader,
+)
 from rayka.log.checkpoints import decode_lines, encode_lines
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.recovery import Recovery, Suspect, Tearing, find_segments, open_segments
-from rayka.log.segment import MAX_RELATIVE_OFFSET, BatchPosition, Segment, SegmentFiles, Span
-from rayka.log.time_lookup import TimestampAndOffset, first_at_or_after, largest_before
+from rayka.log.segment import Segment, SegmentFiles, Span
+from rayka.log.segments import Segments, created_segment, planned_segment
+from rayka.log.time_lookup import TimestampAndOffset, first_in_log, largest_in_log
 from rayka.log.unsynced import SyncPlan, Unsynced
-from rayka.ports import Buffer, Disk
+from rayka.ports import Disk
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import FileRange
 
 _LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
-_WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
-
-
-class AppendInfo(NamedTuple):
-    """What an append did; offsets are inclusive."""
-
-    first_offset: int
-    last_offset: int
-    max_timestamp_ms: int
-    size_bytes: int
 
 
 class LogRead(NamedTuple):
@@ -61,16 +60,6 @@ class LocalRead(NamedTuple):
     next_offset: int
 
 
-class _Append(NamedTuple):
-    """One batch about to be written: its bytes and where it goes; positions count from the begin of the
-    write.
-    """
-
-    buffers: Sequence[Buffer]
-    epoch: int
-    place: BatchPosition
-
-
 class Log:
     """One partition's log in one directory."""
 
@@ -81,8 +70,8 @@ class Log:
         self._disk = files.disk
         self._config = config
         self._epochs = epochs
-        self._segments = segments
-        self._warm: list[Segment] = []
+        self._segments = Segments(files, segments)
+        self._appender = Appender(self._segments, epochs)
         self._failure: StorageError | None = None
         self._awaited_files: Mapping[str, bytes] | None = None
         self._truncation_count = 0
@@ -108,7 +97,7 @@ class Log:
         epochs = LeaderEpochCache(disk, directory, files.unsynced)
         if not disk.exists(directory):
             epochs.defer()
-            log = cls(files, config, epochs, [_segment(files, config, log_start_offset, now_ms)])
+            log = cls(files, config, epochs, [planned_segment(files, config, log_start_offset, now_ms)])
             log._awaited_files = new_files
             return log
         recovery_point = min(recovery_point, _lowered_recovery_point(disk, directory, recovery_point))
@@ -124,7 +113,7 @@ class Log:
         )
         is_new = not segments
         if is_new:
-            segments.append(_new_segment(files, config, log_start_offset, now_ms))
+            segments.append(created_segment(files, config, log_start_offset, now_ms))
         log = cls(files, config, epochs, segments)
         if log.log_end_offset < recovery_point and log_start_offset < recovery_point:
             raise DamagedLog(
@@ -138,7 +127,7 @@ class Log:
 
     def _on_opened(self, recovery: Recovery, recovery_point: int | None, log_start_offset: int) -> None:
         self.recovery = recovery
-        self.log_start_offset = max(log_start_offset, self._segments[0].base_offset)
+        self.log_start_offset = max(log_start_offset, self._segments.first.base_offset)
         self._epochs.truncate_from_end(self.log_end_offset)
         if recovery_point is None:
             self.flushed_offset = self.log_end_offset
@@ -157,7 +146,7 @@ class Log:
         self._files.unsynced.name_changed(self.directory)
         self._write_files(self._awaited_files)
         self._epochs.write_deferred()
-        self._active.create()
+        self._segments.active.create()
         self._awaited_files = None
 
     def _write_files(self, files: Mapping[str, bytes]) -> None:
@@ -183,7 +172,7 @@ class Log:
     @property
     def log_end_offset(self) -> int:
         """The offset that the next record gets."""
-        return self._active.next_offset
+        return self._segments.active.next_offset
 
     @property
     def latest_epoch(self) -> int:
@@ -192,7 +181,7 @@ class Log:
 
     @property
     def size_bytes(self) -> int:
-        return sum(segment.size_bytes for segment in self._segments)
+        return self._segments.size_bytes
 
     @property
     def segment_count(self) -> int:
@@ -202,10 +191,6 @@ class Log:
     def failure(self) -> StorageError | None:
         """Why the log takes no more changes; None while it does."""
         return self._failure
-
-    @property
-    def _active(self) -> Segment:
-        return self._segments[-1]
 
     def update_config(self, config: TopicConfig) -> None:
         """Counts from the next append on."""
@@ -227,52 +212,23 @@ class Log:
         Raises RecordBatchTooLarge, with nothing written, and StorageError, after which nothing can be
         appended.
         """
-        appends, offset = [], self.log_end_offset
-        for batch in batches:
-            buffers = batch.stamped(
-                base_offset=offset, leader_epoch=leader_epoch, log_append_time_ms=log_append_time_ms
-            )
-            max_timestamp_ms = batch.max_timestamp_ms if log_append_time_ms is None else log_append_time_ms
-            last_offset = offset + batch.last_offset_delta
-            place = BatchPosition(0, batch.size_bytes, offset, last_offset, max_timestamp_ms)
-            appends.append(_Append(buffers, leader_epoch, place))
-            offset = last_offset + 1
-        return self._append(appends, now_ms)
+        return self._append(
+            placed_by_leader(batches, leader_epoch, self.log_end_offset, log_append_time_ms), now_ms
+        )
 
     def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> AppendInfo:
         """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18).
 
         Raises CorruptRecord when offsets go back; otherwise as `append_as_leader`.
         """
-        appends, expected = [], self.log_end_offset
-        for batch in batches:
-            if batch.base_offset < expected:
-                raise CorruptRecord(f"{self.name}: expected offset {expected} or later, found {batch!r}")
-            expected = batch.next_offset
-            place = BatchPosition(
-                0, batch.size_bytes, batch.base_offset, batch.last_offset, batch.max_timestamp_ms
-            )
-            appends.append(_Append((batch.view,), batch.leader_epoch, place))
-        return self._append(appends, now_ms)
+        return self._append(placed_by_follower(self.name, batches, self.log_end_offset), now_ms)
 
-    def _append(self, appends: Sequence[_Append], now_ms: int) -> AppendInfo:
-        assert appends, "an append has at least one batch"
-        for each in appends:
-            if each.place.size_bytes > self._config.segment_bytes:
-                raise RecordBatchTooLarge(
-                    f"{self.name}: a batch of {each.place.size_bytes} bytes is larger than"
-                    f" segment.bytes, {self._config.segment_bytes}"
-                )
+    def _append(self, placed: Sequence[PlacedBatch], now_ms: int) -> AppendInfo:
+        assert placed, "an append has at least one batch"
+        check_sizes(self.name, placed, self._config.segment_bytes)
         with self._changing():
             self._make_files()
-            for run in _runs(appends, self._config.segment_bytes):
-                self._write(run, now_ms)
-        return AppendInfo(
-            first_offset=appends[0].place.base_offset,
-            last_offset=appends[-1].place.last_offset,
-            max_timestamp_ms=max(each.place.max_timestamp_ms for each in appends),
-            size_bytes=sum(each.place.size_bytes for each in appends),
-        )
+            return self._appender.append(placed, self._config, now_ms)
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
@@ -285,53 +241,11 @@ class Log:
             self._failure = error
             raise
 
-    def _write(self, run: Sequence[_Append], now_ms: int) -> None:
-        """One write. Epochs come first: an epoch without records is harmless, a record without its epoch is
-        not (B20).
-        """
-        if self._should_roll(run, now_ms):
-            self._roll(max(self.log_end_offset, run[0].place.base_offset), now_ms)
-        for each in run:
-            if each.epoch > self.latest_epoch:
-                self._epochs.assign(each.epoch, each.place.base_offset)
-        position, places = 0, []
-        for each in run:
-            places.append(each.place._replace(position=position))
-            position += each.place.size_bytes
-        self._active.append([buffer for each in run for buffer in each.buffers], places)
-
-    def _should_roll(self, run: Sequence[_Append], now_ms: int) -> bool:
-        """F10, for batches about to be appended."""
-        active, config = self._active, self._config
-        if run[-1].place.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
-            return True
-        if active.size_bytes == 0:
-            return False
-        incoming_bytes = sum(each.place.size_bytes for each in run)
-        if active.size_bytes > config.segment_bytes - incoming_bytes or active.has_full_index(
-            config.segment_index_bytes
-        ):
-            return True
-        return self._waited_ms(max(each.place.max_timestamp_ms for each in run), now_ms) > config.segment_ms
-
-    def _waited_ms(self, timestamp_ms: int, now_ms: int) -> int:
-        first = self._active.first_timestamp_ms
-        if NO_TIMESTAMP in (first, timestamp_ms):
-            return now_ms - self._active.created_ms
-        return timestamp_ms - first
-
     def roll(self, now_ms: int) -> None:
         """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
-        if self._active.size_bytes:
+        if self._segments.active.size_bytes:
             with self._changing():
-                self._roll(self.log_end_offset, now_ms)
-
-    def _roll(self, base_offset: int, now_ms: int) -> None:
-        sealed = self._active
-        sealed.write_indexes()
-        self._segments.append(_new_segment(self._files, self._config, base_offset, now_ms))
-        sealed.next_offset = base_offset
-        self._warm_up(sealed)
+                self._segments.roll(self.log_end_offset, self._config, now_ms)
 
     # ---- Epochs --------------------------------------------------------------------------------------------
 
@@ -388,60 +302,20 @@ class Log:
     def _spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
-        """The non-empty spans of consecutive segments that together make one read."""
+        """The spans that together make one read."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.name}: offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
             )
-        end_offset = min(end_offset, self.log_end_offset)
-        number = self._segment_number(offset)
-        while offset < end_offset and (max_bytes > 0 or min_one) and number < len(self._segments):
-            segment = self._segments[number]
-            self._warm_up(segment)
-            span = segment.span(offset, max_bytes=max_bytes, end_offset=end_offset, min_one_batch=min_one)
-            if span.stop > span.position:
-                yield segment, span
-                min_one, max_bytes = False, max_bytes - (span.stop - span.position)
-            if span.stop < segment.size_bytes:
-                return
-            offset, number = span.next_offset, number + 1
-
-    def _segment_number(self, offset: int) -> int:
-        """Number of the segment that contains the offset, or the first."""
-        low, high = 0, len(self._segments)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._segments[middle].base_offset <= offset else (low, middle)
-        return low
-
-    def _warm_up(self, segment: Segment) -> None:
-        """Keeps the indexes of the few sealed segments in use, and lets go of the others."""
-        if segment is self._active or segment in self._warm:
-            return
-        self._warm.append(segment)
-        if len(self._warm) > _WARM_SEGMENTS:
-            self._warm.pop(0).drop_indexes()
+        return self._segments.spans(offset, max_bytes, min(end_offset, self.log_end_offset), min_one)
 
     def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> TimestampAndOffset | None:
         """The first record at or after a time, below `end_offset`; None when there is none (F6, G12)."""
-        for segment in self._segments:
-            self._warm_up(segment)
-            if segment.base_offset < end_offset and segment.largest_timestamp.timestamp_ms >= timestamp_ms:
-                found = first_at_or_after(segment, timestamp_ms, self.log_start_offset)
-                if found is not None:
-                    return found if found.offset < end_offset else None
-        return None
+        return first_in_log(self._segments, timestamp_ms, self.log_start_offset, end_offset)
 
     def max_timestamp(self, *, end_offset: int) -> TimestampAndOffset | None:
         """The first record with the largest timestamp below `end_offset`; None when there is none (F6)."""
-        best: TimestampAndOffset | None = None
-        for segment in self._segments:
-            self._warm_up(segment)
-            if best is None or segment.largest_timestamp.timestamp_ms > best.timestamp_ms:
-                found = largest_before(segment, self.log_start_offset, end_offset)
-                if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
-                    best = found
-        return best
+        return largest_in_log(self._segments, self.log_start_offset, end_offset)
 
     # ---- Truncating, at the end and at the start ------------------------------------------------------------
 
@@ -452,27 +326,21 @@ class Log:
         """
         if offset >= self.log_end_offset:
             return
-        if offset < self._segments[0].base_offset:
+        if offset < self._segments.first.base_offset:
             self.truncate_fully_and_start_at(offset)
             return
         with self._changing():
             self._before_truncation(offset)
-            while self._active.base_offset > offset:
-                self._segments.pop().delete()
-            self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
-            self._active.truncate_to(offset)
+            self._segments.remove_after(offset)
+            self._segments.active.truncate_to(offset)
             self._after_truncation()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
-        created_ms = self._active.created_ms
         with self._changing():
             self._make_files()
-            self._before_truncation(self._segments[0].base_offset)
-            while self._segments:
-                self._segments.pop().delete()
-            self._warm = []
-            self._segments.append(_new_segment(self._files, self._config, offset, created_ms))
+            self._before_truncation(self._segments.first.base_offset)
+            self._segments.replace_all(offset, self._config)
             self.log_start_offset = offset
             self._epochs.clear()
             self._after_truncation()
@@ -487,10 +355,7 @@ class Log:
         assert offset <= self.log_end_offset, f"{self!r} cannot start at {offset}"
         with self._changing():
             self.log_start_offset = offset
-            while len(self._segments) > 1 and self._segments[1].base_offset <= offset:
-                removed = self._segments.pop(0)
-                self._warm = [segment for segment in self._warm if segment is not removed]
-                removed.delete()
+            self._segments.remove_first(self._segments.count_below(offset))
             self._epochs.truncate_from_start(offset)
 
     def _before_truncation(self, offset: int) -> None:
@@ -502,7 +367,7 @@ class Log:
         """
         self._truncation_count += 1
         if offset < self.flushed_offset:
-            scan_from = self._segments[self._segment_number(offset)].base_offset
+            scan_from = self._segments.holding(offset).base_offset
             self._write_files(lowered_recovery_point(scan_from))
 
     def _after_truncation(self) -> None:
@@ -537,33 +402,12 @@ class Log:
     def close(self) -> None:
         """Writes the active segment's indexes. Clean once the plan that `unsynced` gives now is synced."""
         if self._failure is None and self._awaited_files is None:
-            self._active.write_indexes()
+            self._segments.active.write_indexes()
 
     def delete(self) -> None:
         """Removes the directory; readers keep what they mapped."""
         if self._awaited_files is None:
             self._disk.remove_directory(self.directory)
-
-
-def _new_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
-    segment = _segment(files, config, base_offset, now_ms)
-    segment.create()
-    return segment
-
-
-def _segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
-    return Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
-
-
-def _runs(appends: Sequence[_Append], segment_bytes: int) -> Iterator[Sequence[_Append]]:
-    """Splits into runs that fit a segment; almost always there is one."""
-    begin, run_bytes = 0, 0
-    for number, each in enumerate(appends):
-        if run_bytes + each.place.size_bytes > segment_bytes:
-            yield appends[begin:number]
-            begin, run_bytes = number, 0
-        run_bytes += each.place.size_bytes
-    yield appends[begin:]
 
 
 def lowered_recovery_point(scan_from: int) -> dict[str, bytes]:

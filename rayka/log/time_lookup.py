@@ -1,10 +1,11 @@
-"""Finding records by timestamp in one segment (F6).
+"""Finding records by timestamp, in a log and in one segment (F6).
 
 The time index says up to which offset nothing is late enough, the offset index where that is, batch headers
 say which batch, and only that one is decoded. Kafka: `LogSegment.findOffsetByTimestamp`,
 `UnifiedLog.fetchOffsetByTimestamp`.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,31 @@ class TimestampAndOffset(NamedTuple):
     timestamp_ms: int
     offset: int
     leader_epoch: int
+
+
+def first_in_log(
+    segments: Iterable[Segment], timestamp_ms: int, start_offset: int, end_offset: int
+) -> TimestampAndOffset | None:
+    """The first record in [start_offset, end_offset) at or after a time; None when there is none (G12)."""
+    for segment in segments:
+        if segment.base_offset < end_offset and segment.largest_timestamp.timestamp_ms >= timestamp_ms:
+            found = first_at_or_after(segment, timestamp_ms, start_offset)
+            if found is not None:
+                return found if found.offset < end_offset else None
+    return None
+
+
+def largest_in_log(
+    segments: Iterable[Segment], start_offset: int, end_offset: int
+) -> TimestampAndOffset | None:
+    """The first record with the largest timestamp in [start_offset, end_offset); None when there is none."""
+    best: TimestampAndOffset | None = None
+    for segment in segments:
+        if best is None or segment.largest_timestamp.timestamp_ms > best.timestamp_ms:
+            found = largest_before(segment, start_offset, end_offset)
+            if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
+                best = found
+    return best
 
 
 def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) -> TimestampAndOffset | None:

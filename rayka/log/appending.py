@@ -1,0 +1,146 @@
+"""How batches get into a log: their offsets and epochs, when a segment is rolled, and the write itself (B18, F10).
+
+A batch is placed before anything is written, so what cannot be appended changes nothing. Invariants: an append is
+split between batches only where a segment would outgrow its size; an epoch is in the cache before the first of its
+records is in the file (B20). Kafka: `UnifiedLog.append`, `LogSegment.shouldRoll`, `RollParams`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rayka.config import TopicConfig
+from rayka.errors import CorruptRecord, RecordBatchTooLarge
+from rayka.ids import NO_TIMESTAMP
+from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.segment import MAX_RELATIVE_OFFSET, BatchPosition
+from rayka.log.segments import Segments
+from rayka.ports import Buffer
+from rayka.protocol.batch_header import RecordBatch
+
+
+class AppendInfo(NamedTuple):
+    """What an append did; offsets are inclusive."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    size_bytes: int
+
+
+class PlacedBatch(NamedTuple):
+    """One batch about to be written: its bytes and where it goes; positions count from the begin of the
+    write.
+    """
+
+    buffers: Sequence[Buffer]
+    epoch: int
+    place: BatchPosition
+
+
+def placed_by_leader(
+    batches: Sequence[RecordBatch], leader_epoch: int, offset: int, log_append_time_ms: int | None
+) -> list[PlacedBatch]:
+    """The batches from the offset on, one behind the other, in this epoch (B18)."""
+    placed = []
+    for batch in batches:
+        buffers = batch.stamped(
+            base_offset=offset, leader_epoch=leader_epoch, log_append_time_ms=log_append_time_ms
+        )
+        max_timestamp_ms = batch.max_timestamp_ms if log_append_time_ms is None else log_append_time_ms
+        last_offset = offset + batch.last_offset_delta
+        place = BatchPosition(0, batch.size_bytes, offset, last_offset, max_timestamp_ms)
+        placed.append(PlacedBatch(buffers, leader_epoch, place))
+        offset = last_offset + 1
+    return placed
+
+
+def placed_by_follower(name: str, batches: Sequence[RecordBatch], offset: int) -> list[PlacedBatch]:
+    """The batches where they say they belong, from the offset on. Raises CorruptRecord when offsets go back (B18)."""
+    placed = []
+    for batch in batches:
+        if batch.base_offset < offset:
+            raise CorruptRecord(f"{name}: expected offset {offset} or later, found {batch!r}")
+        offset = batch.next_offset
+        place = BatchPosition(
+            0, batch.size_bytes, batch.base_offset, batch.last_offset, batch.max_timestamp_ms
+        )
+        placed.append(PlacedBatch((batch.view,), batch.leader_epoch, place))
+    return placed
+
+
+def check_sizes(name: str, placed: Sequence[PlacedBatch], segment_bytes: int) -> None:
+    """Raises RecordBatchTooLarge for a batch that no segment can hold."""
+    for each in placed:
+        if each.place.size_bytes > segment_bytes:
+            raise RecordBatchTooLarge(
+                f"{name}: a batch of {each.place.size_bytes} bytes is larger than segment.bytes, {segment_bytes}"
+            )
+
+
+class Appender:
+    """Writes placed batches into the active segment of one log, and rolls it when it is time."""
+
+    def __init__(self, segments: Segments, epochs: LeaderEpochCache) -> None:
+        self._segments = segments
+        self._epochs = epochs
+
+    def __repr__(self) -> str:
+        return f"<Appender {self._segments.active!r}>"
+
+    def append(self, placed: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> AppendInfo:
+        """Writes the batches, almost always in one write. Raises StorageError when the disk fails."""
+        for run in _runs(placed, config.segment_bytes):
+            self._write(run, config, now_ms)
+        return AppendInfo(
+            first_offset=placed[0].place.base_offset,
+            last_offset=placed[-1].place.last_offset,
+            max_timestamp_ms=max(each.place.max_timestamp_ms for each in placed),
+            size_bytes=sum(each.place.size_bytes for each in placed),
+        )
+
+    def _write(self, run: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> None:
+        """One write. Epochs come first: an epoch without records is harmless, a record without its epoch is
+        not (B20).
+        """
+        if self._should_roll(run, config, now_ms):
+            base_offset = max(self._segments.active.next_offset, run[0].place.base_offset)
+            self._segments.roll(base_offset, config, now_ms)
+        for each in run:
+            if each.epoch > self._epochs.latest_epoch:
+                self._epochs.assign(each.epoch, each.place.base_offset)
+        position, places = 0, []
+        for each in run:
+            places.append(each.place._replace(position=position))
+            position += each.place.size_bytes
+        self._segments.active.append([buffer for each in run for buffer in each.buffers], places)
+
+    def _should_roll(self, run: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> bool:
+        """F10, for batches about to be appended."""
+        active = self._segments.active
+        if run[-1].place.last_offset - active.base_offset > MAX_RELATIVE_OFFSET:
+            return True
+        if active.size_bytes == 0:
+            return False
+        incoming_bytes = sum(each.place.size_bytes for each in run)
+        if active.size_bytes > config.segment_bytes - incoming_bytes or active.has_full_index(
+            config.segment_index_bytes
+        ):
+            return True
+        return self._waited_ms(max(each.place.max_timestamp_ms for each in run), now_ms) > config.segment_ms
+
+    def _waited_ms(self, timestamp_ms: int, now_ms: int) -> int:
+        first = self._segments.active.first_timestamp_ms
+        if NO_TIMESTAMP in (first, timestamp_ms):
+            return now_ms - self._segments.active.created_ms
+        return timestamp_ms - first
+
+
+def _runs(placed: Sequence[PlacedBatch], segment_bytes: int) -> Iterator[Sequence[PlacedBatch]]:
+    """Splits into runs that fit a segment; almost always there is one."""
+    begin, run_bytes = 0, 0
+    for number, each in enumerate(placed):
+        if run_bytes + each.place.size_bytes > segment_bytes:
+            yield placed[begin:number]
+            begin, run_bytes = number, 0
+        run_bytes += each.place.size_bytes
+    yield placed[begin:]

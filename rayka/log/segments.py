@@ -1,0 +1,130 @@
+"""The segments of one log, oldest first: which one holds an offset, and spans of batches across several.
+
+Invariants: there is at least one, and the last is the active one; each begins where the one before it ends; of the
+sealed ones only the few in use keep their indexes in memory. Kafka: `LogSegments`.
+"""
+
+from collections.abc import Iterator
+
+from rayka.config import TopicConfig
+from rayka.log.segment import Segment, SegmentFiles, Span
+
+_WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
+
+
+class Segments:
+    """The segments of one log."""
+
+    def __init__(self, files: SegmentFiles, segments: list[Segment]) -> None:
+        self._files = files
+        self._segments = segments
+        self._warm: list[Segment] = []
+
+    def __repr__(self) -> str:
+        return f"<Segments {self._segments}>"
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        """Oldest first, each with its indexes at hand."""
+        for segment in self._segments:
+            self._warm_up(segment)
+            yield segment
+
+    @property
+    def first(self) -> Segment:
+        return self._segments[0]
+
+    @property
+    def active(self) -> Segment:
+        return self._segments[-1]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    # ---- Looking -------------------------------------------------------------------------------------------
+
+    def holding(self, offset: int) -> Segment:
+        """The segment that contains the offset, or the first."""
+        return self._segments[self._number_of(offset)]
+
+    def _number_of(self, offset: int) -> int:
+        low, high = 0, len(self._segments)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._segments[middle].base_offset <= offset else (low, middle)
+        return low
+
+    def spans(
+        self, offset: int, max_bytes: int, end_offset: int, min_one: bool
+    ) -> Iterator[tuple[Segment, Span]]:
+        """The non-empty spans of consecutive segments that together make one read (G4-G6)."""
+        number = self._number_of(offset)
+        while offset < end_offset and (max_bytes > 0 or min_one) and number < len(self._segments):
+            segment = self._segments[number]
+            self._warm_up(segment)
+            span = segment.span(offset, max_bytes=max_bytes, end_offset=end_offset, min_one_batch=min_one)
+            if span.stop > span.position:
+                yield segment, span
+                min_one, max_bytes = False, max_bytes - (span.stop - span.position)
+            if span.stop < segment.size_bytes:
+                return
+            offset, number = span.next_offset, number + 1
+
+    def _warm_up(self, segment: Segment) -> None:
+        """Keeps the indexes of the few sealed segments in use, and lets go of the others."""
+        if segment is self.active or segment in self._warm:
+            return
+        self._warm.append(segment)
+        if len(self._warm) > _WARM_SEGMENTS:
+            self._warm.pop(0).drop_indexes()
+
+    # ---- Coming and going ----------------------------------------------------------------------------------
+
+    def roll(self, base_offset: int, config: TopicConfig, now_ms: int) -> None:
+        """Seals the active segment, and begins another one."""
+        sealed = self.active
+        sealed.write_indexes()
+        self._segments.append(created_segment(self._files, config, base_offset, now_ms))
+        sealed.next_offset = base_offset
+        self._warm_up(sealed)
+
+    def remove_after(self, offset: int) -> None:
+        """Removes the segments that begin behind the offset, newest first; the first of all stays."""
+        while len(self) > 1 and self.active.base_offset > offset:
+            self._segments.pop().delete()
+        self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
+
+    def count_below(self, offset: int) -> int:
+        """How many segments lie wholly below the offset, the active one apart."""
+        return sum(segment.base_offset <= offset for segment in self._segments[1:])
+
+    def remove_first(self, count: int) -> None:
+        """Removes so many segments, oldest first, but never the active one."""
+        assert count < len(self), (self, count)
+        for _ in range(count):
+            removed = self._segments.pop(0)
+            self._warm = [segment for segment in self._warm if segment is not removed]
+            removed.delete()
+
+    def replace_all(self, base_offset: int, config: TopicConfig) -> None:
+        """Removes all, newest first, and begins an empty one."""
+        created_ms = self.active.created_ms
+        while self._segments:
+            self._segments.pop().delete()
+        self._warm = []
+        self._segments.append(created_segment(self._files, config, base_offset, created_ms))
+
+
+def created_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
+    """A new segment, with its file."""
+    segment = planned_segment(files, config, base_offset, now_ms)
+    segment.create()
+    return segment
+
+
+def planned_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
+    """A new segment that has no file yet."""
+    return Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
