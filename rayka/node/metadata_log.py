@@ -26,11 +26,12 @@ from rayka.raft.checkpoint import decode_bootstrap_checkpoint
 from rayka.raft.election_state import (
     QUORUM_STATE_FILE,
     ElectionState,
-    PersistElection,
     decode_election,
     encode_election,
 )
 from rayka.raft.quorum import METADATA_PARTITION, Quorum
+from rayka.raft.quorum_config import QuorumConfig
+from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
 
 _PARTITION = TopicPartition(METADATA_TOPIC, METADATA_PARTITION)
@@ -64,7 +65,18 @@ class MetadataLog:
             log = directory.open_log(
                 _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=_now_ms(), is_always_synced=True
             )
-            quorum = Quorum(local=local, voters=voters, log=log, stored=_read_election(settings))
+            quorum = Quorum(
+                cluster_id=directory.cluster_id,
+                local=local,
+                log=log,
+                snapshots=SnapshotStore(settings.disk, metadata_directory(path)),
+                stored=_read_election(settings),
+                config=QuorumConfig(),
+                random=settings.random,
+                now_ms=_now_ms(),
+                bootstrap_ids=(),
+            )
+            assert quorum.voters == voters, f"{quorum!r}: {voters!r}"
         except BaseException:
             directory.release()
             raise
@@ -103,14 +115,14 @@ class MetadataLog:
 
     async def lead(self) -> None:
         """Has this node elected, and the first record of its epoch committed."""
-        for effect in self._quorum.start():
-            await self._persist(effect)
+        self._quorum.poll(_now_ms())
+        await self._persist(self._quorum.election)
         await self._flush()
 
-    async def _persist(self, effect: PersistElection) -> None:
+    async def _persist(self, election: ElectionState) -> None:
         path = _election_path(self._settings)
-        await replace_durably(self._settings.disk, {path: encode_election(effect.election)})
-        self._quorum.on_persisted(effect)
+        await replace_durably(self._settings.disk, {path: encode_election(election)})
+        self._quorum.on_persisted(election)
 
     def committed_records(self) -> Iterator[tuple[int, MetadataRecord]]:
         """Every record below the high watermark, with its offset (A41). Raises StorageError when one is damaged."""
@@ -147,7 +159,7 @@ class MetadataLog:
             return False
         self.news.notify()
         await self._directory.sync([self._log])
-        return self._quorum.on_flushed()
+        return self._quorum.on_flushed(_now_ms())
 
     # ---- Followed ----------------------------------------------------------------------------------------------------
 
@@ -157,10 +169,9 @@ class MetadataLog:
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.max_wait_ms / 1000
-        (partition,) = request.partitions
         while not self._is_closed:
             may_wait = loop.time() < deadline_s
-            result = self._quorum.handle_fetch(partition, max_bytes=request.max_bytes, may_wait=may_wait)
+            result = self._quorum.handle_fetch(request, now_ms=_now_ms(), may_wait=may_wait)
             if result is not None:
                 return FetchResponse((result,))
             await self.news.wait(deadline_s)

@@ -141,11 +141,14 @@ class VoterChangeResponse(Message, frozen=True, array_like=True):
 
 
 class AddRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_like=True):
-    """Makes a caught-up observer a voter; answered once that is committed (A56)."""
+    """Makes a caught-up observer a voter; answered once that is committed, or as soon as it is appended, for one who
+    adds itself must go on fetching to have it committed (A56, A60).
+    """
 
     cluster_id: str
     voter: ReplicaKey
     timeout_ms: int
+    ack_when_committed: bool = True
 
 
 class RemoveRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_like=True):

@@ -80,15 +80,20 @@ def encode_control_batch(records: Sequence[ControlRecord], *, timestamp_ms: int)
 
 def decode_control_batch(batch: RecordBatch) -> Iterator[ControlRecord]:
     """The records of a control batch. Raises UnsupportedVersion for a type or version that this node does
-    not know.
+    not know, CorruptRecord for one that makes no sense.
     """
     decoded = decode(batch)
     for key, value in zip(decoded.keys_list(), decoded.values_list(), strict=True):
         if key is None or value is None:
             raise CorruptRecord(f"{batch!r} holds a control record without key or value")
+        if len(key) != _KEY.size:
+            raise CorruptRecord(f"{batch!r} holds a control record whose key is {key!r}")
         version, number = _KEY.unpack(key)
         if version != _RECORD_VERSION or number not in _TYPES:
             raise UnsupportedVersion(
                 f"{batch!r}: control record of type {number}, version {version}; upgrade this node"
             )
-        yield msgspec.msgpack.decode(value, type=_TYPES[number])
+        try:
+            yield msgspec.msgpack.decode(value, type=_TYPES[number])
+        except msgspec.MsgspecError as error:
+            raise CorruptRecord(f"{batch!r}: control record of type {number}: {error}") from error

@@ -30,12 +30,6 @@ class ElectionState(msgspec.Struct, frozen=True):
         return f"<ElectionState epoch={self.leader_epoch} leader={self.leader_id} voted={vote}>"
 
 
-class PersistElection(msgspec.Struct, frozen=True):
-    """An effect: the state must be durable in `quorum-state` before any later effect is performed (A8)."""
-
-    election: ElectionState
-
-
 class _File(msgspec.Struct, frozen=True, rename="camel"):
     leader_id: int
     leader_epoch: int

@@ -1,60 +1,129 @@
-"""What a replica of the quorum can be, and which changes are legal (A1-A3, A9).
+"""What a replica of the quorum can be, and which changes are legal (A1-A3).
 
-The durable part, epoch, leader and vote, is the `ElectionState`; these classes are what it does with it.
-Kafka: one class per state, and the table in `QuorumState`. Left out until voters talk to each other:
-Follower, and the timers.
+The durable part, epoch, leader and vote, is the `ElectionState`; a role is what the replica does with it, and for how
+long. `LEGAL_CHANGES` is the whole truth about transitions: `QuorumState` refuses any other. Kafka: one class per state,
+and the table in `QuorumState`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from enum import Enum
 
-import msgspec
-
-from rayka.ids import NO_NODE, ReplicaKey
-from rayka.raft.election_state import ElectionState
+from rayka.ids import ReplicaKey
+from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
+from rayka.raft.votes import VoteTally
 
 
-@dataclass(frozen=True, slots=True)
 class Unattached:
     """Knows an epoch, and nobody who leads in it."""
 
+    __slots__ = ("election_deadline_ms",)
 
-@dataclass(frozen=True, slots=True)
-class Resigned:
-    """Led this epoch before its process ended. It does not lead or vote in it again: two different records
-    could get one offset and epoch (A9).
-    """
+    def __init__(self, election_deadline_ms: int) -> None:
+        self.election_deadline_ms = election_deadline_ms
+
+    def __repr__(self) -> str:
+        return f"<Unattached until={self.election_deadline_ms}>"
 
 
-@dataclass(frozen=True, slots=True)
 class Prospective:
     """Asks whether it would be elected, before it raises the epoch."""
 
+    __slots__ = ("election_deadline_ms", "tally")
 
-@dataclass(frozen=True, slots=True)
+    def __init__(self, election_deadline_ms: int, tally: VoteTally) -> None:
+        self.election_deadline_ms = election_deadline_ms
+        self.tally = tally
+
+    def __repr__(self) -> str:
+        return f"<Prospective until={self.election_deadline_ms} {self.tally!r}>"
+
+
 class Candidate:
     """Has raised the epoch and voted for itself."""
 
+    __slots__ = ("election_deadline_ms", "tally")
 
-Role = Unattached | Resigned | Prospective | Candidate | Leader
+    def __init__(self, election_deadline_ms: int, tally: VoteTally) -> None:
+        self.election_deadline_ms = election_deadline_ms
+        self.tally = tally
 
-LEGAL_CHANGES: dict[type[Role], tuple[type[Role], ...]] = {
-    Unattached: (Prospective,),
-    Resigned: (Prospective,),  # by way of Unattached, which an only voter need not wait for (A5)
-    Prospective: (Candidate,),
-    Candidate: (Leader,),
-    Leader: (),
+    def __repr__(self) -> str:
+        return f"<Candidate until={self.election_deadline_ms} {self.tally!r}>"
+
+
+class Resigned:
+    """Led this epoch, and does not lead or vote in it again: two different records could get one offset and epoch
+    (A9). Tells every voter until it acknowledges (A22).
+    """
+
+    __slots__ = ("_unacknowledged", "election_deadline_ms", "preferred_successors")
+
+    def __init__(
+        self,
+        election_deadline_ms: int,
+        unacknowledged: Sequence[ReplicaKey],
+        preferred_successors: tuple[ReplicaKey, ...],
+    ) -> None:
+        self.election_deadline_ms = election_deadline_ms
+        self.preferred_successors = preferred_successors
+        self._unacknowledged = {voter.node_id: voter for voter in unacknowledged}
+
+    def __repr__(self) -> str:
+        return f"<Resigned until={self.election_deadline_ms} unacknowledged={list(self._unacknowledged)}>"
+
+    @property
+    def unacknowledged(self) -> tuple[int, ...]:
+        """Node ids of the voters that have not said that they know."""
+        return tuple(self._unacknowledged)
+
+    def on_acknowledged(self, node_id: int) -> None:
+        self._unacknowledged.pop(node_id, None)
+
+
+Role = Unattached | Prospective | Candidate | Leader | Follower | Resigned
+
+
+class EpochChange(Enum):
+    """What a change of role may do to the epoch; it never falls."""
+
+    NONE = "the same"
+    BY_ONE = "one higher"
+    RAISED = "any higher"
+    NOT_LOWERED = "the same or any higher"
+
+    def allows(self, before: int, after: int) -> bool:
+        """Whether the epoch may go from one to the other."""
+        match self:
+            case EpochChange.NONE:
+                return after == before
+            case EpochChange.BY_ONE:
+                return after == before + 1
+            case EpochChange.RAISED:
+                return after > before
+            case EpochChange.NOT_LOWERED:
+                return after >= before
+
+
+LEGAL_CHANGES: dict[tuple[type[Role], type[Role]], EpochChange] = {
+    (Unattached, Unattached): EpochChange.NOT_LOWERED,  # a higher epoch; or a vote given
+    (Unattached, Prospective): EpochChange.NONE,  # election timeout
+    (Unattached, Follower): EpochChange.NOT_LOWERED,  # a leader
+    (Prospective, Unattached): EpochChange.NOT_LOWERED,  # a higher epoch; or lost, and no leader known
+    (Prospective, Prospective): EpochChange.NONE,  # a vote given
+    (Prospective, Candidate): EpochChange.BY_ONE,  # a majority of pre-votes
+    (Prospective, Follower): EpochChange.NOT_LOWERED,  # a leader; or lost, and the last leader is known
+    (Candidate, Unattached): EpochChange.RAISED,  # a higher epoch
+    (Candidate, Prospective): EpochChange.NONE,  # election timeout, which a loss waits out too
+    (Candidate, Leader): EpochChange.NONE,  # a majority of votes
+    (Candidate, Follower): EpochChange.NOT_LOWERED,  # a leader: another won this epoch, or a later one
+    (Leader, Unattached): EpochChange.RAISED,  # a higher epoch
+    (Leader, Resigned): EpochChange.NONE,  # shutdown, resign, check quorum
+    (Leader, Follower): EpochChange.RAISED,  # a leader of a higher epoch
+    (Resigned, Unattached): EpochChange.RAISED,  # a higher epoch; or election timeout, one higher
+    (Resigned, Follower): EpochChange.RAISED,  # a leader; that of the same epoch was itself
+    (Resigned, Prospective): EpochChange.NONE,  # the only voter does not wait (A5)
+    (Follower, Unattached): EpochChange.RAISED,  # a higher epoch, and no leader known
+    (Follower, Prospective): EpochChange.NONE,  # fetch timeout, or its leader has resigned
+    (Follower, Follower): EpochChange.RAISED,  # a leader of a higher epoch
 }
-
-
-def role_after_restart(
-    stored: ElectionState | None, local: ReplicaKey, last_epoch: int
-) -> tuple[Role, ElectionState]:
-    """What a replica starts as (A9). `last_epoch` is that of the last record in its log."""
-    if stored is None or stored.leader_epoch < last_epoch:
-        return Unattached(), ElectionState(max(last_epoch, 0))
-    if stored.leader_id == local.node_id:
-        return Resigned(), stored
-    if stored.voted_key == local:
-        return Candidate(), stored
-    return Unattached(), msgspec.structs.replace(stored, leader_id=NO_NODE)

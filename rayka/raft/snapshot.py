@@ -104,6 +104,20 @@ def decode_snapshot(content: Buffer, path: str) -> Snapshot:
         raise StorageError(f"{path} is damaged: {error}; {_ADVICE}") from error
 
 
+def last_contained_timestamp_ms(content: Buffer, path: str) -> int:
+    """Of the newest record that the state stands for, -1 when there was none; only the header is looked at.
+
+    Raises StorageError naming the path.
+    """
+    try:
+        for record in decode_control_batch(next(split_batches(content))):
+            if isinstance(record, SnapshotHeaderRecord):
+                return record.last_contained_log_timestamp_ms
+    except (ApiError, StopIteration) as error:
+        raise StorageError(f"{path} is damaged: {error}; {_ADVICE}") from error
+    raise StorageError(f"{path} is damaged: it does not begin with a header; {_ADVICE}")
+
+
 def _decode(content: Buffer) -> Snapshot:
     control: list[ControlRecord] = []
     data = []

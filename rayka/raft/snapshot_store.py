@@ -20,6 +20,7 @@ from rayka.raft.snapshot import (
     SNAPSHOT_SUFFIX,
     Snapshot,
     decode_snapshot,
+    last_contained_timestamp_ms,
     parse_snapshot_name,
     snapshot_name,
 )
@@ -102,6 +103,10 @@ class SnapshotStore:
     def load(self, snapshot_id: OffsetAndEpoch) -> Snapshot:
         """What it holds. Raises StorageError naming the path when it is damaged."""
         return decode_snapshot(self.content(snapshot_id), self.path(snapshot_id))
+
+    def last_contained_timestamp_ms(self, snapshot_id: OffsetAndEpoch) -> int:
+        """Of the newest record that it stands for; -1 when there was none."""
+        return last_contained_timestamp_ms(self.content(snapshot_id), self.path(snapshot_id))
 
     def bootstrap_voters(self) -> VoterSet | None:
         """The voters that the directory was formatted with; None when it was formatted without (A48).

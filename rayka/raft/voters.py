@@ -1,23 +1,107 @@
-"""Who votes. Kafka: `VoterSet`; a voter is a node *and* its directory (A55)."""
+"""Who votes. A voter is a node *and* its directory (A55). Pure values.
+
+Invariant: at least one voter, ascending by node id, each id once. Kafka: `VoterSet`; without endpoints, for a node is
+reached by its id.
+"""
+
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from rayka.ids import ReplicaKey
 
 
+class VersionRange(msgspec.Struct, frozen=True, array_like=True):
+    """The versions of the feature `kraft.version` that a voter knows, both ends included (A58)."""
+
+    lowest: int
+    highest: int
+
+    def __contains__(self, version: int) -> bool:
+        return self.lowest <= version <= self.highest
+
+
+SUPPORTED_KRAFT_VERSIONS = VersionRange(1, 1)
+
+
 class VoterSet(msgspec.Struct, frozen=True, array_like=True):
-    """The voters of a quorum, ascending by node id; at least one."""
+    """The voters of a quorum, ascending by node id; at least one.
+
+    `kraft_versions` stands beside `voters`; it is empty while all know exactly what this code knows.
+    """
 
     voters: tuple[ReplicaKey, ...]
+    kraft_versions: tuple[VersionRange, ...] = ()
 
     def __post_init__(self) -> None:
         node_ids = [voter.node_id for voter in self.voters]
         if not node_ids or node_ids != sorted(set(node_ids)):
             raise ValueError(f"voters are one or more nodes, ascending, each once; found {node_ids}")
+        if self.kraft_versions and len(self.kraft_versions) != len(node_ids):
+            raise ValueError(
+                f"each of the voters {node_ids} has one version range, found {self.kraft_versions}"
+            )
 
     def __repr__(self) -> str:
         return f"<VoterSet {[voter.node_id for voter in self.voters]}>"
 
+    def __contains__(self, replica: ReplicaKey) -> bool:
+        return replica in self.voters
+
     def is_only(self, replica: ReplicaKey) -> bool:
         """Whether this replica votes alone: its own vote is a majority (A5)."""
         return self.voters == (replica,)
+
+    @property
+    def majority(self) -> int:
+        """How many voters are more than half of them."""
+        return len(self.voters) // 2 + 1
+
+    def with_id(self, node_id: int) -> ReplicaKey | None:
+        """The voter of this node id, whatever its directory."""
+        return next((voter for voter in self.voters if voter.node_id == node_id), None)
+
+    def kraft_versions_of(self, voter: ReplicaKey) -> VersionRange:
+        """What the voter says it knows."""
+        if not self.kraft_versions:
+            return SUPPORTED_KRAFT_VERSIONS
+        return self.kraft_versions[self.voters.index(voter)]
+
+    # ---- Changes -----------------------------------------------------------------------------------------------------
+
+    def with_voter(
+        self, voter: ReplicaKey, kraft_versions: VersionRange = SUPPORTED_KRAFT_VERSIONS
+    ) -> "VoterSet":
+        """These voters and one more; its id is not among them yet (A56)."""
+        assert self.with_id(voter.node_id) is None, f"{self!r} has {voter!r}"
+        return _voter_set([*self._entries(), (voter, kraft_versions)])
+
+    def without_voter(self, voter: ReplicaKey) -> "VoterSet | None":
+        """These voters but one; None when it is not among them, or nobody would be left (A57)."""
+        if voter not in self.voters or len(self.voters) == 1:
+            return None
+        return _voter_set(entry for entry in self._entries() if entry[0] != voter)
+
+    def with_kraft_versions(self, voter: ReplicaKey, kraft_versions: VersionRange) -> "VoterSet":
+        """These voters, one of which knows other versions than it did (A58)."""
+        return _voter_set(
+            (each, kraft_versions if each == voter else known) for each, known in self._entries()
+        )
+
+    def has_overlapping_majority(self, other: "VoterSet") -> bool:
+        """Whether any majority of one shares a voter with any of the other: at most one voter came and one went
+        (A59).
+        """
+        came = sum(voter not in self.voters for voter in other.voters)
+        gone = sum(voter not in other.voters for voter in self.voters)
+        return came <= 1 and gone <= 1
+
+    def _entries(self) -> Sequence[tuple[ReplicaKey, VersionRange]]:
+        return [(voter, self.kraft_versions_of(voter)) for voter in self.voters]
+
+
+def _voter_set(entries: Iterable[tuple[ReplicaKey, VersionRange]]) -> VoterSet:
+    ordered = sorted(entries, key=lambda entry: entry[0].node_id)
+    versions = tuple(known for _, known in ordered)
+    all_usual = all(known == SUPPORTED_KRAFT_VERSIONS for known in versions)
+    return VoterSet(tuple(voter for voter, _ in ordered), () if all_usual else versions)

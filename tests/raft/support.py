@@ -1,62 +1,411 @@
-"""What the tests of the quorum share: one voter on a memory disk, driven by hand as its node would."""
+"""What the tests of the quorum share: cores on memory disks, driven by hand as their drivers would, in virtual time.
 
+`Node` is one core with its disk: `settle` does what a driver's loop does after an event. `Cluster` wires several back
+to back: requests that a core gives are handled by another a moment later, unless the link between them is cut.
+"""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
 from uuid import UUID
 
 from rayka.config import TopicConfig
 from rayka.ids import METADATA_TOPIC_ID, ReplicaKey
 from rayka.log.log import Log
-from rayka.protocol.fetch import FetchPartition, FetchPartitionResult
+from rayka.ports import Request
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
+from rayka.protocol.quorum import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    FetchSnapshotRequest,
+    VoteRequest,
+)
+from rayka.raft.control_records import ControlRecord, decode_control_batch
 from rayka.raft.election_state import ElectionState
 from rayka.raft.quorum import Quorum
+from rayka.raft.quorum_config import QuorumConfig
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_data, encode_snapshot, snapshot_name
+from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
 from rayka.testing.memory_disk import MemoryDisk
 
-ME = ReplicaKey(3001, UUID(int=7))
+CLUSTER_ID = "cluster"
 DIRECTORY = "/data/__cluster_metadata-0"
+LOG_CONFIG = TopicConfig(max_message_bytes=2**31 - 1)
 
 
-class Voter:
-    """The only voter, its log and its disk."""
+def key(number: int, directory: int = 7) -> ReplicaKey:
+    """The replica of controller 300<number>."""
+    return ReplicaKey(3000 + number, UUID(int=directory))
 
-    def __init__(self, disk: MemoryDisk | None = None, stored: ElectionState | None = None) -> None:
+
+ME, OTHER, THIRD = key(1), key(2), key(3)
+
+
+class Node:
+    """One replica, its log, its snapshots and its disk."""
+
+    def __init__(  # noqa: PLR0913 - what a replica is made of
+        self, local: ReplicaKey = ME, voters: Sequence[ReplicaKey] | None = (ME,), *,
+        disk: MemoryDisk | None = None, stored: ElectionState | None = None, now_ms: int = 0, seed: int = 0,
+        config: QuorumConfig | None = None, bootstrap_ids: Sequence[int] = (), cluster_id: str = CLUSTER_ID,
+    ) -> None:  # fmt: skip
+        self.local = local
         self.disk = disk or MemoryDisk()
-        self.log = Log.open(self.disk, DIRECTORY, TopicConfig(), recovery_point=0, now_ms=0)
-        self.quorum = Quorum(local=ME, voters=VoterSet((ME,)), log=self.log, stored=stored)
+        if disk is None and voters is not None:
+            write_snapshot(self.disk, BOOTSTRAP_SNAPSHOT_ID.offset, 0, VoterSet(tuple(voters)))
+        self.log = Log.open(self.disk, DIRECTORY, LOG_CONFIG, recovery_point=0, now_ms=0)
+        self.snapshots = SnapshotStore(self.disk, DIRECTORY)
+        self.stored = stored
+        self.quorum = Quorum(
+            cluster_id=cluster_id,
+            local=local,
+            log=self.log,
+            snapshots=self.snapshots,
+            stored=stored,
+            config=config or QuorumConfig(),
+            random=Random(seed),
+            now_ms=now_ms,
+            bootstrap_ids=bootstrap_ids,
+        )
 
-    @classmethod
-    def leading(cls, disk: MemoryDisk | None = None, stored: ElectionState | None = None) -> "Voter":
-        """Elected, its first record committed."""
-        voter = cls(disk, stored)
-        voter.elect()
-        voter.flush()
-        return voter
+    def __repr__(self) -> str:
+        return repr(self.quorum)
 
-    def elect(self) -> None:
-        for effect in self.quorum.start():
-            self.quorum.on_persisted(effect)
+    @property
+    def role(self) -> str:
+        return type(self.quorum.role).__name__
+
+    @property
+    def epoch(self) -> int:
+        return self.quorum.election.leader_epoch
+
+    # ---- What a driver does ------------------------------------------------------------------------------------------
+
+    def persist(self) -> None:
+        self.stored = self.quorum.election
+        self.quorum.on_persisted(self.stored)
 
     def drain(self) -> bool:
         return self.quorum.drain(now_ms=0, timestamp_ms=5)
 
-    def sync(self) -> bool:
+    def sync(self, now_ms: int = 0) -> bool:
         plan = self.log.unsynced()
         self.disk.sync_now(plan.files, plan.directories)
         self.log.on_synced(plan)
-        return self.quorum.on_flushed()
+        return self.quorum.on_flushed(now_ms)
 
-    def flush(self) -> bool:
-        return self.drain() and self.sync()
+    def flush(self, now_ms: int = 0) -> bool:
+        return self.drain() and self.sync(now_ms)
 
-    def fetch(
+    def freeze(self, now_ms: int = 0) -> None:
+        """What `SnapshotStore.freeze` does, at once."""
+        download = self.quorum.finished_download
+        if download is not None:
+            run(self.snapshots.freeze(download))
+            self.quorum.on_snapshot_frozen(now_ms)
+
+    def settle(self, now_ms: int = 0) -> list[tuple[int, Request[Any]]]:
+        """Poll, persist, flush, until nothing is left; what is to be sent."""
+        self.quorum.poll(now_ms)
+        self.persist()
+        self.freeze(now_ms)
+        while self.flush(now_ms):
+            pass
+        self.persist()
+        return self.quorum.requests(now_ms)
+
+    def restarted(self, *, now_ms: int = 0, **changed: Any) -> "Node":
+        """After a crash of the process: the page cache is left."""
+        self.disk.process_crash()
+        return Node(self.local, disk=self.disk, stored=self.stored, now_ms=now_ms, **changed)
+
+    # ---- Short forms -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def leading(cls, **given: Any) -> "Node":
+        """The only voter: elected, its first record committed."""
+        node = cls(**given)
+        node.settle(given.get("now_ms", 0))
+        return node
+
+    def commit(self, *values: bytes) -> int:
+        offset = self.quorum.append(values)
+        self.flush()
+        return offset
+
+    def elect(self, now_ms: int, *voting: ReplicaKey) -> None:
+        """Makes it stand up, and be elected by these."""
+        while self.role not in ("Prospective", "Candidate"):
+            now_ms = max(now_ms, self.quorum.next_poll_ms(now_ms))
+            self.quorum.poll(now_ms)
+        while self.role != "Leader":
+            role = self.role
+            for node_id, request in self.settle(now_ms):
+                if isinstance(request, VoteRequest) and request.voter in voting and self.role == role:
+                    self.quorum.on_response(node_id, request, granted(self), now_ms)
+        self.persist()
+
+    def records(self) -> list[ControlRecord | bytes]:
+        return list(contents(self.log, self.log.log_start_offset, self.log.log_end_offset))
+
+    def committed(self) -> list[bytes]:
+        read = contents(self.log, self.log.log_start_offset, self.quorum.high_watermark)
+        return [each for each in read if isinstance(each, bytes)]
+
+    def fetch(self, offset: int, last_epoch: int = 1, **given: Any) -> FetchPartitionResult | None:
+        may_wait, now_ms = given.pop("may_wait", True), given.pop("now_ms", 0)
+        request = fetch_request(offset, last_epoch, **given)
+        return self.quorum.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
+
+    def fetched_by(self, replica: ReplicaKey, offset: int | None = None, *, now_ms: int = 0) -> bool:
+        """A fetch from the end of this leader's log, or from the offset. Whether it moved the high watermark."""
+        before = self.quorum.high_watermark
+        offset = self.log.log_end_offset if offset is None else offset
+        last_epoch = max(self.log.epoch_of(offset - 1), 0)
+        self.fetch(offset, last_epoch, epoch=self.epoch, replica=replica, now_ms=now_ms)
+        return self.quorum.high_watermark > before
+
+
+def granted(node: Node) -> Any:
+    """A vote, or pre-vote, given to the node in its epoch."""
+    from rayka.protocol.quorum import VoteResponse
+
+    return VoteResponse(-1, node.epoch, is_granted=True)
+
+
+def fetch_request(
+    offset: int, last_epoch: int = 1, *, epoch: int = -1, high_watermark: int = -1, replica: ReplicaKey = OTHER,
+    max_bytes: int = 1 << 20, max_wait_ms: int = 500, cluster_id: str = CLUSTER_ID,
+) -> FetchRequest:  # fmt: skip
+    """A fetch of the metadata log."""
+    partition = FetchPartition(
+        METADATA_TOPIC_ID, 0, offset, max_bytes, epoch, last_epoch, high_watermark=high_watermark
+    )
+    return FetchRequest(
+        max_wait_ms,
+        1,
+        max_bytes,
+        (partition,),
+        replica_id=replica.node_id,
+        replica_directory_id=replica.directory_id,
+        cluster_id=cluster_id,
+    )
+
+
+def write_snapshot(
+    disk: MemoryDisk, offset: int, epoch: int, voters: VoterSet | None, *values: bytes
+) -> None:
+    """Puts a snapshot's file where a store will find it, durably."""
+    from rayka.ids import OffsetAndEpoch
+
+    snapshot_id = OffsetAndEpoch(offset, epoch)
+    data = [encode_data(values, timestamp_ms=1)] if values else []
+    path = f"{DIRECTORY}/{snapshot_name(snapshot_id)}"
+    disk.make_directory(DIRECTORY)
+    disk.append(path, list(encode_snapshot(snapshot_id, voters, data, timestamp_ms=1)))
+    disk.sync_now([path], [DIRECTORY, "/data", "/"])
+
+
+def contents(log: Log, begin: int, end: int) -> Iterator[ControlRecord | bytes]:
+    """Everything in the log between two offsets."""
+    while begin < end:
+        read = log.read(begin, max_bytes=1 << 25, end_offset=end)
+        for batch in split_batches(read.records):
+            yield from values_of(batch)
+        begin = read.next_offset
+
+
+def values_of(batch: RecordBatch) -> Iterator[ControlRecord | bytes]:
+    if batch.is_control:
+        yield from decode_control_batch(batch)
+    else:
+        yield from (value for value in decode(batch).values_list() if value is not None)
+
+
+def run(coroutine: Any) -> None:
+    """Runs what awaits nothing but a memory disk."""
+    import asyncio
+
+    asyncio.run(coroutine)
+
+
+# ---- Several ---------------------------------------------------------------------------------------------------------
+
+
+class _Call:
+    __slots__ = ("deadline_ms", "request", "sender", "target")
+
+    def __init__(self, sender: Node, target: int, request: Request[Any], deadline_ms: int) -> None:
+        self.sender = sender
+        self.target = target
+        self.request = request
+        self.deadline_ms = deadline_ms
+
+
+class Cluster:
+    """Replicas back to back. Every call takes `delay_ms` there; fetches wait at the leader as long as they may."""
+
+    def __init__(
+        self, voters: int = 3, *, observers: int = 0, seed: int = 0, config: QuorumConfig | None = None
+    ) -> None:
+        self.now_ms = 0
+        self.random = Random(seed)
+        self.config = config or QuorumConfig()
+        self.delay_ms = 1
+        self.keys = [key(number) for number in range(1, voters + 1)]
+        self.cut: dict[tuple[int, int], None] = {}
+        self.nodes: dict[int, Node] = {}
+        self._calls: list[_Call] = []
+        self.leaders: dict[int, int] = {}
+        for replica in self.keys:
+            self.start(replica, voters=self.keys)
+        for number in range(voters + 1, voters + observers + 1):
+            self.start(key(number), voters=None)
+
+    def start(
         self,
-        offset: int,
-        last_epoch: int = 1,
+        replica: ReplicaKey,
         *,
-        epoch: int = -1,
-        high_watermark: int = -1,
-        may_wait: bool = True,
-    ) -> FetchPartitionResult | None:
-        partition = FetchPartition(
-            METADATA_TOPIC_ID, 0, offset, 1 << 20, epoch, last_epoch, high_watermark=high_watermark
+        voters: Sequence[ReplicaKey] | None = None,
+        config: QuorumConfig | None = None,
+    ) -> Node:
+        bootstrap_ids = [each.node_id for each in self.keys]
+        node = Node(
+            replica,
+            voters,
+            now_ms=self.now_ms,
+            seed=self.random.getrandbits(32),
+            config=config or self.config,
+            bootstrap_ids=bootstrap_ids,
         )
-        return self.quorum.handle_fetch(partition, max_bytes=1 << 20, may_wait=may_wait)
+        self.nodes[replica.node_id] = node
+        return node
+
+    def restart(self, node_id: int) -> Node:
+        """The process of the node ends and begins again."""
+        node = self.nodes[node_id].restarted(
+            now_ms=self.now_ms,
+            seed=self.random.getrandbits(32),
+            config=self.config,
+            bootstrap_ids=[each.node_id for each in self.keys],
+        )
+        self.nodes[node_id] = node
+        return node
+
+    def kill(self, node_id: int) -> Node:
+        return self.nodes.pop(node_id)
+
+    def isolate(self, *node_ids: int) -> None:
+        """Nothing passes between these and the others."""
+        for one in self.nodes:
+            for other in self.nodes:
+                if (one in node_ids) != (other in node_ids):
+                    self.cut[one, other] = None
+
+    def heal(self) -> None:
+        self.cut.clear()
+
+    # ---- Time --------------------------------------------------------------------------------------------------------
+
+    def run_until(self, condition: Any, *, timeout_ms: int = 60_000) -> None:
+        """Until it holds; fails when it does not in time."""
+        deadline_ms = self.now_ms + timeout_ms
+        while not condition():
+            assert self.now_ms < deadline_ms, f"not within {timeout_ms} ms: {list(self.nodes.values())}"
+            self.step()
+
+    def run_for(self, duration_ms: int) -> None:
+        deadline_ms = self.now_ms + duration_ms
+        while self.now_ms < deadline_ms:
+            self.step()
+
+    def step(self) -> None:
+        """One millisecond."""
+        self.now_ms += 1
+        for node in list(self.nodes.values()):
+            for target, request in node.settle(self.now_ms):
+                self._calls.append(_Call(node, target, request, self.now_ms + self.delay_ms))
+            if node.quorum.is_leader:
+                assert self.leaders.setdefault(node.epoch, node.local.node_id) == node.local.node_id
+        calls, self._calls = self._calls, []
+        for call in calls:
+            if call.deadline_ms > self.now_ms or not self._perform(call):
+                self._calls.append(call)
+
+    def _perform(self, call: _Call) -> bool:
+        """Whether the call is over."""
+        sender, target = call.sender, self.nodes.get(call.target)
+        if self.nodes.get(sender.local.node_id) is not sender:
+            return True
+        here, there = sender.local.node_id, call.target
+        if target is None or (here, there) in self.cut or (there, here) in self.cut:
+            if self.now_ms < call.deadline_ms + self.config.request_timeout_ms:
+                return False
+            sender.quorum.on_no_response(there, call.request, self.now_ms)
+            return True
+        waited_ms = self.now_ms - call.deadline_ms
+        response = answer(
+            target, call.request, self.now_ms, may_wait=waited_ms < self.config.fetch_max_wait_ms
+        )
+        if response is None:
+            return False
+        sender.quorum.on_response(there, call.request, response, self.now_ms)
+        return True
+
+    # ---- Short forms -------------------------------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> Node | None:
+        """The leader of the newest epoch, if it leads still."""
+        leading = [node for node in self.nodes.values() if node.quorum.is_leader]
+        return max(leading, key=lambda node: node.epoch) if leading else None
+
+    def elected(self) -> Node:
+        """Runs until one leads whose epoch has committed something."""
+        self.run_until(lambda: self.leader is not None and self.leader.quorum.high_watermark > 0)
+        assert self.leader is not None
+        return self.leader
+
+    def commit(self, *values: bytes) -> None:
+        """Runs until the values are committed by whoever leads."""
+        leader = self.elected()
+        end = leader.quorum.append(values) + len(values)
+        self.run_until(lambda: leader.quorum.high_watermark >= end)
+
+    def everybody_has(self, end_offset: int) -> bool:
+        return all(node.quorum.high_watermark >= end_offset for node in self.nodes.values())
+
+
+def answer(node: Node, request: Any, now_ms: int, *, may_wait: bool = True) -> Any:
+    """What the node answers, its election durable; None while a fetch waits."""
+    response = _answer(node.quorum, request, now_ms, may_wait)
+    node.persist()
+    return response
+
+
+def _answer(quorum: Quorum, request: Any, now_ms: int, may_wait: bool) -> Any:
+    if isinstance(request, FetchRequest):
+        result = quorum.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
+        return None if result is None else FetchResponse((result,))
+    if isinstance(request, VoteRequest):
+        return quorum.handle_vote(request, now_ms)
+    if isinstance(request, BeginQuorumEpochRequest):
+        return quorum.handle_begin_quorum_epoch(request, now_ms)
+    if isinstance(request, EndQuorumEpochRequest):
+        return quorum.handle_end_quorum_epoch(request, now_ms)
+    if isinstance(request, FetchSnapshotRequest):
+        return quorum.handle_fetch_snapshot(request, now_ms)
+    return _changed(quorum, request, now_ms).response
+
+
+def _changed(quorum: Quorum, request: Any, now_ms: int) -> Any:
+    from rayka.protocol.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
+
+    if isinstance(request, AddRaftVoterRequest):
+        return quorum.add_voter(request, now_ms)
+    if isinstance(request, RemoveRaftVoterRequest):
+        return quorum.remove_voter(request, now_ms)
+    return quorum.update_voter(request, now_ms)

@@ -12,6 +12,7 @@ from rayka.raft.snapshot import (
     decode_snapshot,
     encode_data,
     encode_snapshot,
+    last_contained_timestamp_ms,
     parse_snapshot_name,
     snapshot_name,
 )
@@ -98,3 +99,10 @@ def test_a_rotten_bit_anywhere_is_noticed() -> None:
         rotten[position + batch.size_bytes - 9] ^= 0x10
         with pytest.raises(StorageError, match="CRC"):
             decode_snapshot(rotten, "/data/s")
+
+
+def test_the_age_of_a_snapshot_is_in_its_header() -> None:  # A51
+    assert last_contained_timestamp_ms(content(), "p") == 77
+    for damaged in (b"", content()[:20], bytes(list(split_batches(content()))[-1].view)):
+        with pytest.raises(StorageError, match="/data/s is damaged"):
+            last_contained_timestamp_ms(damaged, "/data/s")

@@ -1,0 +1,40 @@
+"""The follower of one leader in one epoch: when it gives up on it, and what it downloads from it (A11, A14, A49).
+
+Kafka: `FollowerState`.
+"""
+
+from rayka.raft.snapshot_store import SnapshotDownload
+
+
+class Follower:
+    """`fetch_deadline_ms`: until then the leader must answer a fetch, or the follower no longer believes in it."""
+
+    __slots__ = (
+        "download", "fetch_deadline_ms", "has_fetched_from_leader", "leader_id", "next_voter_request_ms",
+    )  # fmt: skip
+
+    def __init__(self, leader_id: int, *, fetch_deadline_ms: int, next_voter_request_ms: int) -> None:
+        self.leader_id = leader_id
+        self.fetch_deadline_ms = fetch_deadline_ms
+        self.has_fetched_from_leader = False
+        self.download: SnapshotDownload | None = None
+        self.next_voter_request_ms = next_voter_request_ms
+
+    def __repr__(self) -> str:
+        loading = f" loads={self.download!r}" if self.download else ""
+        return f"<Follower of={self.leader_id} until={self.fetch_deadline_ms}{loading}>"
+
+    def on_fetched(self, fetch_deadline_ms: int) -> None:
+        """The leader has answered."""
+        self.fetch_deadline_ms = fetch_deadline_ms
+        self.has_fetched_from_leader = True
+
+    def start_download(self, download: SnapshotDownload) -> None:
+        """Another download, if one was under way, is dropped."""
+        self.drop_download()
+        self.download = download
+
+    def drop_download(self) -> None:
+        if self.download is not None:
+            self.download.abandon()
+            self.download = None

@@ -1,0 +1,182 @@
+"""What the leader does with the log: appending, committing, and answering those who fetch (A24-A32, A40, A49, A50).
+
+Appending is three steps, so that any number of appends share one flush: `append` gives offsets, `drain` writes what was
+appended, and once the log is synced `on_flushed` counts it. Kafka: the leader's half of `KafkaRaftClient`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rayka.errors import ErrorCode, NotLeaderOrFollower
+from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, OffsetAndEpoch, ReplicaKey
+from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.raft.leader import Leader
+from rayka.raft.quorum_state import QuorumState
+from rayka.raft.voter_changes import VoterChanges
+
+METADATA_PARTITION = 0
+
+
+class Leading:
+    """The part of a quorum core that appends and is fetched from."""
+
+    def __init__(self, state: QuorumState, changes: VoterChanges) -> None:
+        self._state = state
+        self._changes = changes
+
+    # ---- Appending ---------------------------------------------------------------------------------------------------
+
+    def append(self, values: Sequence[bytes]) -> int:
+        """Takes records in, to be committed together; the offset of the first.
+
+        Raises NotLeaderOrFollower, RecordBatchTooLarge, TooManyRequests.
+        """
+        role = self._state.role
+        if not isinstance(role, Leader):
+            raise NotLeaderOrFollower(f"{self._state!r} does not lead")
+        return role.accumulator.append(values)
+
+    def drain(self, *, now_ms: int, timestamp_ms: int) -> None:
+        """Writes what was appended since; nothing before the election is durable (A8). Raises StorageError."""
+        state, role = self._state, self._state.role
+        if not isinstance(role, Leader) or role.accumulator.is_empty or not state.is_persisted:
+            return
+        batches = role.accumulator.drain(timestamp_ms=timestamp_ms)
+        state.log.append_as_leader(batches, state.epoch, now_ms)
+        assert state.log.log_end_offset == role.accumulator.next_offset, f"{state!r}: offsets went astray"
+        if state.voters is not None and state.voters != role.voters:
+            role.update_voters(state.voters)
+
+    def on_flushed(self, now_ms: int) -> bool:
+        """The log was synced, up to its flushed offset. Whether the high watermark moved (A26, A40)."""
+        role = self._state.role
+        if not isinstance(role, Leader) or not role.on_flushed(self._state.log.flushed_offset):
+            return False
+        self._on_high_watermark(role, now_ms)
+        return True
+
+    def _on_high_watermark(self, leader: Leader, now_ms: int) -> None:
+        self._state.advance_high_watermark(leader.high_watermark)
+        self._changes.on_high_watermark(now_ms)
+
+    # ---- Fetched from ------------------------------------------------------------------------------------------------
+
+    def handle_fetch(
+        self, request: FetchRequest, *, now_ms: int, may_wait: bool
+    ) -> FetchPartitionResult | None:
+        """The answer to a replica that follows the log; None when it should wait for news (A27-A32).
+
+        Records not yet committed are among the answer; the high watermark in it says how far they are.
+        """
+        error = self._request_error(request)
+        if error is ErrorCode.NONE:
+            error = self.epoch_error(request.partitions[0].current_leader_epoch)
+        if error is not ErrorCode.NONE:
+            return self._result(error)
+        partition = request.partitions[0]
+        standing = self._state.log.standing(partition.fetch_offset, partition.last_fetched_epoch)
+        self._record(request, now_ms, is_valid=standing.is_valid)
+        if not standing.is_valid:
+            return self._result(diverging_epoch=standing.diverging_epoch, snapshot_id=standing.snapshot_id)
+        return self._read(partition, min(request.max_bytes, partition.max_bytes), may_wait)
+
+    def _request_error(self, request: FetchRequest) -> ErrorCode:
+        if request.cluster_id not in ("", self._state.cluster_id):
+            return ErrorCode.INCONSISTENT_CLUSTER_ID
+        if request.max_wait_ms < 0 or len(request.partitions) != 1:
+            return ErrorCode.INVALID_REQUEST
+        (partition,) = request.partitions
+        offset, last_epoch = partition.fetch_offset, partition.last_fetched_epoch
+        is_later = NO_EPOCH < partition.current_leader_epoch < last_epoch
+        if offset < 0 or (last_epoch < 0 and offset > 0) or is_later:
+            return ErrorCode.INVALID_REQUEST
+        return ErrorCode.NONE
+
+    def epoch_error(self, current_leader_epoch: int) -> ErrorCode:
+        """Whether the asker lives in the epoch that this node leads; -1 is not checked (A28)."""
+        state = self._state
+        if current_leader_epoch not in (NO_EPOCH, state.epoch):
+            is_behind = current_leader_epoch < state.epoch
+            return ErrorCode.FENCED_LEADER_EPOCH if is_behind else ErrorCode.UNKNOWN_LEADER_EPOCH
+        if not isinstance(state.role, Leader):
+            is_ending = state.is_shutting_down
+            return ErrorCode.BROKER_NOT_AVAILABLE if is_ending else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.NONE
+
+    def _record(self, request: FetchRequest, now_ms: int, *, is_valid: bool) -> None:
+        """What the fetch says of the replica: that it is there, and, from a valid position in the leader's own epoch,
+        that it holds everything before (A31).
+        """
+        state, role = self._state, self._state.role
+        assert isinstance(role, Leader)
+        partition = request.partitions[0]
+        replica = ReplicaKey(request.replica_id, request.replica_directory_id)
+        if partition.current_leader_epoch != state.epoch or replica == state.local or request.replica_id < 0:
+            return
+        role.on_heard_of(replica, now_ms)
+        if not is_valid:
+            return
+        if role.on_fetch(replica, partition.fetch_offset, state.log.log_end_offset, now_ms):
+            self._on_high_watermark(role, now_ms)
+
+    def _read(self, partition: FetchPartition, max_bytes: int, may_wait: bool) -> FetchPartitionResult | None:
+        log = self._state.log
+        has_news = partition.high_watermark < self._state.high_watermark
+        if may_wait and not has_news and partition.fetch_offset >= log.log_end_offset:
+            return None
+        read = log.read(partition.fetch_offset, max_bytes=max_bytes, end_offset=log.log_end_offset)
+        records = np.frombuffer(read.records, dtype=np.uint8)
+        return self._result(next_offset=read.next_offset, records=records)
+
+    def _result(self, error_code: ErrorCode = ErrorCode.NONE, **found: Any) -> FetchPartitionResult:
+        """Whatever the answer, it says who leads in which epoch (A28)."""
+        state = self._state
+        return FetchPartitionResult(
+            METADATA_TOPIC_ID,
+            METADATA_PARTITION,
+            error_code=error_code,
+            high_watermark=state.high_watermark,
+            last_stable_offset=state.high_watermark,
+            log_start_offset=state.log.log_start_offset,
+            leader_id=state.leader_id,
+            leader_epoch=state.epoch,
+            **found,
+        )
+
+    # ---- Snapshots ---------------------------------------------------------------------------------------------------
+
+    def handle_fetch_snapshot(self, request: FetchSnapshotRequest, now_ms: int) -> FetchSnapshotResponse:
+        """Part of a snapshot (A49). A voter that loads one is alive, but holds nothing yet (A50)."""
+        state = self._state
+        if request.cluster_id not in ("", state.cluster_id):
+            return self._snapshot_response(request, ErrorCode.INCONSISTENT_CLUSTER_ID)
+        error = self.epoch_error(request.current_leader_epoch)
+        if error is ErrorCode.NONE and request.snapshot_id not in state.log.snapshots.ids:
+            error = ErrorCode.SNAPSHOT_NOT_FOUND
+        if error is not ErrorCode.NONE:
+            return self._snapshot_response(request, error)
+        size_bytes = state.log.snapshots.size(request.snapshot_id)
+        if not 0 <= request.position < size_bytes or request.max_bytes <= 0:
+            return self._snapshot_response(request, ErrorCode.POSITION_OUT_OF_RANGE)
+        role = state.role
+        if isinstance(role, Leader) and request.current_leader_epoch == state.epoch:
+            replica = ReplicaKey(request.replica_id, request.replica_directory_id)
+            role.on_snapshot_fetch(replica, now_ms)
+        data = state.log.snapshots.read(request.snapshot_id, request.position, request.max_bytes)
+        return self._snapshot_response(request, size_bytes=size_bytes, data=np.frombuffer(data, np.uint8))
+
+    def _snapshot_response(
+        self, request: FetchSnapshotRequest, error_code: ErrorCode = ErrorCode.NONE, **found: Any
+    ) -> FetchSnapshotResponse:
+        state = self._state
+        return FetchSnapshotResponse(
+            state.leader_id,
+            state.epoch,
+            OffsetAndEpoch(request.snapshot_id.offset, request.snapshot_id.epoch),
+            error_code,
+            position=request.position,
+            **found,
+        )

@@ -1,0 +1,48 @@
+"""The timeouts and switches of one replica of the quorum, as Kafka's `QuorumConfig` has them (A10-A14)."""
+
+from dataclasses import dataclass
+
+from rayka.config import BrokerConfig
+from rayka.raft.voters import SUPPORTED_KRAFT_VERSIONS, VersionRange
+
+CHECK_QUORUM_FACTOR = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumConfig:
+    """Times in milliseconds. `can_become_voter`: a controller, which flushes before it fetches on even while it does
+    not vote (A34); a broker never votes.
+    """
+
+    election_timeout_ms: int = 1_000
+    fetch_timeout_ms: int = 2_000
+    election_backoff_max_ms: int = 1_000
+    request_timeout_ms: int = 2_000
+    retry_backoff_ms: int = 20
+    fetch_max_wait_ms: int = 500
+    fetch_max_bytes: int = 4 << 20
+    can_become_voter: bool = True
+    auto_join: bool = False
+    kraft_versions: VersionRange = SUPPORTED_KRAFT_VERSIONS
+
+    @classmethod
+    def of(cls, config: BrokerConfig) -> "QuorumConfig":
+        """What the node's configuration says, for a controller."""
+        return cls(
+            election_timeout_ms=config.controller_quorum_election_timeout_ms,
+            fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
+            election_backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
+            request_timeout_ms=config.controller_quorum_request_timeout_ms,
+            retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
+            auto_join=config.controller_quorum_auto_join_enable,
+        )
+
+    @property
+    def check_quorum_timeout_ms(self) -> int:
+        """How long a leader leads without hearing from a majority (A12)."""
+        return int(self.fetch_timeout_ms * CHECK_QUORUM_FACTOR)
+
+    @property
+    def begin_quorum_epoch_interval_ms(self) -> int:
+        """How long a voter may not fetch before the leader reminds it (A13)."""
+        return self.fetch_timeout_ms // 2

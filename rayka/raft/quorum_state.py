@@ -1,0 +1,266 @@
+"""Who this replica is, what it is now, and every way to become something else (A1-A5, A9, A10).
+
+It holds the role, the election that must be durable, the log, and what is committed; each `become_…` is one row of
+`LEGAL_CHANGES`, and there is no other way. Invariants: the epoch and the known high watermark never fall; in one epoch
+the leader, once known, stays, and the vote, once given, stays. Kafka: `QuorumState`.
+"""
+
+from random import Random
+
+import msgspec
+
+from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
+from rayka.raft.accumulator import BatchAccumulator
+from rayka.raft.control_records import ControlRecord, KRaftVersionRecord, LeaderChangeRecord, VotersRecord
+from rayka.raft.election_state import ElectionState
+from rayka.raft.follower import Follower
+from rayka.raft.leader import Leader
+from rayka.raft.quorum_config import QuorumConfig
+from rayka.raft.raft_log import RaftLog
+from rayka.raft.request_book import RequestBook
+from rayka.raft.roles import LEGAL_CHANGES, Candidate, Prospective, Resigned, Role, Unattached
+from rayka.raft.snapshot_store import SnapshotDownload
+from rayka.raft.voters import VoterSet
+from rayka.raft.votes import VoteTally
+
+
+class QuorumState:
+    """Shared by all parts of one quorum core; only the parts change it."""
+
+    def __init__(
+        self, *, cluster_id: str, local: ReplicaKey, config: QuorumConfig, random: Random, log: RaftLog,
+        stored: ElectionState | None, now_ms: int,
+    ) -> None:  # fmt: skip
+        self.cluster_id = cluster_id
+        self.local = local
+        self.config = config
+        self.log = log
+        self.book = RequestBook(
+            request_timeout_ms=config.request_timeout_ms, retry_backoff_ms=config.retry_backoff_ms
+        )
+        self.is_shutting_down = False
+        self.finished_download: SnapshotDownload | None = None
+        self.known_high_watermark = NO_OFFSET
+        self._random = random
+        self._persisted = stored
+        self.election = election_after_restart(stored, log.last_epoch)
+        self.election_count = 0 if self.is_persisted else 1
+        self.role: Role = self._role_after_restart(now_ms)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Quorum {self.local.node_id} {type(self.role).__name__} epoch={self.election.leader_epoch}"
+            f" hw={self.high_watermark} leo={self.log.log_end_offset}>"
+        )
+
+    # ---- What is known -----------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self.election.leader_epoch
+
+    @property
+    def leader_id(self) -> int:
+        """-1 while nobody is known to lead the epoch."""
+        return self.election.leader_id
+
+    @property
+    def voters(self) -> VoterSet | None:
+        return self.log.history.voters
+
+    @property
+    def is_voter(self) -> bool:
+        voters = self.voters
+        return voters is not None and self.local in voters
+
+    @property
+    def is_only_voter(self) -> bool:
+        voters = self.voters
+        return voters is not None and voters.is_only(self.local)
+
+    @property
+    def high_watermark(self) -> int:
+        """The first offset not known to be committed; -1 while a leader does not know it in its epoch (A24)."""
+        return self.role.high_watermark if isinstance(self.role, Leader) else self.known_high_watermark
+
+    @property
+    def is_persisted(self) -> bool:
+        """Whether the election may be acted on (A8)."""
+        return self._persisted == self.election
+
+    def on_persisted(self, election: ElectionState) -> None:
+        """`quorum-state` holds this election durably."""
+        self._persisted = election
+
+    def random_election_timeout_ms(self) -> int:
+        """Between one and two election timeouts, so that voters seldom stand up together (A10)."""
+        timeout_ms = self.config.election_timeout_ms
+        return self._random.randrange(timeout_ms, 2 * timeout_ms)
+
+    def choose(self, node_ids: list[int]) -> int:
+        """One of them by chance."""
+        return self._random.choice(node_ids)
+
+    def advance_high_watermark(self, offset: int) -> bool:
+        """Everything below is committed. Whether that is news."""
+        assert self.known_high_watermark <= offset <= self.log.log_end_offset, (
+            f"{self!r}: high watermark {offset}"
+        )
+        has_moved = offset > self.known_high_watermark
+        self.known_high_watermark = offset
+        return has_moved
+
+    # ---- Beginning ---------------------------------------------------------------------------------------------------
+
+    def _role_after_restart(self, now_ms: int) -> Role:
+        """A9. The only voter need not wait for anybody, nor for a timeout (A5)."""
+        election = self.election
+        deadline_ms = now_ms if self.is_only_voter else now_ms + self.random_election_timeout_ms()
+        if election.leader_id == self.local.node_id:
+            voters = self.voters.voters if self.voters else ()
+            return Resigned(deadline_ms, [each for each in voters if each != self.local], ())
+        if election.leader_id != NO_NODE:
+            return self._follower(election.leader_id, now_ms)
+        if election.voted_key == self.local and self.voters is not None and self.is_voter:
+            return Candidate(deadline_ms, self._own_tally(self.voters))
+        return Unattached(deadline_ms)
+
+    def _own_tally(self, voters: VoterSet) -> VoteTally:
+        tally = VoteTally(voters)
+        tally.record(self.local, is_granted=True)
+        return tally
+
+    def _follower(self, leader_id: int, now_ms: int) -> Follower:
+        deadline_ms = now_ms + self.config.fetch_timeout_ms
+        return Follower(leader_id, fetch_deadline_ms=deadline_ms, next_voter_request_ms=deadline_ms)
+
+    # ---- Changing ----------------------------------------------------------------------------------------------------
+
+    def learn(self, leader_id: int, epoch: int, now_ms: int) -> None:
+        """Somebody says who leads in an epoch that is not below this one's; -1: he does not know.
+
+        A node that was wiped may hear that it leads. It does not: it was somebody else.
+        """
+        assert epoch >= self.epoch, f"{self!r} learns of epoch {epoch}"
+        known_id = NO_NODE if leader_id == self.local.node_id else leader_id
+        if epoch > self.epoch:
+            if known_id == NO_NODE:
+                self.become_unattached(epoch, now_ms)
+            else:
+                self.become_follower(known_id, epoch, now_ms)
+        elif known_id != NO_NODE:
+            assert self.leader_id in (NO_NODE, known_id), f"{self!r}: node {known_id} leads this epoch, too"
+            if self.leader_id == NO_NODE:
+                self.become_follower(known_id, epoch, now_ms)
+
+    def contradicts(self, leader_id: int, epoch: int) -> bool:
+        """Whether a request names another leader of this epoch than this node knows (A21)."""
+        if leader_id == self.local.node_id:
+            return True
+        return epoch == self.epoch and self.leader_id not in (NO_NODE, leader_id)
+
+    def become_unattached(self, epoch: int, now_ms: int) -> None:
+        """A higher epoch without a leader, in which nobody here has voted; or nobody was elected in this one (A10)."""
+        voted_key = self.election.voted_key if epoch == self.epoch else None
+        deadline_ms = self._remaining_election_deadline_ms(now_ms)
+        self._become(Unattached(deadline_ms), ElectionState(epoch, NO_NODE, voted_key))
+
+    def _remaining_election_deadline_ms(self, now_ms: int) -> int:
+        role = self.role
+        is_lost = isinstance(role, Prospective) and role.tally.is_lost
+        if isinstance(role, Unattached | Prospective | Candidate | Resigned) and not is_lost:
+            return max(role.election_deadline_ms, now_ms)
+        return now_ms + self.random_election_timeout_ms()
+
+    def give_vote(self, candidate: ReplicaKey, now_ms: int) -> None:
+        """The one vote of this epoch; it must be durable before the candidate hears of it (A4, A19)."""
+        assert self.election.voted_key in (None, candidate), f"{self!r} has voted: {self.election!r}"
+        role = self.role
+        assert isinstance(role, Unattached | Prospective), f"{self!r} does not vote"
+        if self.election.voted_key == candidate:
+            return
+        deadline_ms = now_ms + self.random_election_timeout_ms()
+        voted = msgspec.structs.replace(self.election, voted_key=candidate)
+        if isinstance(role, Prospective):
+            self._become(Prospective(deadline_ms, role.tally), voted)
+        else:
+            self._become(Unattached(deadline_ms), voted)
+
+    def become_prospective(self, now_ms: int) -> None:
+        """Asks for pre-votes; the only voter goes straight on (A5)."""
+        assert self.is_voter, f"{self!r} is no voter"
+        voters = self.voters
+        assert voters is not None
+        tally = self._own_tally(voters)
+        self._become(Prospective(now_ms + self.random_election_timeout_ms(), tally), self.election)
+        if tally.is_won:
+            self.become_candidate(now_ms)
+
+    def become_candidate(self, now_ms: int) -> None:
+        """Raises the epoch and votes for itself."""
+        voters = self.voters
+        assert voters is not None
+        tally = self._own_tally(voters)
+        election = ElectionState(self.epoch + 1, NO_NODE, self.local)
+        self._become(Candidate(now_ms + self.random_election_timeout_ms(), tally), election)
+        self.maybe_become_leader(now_ms)
+
+    def maybe_become_leader(self, now_ms: int) -> None:
+        """Leads, once a majority has voted for it; its log then begins the epoch with a LeaderChange record (A24)."""
+        role, start = self.role, self.log.log_end_offset
+        assert isinstance(role, Candidate), f"{self!r} is no candidate"
+        if not role.tally.is_won:
+            return
+        assert start >= self.known_high_watermark, f"{self!r} lacks what is committed"
+        voters = self.voters
+        assert voters is not None
+        accumulator = BatchAccumulator(start, self._first_records(voters, role.tally.granting))
+        leader = Leader(self.local, accumulator, voters, self.config, epoch_start_offset=start, now_ms=now_ms)
+        self._become(leader, ElectionState(self.epoch, self.local.node_id, self.election.voted_key))
+
+    def _first_records(self, voters: VoterSet, granting: tuple[ReplicaKey, ...]) -> list[ControlRecord]:
+        """A24: the first leader ever also brings the voters of the checkpoint into the log."""
+        change = LeaderChangeRecord(self.local.node_id, voters.voters, granting)
+        if not self.log.history.is_bootstrap:
+            return [change]
+        return [change, KRaftVersionRecord(), VotersRecord(voters)]
+
+    def become_follower(self, leader_id: int, epoch: int, now_ms: int) -> None:
+        """Follows a leader; within one epoch the vote is kept."""
+        voted_key = self.election.voted_key if epoch == self.epoch else None
+        self._become(self._follower(leader_id, now_ms), ElectionState(epoch, leader_id, voted_key))
+
+    def become_resigned(self, now_ms: int) -> None:
+        """Leads no more, and tells the voters, the most advanced of whom should follow (A22)."""
+        leader = self.role
+        assert isinstance(leader, Leader), f"{self!r} does not lead"
+        successors = leader.preferred_successors()
+        deadline_ms = now_ms + self.random_election_timeout_ms()
+        self._become(Resigned(deadline_ms, successors, successors), self.election)
+
+    def _become(self, role: Role, election: ElectionState) -> None:
+        before = self.election
+        change = LEGAL_CHANGES.get((type(self.role), type(role)))
+        assert change is not None, f"{self!r} cannot become {role!r}"
+        assert change.allows(before.leader_epoch, election.leader_epoch), (
+            f"{self!r} cannot become {role!r} of {election!r}"
+        )
+        if election.leader_epoch == before.leader_epoch:
+            assert before.leader_id in (NO_NODE, election.leader_id), f"{self!r} would forget its leader"
+            assert before.voted_key in (None, election.voted_key), f"{self!r} would forget its vote"
+        if isinstance(self.role, Follower):
+            self.role.drop_download()
+        former, self.role = self.role, role
+        self.book.reset()
+        if election != before:
+            self.election = election
+            self.election_count += 1
+        if isinstance(former, Leader) and former.change is not None:
+            former.change.end_with_leadership(self.leader_id, self.epoch)
+
+
+def election_after_restart(stored: ElectionState | None, last_epoch: int) -> ElectionState:
+    """What a replica knows when it begins: what it stored, unless its log knows of a later epoch (A9 (i), (v))."""
+    if stored is None or stored.leader_epoch < last_epoch:
+        return ElectionState(last_epoch)
+    return stored

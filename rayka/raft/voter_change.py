@@ -1,0 +1,28 @@
+"""One change of the voters on its way (A55): asked for, appended, committed, or not."""
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_OFFSET
+from rayka.protocol.quorum import VoterChangeResponse
+
+
+class VoterChange:
+    """`response` is None until the outcome is known; who waits for it asks again after every event."""
+
+    __slots__ = ("offset", "response")
+
+    def __init__(self, response: VoterChangeResponse | None = None, offset: int = NO_OFFSET) -> None:
+        self.response = response
+        self.offset = offset  # of the VotersRecord
+
+    def __repr__(self) -> str:
+        return f"<VoterChange offset={self.offset} {self.response or 'not committed'}>"
+
+    def end_with_leadership(self, leader_id: int, leader_epoch: int) -> None:
+        """Another leader may commit it or not: nobody here knows."""
+        if self.response is None:
+            self.response = VoterChangeResponse(
+                leader_id,
+                leader_epoch,
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                "the leader changed before the new voters were committed; look at who votes now",
+            )

@@ -1,0 +1,184 @@
+"""Changing who votes: one change at a time, effective as soon as it is appended (A55-A60).
+
+The leader's side checks and appends; the other side is a follower that keeps its own entry right, or joins by itself.
+Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`, `KafkaRaftClient.maybeSendAddOrRemove…`. Left
+out: ApiVersions to a new voter. It has fetched this log, control records included, so it is there and knows them.
+"""
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
+from rayka.ports import Message, Request
+from rayka.protocol.quorum import (
+    AddRaftVoterRequest,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
+    VoterChangeResponse,
+)
+from rayka.raft.control_records import VotersRecord
+from rayka.raft.follower import Follower
+from rayka.raft.leader import FAR_MS, Leader
+from rayka.raft.quorum_state import QuorumState
+from rayka.raft.voter_change import VoterChange
+from rayka.raft.voters import VersionRange, VoterSet
+
+_Refusal = tuple[ErrorCode, str]
+
+
+class VoterChanges:
+    """The part of a quorum core that changes its voters."""
+
+    def __init__(self, state: QuorumState) -> None:
+        self._state = state
+
+    # ---- On the leader -----------------------------------------------------------------------------------------------
+
+    def add_voter(self, request: AddRaftVoterRequest, now_ms: int) -> VoterChange:
+        """A56."""
+        refusal = self._refusal(request.cluster_id) or self._refusal_to_add(request.voter, now_ms)
+        if refusal is not None:
+            return self._refuse(refusal)
+        change = self._append(self._voters().with_voter(request.voter))
+        if not request.ack_when_committed:
+            change.response = self._response()
+        return change
+
+    def remove_voter(self, request: RemoveRaftVoterRequest, now_ms: int) -> VoterChange:
+        """A57."""
+        refusal = self._refusal(request.cluster_id)
+        if refusal is not None:
+            return self._refuse(refusal)
+        voters = self._voters()
+        remaining = voters.without_voter(request.voter)
+        if remaining is None:
+            reason = "it is the last one" if request.voter in voters else f"only {voters.voters} vote"
+            return self._refuse(
+                (ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} cannot be removed: {reason}")
+            )
+        return self._append(remaining)
+
+    def update_voter(self, request: UpdateRaftVoterRequest, now_ms: int) -> VoterChange:
+        """A58. Answered at once: the voter that asks must go on fetching, or it would never be committed."""
+        versions = VersionRange(request.min_kraft_version, request.max_kraft_version)
+        refusal = self._refusal(request.cluster_id, request.current_leader_epoch)
+        refusal = refusal or self._refusal_to_update(request.voter, versions)
+        if refusal is not None:
+            return self._refuse(refusal)
+        voters = self._voters()
+        updated = voters.with_kraft_versions(request.voter, versions)
+        change = VoterChange() if updated == voters else self._append(updated)
+        change.response = self._response()
+        return change
+
+    def _refusal(self, cluster_id: str, leader_epoch: int | None = None) -> _Refusal | None:
+        """What stands against any change now (A55)."""
+        state, role = self._state, self._state.role
+        if cluster_id != state.cluster_id:
+            return ErrorCode.INCONSISTENT_CLUSTER_ID, f"this is cluster {state.cluster_id}, not {cluster_id}"
+        if leader_epoch is not None and leader_epoch != state.epoch:
+            is_behind = leader_epoch < state.epoch
+            code = ErrorCode.FENCED_LEADER_EPOCH if is_behind else ErrorCode.UNKNOWN_LEADER_EPOCH
+            return code, f"the epoch is {state.epoch}, not {leader_epoch}"
+        if not isinstance(role, Leader):
+            leader = "nobody known" if state.leader_id == NO_NODE else f"node {state.leader_id}"
+            return (
+                ErrorCode.NOT_LEADER_OR_FOLLOWER,
+                f"node {state.local.node_id} does not lead; {leader} does",
+            )
+        if role.high_watermark == NO_OFFSET:
+            return ErrorCode.REQUEST_TIMED_OUT, "the leader has not committed anything yet; try again"
+        if state.log.history.kraft_version < 1:
+            return ErrorCode.UNSUPPORTED_VERSION, "the voters are fixed while kraft.version is below 1"
+        if role.change is not None or state.log.history.voters_offset >= role.high_watermark:
+            return ErrorCode.REQUEST_TIMED_OUT, "another change of the voters is not committed yet; try again"
+        return None
+
+    def _refusal_to_add(self, voter: ReplicaKey, now_ms: int) -> _Refusal | None:
+        leader = self._state.role
+        assert isinstance(leader, Leader)
+        present = self._voters().with_id(voter.node_id)
+        if present is not None:
+            return ErrorCode.DUPLICATE_VOTER, f"node {voter.node_id} votes already, as {_name(present)}"
+        if not leader.is_caught_up(voter, now_ms):
+            return (
+                ErrorCode.REQUEST_TIMED_OUT,
+                f"{_name(voter)} does not follow the log, or is not caught up yet; start it, and try again",
+            )
+        return None
+
+    def _refusal_to_update(self, voter: ReplicaKey, versions: VersionRange) -> _Refusal | None:
+        if voter not in self._voters():
+            return ErrorCode.VOTER_NOT_FOUND, f"{_name(voter)} does not vote"
+        finalised = self._state.log.history.kraft_version
+        if finalised not in versions:
+            return ErrorCode.INVALID_REQUEST, f"{_name(voter)} does not know kraft.version {finalised}"
+        return None
+
+    def _voters(self) -> VoterSet:
+        voters = self._state.voters
+        assert voters is not None, f"{self._state!r} leads nobody"
+        return voters
+
+    def _append(self, voters: VoterSet) -> VoterChange:
+        leader = self._state.role
+        assert isinstance(leader, Leader)
+        assert self._voters().has_overlapping_majority(voters), f"{self._state!r}: {voters!r} at once"
+        leader.change = VoterChange(offset=leader.accumulator.append_control([VotersRecord(voters)]))
+        return leader.change
+
+    def _refuse(self, refusal: _Refusal) -> VoterChange:
+        return VoterChange(self._response(*refusal))
+
+    def _response(self, error_code: ErrorCode = ErrorCode.NONE, message: str = "") -> VoterChangeResponse:
+        return VoterChangeResponse(self._state.leader_id, self._state.epoch, error_code, message)
+
+    def on_high_watermark(self, now_ms: int) -> None:
+        """A change may be committed; a leader that was voted out then goes (A57)."""
+        state, leader = self._state, self._state.role
+        assert isinstance(leader, Leader)
+        change = leader.change
+        if change is not None and change.offset < leader.high_watermark:
+            leader.change = None
+            change.response = change.response or self._response()
+        if not state.is_voter and state.log.history.voters_offset < leader.high_watermark:
+            state.become_resigned(now_ms)
+
+    # ---- On a follower -----------------------------------------------------------------------------------------------
+
+    def deadline_ms(self) -> int:
+        """When the follower next looks whether its own entry is right."""
+        role = self._state.role
+        return role.next_voter_request_ms if isinstance(role, Follower) and self._wants() else FAR_MS
+
+    def targets(self, now_ms: int) -> list[int]:
+        """The leader, when it is to change this node's entry."""
+        role = self._state.role
+        if isinstance(role, Follower) and role.next_voter_request_ms <= now_ms and self._wants():
+            return [role.leader_id]
+        return []
+
+    def _wants(self) -> bool:
+        state, voters = self._state, self._state.voters
+        if voters is None or state.log.history.kraft_version < 1:
+            return False
+        if state.local in voters:
+            return voters.kraft_versions_of(state.local) != state.config.kraft_versions
+        return state.config.auto_join and state.config.can_become_voter
+
+    def request_to(self, node_id: int, now_ms: int) -> Request[Message]:
+        """A58 for a voter. A60 for one that is none: what is left of its former self goes first."""
+        state, role, voters = self._state, self._state.role, self._state.voters
+        assert isinstance(role, Follower)
+        assert voters is not None
+        role.next_voter_request_ms = now_ms + state.config.fetch_timeout_ms
+        cluster_id, local, timeout_ms = state.cluster_id, state.local, state.config.request_timeout_ms
+        if local in voters:
+            versions = state.config.kraft_versions
+            return UpdateRaftVoterRequest(cluster_id, local, state.epoch, versions.lowest, versions.highest)
+        former = voters.with_id(local.node_id)
+        if former is not None:
+            return RemoveRaftVoterRequest(cluster_id, former, timeout_ms)
+        return AddRaftVoterRequest(cluster_id, local, timeout_ms, ack_when_committed=False)
+
+
+def _name(voter: ReplicaKey) -> str:
+    return f"voter {voter.node_id} with directory {voter.directory_id}"
