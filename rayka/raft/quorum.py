@@ -43,6 +43,7 @@ from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
 from rayka.raft.roles import Resigned, Role
+from rayka.raft.snapshot_retention import earliest_to_keep
 from rayka.raft.snapshot_store import SnapshotDownload, SnapshotStore
 from rayka.raft.voter_change import VoterChange
 from rayka.raft.voter_changes import VoterChanges
@@ -285,6 +286,22 @@ class Quorum:
         return self._log.may_create_snapshot(
             snapshot_id, high_watermark=state.known_high_watermark, epoch=state.epoch
         )
+
+    def clean_snapshots(self, *, retention_bytes: int, retention_ms: int, timestamp_ms: int) -> bool:
+        """Deletes snapshots, and the log before them, that are too many or too old; one stays (A51). Whether any.
+
+        -1 is no limit. The log is smaller only by whole segments: who makes a snapshot rolls the log.
+        """
+        keep = earliest_to_keep(
+            self._log.snapshots,
+            log_bytes=self._log.size_bytes,
+            retention_bytes=retention_bytes,
+            retention_ms=retention_ms,
+            timestamp_ms=timestamp_ms,
+        )
+        if keep is not None:
+            self._log.delete_before(keep)
+        return keep is not None
 
     def voters_at(self, end_offset: int) -> VoterSet | None:
         """Who votes by the records below the offset: what a snapshot of them says."""

@@ -72,6 +72,10 @@ class RaftLog:
         return not self._log.unsynced().is_empty
 
     @property
+    def size_bytes(self) -> int:
+        return self._log.size_bytes
+
+    @property
     def last_epoch(self) -> int:
         """Epoch of the last record, in the log or else in the snapshot before it; 0 when there is none."""
         if self._log.latest_epoch >= 0:
@@ -206,13 +210,15 @@ class RaftLog:
         self.history.restart_at(snapshot_id.offset, voters, kraft_version=1 if voters else 0)
 
     def _recover_snapshots(self) -> None:
-        """A crash may have come between a snapshot and the log that begins with it."""
+        """A crash may have come between a snapshot and the log that begins with it, or have brought back what was
+        deleted: a snapshot, or the log before one.
+        """
         if self.truncate_to_latest_snapshot() or self.snapshots.latest is None:
             return
         self._restart_history(self.snapshots.latest)
-        earliest = self.snapshots.earliest
-        if earliest is not None and 0 < self._log.log_start_offset < earliest.offset:
-            self._log.increment_log_start_offset(earliest.offset)
+        start = self._log.log_start_offset
+        if start > 0:
+            self.delete_before(next(each for each in self.snapshots.ids if each.offset >= start))
 
     def may_create_snapshot(self, snapshot_id: OffsetAndEpoch, *, high_watermark: int, epoch: int) -> bool:
         """Whether a snapshot of everything below the id is to be written; False when there is one (A46).

@@ -107,9 +107,12 @@ class Node:
             run(self.snapshots.freeze(download))
             self.quorum.on_snapshot_frozen(now_ms)
 
-    def settle(self, now_ms: int = 0) -> list[tuple[int, Request[Any]]]:
-        """Poll, persist, flush, until nothing is left; what is to be sent."""
+    def settle(self, now_ms: int = 0, *, is_stalled: bool = False) -> list[tuple[int, Request[Any]]]:
+        """Poll, persist, flush, until nothing is left; what is to be sent. A stalled disk syncs nothing."""
         self.quorum.poll(now_ms)
+        if is_stalled:
+            self.drain()
+            return self.quorum.requests(now_ms)
         self.persist()
         self.freeze(now_ms)
         while self.flush(now_ms):
@@ -236,17 +239,19 @@ def run(coroutine: Any) -> None:
 
 
 class _Call:
-    __slots__ = ("deadline_ms", "request", "sender", "target")
+    __slots__ = ("due_ms", "request", "sender", "sent_ms", "target")
 
-    def __init__(self, sender: Node, target: int, request: Request[Any], deadline_ms: int) -> None:
+    def __init__(self, sender: Node, target: int, request: Request[Any], due_ms: int) -> None:
         self.sender = sender
         self.target = target
         self.request = request
-        self.deadline_ms = deadline_ms
+        self.due_ms = self.sent_ms = due_ms
 
 
 class Cluster:
-    """Replicas back to back. Every call takes `delay_ms` there; fetches wait at the leader as long as they may."""
+    """Replicas back to back. A call takes up to `delay_ms_max` to get there; fetches wait there as long as they may.
+    `stalls` is how often a disk syncs nothing.
+    """
 
     def __init__(
         self, voters: int = 3, *, observers: int = 0, seed: int = 0, config: QuorumConfig | None = None
@@ -254,7 +259,8 @@ class Cluster:
         self.now_ms = 0
         self.random = Random(seed)
         self.config = config or QuorumConfig()
-        self.delay_ms = 1
+        self.delay_ms_max = 1
+        self.stalls = 0.0
         self.keys = [key(number) for number in range(1, voters + 1)]
         self.cut: dict[tuple[int, int], None] = {}
         self.nodes: dict[int, Node] = {}
@@ -323,33 +329,41 @@ class Cluster:
             self.step()
 
     def step(self) -> None:
-        """One millisecond."""
-        self.now_ms += 1
+        """On to the next moment at which something may happen."""
+        self.now_ms = max(self.now_ms + 1, min(self._times_ms(), default=0))
         for node in list(self.nodes.values()):
-            for target, request in node.settle(self.now_ms):
-                self._calls.append(_Call(node, target, request, self.now_ms + self.delay_ms))
+            is_stalled = self.stalls > 0 and self.random.random() < self.stalls
+            for target, request in node.settle(self.now_ms, is_stalled=is_stalled):
+                self._calls.append(_Call(node, target, request, self.now_ms + self._delay_ms()))
             if node.quorum.is_leader:
-                assert self.leaders.setdefault(node.epoch, node.local.node_id) == node.local.node_id
+                leader_id = self.leaders.setdefault(node.epoch, node.local.node_id)
+                assert leader_id == node.local.node_id, f"two lead epoch {node.epoch}"
         calls, self._calls = self._calls, []
-        for call in calls:
-            if call.deadline_ms > self.now_ms or not self._perform(call):
-                self._calls.append(call)
+        self._calls += [call for call in calls if call.due_ms > self.now_ms or not self._perform(call)]
+
+    def _delay_ms(self) -> int:
+        return self.random.randint(1, self.delay_ms_max)
+
+    def _times_ms(self) -> Iterator[int]:
+        yield self.now_ms + 50
+        for node in self.nodes.values():
+            yield node.quorum.next_poll_ms(self.now_ms)
+        for call in self._calls:
+            yield call.due_ms
 
     def _perform(self, call: _Call) -> bool:
-        """Whether the call is over."""
+        """Whether the call is over; one that is lost is so after the request timeout."""
         sender, target = call.sender, self.nodes.get(call.target)
-        if self.nodes.get(sender.local.node_id) is not sender:
-            return True
         here, there = sender.local.node_id, call.target
+        if self.nodes.get(here) is not sender:
+            return True
         if target is None or (here, there) in self.cut or (there, here) in self.cut:
-            if self.now_ms < call.deadline_ms + self.config.request_timeout_ms:
+            if self.now_ms < call.sent_ms + self.config.request_timeout_ms:
                 return False
             sender.quorum.on_no_response(there, call.request, self.now_ms)
             return True
-        waited_ms = self.now_ms - call.deadline_ms
-        response = answer(
-            target, call.request, self.now_ms, may_wait=waited_ms < self.config.fetch_max_wait_ms
-        )
+        may_wait = self.now_ms < call.sent_ms + self.config.fetch_max_wait_ms
+        response = answer(target, call.request, self.now_ms, may_wait=may_wait)
         if response is None:
             return False
         sender.quorum.on_response(there, call.request, response, self.now_ms)

@@ -1,0 +1,82 @@
+"""Random faults on three and five cores, and what must hold after each: one leader per epoch, committed records that
+stay and are the same everywhere, a high watermark that never falls, and progress once all is well (kafka.md §3.1).
+"""
+
+from random import Random
+
+import pytest
+
+from rayka.raft.control_records import VotersRecord
+from tests.raft.support import Cluster, Node, contents
+
+
+class Committed:
+    """Everything that any replica ever took for committed, by offset."""
+
+    def __init__(self) -> None:
+        self._records: list[object] = []
+        self._seen: dict[Node, int] = {}
+
+    def check(self, node: Node) -> None:
+        high_watermark = node.quorum._state.known_high_watermark
+        seen = self._seen.get(node, 0)
+        if high_watermark <= seen:
+            return
+        begin = max(seen, node.log.log_start_offset)
+        for offset, record in enumerate(contents(node.log, begin, high_watermark), begin):
+            if offset < len(self._records):
+                assert self._records[offset] == record, f"{node} differs at {offset}"
+            else:
+                assert offset == len(self._records)
+                self._records.append(record)
+        self._seen[node] = high_watermark
+
+    def check_all(self, cluster: Cluster) -> None:
+        for node in cluster.nodes.values():
+            self.check(node)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+
+def fault(cluster: Cluster, random: Random) -> None:
+    """One thing goes wrong, or well again."""
+    victim = random.choice(sorted(cluster.nodes))
+    match random.randrange(7):
+        case 0:
+            cluster.isolate(victim)
+        case 1 | 2:
+            cluster.heal()
+        case 3:
+            cluster.restart(victim)
+        case 4:
+            cluster.nodes[victim].disk.power_loss(random)
+            cluster.restart(victim)
+        case 5:
+            one, other = random.sample(sorted(cluster.nodes), 2)
+            cluster.cut[one, other] = None
+        case 6:
+            cluster.nodes[victim].quorum.resign(cluster.now_ms)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_what_is_committed_stays_whatever_happens(seed: int) -> None:
+    random = Random(seed)
+    cluster = Cluster(random.choice((3, 3, 5)), seed=seed)
+    cluster.delay_ms_max, cluster.stalls = random.choice((1, 30, 300)), random.choice((0.0, 0.0, 0.3, 0.8))
+    committed = Committed()
+    for number in range(40):
+        fault(cluster, random)
+        end_ms = cluster.now_ms + random.choice((10, 300, 1_500, 6_000))
+        while cluster.now_ms < end_ms:
+            cluster.step()
+            committed.check_all(cluster)
+            if cluster.leader is not None and random.random() < 0.3:
+                cluster.leader.quorum.append([b"%d" % number])
+    cluster.heal()
+    cluster.delay_ms_max, cluster.stalls = 1, 0.0
+    before = len(committed)
+    cluster.commit(b"end")
+    cluster.run_until(lambda: cluster.everybody_has(before + 1))
+    committed.check_all(cluster)
+    assert any(isinstance(record, VotersRecord) for record in committed._records)
