@@ -31,6 +31,9 @@ _SUBCOMMANDS = {
     "quorum": _Subcommand(
         "rayka.cli.quorum", "quorum", "Show the controllers' quorum, and change who votes."
     ),
+    "sim": _Subcommand(
+        "rayka.cli.sim", "sim", "Run a cluster on virtual time, under faults drawn from a seed."
+    ),
     "doctor": _Subcommand(
         "rayka.cli.doctor", "doctor", "Check this machine: Java, versions, disk, memory, Ray."
     ),

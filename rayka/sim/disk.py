@@ -21,7 +21,12 @@ class SimDisk(MemoryDisk):
     """One machine's disk. `slowness` multiplies what a sync takes; `on_rename` hears of every replaced file."""
 
     def __init__(
-        self, node_id: int, sync_ms: float, random: Random, trace: Trace, on_rename: Callable[[int, str], None]
+        self,
+        node_id: int,
+        sync_ms: float,
+        random: Random,
+        trace: Trace,
+        on_rename: Callable[[int, str], None],
     ) -> None:
         super().__init__()
         self.node_id = node_id
@@ -63,6 +68,10 @@ class SimDisk(MemoryDisk):
     def lock(self, path: str) -> Lock:
         self._check_writer("lock", path)
         return super().lock(path)
+
+    def names_in(self, directory: str) -> list[str]:
+        """The names in the directory, none if it is missing."""
+        return self.list(directory) if self.exists(directory) else []
 
     async def _while_syncing(self) -> None:
         self._check_writer("sync", "")

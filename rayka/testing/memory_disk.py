@@ -137,6 +137,11 @@ class MemoryDisk:
         """
         self._faults.append(_Fault(operation, where, times))
 
+    def mend(self) -> None:
+        """No failure that was arranged happens any more."""
+        self._faults.clear()
+        self._torn.clear()
+
     def tear_next_append(self, path: str, kept_bytes: int) -> None:
         """The next append to the path writes only this many bytes, then fails."""
         self._torn[path] = kept_bytes

@@ -1,0 +1,325 @@
+"""What must always hold, looked at after every event, and only where the event changed something.
+
+A checker has a name; the first `Violation` names it, the time, the node and the evidence, and ends the run. Here are
+those that look at what crosses the network and at the disks; `rayka.sim.watches` looks into the nodes. The rules are
+the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what the quorum promises beyond them.
+"""
+
+import msgspec
+
+from rayka.errors import CorruptRecord, ErrorCode, StorageError
+from rayka.ids import METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch, ReplicaKey, Role, role_of
+from rayka.log.log import LogRead
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import decode_record
+from rayka.node.controller_node import ControllerNode
+from rayka.ports import Request
+from rayka.protocol.batch_header import split_batches
+from rayka.protocol.caller import Answer, Call
+from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse, VoteRequest, VoteResponse
+from rayka.protocol.wire import decode
+from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
+from rayka.raft.quorum import Quorum
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, decode_snapshot, parse_snapshot_name
+from rayka.sim.cluster import Machine, SimCluster
+from rayka.sim.disk import SimDisk
+from rayka.sim.ledger import Ledger, difference
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.process import Process
+from rayka.sim.trace import Trace
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A rule was broken: which, when, where, and what shows it."""
+
+    checker: str
+    at_ms: int
+    node_id: int
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.checker} at {self.at_ms} ms, node {self.node_id}: {self.evidence}"
+
+
+class Checkers:
+    """All checkers of one run. `violation` is the first one found."""
+
+    def __init__(self, loop: VirtualLoop, trace: Trace, ledger: Ledger) -> None:
+        self._loop = loop
+        self._trace = trace
+        self.ledger = ledger
+        self.violation: Violation | None = None
+        self.is_enabled = True
+        self.cluster: SimCluster | None = None
+        self.leaders: dict[int, tuple[int, int]] = {}  # by epoch: node and incarnation
+        self.heard_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
+        self.homes: dict[ReplicaKey, tuple[Machine, SimDisk]] = {}  # each replica's machine, and its disk
+        self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
+        self._elections: dict[int, ElectionState] = {}  # by node: what its disk said last
+
+    # ---- Reporting ---------------------------------------------------------------------------------------------------
+
+    def report(self, checker: str, node_id: int, evidence: str) -> None:
+        """A rule was broken; the first report counts."""
+        if self.violation is None:
+            self.violation = Violation(checker, self._loop.now_ms, node_id, evidence)
+            self._trace.add(node_id, "VIOLATION", f"{checker}: {evidence}")
+
+    def report_if(self, checker: str, node_id: int, problem: str) -> None:
+        """As `report`, if there is a problem."""
+        if problem:
+            self.report(checker, node_id, problem)
+
+    def _machine(self, process: Process) -> Machine | None:
+        return self.cluster.machines.get(process.node_id) if self.cluster is not None else None
+
+    def _quorum(self, process: Process) -> Quorum | None:
+        machine = self._machine(process)
+        return quorum_of(machine) if machine is not None and machine.process is process else None
+
+    # ---- What a node sends -------------------------------------------------------------------------------------------
+
+    def on_request(self, process: Process, node_id: int, request: Request[object]) -> None:
+        """A process is about to send a request."""
+        if not self.is_enabled or role_of(process.node_id) is not Role.CONTROLLER:
+            return
+        if isinstance(request, VoteRequest) and not request.is_pre_vote:
+            self._check_vote(process, request.replica, request.replica, request.replica_epoch)
+        elif isinstance(request, FetchRequest) and request.partitions[0].topic_id == METADATA_TOPIC_ID:
+            self._check_fetch(process, request.partitions[0].fetch_offset)
+
+    def on_deliver(self, process: Process, caller_id: int, api_name: str) -> None:
+        """A request reached a node."""
+        if api_name in ("fetch", "fetch_snapshot"):
+            self.heard_us[process.node_id, caller_id] = self._loop.now_us
+
+    def on_answer(self, process: Process, call: Call, answer: Answer) -> None:
+        """A node has answered a call."""
+        body, payload = answer
+        if not self.is_enabled or payload is None or role_of(process.node_id) is not Role.CONTROLLER:
+            return
+        if call.api.name == "vote":
+            self._on_vote_answer(process, decode(VoteRequest, call.request.body), decode(VoteResponse, body))
+        elif call.api.name == "fetch":
+            request = decode(FetchRequest, call.request.body, call.request.payload())
+            self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
+        elif call.api.name == "fetch_snapshot":
+            asked = decode(FetchSnapshotRequest, call.request.body)
+            self._on_snapshot_answer(process, asked, decode(FetchSnapshotResponse, body, payload))
+
+    # ---- Votes -------------------------------------------------------------------------------------------------------
+
+    def _on_vote_answer(self, process: Process, request: VoteRequest, response: VoteResponse) -> None:
+        quorum = self._quorum(process)
+        if not response.is_granted or request.is_pre_vote or quorum is None:
+            return
+        self._check_vote(process, local_key(quorum), request.replica, request.replica_epoch)
+        position = (quorum._log.last_epoch, quorum.log_end_offset)
+        if (request.last_epoch, request.end_offset) < position:
+            self.report(
+                "votes-for-full-log", process.node_id,
+                f"granted {request!r}, whose log ends before its own, {position}",
+            )  # fmt: skip
+
+    def _check_vote(self, process: Process, voter: ReplicaKey, candidate: ReplicaKey, epoch: int) -> None:
+        """A vote is about to be seen by others: it is the only one of its epoch, and durable (A4, A8)."""
+        before = self._votes.setdefault((voter, epoch), candidate)
+        if before != candidate:
+            self.report(
+                "vote-once",
+                process.node_id,
+                f"{voter} votes for {candidate} in epoch {epoch}, and voted for {before}",
+            )
+        stored = self._durable_election(process)
+        known = (-1, None) if stored is None else (stored.leader_epoch, stored.voted_key)
+        if known[0] <= epoch and known != (epoch, candidate):
+            self.report(
+                "vote-durable",
+                process.node_id,
+                f"{voter} votes for {candidate} in epoch {epoch}; disk: {stored!r}",
+            )
+
+    def _durable_election(self, process: Process) -> ElectionState | None:
+        machine = self._machine(process)
+        if machine is None:
+            return None
+        file = machine.disk.durable_files(machine.metadata_dir).get(QUORUM_STATE_FILE)
+        return decode_election(bytes(file.data[: file.synced_bytes])) if file is not None else None
+
+    # ---- Fetches -----------------------------------------------------------------------------------------------------
+
+    def _check_fetch(self, process: Process, fetch_offset: int) -> None:
+        """A fetch offset promises that everything below is durable (A34)."""
+        machine = self._machine(process)
+        if machine is None:
+            return
+        durable = self.durable_end(machine)
+        if durable < fetch_offset:
+            self.report(
+                "fetch-durable",
+                process.node_id,
+                f"fetches from {fetch_offset}; durable is what is below {durable}",
+            )
+
+    def durable_end(self, machine: Machine) -> int:
+        """The log end offset, or snapshot's end, that a power cut at its worst would leave."""
+        return durable_end(machine.disk, machine.metadata_dir)
+
+    def _on_fetch_answer(self, process: Process, request: FetchRequest, response: FetchResponse) -> None:
+        partition, result = request.partitions[0], response.partitions[0]
+        if partition.topic_id != METADATA_TOPIC_ID or role_of(request.replica_id) is not Role.CONTROLLER:
+            return
+        if result.error_code is ErrorCode.NONE and partition.current_leader_epoch != result.leader_epoch:
+            self.report(
+                "fetch-epoch", process.node_id,
+                f"a fetch of epoch {partition.current_leader_epoch} was accepted in epoch {result.leader_epoch}",
+            )  # fmt: skip
+
+    # ---- Snapshots ---------------------------------------------------------------------------------------------------
+
+    def _on_snapshot_answer(
+        self, process: Process, request: FetchSnapshotRequest, response: FetchSnapshotResponse
+    ) -> None:
+        if response.error_code is ErrorCode.NONE:
+            if response.snapshot_id != request.snapshot_id:
+                self.report(
+                    "snapshot-id", process.node_id, f"asked for {request!r}, served {response.snapshot_id}"
+                )
+            self._check_snapshot_id(process.node_id, response.snapshot_id)
+
+    def _check_snapshot_id(self, node_id: int, snapshot_id: OffsetAndEpoch) -> None:
+        expected = self.ledger.epoch_of(snapshot_id.offset)
+        if expected != snapshot_id.epoch:
+            self.report(
+                "snapshot-id", node_id, f"snapshot {snapshot_id}: committed there is epoch {expected}"
+            )
+
+    def _check_snapshot(self, machine: Machine, path: str, snapshot_id: OffsetAndEpoch) -> None:
+        """A snapshot was written or fetched: it is what the committed records below its end add up to (A45)."""
+        self._check_snapshot_id(machine.node_id, snapshot_id)
+        expected = self.ledger.image(snapshot_id.offset)
+        if expected is None:
+            return
+        try:
+            snapshot = decode_snapshot(machine.disk.map(path), path)
+        except StorageError as error:
+            self.report("snapshot-content", machine.node_id, str(error))
+            return
+        delta = MetadataDelta(MetadataImage())
+        for value in snapshot.values():
+            delta.replay(decode_record(value))
+        problem = difference(delta.apply(snapshot_id.offset), expected)
+        self.report_if("snapshot-content", machine.node_id, f"{path}: {problem}" if problem else "")
+
+    # ---- Disks -------------------------------------------------------------------------------------------------------
+
+    def on_rename(self, node_id: int, path: str) -> None:
+        """A file got its name on a node's disk."""
+        machine = self.cluster.machines.get(node_id) if self.cluster is not None else None
+        if machine is None or not self.is_enabled or not machine.is_controller:
+            return
+        name = path.rpartition("/")[2]
+        if name == QUORUM_STATE_FILE:
+            self._on_election_written(machine, path)
+        snapshot_id = parse_snapshot_name(name)
+        if snapshot_id is not None and snapshot_id != BOOTSTRAP_SNAPSHOT_ID:
+            self._check_snapshot(machine, path, snapshot_id)
+
+    def on_started(self, machine: Machine) -> None:
+        """A process begins on what the disk has: after a power cut that may be older than what was written last."""
+        path = f"{machine.metadata_dir}/{QUORUM_STATE_FILE}"
+        stored = None
+        if machine.disk.exists(path):
+            stored = decode_election(machine.disk.read_at(path, 0, machine.disk.size(path)))
+        self._elections[machine.node_id] = stored or ElectionState()
+
+    def _on_election_written(self, machine: Machine, path: str) -> None:
+        """Epochs on disk never fall; in one epoch the vote, once given, and the leader, once known, stay (A4, I2)."""
+        written = decode_election(machine.disk.read_at(path, 0, machine.disk.size(path)))
+        before = self._elections.get(machine.node_id, ElectionState())
+        if written is None:
+            self.report("epoch-monotonic", machine.node_id, f"{path} cannot be read back")
+            return
+        self._elections[machine.node_id] = written
+        is_same_epoch = written.leader_epoch == before.leader_epoch
+        has_changed_vote = before.voted_key not in (None, written.voted_key)
+        if written.leader_epoch < before.leader_epoch or (is_same_epoch and has_changed_vote):
+            self.report("epoch-monotonic", machine.node_id, f"{before!r}, then {written!r}")
+        if written.leader_id != NO_NODE:
+            self.check_leader(machine.node_id, written.leader_id, written.leader_epoch)
+
+    def check_leader(self, node_id: int, leader_id: int, epoch: int) -> None:
+        """One leader for each epoch, whoever says so (I4)."""
+        known = self.leaders.setdefault(epoch, (leader_id, 0))[0]
+        if known != leader_id:
+            self.report("single-leader", node_id, f"nodes {known} and {leader_id} lead epoch {epoch}")
+
+    # ---- The committed log -------------------------------------------------------------------------------------------
+
+    def on_committed(self, node_id: int, quorum: Quorum, begin: int, end: int, *, is_leader: bool) -> None:
+        """A node says that everything below `end` is committed; it had been compared with the ledger up to `begin`."""
+        offset = max(begin, quorum.log_start_offset)
+        try:
+            while offset < end:
+                read: LogRead = quorum._log.read(offset, max_bytes=1 << 20, end_offset=end)
+                if not read.records:
+                    self.report(
+                        "committed-prefix", node_id, f"nothing to read at {offset}, committed up to {end}"
+                    )
+                    return
+                self._compare(node_id, read, is_leader)
+                offset = read.next_offset
+        except CorruptRecord as error:
+            if self.ledger.end <= offset:
+                self.report("committed-prefix", node_id, f"committed, and damaged: {error}")
+
+    def _compare(self, node_id: int, read: LogRead, is_leader: bool) -> None:
+        ledger = self.ledger
+        for batch in split_batches(read.records):
+            known = ledger.batches.get(batch.base_offset)
+            if known is not None:
+                found = (batch.base_offset, batch.next_offset, batch.leader_epoch, batch.crc)
+                if known != found:
+                    self.report("committed-prefix", node_id, f"holds {found}, committed is {known}")
+            elif batch.base_offset != ledger.end:
+                self.report("committed-prefix", node_id, f"{batch!r} does not fit {ledger!r}")
+            elif not is_leader:
+                self.report(
+                    "high-watermark", node_id, f"a follower is the first to say that {batch!r} is committed"
+                )
+            elif batch.leader_epoch < ledger.last_epoch:
+                self.report("log-epochs", node_id, f"{batch!r} follows epoch {ledger.last_epoch}")
+            else:
+                count = len(ledger.voter_sets)
+                ledger.extend(batch)
+                if len(ledger.voter_sets) > count:
+                    self._check_voter_sets(node_id)
+            if self.violation is not None:
+                return
+
+    def _check_voter_sets(self, node_id: int) -> None:
+        """Successive sets of voters differ by one voter (A59)."""
+        if len(self.ledger.voter_sets) < 2:
+            return
+        before, after = ({*each.voters} for each in self.ledger.voter_sets[-2:])
+        if len(before ^ after) > 1:
+            self.report("one-voter-change", node_id, f"{sorted(before)}, then {sorted(after)}")
+
+
+def durable_end(disk: SimDisk, directory: str) -> int:
+    """The log end offset, or snapshot's end, that a power cut at its worst would leave on the disk."""
+    files = disk.durable_files(directory)
+    snapshots = [each.offset for name in files if (each := parse_snapshot_name(name)) is not None]
+    return max(disk.durable_log_end(directory), *snapshots, 0)
+
+
+def quorum_of(machine: Machine) -> Quorum | None:
+    """The quorum core on a machine; None when there is none just now."""
+    return machine.node.quorum if isinstance(machine.node, ControllerNode) else None
+
+
+def local_key(quorum: Quorum) -> ReplicaKey:
+    """Whose replica it is."""
+    return quorum._state.local

@@ -1,0 +1,252 @@
+"""The machines of one simulation: each a disk, a wall clock, and the node that runs there just now, if any.
+
+A node is the real one, in a process of its own (`rayka.sim.process`). Whoever would restart it on Ray does so here:
+a node that could not start tries again, one whose process ended is started by whoever ended it, and one that found its
+incarnation over (StaleBrokerEpoch) comes back at once. Any other exception that reaches `crash` is a bug, and a
+violation. Invariant: at most one process of a node is alive.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from random import Random
+from typing import Any
+
+from rayka.config import BrokerConfig
+from rayka.errors import ApiError, RaykaError
+from rayka.ids import Role, node_name, random_uuid, role_of
+from rayka.node.broker_node import BrokerNode
+from rayka.node.controller_node import ControllerNode
+from rayka.node.data_directories import DataDirectories
+from rayka.node.format import format_controller, format_first_voters, metadata_directory
+from rayka.node.inbox import Inbox
+from rayka.node.settings import NodeSettings
+from rayka.protocol.cluster import NodeState
+from rayka.sim.disk import SimDisk
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.network import SimNetwork
+from rayka.sim.options import SimOptions
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.trace import Trace
+
+_RESTART_S = 1.0
+_STOP_TIMEOUT_S = 30.0
+_EPOCH_MS = 1_700_000_000_000  # the wall clock at the begin
+SimNode = ControllerNode | BrokerNode
+
+
+class Machine:
+    """One machine: `node` is None while none runs; `is_serving` once its start has returned."""
+
+    def __init__(self, node_id: int, disk: SimDisk) -> None:
+        self.node_id = node_id
+        self.disk = disk
+        self.incarnation = 0
+        self.wall_offset_ms = 0
+        self.process: Process | None = None
+        self.node: SimNode | None = None
+        self.life: asyncio.Task[None] | None = None
+        self.is_serving = False
+        self.start_failure = ""
+
+    def __repr__(self) -> str:
+        return f"<Machine {node_name(self.node_id)} #{self.incarnation} {self.node!r}>"
+
+    @property
+    def data_dir(self) -> str:
+        return f"/data/{node_name(self.node_id)}"
+
+    @property
+    def metadata_dir(self) -> str:
+        return metadata_directory(self.data_dir)
+
+    @property
+    def is_controller(self) -> bool:
+        return role_of(self.node_id) is Role.CONTROLLER
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the node runs, but says that it cannot work."""
+        return bool(self.start_failure) or (self.node is not None and self.node._state is NodeState.FAILED)
+
+
+class SimCluster:
+    """All machines. `watch` makes the function that looks at a machine after each callback of its process; `on_bug`
+    is told of exceptions that no code expected.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        options: SimOptions,
+        network: SimNetwork,
+        trace: Trace,
+        make_disk: Callable[[int], SimDisk],
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._network = network
+        self._trace = trace
+        self._make_disk = make_disk
+        self._config = BrokerConfig.parse(options.config, what="simulation")
+        self.cluster_id = ""
+        self.watch: Callable[[Machine], Callable[[], None]] | None = None
+        self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
+        node_ids = (*options.controller_ids, *options.broker_ids)
+        self.machines = {each: Machine(each, make_disk(each)) for each in node_ids}
+
+    def __repr__(self) -> str:
+        return f"<SimCluster {list(self.machines.values())}>"
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self._config
+
+    @property
+    def controllers(self) -> list[Machine]:
+        return [each for each in self.machines.values() if each.is_controller]
+
+    @property
+    def brokers(self) -> list[Machine]:
+        return [each for each in self.machines.values() if not each.is_controller]
+
+    # ---- Formatting --------------------------------------------------------------------------------------------------
+
+    async def format(self) -> None:
+        """Makes all disks those of a new cluster, whose voters are all controllers."""
+        self.cluster_id = await format_first_voters([self._settings(each) for each in self.controllers])
+        for each in self.brokers:
+            await DataDirectories.format(self._settings(each))
+
+    async def replace_disk(self, machine: Machine) -> None:
+        """The machine, which must be down, gets an empty, formatted disk: another replica of the same node id."""
+        assert machine.process is None, f"{machine!r} runs"
+        machine.disk = self._make_disk(machine.node_id)
+        machine.incarnation += 1
+        settings = self._settings(machine)
+        if machine.is_controller:
+            directory_id = random_uuid(settings.random)
+            await format_controller(
+                settings, cluster_id=self.cluster_id, directory_id=directory_id, voters=None
+            )
+        else:
+            await DataDirectories.format(settings)
+
+    def _settings(self, machine: Machine, process: Process | None = None) -> NodeSettings:
+        def wall_clock_ms() -> int:
+            return _EPOCH_MS + self._loop.now_ms + machine.wall_offset_ms
+
+        return NodeSettings(
+            node_id=machine.node_id,
+            cluster_name="sim",
+            data_dirs=(machine.data_dir,),
+            config=self._config,
+            disk=machine.disk,
+            network=self._network.port(process or Process(machine.node_id, 0)),
+            random=Random(f"node {self._options.seed} {machine.node_id} {machine.incarnation}"),
+            wall_clock_ms=wall_clock_ms,
+            crash=lambda error: self._on_crash(machine, process, error),
+        )
+
+    # ---- Life --------------------------------------------------------------------------------------------------------
+
+    def start(self, node_id: int) -> None:
+        """The node's process begins, unless there is one."""
+        machine = self.machines[node_id]
+        if machine.process is not None:
+            return
+        machine.incarnation += 1
+        process = machine.process = Process(node_id, machine.incarnation)
+        if self.watch is not None:
+            process.watch = self.watch(machine)
+        context = Context()
+        context.run(PROCESS.set, process)
+        machine.life = self._spawn(self._run(machine, process, context), context)
+
+    async def _run(self, machine: Machine, process: Process, context: Context) -> None:
+        while True:
+            settings = self._settings(machine, process)
+            node = ControllerNode(settings) if machine.is_controller else BrokerNode(settings)
+            machine.node = node
+            self._network.attach(process, Inbox(node), context)
+            self._trace.add(machine.node_id, "start", f"#{process.incarnation}")
+            try:
+                await node.start()
+            except RaykaError as error:
+                node.kill()
+                self._network.detach(machine.node_id)
+                machine.node, machine.start_failure = None, str(error)
+                self._trace.add(machine.node_id, "refused", str(error))
+                await asyncio.sleep(_RESTART_S)
+            else:
+                machine.is_serving, machine.start_failure = True, ""
+                self._trace.add(machine.node_id, "serving")
+                return
+
+    def kill(self, node_id: int, *, is_silent: bool = False) -> None:
+        """The process ends where it stands. `is_silent`: nobody is told, for the whole machine is gone."""
+        machine = self.machines[node_id]
+        process = machine.process
+        if process is None:
+            return
+        process.is_alive = False
+        process.watch = None
+        if machine.life is not None:
+            machine.life.cancel()
+        self._network.detach(node_id, is_silent=is_silent)
+        if machine.node is not None:
+            machine.node.kill()
+        machine.disk.process_crash()
+        machine.process, machine.node, machine.is_serving, machine.start_failure = None, None, False, ""
+        self._loop.resume(process)  # what was withheld finds itself cancelled
+
+    def lose_power(self, node_id: int, random: Random) -> None:
+        """The machine goes dark; of what was not synced, something is lost."""
+        self.kill(node_id, is_silent=True)
+        self.machines[node_id].disk.power_loss(random)
+
+    def stop(self, node_id: int) -> None:
+        """A controlled shutdown begins; then the process ends, also when the shutdown takes too long."""
+        machine = self.machines[node_id]
+        node, process = machine.node, machine.process
+        if node is None or process is None or not machine.is_serving:
+            self.kill(node_id)
+            return
+        context = Context()
+        context.run(PROCESS.set, process)
+        machine.life = self._spawn(self._stop(machine, node, process), context)
+
+    async def _stop(self, machine: Machine, node: SimNode, process: Process) -> None:
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await node.stop()
+        except TimeoutError:
+            self._trace.add(machine.node_id, "too-late", "to stop under control")
+        if machine.process is process:
+            self._trace.add(machine.node_id, "stopped")
+            self._loop.call_soon(self._end_stopped, machine, process, context=Context())
+
+    def _end_stopped(self, machine: Machine, process: Process) -> None:
+        if machine.process is process:
+            self.kill(machine.node_id)
+
+    def _on_crash(self, machine: Machine, process: Process | None, error: BaseException) -> None:
+        if machine.process is not process or process is None:
+            return
+        self._trace.add(machine.node_id, "crash", repr(error))
+        if not isinstance(error, ApiError):
+            self.on_bug(machine, error)
+        self._loop.call_soon(self._end_stopped, machine, process, context=Context())
+        self._loop.call_later(_RESTART_S, self.start, machine.node_id, context=Context())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], context: Context) -> "asyncio.Task[None]":
+        task = self._loop.create_task(coroutine, name="life", context=context)
+        task.add_done_callback(self._on_life_over)
+        return task
+
+    def _on_life_over(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            for machine in self.machines.values():
+                if machine.life is task:
+                    self.on_bug(machine, error)

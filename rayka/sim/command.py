@@ -1,0 +1,156 @@
+"""`rayka sim`: runs seeds, shows what came of them, and shrinks what failed to the command that replays it.
+
+Exit codes: 0 all well, 1 a crash, 2 a safety violation, 3 a liveness violation; of several runs the first failure's.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rayka.sim.options import SimOptions, swarm
+from rayka.sim.results import append_result, read_results, run_seeds
+from rayka.sim.shrink import Shrunk, shrink
+from rayka.sim.simulation import Outcome, Simulation, Verdict
+
+
+def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    try:
+        return tuple(int(each) for each in value.split(",") if each.strip())
+    except ValueError:
+        raise click.BadParameter(f"expected numbers such as 3,7,12, found {value!r}") from None
+
+
+def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | None:
+    if value is None:
+        return None
+    first, dash, last = value.partition("-")
+    if not (dash and first.isdigit() and last.isdigit() and int(first) <= int(last)):
+        raise click.BadParameter(f"expected first and last, such as 1-3000, found {value!r}")
+    return range(int(first), int(last) + 1)
+
+
+@click.command("sim")
+@click.option("--seed", type=int, help="The run to make; everything in it follows from this number.")
+@click.option("--seeds", callback=_range, metavar="A-B", help="Many runs.")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="Simulated time with faults.")
+@click.option("--voters", type=click.IntRange(1, 9), help="Controllers; drawn from the seed otherwise.")
+@click.option("--brokers", type=click.IntRange(0, 9), help="Brokers; drawn from the seed otherwise.")
+@click.option("--ops", "ops_per_second", type=float, help="Client operations a simulated second.")
+@click.option("--faults", "faults_per_minute", type=float, help="Faults a simulated minute; 0 for none.")
+@click.option("--only-faults", callback=_numbers, metavar="N,N", help="Only these of the run's faults.")
+@click.option("--trace", is_flag=True, help="Print a line for each event.")
+@click.option("--no-checks", is_flag=True, help="Without checkers, to see what they cost.")
+@click.option("--no-shrink", is_flag=True, help="Leave a failing run as it is.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes for --seeds.")
+@click.option(
+    "--results",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where outcomes are kept; goes on from there.",
+)
+def sim(
+    seed: int | None, seeds: range | None, seconds: float, trace: bool, no_checks: bool, no_shrink: bool,
+    jobs: int, results: Path | None, **chosen: Any,
+) -> int:  # fmt: skip
+    """Run a cluster on virtual time under faults, and check what must never break."""
+    if (seed is None) == (seeds is None):
+        raise click.UsageError("expected one of --seed and --seeds")
+    chosen = {name: value for name, value in chosen.items() if value is not None} | {"seconds": seconds}
+    if seeds is not None:
+        return _run_many(seeds, chosen, jobs, results)
+    assert seed is not None
+    options = swarm(seed, checks=not no_checks, **chosen)
+    return _run_one(options, chosen, is_traced=trace, shrinks=not no_shrink)
+
+
+# ---- One run -------------------------------------------------------------------------------------------------------
+
+
+def _run_one(options: SimOptions, chosen: dict[str, Any], *, is_traced: bool, shrinks: bool) -> int:
+    begin_s = time.monotonic()
+    simulation = Simulation(options, write=click.echo if is_traced else None)
+    outcome = simulation.run()
+    elapsed_s = time.monotonic() - begin_s
+    if not is_traced:
+        _describe(options, outcome, elapsed_s)
+    if outcome.violation is not None:
+        click.echo(f"FAILED  {outcome.violation}", err=True)
+        if not is_traced:
+            for line in list(simulation.trace.last)[-25:]:
+                click.echo(line, err=True)
+        if shrinks:
+            _report_shrunk(shrink_and_show(options, outcome), chosen)
+    click.echo(f"trace hash {outcome.trace_hash}")
+    return outcome.verdict
+
+
+def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
+    operations = ", ".join(f"{count} {name}" for name, count in outcome.operations.items() if count)
+    simulated_s = outcome.simulated_ms / 1000
+    click.echo(
+        f"seed {options.seed}: {options.voters} voters, {options.brokers} brokers, {options.clients} clients"
+    )
+    click.echo(f"faults      {outcome.fault_count}")
+    click.echo(f"operations  {operations or 'none'}")
+    click.echo(f"committed   up to offset {outcome.committed_end}")
+    click.echo(f"events      {outcome.event_count}")
+    click.echo(
+        f"time        {simulated_s:.1f} s simulated in {elapsed_s:.1f} s, {simulated_s / elapsed_s:.0f} a second"
+    )
+
+
+def shrink_and_show(options: SimOptions, outcome: Outcome) -> Shrunk:
+    """Shrinks a failing run, with a bar on a terminal."""
+    with click.progressbar(length=80, label="shrinking", file=sys.stderr, show_eta=False) as bar:
+        return shrink(options, outcome, on_run=lambda _: bar.update(1))
+
+
+def _report_shrunk(shrunk: Shrunk, chosen: dict[str, Any]) -> None:
+    count = len(shrunk.faults)
+    click.echo(f"it fails with {count} faults; replay it with", err=True)
+    click.echo(f"  {replay_command(shrunk.outcome.seed, {**chosen, 'only_faults': shrunk.faults})}", err=True)
+
+
+def replay_command(seed: int, chosen: dict[str, Any]) -> str:
+    """The command line of a run."""
+    options = {"ops_per_second": "ops", "faults_per_minute": "faults"}
+    words = [f"rayka sim --seed {seed}"]
+    for name, value in chosen.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else f"{value:g}"
+        words.append(f"--{options.get(name, name).replace('_', '-')} {text or ','}")
+    return " ".join(words)
+
+
+# ---- Many runs -----------------------------------------------------------------------------------------------------
+
+
+def _run_many(seeds: range, chosen: dict[str, Any], jobs: int, results: Path | None) -> int:
+    known = read_results(results) if results is not None else {}
+    outcomes = [known[seed] for seed in seeds if seed in known]
+    left = [seed for seed in seeds if seed not in known]
+    with click.progressbar(length=len(seeds), label="seeds", file=sys.stderr) as bar:
+        bar.update(len(outcomes))
+        for outcome in run_seeds(left, chosen, jobs):
+            outcomes.append(outcome)
+            if results is not None:
+                append_result(results, outcome)
+            if outcome.violation is not None:
+                click.echo(f"\n{outcome}\n  {replay_command(outcome.seed, chosen)}", err=True)
+            bar.update(1)
+    return _summarise(outcomes)
+
+
+def _summarise(outcomes: list[Outcome]) -> int:
+    failed = sorted((each for each in outcomes if each.verdict is not Verdict.OK), key=lambda each: each.seed)
+    click.echo(f"seeds       {len(outcomes)}, {len(failed)} failed")
+    click.echo(f"faults      {sum(each.fault_count for each in outcomes)}")
+    click.echo(f"events      {sum(each.event_count for each in outcomes)}")
+    click.echo(f"simulated   {sum(each.simulated_ms for each in outcomes) / 3_600_000:.2f} hours")
+    for each in failed:
+        checker = each.violation.checker if each.violation is not None else ""
+        click.echo(f"failed      {each.seed} {checker}")
+    return failed[0].verdict if failed else Verdict.OK

@@ -1,0 +1,106 @@
+"""The faults of a run, drawn before it begins, as a list: a subset of it can be replayed, so a failure can be shrunk.
+
+What a fault may hit keeps the promise under test honest: a voter's synced bytes are lost (wiped, rotten) only for a
+minority of the voters in one run; everything else may happen to all of them, and at once.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rayka.sim.options import SimOptions
+
+
+class FaultKind(StrEnum):
+    """What can go wrong. The value is its name in a trace."""
+
+    KILL = "kill"  # the process ends; the page cache survives
+    POWER_LOSS = "power-loss"  # the machine ends; what was not synced is lost or torn
+    POWER_LOSS_ALL = "power-loss-all"
+    STOP = "stop"  # a controlled shutdown, and a start
+    PAUSE = "pause"
+    ISOLATE = "isolate"  # a node and all others, both ways
+    CUT_LINK = "cut-link"  # one link, both ways
+    CUT_ONE_WAY = "cut-one-way"  # one link, one way
+    DEAFEN = "deafen"  # a node hears nobody, but is heard
+    SPLIT = "split"  # two halves
+    CLOG = "clog"  # one link is slow
+    SLOW_DISK = "slow-disk"
+    FULL_DISK = "full-disk"
+    DISK_ERROR = "disk-error"  # the next sync fails
+    WALL_CLOCK = "wall-clock"  # it jumps
+    BIT_ROT = "bit-rot"  # a bit of the log is flipped, and the process restarts
+    WIPE = "wipe"  # the disk is replaced by an empty one
+
+
+DAMAGING = (FaultKind.WIPE, FaultKind.BIT_ROT)
+_RARE = (*DAMAGING, FaultKind.POWER_LOSS_ALL, FaultKind.FULL_DISK, FaultKind.DISK_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: when it begins, how long it lasts, whom it hits. `amount` is what the kind makes of it, in [0, 1)."""
+
+    number: int
+    kind: FaultKind
+    begin_ms: int
+    duration_ms: int
+    node_id: int
+    peer_ids: tuple[int, ...]
+    amount: float
+
+    def __str__(self) -> str:
+        peers = ",".join(map(str, self.peer_ids))
+        return f"#{self.number} {self.kind} of {self.node_id}{' and ' * bool(peers)}{peers} for {self.duration_ms} ms"
+
+
+def draw_faults(options: "SimOptions") -> list[Fault]:
+    """All faults of the run, in order of their time."""
+    random = Random(f"faults {options.seed}")
+    if not options.faults_per_minute or not options.fault_kinds:
+        return []
+    faults: list[Fault] = []
+    damaged: list[int] = []
+    at_ms = 0.0
+    while True:
+        at_ms += random.expovariate(1) * 60_000 / options.faults_per_minute
+        if at_ms >= options.seconds * 1000:
+            return faults
+        fault = _draw(random, options, len(faults), int(at_ms))
+        if fault.kind in DAMAGING and fault.node_id in options.controller_ids:
+            if fault.node_id in damaged or len(damaged) >= options.damaged_max:
+                continue
+            damaged.append(fault.node_id)
+        faults.append(fault)
+
+
+def _draw(random: Random, options: "SimOptions", number: int, begin_ms: int) -> Fault:
+    kind = random.choice(options.fault_kinds)
+    if kind in _RARE:
+        kind = random.choice((kind, random.choice(options.fault_kinds)))
+    node_ids = (*options.controller_ids, *options.broker_ids)
+    # Most faults hit controllers: it is their quorum that is under test.
+    among = options.controller_ids if random.random() < 0.8 or kind is FaultKind.BIT_ROT else node_ids
+    node_id = random.choice(among)
+    others = [each for each in (*node_ids, *options.client_ids) if each != node_id]
+    return Fault(
+        number,
+        kind,
+        begin_ms,
+        int(random.choice((50, 500, 2_000, 8_000)) * (0.5 + random.random())),
+        node_id,
+        _peers(random, kind, others),
+        random.random(),
+    )
+
+
+def _peers(random: Random, kind: FaultKind, others: list[int]) -> tuple[int, ...]:
+    if kind in (FaultKind.CUT_LINK, FaultKind.CUT_ONE_WAY, FaultKind.CLOG):
+        return (random.choice(others),)
+    if kind in (FaultKind.ISOLATE, FaultKind.DEAFEN):
+        return tuple(others)
+    if kind is FaultKind.SPLIT:
+        return tuple(each for each in others if random.random() < 0.5)
+    return ()

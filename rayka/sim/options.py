@@ -1,0 +1,97 @@
+"""What a run looks like: every knob drawn from the seed, so that each run is another mixture (swarm testing).
+
+A kind of fault is on in some runs and off in others: bugs hide behind faults that occur too often as well as behind
+those that never do. Kafka: the seeds of `RaftEventSimulationTest`; FoundationDB's swarm of knobs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID
+from rayka.sim.faults import FaultKind
+
+CLIENT_ID = 9001  # clients are nodes of the network, too
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimOptions:
+    """One run. `faults_per_minute` 0 is a cluster without faults."""
+
+    seed: int
+    seconds: float = 60.0
+    voters: int = 3
+    brokers: int = 3
+    clients: int = 2
+    ops_per_second: float = 10.0
+    faults_per_minute: float = 20.0
+    fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
+    only_faults: tuple[int, ...] | None = None
+    latency_ms: float = 1.0
+    jitter_ms: float = 1.0
+    loss: float = 0.0
+    duplication: float = 0.0
+    sync_ms: float = 2.0
+    config: dict[str, Any] = field(default_factory=dict)
+    checks: bool = True
+
+    @property
+    def controller_ids(self) -> tuple[int, ...]:
+        return tuple(range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + self.voters))
+
+    @property
+    def broker_ids(self) -> tuple[int, ...]:
+        return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers))
+
+    @property
+    def client_ids(self) -> tuple[int, ...]:
+        return tuple(range(CLIENT_ID, CLIENT_ID + self.clients))
+
+    @property
+    def damaged_max(self) -> int:
+        """How many voters may lose what they had synced: a minority."""
+        return (self.voters - 1) // 2
+
+
+def swarm(seed: int, **chosen: Any) -> SimOptions:
+    """The options that a seed stands for; what is `chosen`, and not None, is as given."""
+    random = Random(f"swarm {seed}")
+    drawn: dict[str, Any] = {
+        "voters": random.choice((1, 3, 3, 3, 3, 5, 5)),
+        "brokers": random.choice((1, 2, 3)),
+        "clients": random.choice((1, 2, 3)),
+        "ops_per_second": random.choice((2.0, 5.0, 10.0, 20.0)),
+        "faults_per_minute": random.choice((6.0, 15.0, 30.0, 60.0)),
+        "fault_kinds": tuple(kind for kind in FaultKind if random.random() < 0.5),
+        "latency_ms": random.choice((0.2, 1.0, 5.0, 20.0)),
+        "jitter_ms": random.choice((0.1, 1.0, 10.0, 50.0)),
+        "loss": random.choice((0.0, 0.0, 0.001, 0.01, 0.05)),
+        "duplication": random.choice((0.0, 0.0, 0.01, 0.05)),
+        "sync_ms": random.choice((0.1, 1.0, 5.0, 30.0)),
+        "config": _config(random),
+    }
+    drawn |= {name: value for name, value in chosen.items() if value is not None}
+    return SimOptions(seed=seed, **drawn)
+
+
+def with_faults(options: SimOptions, numbers: Sequence[int]) -> SimOptions:
+    """The same run with only these of its faults."""
+    return replace(options, only_faults=tuple(numbers))
+
+
+def _config(random: Random) -> dict[str, Any]:
+    """Timeouts and sizes; some runs with snapshots so frequent that everything is about them."""
+    election_ms = random.choice((150, 500, 1_000))
+    snapshot_bytes = random.choice((2_000, 20_000, 20 << 20))
+    return {
+        "controller_quorum_election_timeout_ms": election_ms,
+        "controller_quorum_fetch_timeout_ms": 2 * election_ms,
+        "controller_quorum_request_timeout_ms": 2 * election_ms,
+        "controller_quorum_election_backoff_max_ms": election_ms,
+        "controller_quorum_auto_join_enable": random.random() < 0.5,
+        "metadata_log_max_record_bytes_between_snapshots": snapshot_bytes,
+        "metadata_max_retention_bytes": random.choice((4_000, 40_000, 100 << 20)),
+        "broker_session_timeout_ms": random.choice((2_000, 9_000)),
+        "broker_heartbeat_interval_ms": random.choice((500, 2_000)),
+    }

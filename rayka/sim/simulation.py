@@ -1,0 +1,240 @@
+"""One run: a cluster, its clients, faults for so many seconds (safety), then none (liveness), checkers all the while.
+
+In the safety phase nothing has to work, but nothing may be broken. Then every fault is healed and every node started,
+and within a minute of virtual time everything that was pending must have ended: every operation, every start, every
+replica and every broker caught up with what is committed, and a new topic must be acknowledged. What is left is named.
+Kafka: `RaftEventSimulationTest`; FoundationDB and TigerBeetle have the two phases.
+"""
+
+import gc
+import logging
+import traceback
+from collections.abc import Callable
+from contextvars import Context
+from enum import IntEnum
+from random import Random
+from typing import Any
+
+import msgspec
+
+from rayka.node.broker_node import BrokerNode
+from rayka.sim.checkers import Checkers, Violation, quorum_of
+from rayka.sim.cluster import Machine, SimCluster
+from rayka.sim.disk import SimDisk
+from rayka.sim.faults import Fault, draw_faults
+from rayka.sim.history import History
+from rayka.sim.injector import Injector
+from rayka.sim.ledger import Ledger
+from rayka.sim.loop import START_US, Livelock, VirtualLoop
+from rayka.sim.network import SimNetwork
+from rayka.sim.options import SimOptions
+from rayka.sim.trace import Trace
+from rayka.sim.watches import BrokerWatch, ControllerWatch
+from rayka.sim.workload import Workload
+
+LIVENESS_SECONDS = 60
+_STEP_US = 250_000  # how often the liveness phase looks whether it is over
+
+
+class Verdict(IntEnum):
+    """How a run ended; the command's exit code."""
+
+    OK = 0
+    CRASH = 1
+    SAFETY = 2
+    LIVENESS = 3
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What a run came to."""
+
+    seed: int
+    verdict: Verdict
+    trace_hash: str
+    event_count: int
+    fault_count: int
+    simulated_ms: int
+    committed_end: int
+    operations: dict[str, int]
+    violation: Violation | None = None
+
+    def __str__(self) -> str:
+        ended = self.verdict.name if self.violation is None else f"{self.verdict.name}: {self.violation}"
+        return f"seed {self.seed}: {ended}"
+
+
+class Simulation:
+    """One run, step by step; `run` is all of them. Tests use the parts: cluster, network, workload, checkers."""
+
+    def __init__(self, options: SimOptions, write: Callable[[str], None] | None = None) -> None:
+        self.options = options
+        self.loop = VirtualLoop()
+        self.trace = Trace(lambda: self.loop.now_us, write)
+        self.ledger = Ledger()
+        self.checkers = Checkers(self.loop, self.trace, self.ledger)
+        self.checkers.is_enabled = options.checks
+        self.network = SimNetwork(
+            self.loop, options, Random(f"network {options.seed}"), self.trace, self.checkers
+        )
+        self._disk_random = Random(f"disk {options.seed}")
+        self.cluster = SimCluster(self.loop, options, self.network, self.trace, self._make_disk)
+        self.cluster.watch = self._watch
+        self.cluster.on_bug = self._on_bug
+        self.checkers.cluster = self.cluster
+        self.history = History(self.ledger)
+        self.workload = Workload(self.loop, options, self.network, self.trace, self.history, self.checkers)
+        self.injector = Injector(self.loop, self.cluster, self.network, self.trace, options.seed)
+        self.faults: list[Fault] = []
+
+    def __repr__(self) -> str:
+        return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
+
+    def _make_disk(self, node_id: int) -> SimDisk:
+        return SimDisk(node_id, self.options.sync_ms, self._disk_random, self.trace, self._on_rename)
+
+    def _on_rename(self, node_id: int, path: str) -> None:
+        self.checkers.on_rename(node_id, path)
+
+    def _watch(self, machine: Machine) -> Callable[[], None]:
+        if not machine.is_controller:
+            return BrokerWatch(machine, self.checkers)
+        self.checkers.on_started(machine)
+        fetch_timeout_ms = self.cluster.config.controller_quorum_fetch_timeout_ms
+        return ControllerWatch(machine, self.checkers, self.loop, fetch_timeout_ms)
+
+    def _on_bug(self, machine: Machine, error: BaseException) -> None:
+        cause = "".join(traceback.format_tb(error.__traceback__)[-6:])
+        self.checkers.report("crash", machine.node_id, f"{error!r}; {cause}")
+
+    # ---- Running -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """Both phases; the first violation ends them."""
+        with _Quiet():
+            try:
+                self.begin()
+                self.run_safety()
+                if self.checkers.violation is None:
+                    self.run_liveness()
+            except Livelock as error:
+                self.checkers.report("livelock", 0, str(error))
+            return self.outcome()
+
+    def begin(self) -> None:
+        """Formats and starts everything."""
+        self.loop.run_until_complete(self.loop.create_task(self.cluster.format(), context=Context()))
+        for node_id in self.cluster.machines:
+            self.cluster.start(node_id)
+        self.workload.start()
+
+    def draw(self) -> None:
+        """The faults of this run."""
+        only = self.options.only_faults
+        self.faults = [each for each in draw_faults(self.options) if only is None or each.number in only]
+
+    def run_safety(self) -> None:
+        """The faults and the clients."""
+        self.draw()
+        self.injector.schedule(self.faults)
+        self.run_until_ms(int(self.options.seconds * 1000))
+
+    def run_until_ms(self, since_begin_ms: int, is_done: Callable[[], bool] | None = None) -> None:
+        """Runs until so long after the begin, a violation, or `is_done`."""
+        checkers = self.checkers
+
+        def is_over() -> bool:
+            return checkers.violation is not None or (is_done is not None and is_done())
+
+        self.loop.run_until(START_US + since_begin_ms * 1000, is_over)
+
+    def run_liveness(self) -> None:
+        """Heals everything; whatever still waits a minute later is a violation."""
+        self.trace.add("-", "phase", "liveness")
+        self.workload.stop_asking()
+        self.injector.heal()
+        proof = self.loop.create_task(
+            self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
+        )
+        deadline_us = self.loop.now_us + LIVENESS_SECONDS * 1_000_000
+        waiting = ["everything"]
+        while waiting and self.loop.now_us < deadline_us and self.checkers.violation is None:
+            self.injector.heal()  # what failed meanwhile, or was still under a fault's hand
+            self.injector.replace_rotten()
+            self.run_until_ms((self.loop.now_us + _STEP_US - START_US) // 1000)
+            waiting = self._waiting(proof)
+        if waiting:
+            self.checkers.report(
+                "liveness", 0, f"after {LIVENESS_SECONDS} s without faults: {'; '.join(waiting)}"
+            )
+        self.check_final()
+
+    def _waiting(self, proof: Any) -> list[str]:
+        """What has not ended, or not caught up."""
+        found = [str(each) for each in self.history.pending()[:5]]
+        if not proof.done():
+            found.append("no new topic was acknowledged")
+        for machine in self.cluster.machines.values():
+            problem = self._problem(machine)
+            if problem:
+                found.append(f"{machine!r} {problem}")
+        return found
+
+    def _problem(self, machine: Machine) -> str:
+        if not machine.is_serving:
+            return f"does not serve: {machine.start_failure}"
+        end = self.ledger.end
+        if isinstance(machine.node, BrokerNode):
+            parts = machine.node._parts
+            offset = parts.follower.image.next_offset if parts is not None else 0
+            return "" if offset >= end else f"has applied up to {offset}, committed is {end}"
+        quorum = quorum_of(machine)
+        offset = quorum._state.known_high_watermark if quorum is not None else -1
+        return "" if offset >= end else f"knows of commits up to {offset}, committed is {end}"
+
+    def check_final(self) -> None:
+        """The history as a whole, and what the disks have to say."""
+        self.checkers.report_if("history", 0, self.history.check_final())
+        for machine in self.cluster.machines.values():
+            if machine.disk.dead_writers:
+                self.checkers.report("dead-process", machine.node_id, machine.disk.dead_writers[0])
+
+    # ---- The result --------------------------------------------------------------------------------------------------
+
+    def outcome(self) -> Outcome:
+        """What it came to, so far."""
+        violation = self.checkers.violation
+        return Outcome(
+            seed=self.options.seed,
+            verdict=_verdict(violation),
+            trace_hash=self.trace.hash(),
+            event_count=self.trace.count,
+            fault_count=self.injector.done_count,
+            simulated_ms=(self.loop.now_us - START_US) // 1000,
+            committed_end=self.ledger.end,
+            operations=self.history.counts(),
+            violation=violation,
+        )
+
+
+def _verdict(violation: Violation | None) -> Verdict:
+    if violation is None:
+        return Verdict.OK
+    return {"crash": Verdict.CRASH, "liveness": Verdict.LIVENESS, "livelock": Verdict.LIVENESS}.get(
+        violation.checker, Verdict.SAFETY
+    )
+
+
+class _Quiet:
+    """While a run goes on: no log lines of the nodes, and no garbage collection at moments of its own."""
+
+    def __enter__(self) -> None:
+        self._logger = logging.getLogger("rayka")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.CRITICAL + 1)
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)
+        if self._was_enabled:
+            gc.enable()

@@ -1,0 +1,220 @@
+"""The checkers that look into a node, after each callback of its process.
+
+A watch remembers what it saw last and compares a handful of values; only what has changed is looked at more closely.
+"""
+
+from rayka.ids import ReplicaKey
+from rayka.metadata.image import MetadataImage
+from rayka.node.broker_node import BrokerNode
+from rayka.raft.leader import Leader
+from rayka.raft.quorum import Quorum
+from rayka.raft.quorum_state import QuorumState
+from rayka.raft.voters import VoterSet
+from rayka.sim.checkers import Checkers, durable_end, local_key, quorum_of
+from rayka.sim.cluster import Machine
+from rayka.sim.ledger import difference
+from rayka.sim.loop import VirtualLoop
+
+_SILENCE_US = 1_000_000  # a leader that ran no callback for so long was paused
+_NOTHING = object()
+
+
+class ControllerWatch:
+    """One incarnation of one controller, as long as it runs."""
+
+    def __init__(
+        self, machine: Machine, checkers: Checkers, loop: VirtualLoop, fetch_timeout_ms: int
+    ) -> None:
+        self._machine = machine
+        self._node_id = machine.node_id
+        self._incarnation = machine.incarnation
+        self._checkers = checkers
+        self._loop = loop
+        self._fetch_timeout_us = fetch_timeout_ms * 1000
+        self._state: QuorumState | None = None
+        self._quorum: Quorum | None = None
+        self._role: object = None
+        self._election_count = -1
+        self._high_watermark = -1
+        self._compared = 0
+        self._log_start_offset = -1
+        self._voters: VoterSet | None = None
+        self._voters_end = 0
+        self._quorum_deadline_us = 0
+        self._last_us = 0
+        self._image: object = _NOTHING
+
+    def __call__(self) -> None:
+        quorum = quorum_of(self._machine)
+        if quorum is None or not self._checkers.is_enabled:
+            return
+        if quorum is not self._quorum:
+            self._begin(quorum)
+        state = quorum._state
+        if state.role is not self._role:
+            self._on_role(quorum, state)
+        if state.election_count != self._election_count:
+            self._on_election(state)
+        if state.known_high_watermark != self._high_watermark:
+            self._on_high_watermark(quorum, state)
+        log = state.log
+        if log.log_end_offset < self._high_watermark:
+            self._report("truncation", f"{quorum!r} is cut below its high watermark, {self._high_watermark}")
+        if log.log_start_offset != self._log_start_offset:
+            self._on_log_start(quorum)
+        if isinstance(self._role, Leader):
+            self._look_at_leader(quorum, state, self._role)
+        self._look_at_image()
+
+    def _report(self, checker: str, evidence: str) -> None:
+        self._checkers.report(checker, self._node_id, evidence)
+
+    def _begin(self, quorum: Quorum) -> None:
+        self._quorum, self._role, self._high_watermark, self._compared = quorum, None, -1, 0
+        self._election_count = -1
+        self._log_start_offset = -1
+        self._checkers.homes[local_key(quorum)] = (self._machine, self._machine.disk)
+
+    # ---- Elections ---------------------------------------------------------------------------------------------------
+
+    def _on_role(self, quorum: Quorum, state: QuorumState) -> None:
+        self._role = role = state.role
+        self._checkers._trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
+        if not isinstance(role, Leader):
+            return
+        epoch, own = state.epoch, (self._node_id, self._incarnation)
+        known = self._checkers.leaders.get(epoch)
+        if known is not None and (known[0] != self._node_id or known[1] != 0):
+            self._report("single-leader", f"node and incarnation {known} led epoch {epoch} before {own} does")
+        self._checkers.leaders[epoch] = own
+        self._voters, self._voters_end = state.voters, 0
+        self._quorum_deadline_us = self._loop.now_us + 3 * self._fetch_timeout_us
+        self._check_leader_completeness(quorum)
+
+    def _check_leader_completeness(self, quorum: Quorum) -> None:
+        """Whoever is elected has every committed record."""
+        ledger, log = self._checkers.ledger, quorum._log
+        if log.log_end_offset < ledger.end:
+            self._report("leader-completeness", f"{quorum!r} is elected without what {ledger!r} has")
+        elif ledger.end > log.log_start_offset and quorum.epoch_of(ledger.end - 1) != ledger.last_epoch:
+            self._report(
+                "leader-completeness", f"{quorum!r} holds another record at {ledger.end - 1} than {ledger!r}"
+            )
+
+    def _on_election(self, state: QuorumState) -> None:
+        self._election_count = state.election_count
+        if state.leader_id >= 0:
+            self._checkers.check_leader(self._node_id, state.leader_id, state.epoch)
+
+    def _look_at_leader(self, quorum: Quorum, state: QuorumState, role: Leader) -> None:
+        now_us = self._loop.now_us
+        if now_us - self._last_us > _SILENCE_US:
+            self._quorum_deadline_us = now_us + 3 * self._fetch_timeout_us
+        self._last_us = now_us
+        if now_us > self._quorum_deadline_us:
+            self._check_quorum(quorum, role, now_us)
+        if role.voters is not self._voters:
+            self._on_voters(quorum, role)
+        if state.finished_download is not None:
+            self._report("leader-loads-no-snapshot", f"{quorum!r} has fetched {state.finished_download!r}")
+
+    def _check_quorum(self, quorum: Quorum, role: Leader, now_us: int) -> None:
+        """A leader that no majority fetches from resigns (A12); the bound has room for the window's begin."""
+        heard = self._checkers.heard_us
+        times_us = sorted(
+            now_us if each.node_id == self._node_id else heard.get((self._node_id, each.node_id), 0)
+            for each in role.voters.voters
+        )
+        of_majority_us = times_us[(len(times_us) - 1) // 2]
+        self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SILENCE_US
+        if now_us > self._quorum_deadline_us:
+            silent_ms = (now_us - of_majority_us) // 1000
+            self._report(
+                "check-quorum", f"{quorum!r} leads though no majority has fetched for {silent_ms} ms"
+            )
+
+    def _on_voters(self, quorum: Quorum, role: Leader) -> None:
+        """A change of the voters begins when the one before is committed (A55)."""
+        if self._high_watermark < self._voters_end:
+            self._report(
+                "one-voter-change", f"{quorum!r}: {role.voters!r} before {self._voters!r} is committed"
+            )
+        self._voters, self._voters_end = role.voters, quorum.log_end_offset
+
+    # ---- The log -----------------------------------------------------------------------------------------------------
+
+    def _on_high_watermark(self, quorum: Quorum, state: QuorumState) -> None:
+        before, now = self._high_watermark, state.known_high_watermark
+        self._high_watermark = now
+        if now < before:  # I1
+            self._report("high-watermark", f"{quorum!r}: it falls from {before} to {now}")
+            return
+        is_leader = isinstance(state.role, Leader)
+        checkers = self._checkers
+        has_news = now > checkers.ledger.end
+        checkers.on_committed(self._node_id, quorum, self._compared, now, is_leader=is_leader)
+        self._compared = now
+        if has_news and checkers.violation is None:
+            self._on_news(quorum, state)
+
+    def _on_news(self, quorum: Quorum, state: QuorumState) -> None:
+        ledger, voters = self._checkers.ledger, state.voters
+        if ledger.last_epoch != state.epoch:
+            self._report(
+                "commits-own-epoch", f"{quorum!r} commits records of epoch {ledger.last_epoch} alone"
+            )
+        if voters is None:
+            self._report("majority", f"{quorum!r} commits, and knows no voters")
+            return
+        ends = [self._durable_end(each) for each in voters.voters]
+        if 2 * sum(end >= ledger.end for end in ends) <= len(ends):  # I3
+            self._report(
+                "majority", f"{quorum!r} commits up to {ledger.end}; durable with {voters!r}: {ends}"
+            )
+
+    def _durable_end(self, voter: ReplicaKey) -> int:
+        home = self._checkers.homes.get(voter)
+        if home is None:
+            return -1
+        machine, disk = home
+        return durable_end(disk, machine.metadata_dir)
+
+    def _on_log_start(self, quorum: Quorum) -> None:
+        """I5: a log that does not begin at 0 begins at the end of its earliest snapshot."""
+        start = self._log_start_offset = quorum.log_start_offset
+        earliest = quorum._log.snapshots.earliest
+        if start > 0 and (earliest is None or earliest.offset != start):
+            self._report(
+                "snapshot-at-log-start", f"{quorum!r} begins at {start}; its earliest snapshot is {earliest}"
+            )
+
+    def _look_at_image(self) -> None:
+        """What a standby has replayed is what is committed."""
+
+
+class BrokerWatch:
+    """One incarnation of one broker: its image is that of the committed log."""
+
+    def __init__(self, machine: Machine, checkers: Checkers) -> None:
+        self._machine = machine
+        self._checkers = checkers
+        self._image = MetadataImage()
+
+    def __call__(self) -> None:
+        node = self._machine.node
+        parts = node._parts if isinstance(node, BrokerNode) else None
+        if parts is not None and parts.follower.image is not self._image:
+            self._image = image = parts.follower.image
+            check_image(self._checkers, self._machine.node_id, image)
+
+
+def check_image(checkers: Checkers, node_id: int, image: MetadataImage) -> None:
+    """An image that a node has published is the one that the committed records make."""
+    ledger = checkers.ledger
+    if image.next_offset > ledger.end:
+        checkers.report("images", node_id, f"{image!r} holds what is not committed: {ledger!r}")
+        return
+    expected = ledger.image(image.next_offset)
+    if expected is not None:
+        problem = difference(image, expected)
+        checkers.report_if("images", node_id, f"at offset {image.next_offset}: {problem}" if problem else "")

@@ -1,0 +1,181 @@
+"""The clients of a simulation: they create and delete topics and read the metadata, and remember what they were told.
+
+A client is a process of the network like any node, calls through the real `Caller`, and finds the active controller as
+every client does. It never tries an operation again: each attempt is one entry of the history.
+"""
+
+import asyncio
+from contextvars import Context
+from random import Random
+
+from rayka.errors import ApiError, ErrorCode, NotController
+from rayka.ids import NO_NODE
+from rayka.protocol.active_controller import ActiveController
+from rayka.protocol.cluster import MetadataRequest, MetadataResponse
+from rayka.protocol.topics import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    NewTopic,
+    TopicResult,
+)
+from rayka.sim.checkers import Checkers
+from rayka.sim.history import History, Kind, Operation, Outcome
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.network import SimNetwork
+from rayka.sim.options import SimOptions
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.trace import Trace
+
+_TIMEOUT_MS = 3_000
+_OUTSTANDING_MAX = 64
+_TOPICS_MAX = 30
+_FIND_PAUSE_S = 0.05
+
+
+class Workload:
+    """All clients of one run."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        options: SimOptions,
+        network: SimNetwork,
+        trace: Trace,
+        history: History,
+        checkers: Checkers,
+    ) -> None:
+        self._loop = loop
+        self.history = history
+        self.clients = [
+            _Client(self, each, options.ops_per_second / options.clients, options.seed, network)
+            for each in options.client_ids
+        ]
+        self.trace = trace
+        self.checkers = checkers
+
+    def __repr__(self) -> str:
+        return f"<Workload {self.history.counts()}>"
+
+    @property
+    def now_ms(self) -> int:
+        return self._loop.now_ms
+
+    def start(self) -> None:
+        """The clients begin."""
+        for client in self.clients:
+            context = Context()
+            context.run(PROCESS.set, client.process)
+            client.task = self._loop.create_task(client.run(), name="client", context=context)
+
+    def stop_asking(self) -> None:
+        """No new operations; those under way go on."""
+        for client in self.clients:
+            if client.task is not None:
+                client.task.cancel()
+
+    async def create_until_acknowledged(self, name: str) -> None:
+        """The last proof of life: a topic is created, however many attempts that takes."""
+        attempt = 0
+        while True:
+            operation = await self.clients[0].attempt(Kind.CREATE, f"{name}-{attempt}")
+            if operation.outcome is Outcome.ACKNOWLEDGED:
+                return
+            attempt += 1
+            await asyncio.sleep(_FIND_PAUSE_S)
+
+
+class _Client:
+    def __init__(
+        self, workload: Workload, client_id: int, ops_per_second: float, seed: int, network: SimNetwork
+    ) -> None:
+        self.process = Process(client_id, 1)
+        self.task: asyncio.Task[None] | None = None
+        self._workload = workload
+        self._random = Random(f"client {seed} {client_id}")
+        self._pause_s = 1 / ops_per_second if ops_per_second else 0.0
+        self._network = network.port(self.process)
+        self._active = ActiveController(self._network)
+        self._count = 0
+        self._outstanding: dict[asyncio.Task[Operation], None] = {}
+
+    async def run(self) -> None:
+        if not self._pause_s:
+            return
+        while True:
+            await asyncio.sleep(self._random.expovariate(1) * self._pause_s)
+            if len(self._outstanding) < _OUTSTANDING_MAX and await self._knows_active():
+                kind, name = self._draw()
+                task = asyncio.get_running_loop().create_task(self.attempt(kind, name), name="operation")
+                self._outstanding[task] = None
+                task.add_done_callback(self._outstanding.pop)
+
+    async def _knows_active(self) -> bool:
+        """Whoever finds no active controller sends nothing."""
+        try:
+            return await self._active.find() != NO_NODE
+        except NotController:
+            return False
+
+    def _draw(self) -> tuple[Kind, str]:
+        topics = self._workload.history.ledger.newest_image.topics
+        draw = self._random.random()
+        self._count += 1
+        if draw < 0.4 and len(topics) < _TOPICS_MAX:
+            return Kind.CREATE, f"t{self.process.node_id - 9000}-{self._count}"
+        if draw < 0.8 and topics:
+            names = list(topics)
+            name = names[self._random.randrange(len(names))]
+            return (Kind.DELETE if draw < 0.7 else Kind.CREATE), name
+        return Kind.READ, "all"
+
+    # ---- One attempt -------------------------------------------------------------------------------------------------
+
+    async def attempt(self, kind: Kind, name: str) -> Operation:
+        """One operation, with whatever end; it is in the history."""
+        workload = self._workload
+        operation = workload.history.begin(self.process.node_id, kind, name, workload.now_ms)
+        workload.trace.add(self.process.node_id, "op", f"{operation.number} {kind} {name}")
+        node_id = self._active.leader_id
+        try:
+            node_id = await self._active.find()
+            if kind is Kind.READ:
+                await self._read(operation, node_id)
+            else:
+                await self._change(operation, node_id)
+        except ApiError as error:
+            self._on_error(operation, node_id, error)
+        workload.trace.add(self.process.node_id, "done", str(operation))
+        if operation.kind is not Kind.READ:
+            workload.checkers.report_if(
+                "acknowledged", self.process.node_id, workload.history.check_change(operation)
+            )
+        return operation
+
+    async def _read(self, operation: Operation, node_id: int) -> None:
+        response: MetadataResponse = await self._network.call(node_id, MetadataRequest(None), _TIMEOUT_MS)
+        operation.outcome = Outcome.ACKNOWLEDGED
+        problem = self._workload.history.check_read(operation, response)
+        self._workload.checkers.report_if("read", self.process.node_id, problem)
+
+    async def _change(self, operation: Operation, node_id: int) -> None:
+        response: CreateTopicsResponse | DeleteTopicsResponse
+        if operation.kind is Kind.CREATE:
+            topic = NewTopic(operation.name, self._random.randint(1, 2), 1)
+            response = await self._network.call(node_id, CreateTopicsRequest((topic,)), _TIMEOUT_MS)
+        else:
+            response = await self._network.call(node_id, DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)
+        result: TopicResult = response.topics[0]
+        if result.error_code is ErrorCode.NONE:
+            operation.outcome = Outcome.ACKNOWLEDGED
+            operation.topic_id, operation.metadata_offset = result.topic_id, response.metadata_offset
+        else:
+            operation.outcome, operation.what = Outcome.REFUSED, result.error_code.name
+
+    def _on_error(self, operation: Operation, node_id: int, error: ApiError) -> None:
+        """The request failed as a whole: whether it was executed is open."""
+        operation.outcome, operation.what = Outcome.UNKNOWN, error.code.name
+        self._active.forget(node_id)
+        if isinstance(error, NotController):
+            self._active.learn(error.leader_id, error.leader_epoch)
