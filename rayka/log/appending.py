@@ -1,7 +1,8 @@
 """How batches get into a log: their offsets and epochs, when a segment is rolled, and the write itself (B18, F10).
 
 A batch is placed before anything is written, so what cannot be appended changes nothing. Invariants: an append is
-split between batches only where a segment would outgrow its size; an epoch is in the cache before the first of its
+split between batches only where a segment would outgrow its size; a segment is rolled at the log end offset, so
+that a gap lies within one (`holes`); an epoch is in the cache before the first of its
 records is in the file (B20). Kafka: `UnifiedLog.append`, `LogSegment.shouldRoll`, `RollParams`.
 """
 
@@ -89,7 +90,7 @@ class Appender:
 
     def append(self, placed: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> AppendInfo:
         """Writes the batches, almost always in one write. Raises StorageError when the disk fails."""
-        for run in _runs(placed, config.segment_bytes):
+        for run in _runs(placed, config.segment_bytes, self._segments.active.next_offset):
             self._write(run, config, now_ms)
         return AppendInfo(
             first_offset=placed[0].place.base_offset,
@@ -103,8 +104,7 @@ class Appender:
         not (B20).
         """
         if self._should_roll(run, config, now_ms):
-            base_offset = max(self._segments.active.next_offset, run[0].place.base_offset)
-            self._segments.roll(base_offset, config, now_ms)
+            self._segments.roll(self._rolled_at(run), config, now_ms)
         for each in run:
             if each.epoch > self._epochs.latest_epoch:
                 self._epochs.assign(each.epoch, each.place.base_offset)
@@ -113,6 +113,12 @@ class Appender:
             places.append(each.place._replace(position=position))
             position += each.place.size_bytes
         self._segments.active.append([buffer for each in run for buffer in each.buffers], places)
+
+    def _rolled_at(self, run: Sequence[PlacedBatch]) -> int:
+        """The log end offset; only a gap that does not fit a segment is left out, as F10 leaves out every one."""
+        end_offset = self._segments.active.next_offset
+        fits = run[-1].place.last_offset - end_offset <= MAX_RELATIVE_OFFSET
+        return end_offset if fits else run[0].place.base_offset
 
     def _should_roll(self, run: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> bool:
         """F10, for batches about to be appended."""
@@ -135,12 +141,15 @@ class Appender:
         return timestamp_ms - first
 
 
-def _runs(placed: Sequence[PlacedBatch], segment_bytes: int) -> Iterator[Sequence[PlacedBatch]]:
-    """Splits into runs that fit a segment; almost always there is one."""
+def _runs(
+    placed: Sequence[PlacedBatch], segment_bytes: int, end_offset: int
+) -> Iterator[Sequence[PlacedBatch]]:
+    """Splits into runs that fit a segment, the first one behind `end_offset`; almost always there is one."""
     begin, run_bytes = 0, 0
     for number, each in enumerate(placed):
-        if run_bytes + each.place.size_bytes > segment_bytes:
+        is_far = each.place.last_offset - end_offset > MAX_RELATIVE_OFFSET
+        if number > begin and (is_far or run_bytes + each.place.size_bytes > segment_bytes):
             yield placed[begin:number]
-            begin, run_bytes = number, 0
+            begin, run_bytes, end_offset = number, 0, placed[number - 1].place.last_offset + 1
         run_bytes += each.place.size_bytes
     yield placed[begin:]

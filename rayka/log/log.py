@@ -28,8 +28,15 @@ from rayka.log.appending import (
     placed_by_follower,
     placed_by_leader,
 )
-from rayka.log.checkpoints import decode_lines, encode_lines
+from rayka.log.holes import check_begin
 from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.markers import (
+    LOWERED_RECOVERY_POINT_FILE,
+    lowered_recovery_point,
+    raised_log_start,
+    read_lowered_recovery_point,
+    read_raised_log_start,
+)
 from rayka.log.recovery import Recovery, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segment import Segment, SegmentFiles, Span
 from rayka.log.segments import Segments, created_segment, planned_segment
@@ -39,7 +46,6 @@ from rayka.ports import Disk
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import FileRange
 
-_LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"
 NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -100,10 +106,13 @@ class Log:
             log = cls(files, config, epochs, [planned_segment(files, config, log_start_offset, now_ms)])
             log._awaited_files = new_files
             return log
-        recovery_point = min(recovery_point, _lowered_recovery_point(disk, directory, recovery_point))
+        recovery_point = read_lowered_recovery_point(disk, directory, recovery_point)
+        first_offset = read_raised_log_start(disk, directory)
         is_clean = tearing is Tearing.NOTHING
         scan_from = None if is_clean else recovery_point
         segments = find_segments(files, config, now_ms)
+        if first_offset is not None:
+            check_begin(segments, max(log_start_offset, first_offset))
         recovery = open_segments(
             segments,
             files,
@@ -113,14 +122,17 @@ class Log:
         )
         is_new = not segments
         if is_new:
-            segments.append(created_segment(files, config, log_start_offset, now_ms))
+            first_offset = max(log_start_offset, first_offset or 0)
+            segments.append(created_segment(files, config, first_offset, now_ms))
         log = cls(files, config, epochs, segments)
         if log.log_end_offset < recovery_point and log_start_offset < recovery_point:
             raise DamagedLog(
                 f"{directory} ends at offset {log.log_end_offset}, but was synced up to {recovery_point}: a file in"
-                " it is missing or was shortened. Restore it from a copy; or, to go on without its records, remove"
-                " the directory while the node is down"
+                " it is missing or was shortened. Restore it from a copy; or, to go on without its records, make an"
+                f" empty file {posixpath.join(directory, LOWERED_RECOVERY_POINT_FILE)}; then restart the node"
             )
+        if first_offset is None:
+            new_files = {**new_files, **raised_log_start(segments[0].base_offset)}
         log._write_files(new_files)
         log._on_opened(recovery, None if is_clean and not is_new else recovery_point, log_start_offset)
         return log
@@ -144,7 +156,8 @@ class Log:
             return
         self._disk.make_directory(self.directory)
         self._files.unsynced.name_changed(self.directory)
-        self._write_files(self._awaited_files)
+        start = raised_log_start(self.log_start_offset) if self.log_start_offset else {}
+        self._write_files({**self._awaited_files, **start})
         self._epochs.write_deferred()
         self._segments.active.create()
         self._awaited_files = None
@@ -340,6 +353,7 @@ class Log:
         with self._changing():
             self._make_files()
             self._before_truncation(self._segments.first.base_offset)
+            self._write_files({**lowered_recovery_point(0), **raised_log_start(offset)})
             self._segments.replace_all(offset, self._config)
             self.log_start_offset = offset
             self._epochs.clear()
@@ -355,7 +369,10 @@ class Log:
         assert offset <= self.log_end_offset, f"{self!r} cannot start at {offset}"
         with self._changing():
             self.log_start_offset = offset
-            self._segments.remove_first(self._segments.count_below(offset))
+            count, first_offset = self._segments.below(offset)
+            if count:
+                self._write_files(raised_log_start(first_offset))
+                self._segments.remove_first(count)
             self._epochs.truncate_from_start(offset)
 
     def _before_truncation(self, offset: int) -> None:
@@ -376,7 +393,7 @@ class Log:
 
     @property
     def _lowered_path(self) -> str:
-        return posixpath.join(self.directory, _LOWERED_RECOVERY_POINT_FILE)
+        return posixpath.join(self.directory, LOWERED_RECOVERY_POINT_FILE)
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
@@ -408,17 +425,3 @@ class Log:
         """Removes the directory; readers keep what they mapped."""
         if self._awaited_files is None:
             self._disk.remove_directory(self.directory)
-
-
-def lowered_recovery_point(scan_from: int) -> dict[str, bytes]:
-    """The file, by name, that tells a recovery to begin here whatever a checkpoint says, until one is saved anew."""
-    return {_LOWERED_RECOVERY_POINT_FILE: encode_lines([str(scan_from)])}
-
-
-def _lowered_recovery_point(disk: Disk, directory: str, recovery_point: int) -> int:
-    """What a truncation left to say; a torn file means that everything is to be scanned."""
-    path = posixpath.join(directory, _LOWERED_RECOVERY_POINT_FILE)
-    if not disk.exists(path):
-        return recovery_point
-    lines = decode_lines(disk.read_at(path, 0, disk.size(path)))
-    return int(lines[0][0]) if lines else 0

@@ -33,7 +33,8 @@ from rayka.log.checkpoints import (
     read_offsets,
 )
 from rayka.log.durable import replace_durably
-from rayka.log.log import Log, lowered_recovery_point
+from rayka.log.log import Log
+from rayka.log.markers import lowered_recovery_point
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,

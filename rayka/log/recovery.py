@@ -13,6 +13,9 @@ stands behind it, and on what may have broken it (`damage`):
 - otherwise it is bit rot, and nothing is cut: the batch stays in its place, and readers find it broken; or,
   when its header does not lead to the next one, DamagedLog is raised.
 
+A segment that ends before the next one begins is a hole, scanned or not (`holes`): what is behind it is cut where
+a power cut can have made it, and otherwise the log is not opened.
+
 Base offset and leader epoch lie outside the CRC, as in Kafka; of them only the order is checked. Kafka:
 `LogLoader`, which cuts in every case. Left out: `.swap` files, which only the cleaner makes.
 """
@@ -30,6 +33,7 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog
 from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
 from rayka.log.disk import TEMPORARY_SUFFIX
+from rayka.log.holes import check_sealed, hole, is_hole
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.segment import (
     LOG_SUFFIX,
@@ -120,7 +124,7 @@ def open_segments(
 
     `scan_from` is the recovery point; None stands for a clean shutdown: nothing is scanned, unless the last
     segment turns out broken. A segment that ends exactly there is scanned too: its indexes may not have been
-    synced. Raises DamagedLog.
+    synced. Segments that are not scanned are only asked where they end. Raises DamagedLog.
     """
     for segment, following in pairwise(segments):
         segment.open_sealed(following.base_offset)
@@ -133,8 +137,10 @@ def open_segments(
             _logger.warning("%s: shut down cleanly, yet: %s", files.directory, error)
             scan_from = segments[-1].base_offset
         else:
+            check_sealed(segments)
             return Recovery()
     first = max((number for number, each in enumerate(segments) if each.base_offset < scan_from), default=0)
+    check_sealed(segments[: first + 1])
     return _Scan(segments, files, epochs, suspect).run(first)
 
 
@@ -177,7 +183,7 @@ class _Scan:
         while True:
             _note_whole_batches(segment, view, self._epochs, end_offset)
             if segment.size_bytes == len(view):
-                return True
+                return self._is_complete(number)
             may_cut = self._may_cut(segment, view, is_last)
             if may_cut and self._suspect.tearing in (Tearing.TAIL, Tearing.ANYWHERE):
                 return False
@@ -187,6 +193,15 @@ class _Scan:
                 return False
             else:
                 raise _damaged_log(segment, view)
+
+    def _is_complete(self, number: int) -> bool:
+        """Whether the next segment begins where this one ends; otherwise what is behind the hole is to be cut."""
+        segment, following = self._segments[number], self._segments[number + 1 : number + 2]
+        if not following or not is_hole(segment.next_offset, following[0]):
+            return True
+        if self._suspect.tearing is Tearing.ANYWHERE and segment.next_offset >= self._suspect.from_offset:
+            return False
+        raise hole(segment, segment.next_offset, following[0])
 
     def _may_cut(self, segment: Segment, view: memoryview, is_last: bool) -> bool:
         """Whether what is broken at the segment's end can be a torn write."""

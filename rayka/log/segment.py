@@ -24,6 +24,9 @@ from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
 CUT_SUFFIX = ".cut"  # what recovery cut off and somebody may still want; never read, never removed
 MAX_RELATIVE_OFFSET = 2**31 - 1
+GAP_MAX = (
+    MAX_RELATIVE_OFFSET // 2
+)  # a gap that does not fit a segment is wider, for no batch spans as many offsets
 SCANNED = Struct(
     ">qiibIhi8xq"
 )  # base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp
@@ -111,6 +114,34 @@ class Segment:
         """
         self.open_sealed(self.base_offset)
         self._resume()
+
+    def find_end(self) -> int:
+        """The offset at which the batches in a sealed segment's file end, whatever `next_offset` says: walked from
+        the last entry of the index, or from the begin when that leads nowhere.
+
+        Raises CorruptRecord when the file does not end with a whole batch.
+        """
+        position = self._last_indexed_position()
+        if position:
+            try:
+                return self._end_behind(position)
+            except CorruptRecord:
+                pass  # the index may be what is damaged
+        return self._end_behind(0)
+
+    def _last_indexed_position(self) -> int:
+        """Read from the index's file without loading it; 0 when there is no entry that points into the segment."""
+        path, entry = self.index_paths[0], OffsetIndex.ENTRY
+        if not self._disk.exists(path) or self._disk.size(path) < entry.size:
+            return 0
+        _, position = entry.unpack(self._disk.read_at(path, self._disk.size(path) - entry.size, entry.size))
+        return int(position) if 0 < position < self.size_bytes else 0
+
+    def _end_behind(self, position: int) -> int:
+        end_offset = self.base_offset
+        for batch in self.batches(position):
+            end_offset = batch.last_offset + 1
+        return end_offset
 
     def _resume(self) -> None:
         """Continues from the indexes: everything after the last entry is walked."""

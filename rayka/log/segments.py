@@ -97,9 +97,10 @@ class Segments:
             self._segments.pop().delete()
         self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
 
-    def count_below(self, offset: int) -> int:
-        """How many segments lie wholly below the offset, the active one apart."""
-        return sum(segment.base_offset <= offset for segment in self._segments[1:])
+    def below(self, offset: int) -> tuple[int, int]:
+        """How many segments lie wholly below the offset, the active one apart, and where the next one begins."""
+        count = sum(segment.base_offset <= offset for segment in self._segments[1:])
+        return count, self._segments[count].base_offset
 
     def remove_first(self, count: int) -> None:
         """Removes so many segments, oldest first, but never the active one."""

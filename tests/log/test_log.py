@@ -285,11 +285,21 @@ def test_a_segment_rolls_when_offsets_would_not_fit_its_index() -> None:
     assert (segment_bases(disk), read_offsets(log)) == ([0, 2**31], [0, 2**31 - 1, 2**31])
 
 
-def test_a_gap_at_a_roll_puts_the_new_segment_at_the_first_offset_appended() -> None:
+def test_a_gap_at_a_roll_lies_within_the_new_segment_so_that_none_lies_between_segments() -> None:
     disk, log = new_log(TopicConfig(segment_ms=10))
     log.append_as_follower([placed(0, timestamp_ms=0)], now_ms=0)
     log.append_as_follower([placed(50, timestamp_ms=100)], now_ms=0)
-    assert segment_bases(disk) == [0, 50]
+    assert (segment_bases(disk), read_offsets(log)) == ([0, 1], [0, 50])
+
+
+def test_batches_with_a_gap_that_no_segment_spans_go_into_two() -> None:
+    disk, log = new_log(ONE_SEGMENT)
+    log.append_as_follower([placed(5), placed(2**31 + 5), placed(2**33)], now_ms=0)
+    assert segment_bases(disk) == [0, 6, 2**33]
+    assert read_offsets(open_log(disk, config=ONE_SEGMENT)) == [5, 2**31 + 5, 2**33]
+    log.close()
+    again = open_log(disk, config=ONE_SEGMENT, tearing=Tearing.NOTHING)
+    assert read_offsets(again) == [5, 2**31 + 5, 2**33]
 
 
 def test_rolling_an_empty_segment_does_nothing() -> None:
