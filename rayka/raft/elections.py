@@ -203,9 +203,10 @@ class Elections:
         if error is ErrorCode.NONE:
             state.learn(request.leader_id, request.leader_epoch, now_ms)
             if isinstance(state.role, Follower):
-                state.role.fetch_deadline_ms = now_ms + end_epoch_backoff_ms(
+                backoff_ms = end_epoch_backoff_ms(
                     request.preferred_successors, state.local, state.config.election_backoff_max_ms
                 )
+                state.role.on_leader_resigned(now_ms + backoff_ms)
         return EndQuorumEpochResponse(state.leader_id, state.epoch, error)
 
     def _leader_error(self, cluster_id: str, leader_id: int, epoch: int) -> ErrorCode:

@@ -80,10 +80,14 @@ class Leader:
     # ---- High watermark ----------------------------------------------------------------------------------------------
 
     def update_voters(self, voters: VoterSet) -> None:
-        """Others vote from now on. What is known of a replica stays."""
-        self.voters = voters
+        """Others vote from now on. Who did not vote before counts from his next fetch on: an observer's was not held to
+        what a voter's must be.
+        """
+        former, self.voters = self.voters, voters
         for voter in voters.voters:
-            self._replicas.setdefault(voter, Progress())
+            progress = self._replicas.setdefault(voter, Progress())
+            if voter not in former:
+                progress.end_offset = NO_OFFSET
         for voter in [each for each in self._heard_of if each not in voters]:
             del self._heard_of[voter]
 
@@ -94,7 +98,7 @@ class Leader:
 
     def on_fetch(self, replica: ReplicaKey, fetch_offset: int, leader_end_offset: int, now_ms: int) -> bool:
         """A replica that is at a valid position fetches (A31). Whether the high watermark moved."""
-        self._progress(replica).on_fetch(fetch_offset, leader_end_offset, now_ms)
+        self._progress(replica, now_ms).on_fetch(fetch_offset, leader_end_offset, now_ms)
         return replica in self.voters and self.maybe_update_high_watermark()
 
     def maybe_update_high_watermark(self) -> bool:
@@ -109,9 +113,10 @@ class Leader:
     def _end_offset(self, voter: ReplicaKey) -> int:
         return self._local_end_offset if voter == self._local else self._replicas[voter].end_offset
 
-    def _progress(self, replica: ReplicaKey) -> Progress:
+    def _progress(self, replica: ReplicaKey, now_ms: int) -> Progress:
         found = self._replicas.get(replica)
         if found is None:
+            self._drop_observers(now_ms)
             found = self._replicas[replica] = Progress()
         return found
 
@@ -125,11 +130,10 @@ class Leader:
         if len(self._heard_of) >= self._others_needed:
             self._heard_of.clear()
             self._check_quorum_deadline_ms = now_ms + self._config.check_quorum_timeout_ms
-            self._drop_observers(now_ms)
 
     def on_snapshot_fetch(self, replica: ReplicaKey, now_ms: int) -> None:
         """It is alive, and holds nothing yet that counts."""
-        self._progress(replica).last_fetch_ms = now_ms
+        self._progress(replica, now_ms).last_fetch_ms = now_ms
         self.on_heard_of(replica, now_ms)
 
     @property
@@ -174,7 +178,7 @@ class Leader:
         return min((each for each in times_ms if each > now_ms), default=FAR_MS)
 
     def on_reminded(self, voter: ReplicaKey, now_ms: int) -> None:
-        self._progress(voter).last_begin_ms = now_ms
+        self._progress(voter, now_ms).last_begin_ms = now_ms
 
     def preferred_successors(self) -> tuple[ReplicaKey, ...]:
         """The other voters, who holds most first (A22)."""

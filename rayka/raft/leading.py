@@ -107,14 +107,15 @@ class Leading:
         return ErrorCode.NONE
 
     def _record(self, request: FetchRequest, now_ms: int, *, is_valid: bool) -> None:
-        """What the fetch says of the replica: that it is there, and, from a valid position in the leader's own epoch,
-        that it holds everything before (A31).
+        """What the fetch says of the replica: that it is there, and, from a valid position, that it holds everything
+        before (A31). A voter is believed only in the leader's own epoch; an observer counts for nothing.
         """
         state, role = self._state, self._state.role
         assert isinstance(role, Leader)
         partition = request.partitions[0]
         replica = ReplicaKey(request.replica_id, request.replica_directory_id)
-        if partition.current_leader_epoch != state.epoch or replica == state.local or request.replica_id < 0:
+        is_current = partition.current_leader_epoch == state.epoch or replica not in role.voters
+        if not is_current or replica == state.local or request.replica_id < 0:
             return
         role.on_heard_of(replica, now_ms)
         if not is_valid:

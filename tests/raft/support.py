@@ -261,6 +261,7 @@ class Cluster:
         self.config = config or QuorumConfig()
         self.delay_ms_max = 1
         self.stalls = 0.0
+        self._is_busy = False
         self.keys = [key(number) for number in range(1, voters + 1)]
         self.cut: dict[tuple[int, int], None] = {}
         self.nodes: dict[int, Node] = {}
@@ -329,8 +330,9 @@ class Cluster:
             self.step()
 
     def step(self) -> None:
-        """On to the next moment at which something may happen."""
-        self.now_ms = max(self.now_ms + 1, min(self._times_ms(), default=0))
+        """On to the next moment at which something may happen: at once, if something just has."""
+        self.now_ms = self.now_ms + 1 if self._is_busy else max(self.now_ms + 1, min(self._times_ms()))
+        before = self._happened()
         for node in list(self.nodes.values()):
             is_stalled = self.stalls > 0 and self.random.random() < self.stalls
             for target, request in node.settle(self.now_ms, is_stalled=is_stalled):
@@ -340,16 +342,25 @@ class Cluster:
                 assert leader_id == node.local.node_id, f"two lead epoch {node.epoch}"
         calls, self._calls = self._calls, []
         self._calls += [call for call in calls if call.due_ms > self.now_ms or not self._perform(call)]
+        self._is_busy = self._happened() != before
+
+    def _happened(self) -> list[object]:
+        nodes = self.nodes.values()
+        return [
+            len(self._calls),
+            [(node.quorum.next_offset, node.quorum.high_watermark, node.quorum.role) for node in nodes],
+        ]
 
     def _delay_ms(self) -> int:
         return self.random.randint(1, self.delay_ms_max)
 
     def _times_ms(self) -> Iterator[int]:
-        yield self.now_ms + 50
+        yield self.now_ms + 100
         for node in self.nodes.values():
             yield node.quorum.next_poll_ms(self.now_ms)
         for call in self._calls:
-            yield call.due_ms
+            waits_ms = self.config.fetch_max_wait_ms
+            yield call.due_ms if call.due_ms > self.now_ms else call.sent_ms + waits_ms
 
     def _perform(self, call: _Call) -> bool:
         """Whether the call is over; one that is lost is so after the request timeout."""
