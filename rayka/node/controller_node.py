@@ -1,23 +1,25 @@
-"""A controller: the node that keeps `__cluster_metadata` and decides over brokers, topics and leaders.
+"""A controller: a replica of `__cluster_metadata`, and, while it leads, what decides over brokers, topics and leaders.
 
 One method for each API that it serves, request to response; what is refused is raised as ApiError, and any other
-exception is a bug that ends the node. Life: `start` opens the directory, gets elected, replays what is committed and
-only then serves (A41); `stop` leaves a clean log; `kill` is the end of the process without its end. A disk that fails
-makes the node FAILED: it goes on answering, `status` with the cause and everything else with KAFKA_STORAGE_ERROR.
+exception is a bug that ends the node. Life: `start` opens the directory and returns when calls are taken, whether there
+is a quorum or not; the metadata are served by whoever is active, and the others say who that is. `stop` hands the lead
+over and leaves a clean log; `kill` is the end of the process without its end. A disk that fails makes the node FAILED:
+it goes on answering, `status` with the cause and everything else with KAFKA_STORAGE_ERROR.
 Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 """
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from rayka.controller.controller import BootstrapMetadata, Controller, FenceStaleBroker
-from rayka.errors import KafkaStorageError, NotController, RequestTimedOut, StorageError
-from rayka.ids import Role, node_name
-from rayka.metadata.records import MetadataRecord
+from rayka.controller.controller import BootstrapMetadata, Controller, FenceStaleBroker, WriteNoOp
+from rayka.errors import KafkaStorageError, NotController, RaykaError, StorageError
+from rayka.ids import NO_NODE, Role, node_name
+from rayka.metadata.records import MetadataRecord, decode_record, encode_record
 from rayka.node.controller_requests import (
     check_create_topics,
     check_delete_topics,
@@ -25,7 +27,8 @@ from rayka.node.controller_requests import (
     check_heartbeat,
     check_register_broker,
 )
-from rayka.node.metadata_log import MetadataLog
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.protocol.cluster import (
@@ -40,26 +43,42 @@ from rayka.protocol.cluster import (
     StatusResponse,
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.quorum import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    BeginQuorumEpochResponse,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    EndQuorumEpochRequest,
+    EndQuorumEpochResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    RemoveRaftVoterRequest,
+    UpdateRaftVoterRequest,
+    VoterChangeResponse,
+    VoteRequest,
+    VoteResponse,
+)
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from rayka.shard.runtime import Pending, ShardRuntime
+from rayka.raft.quorum import Quorum
+from rayka.shard.shard import RecordCodec
 
-COMMIT_TIMEOUT_MS = 30_000
 SWEEPS_PER_SESSION = 8  # H6
+METADATA_CODEC: RecordCodec[MetadataRecord] = RecordCodec(encode_record, decode_record)
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Active:
-    """What an active controller works with."""
+class _Parts:
+    """What an open controller works with."""
 
-    log: MetadataLog
-    controller: Controller
-    runtime: ShardRuntime[MetadataRecord]
+    log: QuorumLog[MetadataRecord]
+    shard: ReplicatedShard[Controller, MetadataRecord]
 
 
 class ControllerNode:
@@ -69,105 +88,113 @@ class ControllerNode:
         self._settings = settings
         self._tasks = Tasks(settings.crash)
         self._state = NodeState.STARTING
-        self._failure: StorageError | None = None
-        self._log: MetadataLog | None = None
-        self._active: _Active | None = None
-        self._waiting: dict[Pending, asyncio.Future[None]] = {}
+        self._failure: RaykaError | None = None
+        self._parts: _Parts | None = None
 
     def __repr__(self) -> str:
-        return f"<ControllerNode {self._name} {self._state} {self._log!r}>"
+        return f"<ControllerNode {self._name} {self._state} {self._parts.log if self._parts else None!r}>"
 
     @property
     def settings(self) -> NodeSettings:
         return self._settings
 
+    @property
+    def quorum(self) -> Quorum | None:
+        """The core of the quorum, to look at; None while the node is not open."""
+        return self._parts.log.quorum if self._parts else None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this is the active controller."""
+        return self._parts is not None and self._parts.shard.is_active
+
     # ---- Life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when this node is the active controller. Raises StorageError when its directory cannot be used."""
+        """Returns when the node takes calls; it need not be active, and nobody else either. Raises StorageError when
+        its directory cannot be used.
+        """
         try:
-            self._log = await MetadataLog.open(self._settings)
-            await self._activate(self._log)
+            log = await QuorumLog.open(self._settings, METADATA_CODEC, self._tasks)
         except BaseException as error:
             self.kill()
             if isinstance(error, StorageError):
                 self._fail(error)
             raise
-
-    async def _activate(self, log: MetadataLog) -> None:
-        settings = self._settings
-        await log.lead()
-        controller = Controller(
-            cluster_id=log.cluster_id,
-            node_id=settings.node_id,
-            config=settings.config,
-            random=settings.random,
+        shard = ReplicatedShard(
+            self._settings.node_id, log, lambda: self._new_controller(log), on_active=self._on_active
         )
-        runtime = ShardRuntime(controller, log)
-        runtime.replay_committed(log.committed_records())
-        self._active = _Active(log, controller, runtime)
-        self._tasks.start("flush", self._flush(log))
-        await self._submit(BootstrapMetadata())
+        self._parts = _Parts(log, shard)
         self._state = NodeState.RUNNING
-        self._tasks.start("sweep", self._sweep(self._active))
+        self._tasks.start("quorum", self._until_disk_fails(log.run()))
+        self._tasks.start("shard", self._until_disk_fails(shard.run()))
+        self._tasks.start("sweep", self._sweep_forever(self._parts))
+        if self._settings.config.metadata_max_idle_interval_ms > 0:
+            self._tasks.start("no-op", self._write_no_ops(self._parts))
+
+    def _new_controller(self, log: QuorumLog[MetadataRecord]) -> Controller:
+        return Controller(
+            cluster_id=log.cluster_id,
+            node_id=self._settings.node_id,
+            config=self._settings.config,
+            random=self._settings.random,
+        )
 
     async def stop(self) -> None:
-        """Answers what waits with NOT_CONTROLLER and closes the log cleanly, unless its disk has failed."""
+        """Hands the lead over (A23), answers what still waits with NOT_CONTROLLER, and closes the log cleanly, unless
+        its disk has failed.
+        """
         self._state = NodeState.SHUTTING_DOWN
+        if self._parts is not None and self._failure is None:
+            await self._parts.log.shut_down()
         await self._tasks.stop()
-        active, self._active = self._active, None
-        if active is not None:
-            self._complete(active.runtime.fail(NotController(f"{self._name} is shutting down")))
-        log, self._log = self._log, None
-        if log is not None:
-            await log.close()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.shard.end(NotController(f"{self._name} is shutting down"))
+            await parts.log.close()
 
     def kill(self) -> None:
         """The end of the process: nothing is written any more, nothing answered, and the lock is free."""
         self._tasks.abandon()
-        for future in self._waiting.values():
-            future.cancel()
-        self._active = None
-        log, self._log = self._log, None
-        if log is not None:
-            log.release()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            parts.shard.abandon()
+            parts.log.release()
 
-    # ---- Requests ----------------------------------------------------------------------------------------------------
-
-    async def fetch(self, request: FetchRequest) -> FetchResponse:
-        log = self._serving().log
-        check_fetch(request, log.cluster_id)
-        return await log.fetch(request)
+    # ---- Requests to the active controller ---------------------------------------------------------------------------
 
     async def metadata(self, request: MetadataRequest) -> MetadataResponse:
-        await self._until_committed(request.min_metadata_offset)
-        response: MetadataResponse = await self._submit(request)
+        shard = self._open().shard
+        await shard.until_committed(request.min_metadata_offset)
+        response: MetadataResponse = await shard.submit(request)
         return response
 
     async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
         check_create_topics(request)
-        response: CreateTopicsResponse = await self._submit(request)
+        response: CreateTopicsResponse = await self._open().shard.submit(request)
         return response
 
     async def delete_topics(self, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
         check_delete_topics(request)
-        response: DeleteTopicsResponse = await self._submit(request)
+        response: DeleteTopicsResponse = await self._open().shard.submit(request)
         return response
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         check_register_broker(request)
-        response: RegisterBrokerResponse = await self._submit(request)
+        response: RegisterBrokerResponse = await self._open().shard.submit(request)
         return response
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         check_heartbeat(request)
-        active = self._serving()
-        active.controller.on_heartbeat(request, now_ms=self._now_ms(), next_offset=active.log.next_offset)
-        response: HeartbeatResponse = await self._submit(request)
+        parts = self._open()
+        parts.shard.check_active()
+        controller = parts.shard.shard
+        controller.on_heartbeat(request, now_ms=self._now_ms(), next_offset=parts.log.next_offset)
+        response: HeartbeatResponse = await parts.shard.submit(request)
         return response
 
     async def status(self, request: StatusRequest) -> StatusResponse:
-        """How this node is; it answers whatever has happened to it."""
+        """How this node is, active or not; it answers whatever has happened to it."""
         status = StatusResponse(
             node_id=self._settings.node_id,
             roles=(Role.CONTROLLER,),
@@ -177,94 +204,111 @@ class ControllerNode:
             data_dirs=self._settings.data_dirs,
             detail=str(self._failure or ""),
         )
-        if self._active is None:
+        if self._parts is None:
             return status
-        log = self._active.log
+        log = self._parts.log
+        has_failed = self._failure is not None
         return msgspec.structs.replace(
             status,
+            detail=status.detail or log.trouble(),
             cluster_id=log.cluster_id,
-            leader_id=log.election.leader_id,
+            leader_id=NO_NODE if has_failed else log.election.leader_id,
             leader_epoch=log.election.leader_epoch,
             log_end_offset=log.log_end_offset,
             high_watermark=log.high_watermark,
             size_bytes=log.size_bytes,
         )
 
-    # ---- Committing --------------------------------------------------------------------------------------------------
+    # ---- Requests of the quorum --------------------------------------------------------------------------------------
 
-    def _serving(self) -> _Active:
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
+        log = self._open().log
+        check_fetch(request, log.cluster_id)
+        return await log.fetch(request)
+
+    async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
+        return await self._open().log.fetch_snapshot(request)
+
+    async def vote(self, request: VoteRequest) -> VoteResponse:
+        return await self._open().log.vote(request)
+
+    async def begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> BeginQuorumEpochResponse:
+        return await self._open().log.begin_quorum_epoch(request)
+
+    async def end_quorum_epoch(self, request: EndQuorumEpochRequest) -> EndQuorumEpochResponse:
+        return await self._open().log.end_quorum_epoch(request)
+
+    async def describe_quorum(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+        return await self._open().log.describe_quorum(request)
+
+    async def add_raft_voter(self, request: AddRaftVoterRequest) -> VoterChangeResponse:
+        return await self._open().log.add_raft_voter(request)
+
+    async def remove_raft_voter(self, request: RemoveRaftVoterRequest) -> VoterChangeResponse:
+        return await self._open().log.remove_raft_voter(request)
+
+    async def update_raft_voter(self, request: UpdateRaftVoterRequest) -> VoterChangeResponse:
+        return await self._open().log.update_raft_voter(request)
+
+    def _open(self) -> _Parts:
         if self._failure is not None:
             raise KafkaStorageError(f"{self._name} cannot use its disk: {self._failure}")
-        if self._active is None:
+        if self._parts is None:
             raise NotController(f"{self._name} is {self._state}; it does not lead the metadata")
-        return self._active
+        return self._parts
 
-    async def _submit(self, request: Any) -> Any:
-        """The response, once it and everything before it is committed. Raises the ApiError that refuses it."""
-        runtime = self._serving().runtime
-        pending = self._run(request)
-        if not pending.is_done:
-            await self._until_done(pending, runtime)
+    # ---- Being active ------------------------------------------------------------------------------------------------
+
+    def _on_active(self) -> None:
+        """A67: the first records if there are none, and every broker counts as just heard of."""
+        assert self._parts is not None, f"{self!r} is not open"
+        pending = self._parts.shard.run_request(BootstrapMetadata())
         if pending.error is not None:
-            raise pending.error
-        return pending.response
+            self._fail(pending.error)
+            return
+        self._begin_sessions(self._parts)
+        _logger.info("%s is the active controller, %r", self._name, self._parts.log)
 
-    def _run(self, request: Any) -> Pending:
-        now_ms = self._now_ms()
-        return self._serving().runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
+    async def _sweep_forever(self, parts: _Parts) -> None:
+        """While active, fences brokers whose session has ended, one after the other (H6, A68)."""
+        interval_s = self._settings.config.broker_session_timeout_ms / SWEEPS_PER_SESSION / 1000
+        while self._failure is None:
+            if parts.shard.is_active:
+                self._begin_sessions(parts)
+                while parts.shard.run_request(FenceStaleBroker()).response:
+                    pass
+            await asyncio.sleep(interval_s)
 
-    async def _until_done(self, pending: Pending, runtime: ShardRuntime[MetadataRecord]) -> None:
-        loop = asyncio.get_running_loop()
-        future = self._waiting[pending] = loop.create_future()
-        timer = loop.call_later(
-            COMMIT_TIMEOUT_MS / 1000, lambda: self._complete(runtime.expire(pending.deadline_ms))
-        )
+    def _begin_sessions(self, parts: _Parts) -> None:
+        parts.shard.shard.on_sweep(now_ms=self._now_ms(), next_offset=parts.log.next_offset)
+
+    async def _write_no_ops(self, parts: _Parts) -> None:
+        """While active, writes a record when nothing else was written for the interval (A68)."""
+        interval_s = self._settings.config.metadata_max_idle_interval_ms / 1000
+        written_offset = 0
+        while self._failure is None:
+            if parts.shard.is_active and parts.log.next_offset == written_offset:
+                parts.shard.run_request(WriteNoOp())
+            written_offset = parts.log.next_offset
+            await asyncio.sleep(interval_s)
+
+    # ---- Failing -----------------------------------------------------------------------------------------------------
+
+    async def _until_disk_fails(self, loop: Coroutine[Any, Any, None]) -> None:
         try:
-            await future
-        finally:
-            timer.cancel()
-            del self._waiting[pending]
-
-    def _complete(self, ended: list[Pending]) -> None:
-        for pending in ended:
-            future = self._waiting.get(pending)  # a timer's request has none
-            if future is not None and not future.done():
-                future.set_result(None)
-
-    async def _until_committed(self, offset: int) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + COMMIT_TIMEOUT_MS / 1000
-        while self._serving().log.high_watermark < offset:
-            if loop.time() >= deadline_s:
-                raise RequestTimedOut(f"{self._name} has not committed offset {offset} in time")
-            await self._serving().log.news.wait(deadline_s)
-
-    # ---- Background --------------------------------------------------------------------------------------------------
-
-    async def _flush(self, log: MetadataLog) -> None:
-        try:
-            await log.flush_forever(self._on_committed)
+            await loop
         except StorageError as error:
             self._fail(error)
 
-    def _on_committed(self) -> None:
-        self._complete(self._serving().runtime.on_high_watermark())
-
-    async def _sweep(self, active: _Active) -> None:
-        """Fences brokers whose session has ended, one record batch each (H6)."""
-        interval_s = self._settings.config.broker_session_timeout_ms / SWEEPS_PER_SESSION / 1000
-        while self._failure is None:
-            active.controller.on_sweep(now_ms=self._now_ms(), next_offset=active.log.next_offset)
-            while self._run(FenceStaleBroker()).response:
-                pass
-            await asyncio.sleep(interval_s)
-
-    def _fail(self, error: StorageError) -> None:
+    def _fail(self, error: RaykaError) -> None:
+        if self._failure is not None:
+            return
         _logger.error("%s: %s", self._name, error)
         self._failure = error
         self._state = NodeState.FAILED
-        if self._active is not None:
-            self._complete(self._active.runtime.fail(KafkaStorageError(f"{self._name}: {error}")))
+        if self._parts is not None:
+            self._parts.log.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
+            self._parts.shard.end(KafkaStorageError(f"{self._name}: {error}"))
 
     @property
     def _name(self) -> str:

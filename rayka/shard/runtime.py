@@ -1,22 +1,27 @@
-"""Runs one replicated state machine while this node leads its log; standbys only replay what is committed.
+"""Runs one replicated state machine: while this node leads its log it decides, otherwise it replays what is committed.
 
 A request is handled on the newest state, its records are appended and replayed at once, so that the next
 request sees them, and its response is kept back until the high watermark passes them. A response without
 records, an error included, waits for everything replayed before it. So nobody is told of state that a
 failover could take back, and no request waits for the disk before the next one runs (A65).
 
-Invariants: responses are released in the order in which their requests ran; everything below
-`log.next_offset` has been replayed before a request runs. Kafka: `CoordinatorRuntime`, `QuorumController`'s
-deferred event queue. Left out: going back to committed state when leadership is lost (A66); a log with one
-voter never loses it.
+Invariants: a standby has replayed committed records only, from a snapshot or from offset 0 on, in order; everything
+below `log.next_offset` has been replayed before a request runs; responses are released in the order in which their
+requests ran. What a leader replayed may never be committed, so who leads no more begins from nothing: `deactivate`
+gives a new state machine, to be filled from the newest snapshot and the committed log (A66).
+
+Kafka: `CoordinatorRuntime`, `QuorumController`'s deferred event queue. It reverts a leader's state with
+`SnapshotRegistry`; here a change of leaders costs a replay, and state needs no history.
 """
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Generic
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
-from rayka.errors import ApiError, RequestTimedOut
-from rayka.shard.shard import RecordT, ReplicatedLog, Result, Shard
+from rayka.errors import ApiError, InvalidRequest, RequestTimedOut
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, RecordT, ReplicatedLog, Result, Shard
+
+ShardT = TypeVar("ShardT", bound=Shard[Any])
 
 
 class Pending:
@@ -36,32 +41,59 @@ class Pending:
         return f"<Pending {state} {self.error or self.response!r}>"
 
 
-class ShardRuntime(Generic[RecordT]):
-    """One shard, the log under it, and the responses that wait to be committed."""
+class ShardRuntime(Generic[ShardT, RecordT]):
+    """One shard, the log under it, and the responses that wait to be committed. It begins as a standby."""
 
-    def __init__(self, shard: Shard[RecordT], log: ReplicatedLog[RecordT]) -> None:
-        self._shard = shard
+    def __init__(self, make_shard: Callable[[], ShardT], log: ReplicatedLog[RecordT]) -> None:
+        self._make_shard = make_shard
         self._log = log
         self._pending: deque[Pending] = deque()
+        self.shard = make_shard()
+        self.replayed_offset = 0
+        self.is_active = False
 
     def __repr__(self) -> str:
-        return f"<ShardRuntime next_offset={self._log.next_offset} pending={len(self._pending)}>"
+        state = "active" if self.is_active else "standby"
+        return f"<ShardRuntime {state} replayed={self.replayed_offset} pending={len(self._pending)}>"
 
-    def replay_committed(self, records: Iterable[tuple[int, RecordT]]) -> None:
-        """Takes in committed records, each with its offset, before this node leads."""
+    # ---- Standing by -------------------------------------------------------------------------------------------------
+
+    def begin_snapshot(self) -> None:
+        """What follows is the content of a snapshot: a new state machine takes it in."""
+        assert not self.is_active, f"{self!r} has newer state than any snapshot"
+        self.shard, self.replayed_offset = self._make_shard(), 0
+
+    def replay_committed(self, records: Iterable[tuple[int, RecordT]], next_offset: int) -> None:
+        """Takes in committed records, each with its offset, up to an offset; those of a snapshot count as its last."""
+        assert not self.is_active, f"{self!r} has replayed what it appended"
+        assert next_offset >= self.replayed_offset, f"{self!r} cannot go back to {next_offset}"
         for offset, record in records:
-            self._shard.replay(record, offset)
+            self.shard.replay(record, offset)
+        self.replayed_offset = next_offset
+
+    # ---- Leading -----------------------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        """This node leads, and everything there is has been replayed (A41)."""
+        assert self.replayed_offset >= self._log.high_watermark >= 0, f"{self!r} has not seen everything"
+        self.is_active = True
+
+    def deactivate(self, error: ApiError) -> list[Pending]:
+        """This node leads no more: those that wait end with the error, and the state is to be built anew (A66)."""
+        self.is_active = False
+        self.begin_snapshot()
+        return self.fail(error)
 
     def handle(self, request: Any, *, now_ms: int, deadline_ms: int) -> Pending:
         """Runs a request. The answer is done at once or ended by one of the methods below."""
+        assert self.is_active, f"{self!r} does not lead"
         next_offset = self._log.next_offset
-        error = None
+        error: ApiError | None = None
         try:
-            result = self._shard.handle(request, now_ms=now_ms, next_offset=next_offset)
+            result = self.shard.handle(request, now_ms=now_ms, next_offset=next_offset)
+            self._append(result)
         except ApiError as refusal:
             error, result = refusal, Result((), None)
-        if result.records:
-            self._append(result, next_offset)
         pending = Pending(self._log.next_offset, deadline_ms, result.response, error)
         # Behind others it waits for its turn, so that whoever waits for those is told by `on_high_watermark`.
         pending.is_done = not self._pending and pending.required_offset <= self._log.high_watermark
@@ -78,26 +110,41 @@ class ShardRuntime(Generic[RecordT]):
             released.append(pending)
         return released
 
-    def expire(self, now_ms: int) -> list[Pending]:
+    def expire(self, now_ms: int, reason: str = "") -> list[Pending]:
         """Ends those whose deadline has come. Their records stay, and may yet be committed."""
         expired = [pending for pending in self._pending if pending.deadline_ms <= now_ms]
+        why = f": {reason}" if reason else ""
         return self._end(
             expired,
-            RequestTimedOut("not committed in time; it may be later, so look before trying again"),
+            RequestTimedOut(f"not committed in time{why}; it may be later, so look before trying again"),
         )
 
     def fail(self, error: ApiError) -> list[Pending]:
-        """Ends all that wait with an error: the node stops, or its disk failed."""
+        """Ends all that wait with an error: the node stops, leads no more, or its disk failed."""
         return self._end(list(self._pending), error)
 
-    def _append(self, result: Result[RecordT, Any], next_offset: int) -> None:
-        first_offset = self._log.append(result.records)
+    def _append(self, result: Result[RecordT, Any]) -> None:
+        """Raises InvalidRequest for more records than fit together, and what the log refuses them with."""
+        count = len(result.records)
+        if result.is_atomic and count > RECORDS_PER_BATCH_MAX:
+            raise InvalidRequest(
+                f"the request would write {count:,} records, expected at most {RECORDS_PER_BATCH_MAX:,}, which are"
+                " committed together; make several requests of it"
+            )
+        for first in range(0, count, RECORDS_PER_BATCH_MAX):
+            self._append_batch(result.records[first : first + RECORDS_PER_BATCH_MAX])
+
+    def _append_batch(self, records: Sequence[RecordT]) -> None:
+        next_offset = self._log.next_offset
+        first_offset = self._log.append(records)
         assert first_offset == next_offset, f"{self!r}: expected offset {next_offset}, got {first_offset}"
-        for offset, record in enumerate(result.records, first_offset):
-            self._shard.replay(record, offset)
+        for offset, record in enumerate(records, first_offset):
+            self.shard.replay(record, offset)
+        self.replayed_offset = first_offset + len(records)
 
     def _end(self, ended: list[Pending], error: ApiError) -> list[Pending]:
         for pending in ended:
             pending.error, pending.is_done = error, True
         self._pending = deque(pending for pending in self._pending if not pending.is_done)
         return ended
+

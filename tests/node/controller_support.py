@@ -13,7 +13,7 @@ from rayka.node.controller_node import ControllerNode
 from rayka.node.format import format_first_voters
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
-from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
+from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, MetadataRequest, RegisterBrokerRequest
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.testing.memory_disk import MemoryDisk
@@ -68,7 +68,7 @@ def settings(disk: MemoryDisk, **changes: Any) -> NodeSettings:
         "node_id": 3001,
         "cluster_name": "test",
         "data_dirs": (DATA_DIR,),
-        "config": BrokerConfig(),
+        "config": BrokerConfig(metadata_max_idle_interval_ms=0),
         "disk": disk,
         "network": NoNetwork(),
         "random": Random(1),
@@ -79,10 +79,19 @@ def settings(disk: MemoryDisk, **changes: Any) -> NodeSettings:
 
 
 async def started(disk: MemoryDisk, **changes: Any) -> ControllerNode:
-    """A node on a formatted disk, leading."""
+    """A node on a formatted disk, active."""
     node = ControllerNode(settings(disk, **changes))
     await node.start()
+    await active(node)
     return node
+
+
+async def active(*nodes: ControllerNode) -> ControllerNode:
+    """The one that is active, its first records committed, as soon as there is one."""
+    while not (found := [node for node in nodes if node.is_active]):
+        await asyncio.sleep(0.001 if len(nodes) > 1 else 0)
+    await found[0].metadata(MetadataRequest(()))
+    return found[0]
 
 
 async def new_cluster(disk: MemoryDisk, **changes: Any) -> ControllerNode:

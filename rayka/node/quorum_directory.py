@@ -1,0 +1,122 @@
+"""The data directory of one quorum replica: its log, its snapshots, `quorum-state`, and whose they are.
+
+Nobody votes on a guess: a `quorum-state` that is damaged, or missing beside a log that others count on, stops the node
+with its path, because a voter that forgot its vote could vote twice in one epoch (A8). Kafka: `KafkaRaftManager`,
+`FileQuorumStateStore`, `MetaPropertiesEnsemble`.
+"""
+
+import posixpath
+from collections.abc import Sequence
+
+from rayka.config import TopicConfig
+from rayka.errors import StorageError
+from rayka.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ReplicaKey, Role, TopicPartition, role_of
+from rayka.log.log import Log
+from rayka.log.log_directory import LogDirectory
+from rayka.node.format import metadata_directory
+from rayka.node.settings import NodeSettings
+from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
+from rayka.raft.quorum import METADATA_PARTITION, Quorum
+from rayka.raft.quorum_config import QuorumConfig
+from rayka.raft.snapshot_store import SnapshotStore
+
+_PARTITION = TopicPartition(METADATA_TOPIC, METADATA_PARTITION)
+_LOG_CONFIG = TopicConfig(max_message_bytes=2**31 - 1)
+
+
+class QuorumDirectory:
+    """An open directory, locked. Made by `open`."""
+
+    def __init__(
+        self, settings: NodeSettings, directory: LogDirectory, log: Log, snapshots: SnapshotStore
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self.log = log
+        self.snapshots = snapshots
+
+    @classmethod
+    async def open(cls, settings: NodeSettings, *, now_ms: int) -> "QuorumDirectory":
+        """Raises StorageError saying which directory and why: missing, not formatted, in use, of another node, or with
+        a log that is damaged before its end.
+        """
+        path = settings.data_dirs[0]
+        directory = await LogDirectory.open(settings.disk, path, node_id=settings.node_id)
+        try:
+            snapshots = SnapshotStore(settings.disk, metadata_directory(path))
+            log = directory.open_log(
+                _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=now_ms, is_always_synced=True
+            )
+        except BaseException:
+            directory.release()
+            raise
+        return cls(settings, directory, log, snapshots)
+
+    def __repr__(self) -> str:
+        return f"<QuorumDirectory {self.path} {self.log!r}>"
+
+    @property
+    def path(self) -> str:
+        return metadata_directory(self._settings.data_dirs[0])
+
+    @property
+    def election_path(self) -> str:
+        return posixpath.join(self.path, QUORUM_STATE_FILE)
+
+    @property
+    def cluster_id(self) -> str:
+        return self._directory.cluster_id
+
+    @property
+    def local(self) -> ReplicaKey:
+        return ReplicaKey(self._settings.node_id, self._directory.directory_id)
+
+    def make_quorum(self, node_ids: Sequence[int], *, now_ms: int) -> Quorum:
+        """The core on this directory; of these nodes it may ask the controllers who leads.
+
+        Raises StorageError when `quorum-state` or a snapshot is damaged.
+        """
+        stored = self._read_election()
+        quorum = Quorum(
+            cluster_id=self.cluster_id,
+            local=self.local,
+            log=self.log,
+            snapshots=self.snapshots,
+            stored=stored,
+            config=QuorumConfig.of(self._settings.config),
+            random=self._settings.random,
+            now_ms=now_ms,
+            bootstrap_ids=[each for each in node_ids if role_of(each) is Role.CONTROLLER],
+        )
+        is_alone = quorum.voters is not None and quorum.voters.is_only(self.local)
+        if stored is None and self.log.log_end_offset > 0 and not is_alone:
+            raise StorageError(
+                f"{self.election_path} is missing, and without it this voter does not know whom it voted for; restore"
+                " it from a copy, or replace the node by an empty one and add that to the voters"
+            )
+        return quorum
+
+    def _read_election(self) -> ElectionState | None:
+        """What `quorum-state` holds; None when there is none yet (A9)."""
+        disk, path = self._settings.disk, self.election_path
+        if not disk.exists(path):
+            return None
+        election = decode_election(disk.read_at(path, 0, disk.size(path)))
+        if election is None:
+            raise StorageError(
+                f"{path} is damaged, and without it this voter does not know whom it voted for; restore it from a copy,"
+                " or replace the node by an empty one and add that to the voters; an only voter may remove the file"
+            )
+        return election
+
+    async def sync(self) -> None:
+        """Makes all that is in the log durable. Raises StorageError, and the directory is offline for good."""
+        await self._directory.sync([self.log])
+
+    async def close(self) -> None:
+        """Leaves a cleanly closed log behind, unless its disk has failed."""
+        await self._directory.close({})
+
+    def release(self) -> None:
+        """Gives up the lock and nothing else, as the end of the process would."""
+        self._directory.release()

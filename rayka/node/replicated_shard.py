@@ -1,0 +1,204 @@
+"""One shard on one quorum log: it stands by, becomes active, answers requests, and stands by again.
+
+One loop looks at the log after every news of it. Invariants: an active shard is that of the epoch which this node leads
+now, so no answer is given in an epoch for what was done in another; a shard becomes active when the first record of its
+leader's epoch is committed and everything before has been replayed (A41, A67), and is built anew, from the newest
+snapshot and the committed log, when that epoch ends (A66); long replays leave others their turn. A replay that fails is
+a bug, and ends the node. Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Generic
+
+from rayka.errors import ApiError, NotController, RequestTimedOut
+from rayka.ids import NO_OFFSET, OffsetAndEpoch, node_name
+from rayka.node.quorum_log import QuorumLog
+from rayka.shard.runtime import Pending, ShardRuntime, ShardT
+from rayka.shard.shard import RecordT
+
+COMMIT_TIMEOUT_MS = 30_000
+_RECORDS_PER_TURN = 1_000
+
+
+class _Loading(Generic[RecordT]):
+    """A snapshot on its way into the shard."""
+
+    def __init__(self, snapshot_id: OffsetAndEpoch, records: Iterator[RecordT]) -> None:
+        self.snapshot_id = snapshot_id
+        self.records = records
+
+
+class ReplicatedShard(Generic[ShardT, RecordT]):
+    """Made with a factory of empty shards; `on_active` is called when one has become active, before its first request;
+    `on_replayed`, on a standby, after each step of committed records.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        log: QuorumLog[RecordT],
+        make_shard: Callable[[], ShardT],
+        *,
+        on_active: Callable[[], None] = lambda: None,
+        on_replayed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._name = node_name(node_id)
+        self._log = log
+        self._runtime: ShardRuntime[ShardT, RecordT] = ShardRuntime(make_shard, log)
+        self._on_active = on_active
+        self._on_replayed = on_replayed
+        self._epoch: int | None = None
+        self._loading: _Loading[RecordT] | None = None
+        self._waiting: dict[Pending, asyncio.Future[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReplicatedShard on {self._name} {self._runtime!r}>"
+
+    @property
+    def shard(self) -> ShardT:
+        return self._runtime.shard
+
+    @property
+    def replayed_offset(self) -> int:
+        """The first offset that the shard has not taken in."""
+        return self._runtime.replayed_offset
+
+    @property
+    def is_active(self) -> bool:
+        return self._runtime.is_active and self._epoch == self._log.leading_epoch
+
+    # ---- Requests ----------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: Any) -> Any:
+        """The response, once it and everything before it is committed. Raises the ApiError that refuses it,
+        NotController, or RequestTimedOut.
+        """
+        pending = self.run_request(request)
+        if not pending.is_done:
+            await self._until_done(pending)
+        if pending.error is not None:
+            raise pending.error
+        return pending.response
+
+    def run_request(self, request: Any) -> Pending:
+        """Runs a request on the active shard without waiting for it. Raises NotController."""
+        self.check_active()
+        now_ms = _now_ms()
+        return self._runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
+
+    def check_active(self) -> None:
+        """Raises NotController, with the leader known, and with what is wrong when there is none."""
+        if not self.is_active:
+            raise self._not_active("does not lead")
+
+    async def until_committed(self, offset: int) -> None:
+        """Returns when everything below the offset is committed. Raises NotController, RequestTimedOut."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + COMMIT_TIMEOUT_MS / 1000
+        self.check_active()
+        while self._log.high_watermark < offset:
+            if loop.time() >= deadline_s:
+                raise RequestTimedOut(
+                    f"{self._name} has not committed offset {offset} in time; {self._log.trouble()}"
+                )
+            await self._log.news.wait(deadline_s)
+            self.check_active()
+
+    async def _until_done(self, pending: Pending) -> None:
+        loop = asyncio.get_running_loop()
+        future = self._waiting[pending] = loop.create_future()
+        timer = loop.call_later(COMMIT_TIMEOUT_MS / 1000, self._expire, pending)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            del self._waiting[pending]
+
+    def _expire(self, pending: Pending) -> None:
+        self._complete(self._runtime.expire(pending.deadline_ms, self._log.trouble()))
+
+    def _complete(self, ended: list[Pending]) -> None:
+        for pending in ended:
+            future = self._waiting.get(pending)  # a timer's request has none
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _not_active(self, what: str) -> NotController:
+        election = self._log.election
+        trouble = self._log.trouble()
+        reason = f"{self._name} {what}" + (f"; {trouble}" if trouble else "")
+        return NotController(reason, election.leader_id, election.leader_epoch)
+
+    # ---- Following the log -------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows the log until its disk fails. Raises StorageError when what is committed is damaged."""
+        while self._log.failure is None:
+            if self._step():
+                await asyncio.sleep(0)
+            else:
+                await self._log.news.wait(float("inf"))
+
+    def _step(self) -> bool:
+        """One step towards what the log says; whether another one may follow at once."""
+        if self._runtime.is_active:
+            return self._lead()
+        if self._loading is not None:
+            return self._load(self._loading)
+        snapshot_id = self._log.latest_snapshot_id
+        if snapshot_id is not None and snapshot_id.offset > self.replayed_offset:
+            self._runtime.begin_snapshot()
+            self._loading = _Loading(snapshot_id, self._log.snapshot(snapshot_id))
+            return True
+        if self.replayed_offset < self._log.high_watermark:
+            self._runtime.replay_committed(*self._log.committed(self.replayed_offset))
+            self._on_replayed()
+            return True
+        return self._maybe_activate()
+
+    def _lead(self) -> bool:
+        """What comes first: an epoch that is over. The high watermark may have passed the records of a successor."""
+        if not self.is_active:
+            self.end(self._not_active("leads no more"))
+            return True
+        self._complete(self._runtime.on_high_watermark())
+        return False
+
+    def _load(self, loading: _Loading[RecordT]) -> bool:
+        offset = loading.snapshot_id.offset
+        records = [(offset - 1, record) for record in islice(loading.records, _RECORDS_PER_TURN)]
+        if records:
+            self._runtime.replay_committed(records, 0)
+        else:
+            self._runtime.replay_committed((), offset)
+            self._loading = None
+            self._on_replayed()
+        return True
+
+    def _maybe_activate(self) -> bool:
+        if self._log.leading_epoch is None or self._log.high_watermark == NO_OFFSET:
+            return False
+        self._epoch = self._log.leading_epoch
+        self._runtime.activate()
+        self._on_active()
+        return True
+
+    # ---- End ---------------------------------------------------------------------------------------------------------
+
+    def end(self, error: ApiError) -> None:
+        """All who wait are told; what the shard holds is built anew."""
+        self._epoch, self._loading = None, None
+        self._complete(self._runtime.deactivate(error))
+
+    def abandon(self) -> None:
+        """The end of the process: nobody is told anything."""
+        for future in self._waiting.values():
+            future.cancel()
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
