@@ -13,12 +13,25 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from rayka.actors import launch
-from rayka.actors.description import ClusterDescription, NodeDescription, describe, describe_nodes
+from rayka.actors.description import (
+    ClusterDescription,
+    NodeDescription,
+    describe,
+    describe_nodes,
+    find_leader,
+)
 from rayka.actors.format_jobs import remove_directories
 from rayka.actors.formatting import place_formatted
-from rayka.actors.names import NAMESPACE, actor_name, running_clusters, running_node_ids, wanted_node_ids
+from rayka.actors.names import (
+    NAMESPACE,
+    actor_name,
+    node_directories,
+    running_clusters,
+    running_node_ids,
+    wanted_node_ids,
+)
 from rayka.actors.network import RayNetwork
-from rayka.actors.on_ray_node import run_on
+from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.placement import Placement
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.client import io_thread
@@ -57,9 +70,10 @@ class Cluster:
         """Starts the cluster that a spec declares: a file, a `ClusterSpec`, or its fields as keyword arguments.
 
         Returns when every node is registered and unfenced. Data directories that exist bring back all they hold; they
-        are formatted only when the cluster has none anywhere. Brokers in `replace` start again on an empty disk. A
-        cluster that runs already with the same spec is returned as it is. Without a Ray, a local one is started that
-        ends with this process.
+        are formatted only when the cluster has none anywhere. Nodes in `replace` start again on an empty disk: a broker
+        without its records, a controller as an observer, to which `Admin.add_raft_voter` gives a vote (and
+        `remove_raft_voter` takes away that of its former self). A cluster that runs already with the same spec is
+        returned as it is. Without a Ray, a local one is started that ends with this process.
 
         Raises ConfigError, ClusterExists (runs with another spec or directory), StorageError (directories are
         missing) and UnavailableError (no Ray at the address given; a node that did not start, with its reason).
@@ -102,22 +116,24 @@ class Cluster:
         return _wait(describe(self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S)
 
     def stop(self, delete_data: bool = False) -> None:
-        """Stops the cluster under control: brokers, then controllers; then their actors are ended for good. Data
-        stays.
+        """Stops the cluster under control: brokers, then controllers, the active one last; then their actors are ended
+        for good. Data stays.
 
         With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
         ClusterNotFound when the cluster was stopped already.
         """
         handles = {node_id: launch.find(self._name, node_id) for node_id in self._node_ids()}
         processes = _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-        for role in (Role.BROKER, Role.CONTROLLER):
-            chosen = {node_id: handle for node_id, handle in handles.items() if role_of(node_id) is role}
+        for node_ids in self._stop_order(list(handles)):
+            chosen = {node_id: handles[node_id] for node_id in node_ids}
             _wait(launch.stop(self._name, chosen), launch.STOP_TIMEOUT_S)
         for process in processes.values():
             placement = process.placement
             run_on(placement.ray_node_id, launch.await_exit, process.pid)
             if delete_data:
                 run_on(placement.ray_node_id, remove_directories, placement.directories)
+        if delete_data and processes:
+            _remove_of_the_gone(next(iter(processes.values())).placement.spec, list(handles))
         silent = [actor_name(self._name, node_id) for node_id in handles if node_id not in processes]
         if silent and delete_data:
             raise UnavailableError(
@@ -143,6 +159,17 @@ class Cluster:
                 f"{others}); start it with `rayka start` or rayka.Cluster.start()"
             )
         return node_ids
+
+    def _stop_order(self, node_ids: Collection[int]) -> list[list[int]]:
+        """Brokers need the controllers to end well; a leader that stops last has nobody to hand over to."""
+        brokers = [each for each in node_ids if role_of(each) is not Role.CONTROLLER]
+        controllers = [each for each in node_ids if role_of(each) is Role.CONTROLLER]
+        leader_id = _wait(find_leader(self.network(), controllers), _ANSWER_TIMEOUT_S)
+        return [
+            brokers,
+            [each for each in controllers if each != leader_id],
+            [each for each in controllers if each == leader_id],
+        ]
 
     def _refuse_other_spec(self, spec: ClusterSpec, replace: Collection[int]) -> tuple[int, ...]:
         """The nodes that run already, under the same spec."""
@@ -185,7 +212,9 @@ class Cluster:
             if all(node.state == NodeState.RUNNING for node in nodes):
                 return
             if loop.time() > deadline:
-                states = "; ".join(f"{node.actor_name} is {node.state}" for node in nodes)
+                states = "; ".join(
+                    f"{node.actor_name} is {node.state} {node.detail}".strip() for node in nodes
+                )
                 raise UnavailableError(
                     f"cluster {self._name!r} was not up in {START_TIMEOUT_S:g} s: {states}"
                 )
@@ -195,6 +224,14 @@ class Cluster:
 def find(name: str) -> Cluster:
     """The handle that clients get for a cluster's name. As `Cluster.connect`."""
     return Cluster.connect(name)
+
+
+def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
+    """Removes the directories of nodes that the spec has but that have no actor any more, wherever they are."""
+    gone = [each for each in wanted_node_ids(spec) if each not in with_actor]
+    directories = [each for node_id in gone for each in node_directories(spec, node_id)]
+    for ray_node_id in live_ray_nodes() if directories else ():
+        run_on(ray_node_id, remove_directories, directories)
 
 
 def _wait(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float) -> ResultT:

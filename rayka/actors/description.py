@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayka.actors.names import NAMESPACE, actor_name
 from rayka.actors.network import RayNetwork
+from rayka.client.admin_quorum import ask_quorum
+from rayka.client.admin_results import QuorumInfo
 from rayka.errors import ApiError
-from rayka.ids import NO_NODE, Role, role_of
+from rayka.ids import NO_EPOCH, NO_NODE, Role, role_of
 from rayka.protocol.cluster import MetadataRequest, MetadataResponse, NodeState, StatusRequest
 
 UNREACHABLE = "unreachable"
+LEADER, VOTER, OBSERVER = "leader", "voter", "observer"
 _TIMEOUT_MS = 2_000
 
 
@@ -19,7 +22,9 @@ class NodeDescription:
     """One node as it is now. `state` is a NodeState, or `unreachable` when the node does not answer: Ray may be
     restarting it.
 
-    `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks.
+    `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks. Of a
+    controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
+    leader; empty and -1 while there is no leader that knows.
     """
 
     node_id: int
@@ -32,37 +37,50 @@ class NodeDescription:
     partition_count: int = 0
     size_bytes: int = 0
     detail: str = ""
+    quorum_role: str = ""
+    lag: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterDescription:
-    """A cluster as it is now; the counts are 0, the id empty and the controller -1 while no node knows them."""
+    """A cluster as it is now; the counts are 0 and the id empty while no node knows them.
+
+    `controller_id` is the active controller, the leader of the metadata in `leader_epoch`; both are -1 while there is
+    none.
+    """
 
     name: str
     cluster_id: str
     ray_address: str
     namespace: str
     controller_id: int
+    leader_epoch: int
     topic_count: int
     partition_count: int
     nodes: tuple[NodeDescription, ...]
 
     @property
     def is_running(self) -> bool:
-        """Whether every node is up and serves."""
-        return all(node.state == NodeState.RUNNING for node in self.nodes)
+        """Whether every node is up and serves, and a controller is active."""
+        return self.controller_id != NO_NODE and all(node.state == NodeState.RUNNING for node in self.nodes)
 
 
 async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[int]) -> ClusterDescription:
-    """The nodes and what is in the cluster; a node that does not answer within 2 s is `unreachable`."""
+    """The nodes and what is in the cluster; one that does not answer within 2 s, or that votes but has no actor, is
+    `unreachable`.
+    """
     nodes = await describe_nodes(network, node_ids)
-    metadata = await _metadata(network, nodes)
+    metadata, quorum = await asyncio.gather(_metadata(network, nodes), _quorum(network, nodes))
+    if quorum is not None:
+        gone = [each.node_id for each in quorum.voters if each.node_id not in node_ids]
+        nodes = tuple(_with_role(each, quorum) for each in (*nodes, *await describe_nodes(network, gone)))
     return ClusterDescription(
         name=network.cluster_name,
         cluster_id=metadata.cluster_id if metadata else "",
         ray_address=ray_address,
         namespace=NAMESPACE,
-        controller_id=metadata.controller_id if metadata else NO_NODE,
+        controller_id=quorum.leader_id if quorum else NO_NODE,
+        leader_epoch=quorum.leader_epoch if quorum else NO_EPOCH,
         topic_count=len(metadata.topics) if metadata else 0,
         partition_count=sum(len(topic.partitions) for topic in metadata.topics) if metadata else 0,
         nodes=nodes,
@@ -106,3 +124,27 @@ async def _metadata(network: RayNetwork, nodes: Collection[NodeDescription]) -> 
             except ApiError:
                 continue  # the next one may know
     return None
+
+
+async def find_leader(network: RayNetwork, node_ids: Collection[int]) -> int:
+    """The active controller among these nodes; -1 when none is."""
+    response, _ = await ask_quorum(network, node_ids, _TIMEOUT_MS)
+    return response.leader_id if response else NO_NODE
+
+
+async def _quorum(network: RayNetwork, nodes: Collection[NodeDescription]) -> QuorumInfo | None:
+    """From the active controller, if one of those that answer leads."""
+    answering = [node.node_id for node in nodes if node.state != UNREACHABLE]
+    response, _ = await ask_quorum(network, answering, _TIMEOUT_MS)
+    return QuorumInfo.of(response) if response else None
+
+
+def _with_role(node: NodeDescription, quorum: QuorumInfo) -> NodeDescription:
+    if role_of(node.node_id) is not Role.CONTROLLER:
+        return node
+    for role, replicas in ((VOTER, quorum.voters), (OBSERVER, quorum.observers)):
+        for each in replicas:
+            if each.node_id == node.node_id:
+                is_leader = node.node_id == quorum.leader_id
+                return replace(node, quorum_role=LEADER if is_leader else role, lag=each.lag)
+    return node

@@ -9,7 +9,7 @@ from rayka.cli.options import cluster_options, json_option
 from rayka.cli.output import Style, print_json, print_table, size, working
 
 if TYPE_CHECKING:
-    from rayka.actors.description import ClusterDescription
+    from rayka.actors.description import ClusterDescription, NodeDescription
     from rayka.config import ClusterSpec
 
 DEFAULT_SPEC = "cluster.yaml"
@@ -21,7 +21,7 @@ _STATE_STYLES = {"running": Style.GOOD, "failed": Style.BAD, "unreachable": Styl
 @click.option("--cluster", "name", help="The cluster's name, instead of the spec's.")
 @click.option("--address", metavar="HOST:PORT", help="The Ray to use, instead of the spec's.")
 @click.option(
-    "--replace", multiple=True, type=int, metavar="ID", help="A broker to bring back on an empty disk."
+    "--replace", multiple=True, type=int, metavar="ID", help="A node to bring back on an empty disk."
 )
 @json_option
 def start(
@@ -29,7 +29,8 @@ def start(
 ) -> None:
     """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
 
-    Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`.
+    Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A controller
+    that is brought back empty has no vote: `rayka quorum voters` gives it one.
     """
     from rayka.cluster import Cluster
 
@@ -140,12 +141,14 @@ def print_description(description: "ClusterDescription") -> None:
     """A cluster's nodes as a table."""
     click.echo(
         f"cluster {description.name}  id {description.cluster_id or 'unknown'}  Ray {description.ray_address}  "
-        f"topics {description.topic_count}  partitions {description.partition_count}\n"
+        f"topics {description.topic_count}  partitions {description.partition_count}"
     )
+    click.echo(f"active controller {describe_leader(description)}\n")
     rows = [
         (
             node.actor_name,
             node.state,
+            describe_role(node),
             node.pid,
             node.host,
             size(node.size_bytes),
@@ -154,10 +157,24 @@ def print_description(description: "ClusterDescription") -> None:
         )
         for node in description.nodes
     ]
-    columns = ("node", "state", "pid", "host", "size", "data", "detail")
+    columns = ("node", "state", "quorum", "pid", "host", "size", "data", "detail")
     print_table(
         "Nodes", columns, rows, [_STATE_STYLES.get(node.state, Style.NOTE) for node in description.nodes]
     )
+
+
+def describe_leader(description: "ClusterDescription") -> str:
+    """`3001, epoch 7`, or that there is none."""
+    if description.controller_id < 0:
+        return "none: topics cannot change until a majority of the controllers is back"
+    return f"{description.controller_id}, epoch {description.leader_epoch}"
+
+
+def describe_role(node: "NodeDescription") -> str:
+    """`leader`; of others also how many records they are behind it; empty for a broker."""
+    if node.quorum_role in ("", "leader"):
+        return node.quorum_role
+    return f"{node.quorum_role}, {node.lag} behind" if node.lag >= 0 else f"{node.quorum_role}, not heard of"
 
 
 def _spec(path: Path | None, name: str | None, address: str | None) -> "ClusterSpec":

@@ -9,11 +9,16 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rayka.cli.options import json_option
 from rayka.cli.output import Style, print_json, print_table, size, working
+from rayka.ids import Role
+
+if TYPE_CHECKING:
+    from rayka.actors.description import ClusterDescription
 
 _DISK_LOW_BYTES = 5_000_000_000
 _RAY_DISK_FULL_PERCENT = 95  # Ray makes no objects there any more
@@ -56,7 +61,7 @@ def doctor(data_dir: str, name: str, address: str, as_json: bool) -> int:
     with working("Looking …"):
         findings = [
             *(_python(), *_packages(), _java(), _data_disk(Path(data_dir).expanduser()), _ray_disk()),
-            *(_memory(), _shared_memory(), _ray(name, address)),
+            *(_memory(), _shared_memory(), _ray(name, address), *_quorum(name)),
         ]
     if as_json:
         print_json([asdict(each) for each in findings])
@@ -161,6 +166,36 @@ def _ray(name: str, address: str) -> Finding:
         others = f"clusters: {', '.join(clusters) or 'none'}"
         return Finding("Ray", Verdict.GOOD, f"{found}, {others}", f"`rayka start` starts cluster {name}")
     return Finding("Ray", Verdict.GOOD, f"{found}, clusters: {', '.join(clusters)}")
+
+
+def _quorum(name: str) -> Iterator[Finding]:
+    """Of the cluster, if it runs on the Ray that was found."""
+    import ray
+
+    from rayka.actors.names import running_clusters
+    from rayka.cluster import Cluster
+
+    if ray.is_initialized() and name in running_clusters():
+        yield quorum_finding(Cluster.connect(name).describe())
+
+
+def quorum_finding(description: "ClusterDescription") -> Finding:
+    """Who leads, and how far the others are."""
+    from rayka.cli.cluster import describe_role
+
+    controllers = [each for each in description.nodes if Role.CONTROLLER in each.roles]
+    said = ", ".join(f"{each.node_id} {describe_role(each) or each.state}" for each in controllers)
+    if description.controller_id < 0:
+        advice = "a majority of the voters has to run; `rayka status` says why one does not"
+        return Finding("quorum", Verdict.BAD, f"no active controller: {said}", advice)
+    found = f"epoch {description.leader_epoch}: {said}"
+    silent = [each for each in controllers if each.state != "running"]
+    if silent:
+        names = ", ".join(f"{each.actor_name} is {each.state}" for each in silent)
+        return Finding(
+            "quorum", Verdict.NOTE, f"{found}; {names}", "`rayka quorum status --replication` shows more"
+        )
+    return Finding("quorum", Verdict.GOOD, found)
 
 
 def _lines(path: str) -> list[str]:

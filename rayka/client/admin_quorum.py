@@ -5,7 +5,7 @@ sent once and never repeated, for a repeated one would be told that it is done a
 describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from rayka.client.admin_results import QuorumInfo, ReplicaState
@@ -36,11 +36,11 @@ _DONE, _ELSEWHERE = ErrorCode.NONE, (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode
 
 
 async def ask_quorum(
-    network: Network, timeout_ms: int
+    network: Network, node_ids: Iterable[int], timeout_ms: int
 ) -> tuple[DescribeQuorumResponse | None, Mapping[int, str]]:
-    """One look for the leader: its answer, or None with what each controller said instead."""
+    """One look for the leader among these nodes: its answer, or None with what each controller said instead."""
     said: dict[int, str] = {}
-    to_ask = [each for each in await network.node_ids() if role_of(each) is Role.CONTROLLER]
+    to_ask = [each for each in node_ids if role_of(each) is Role.CONTROLLER]
     while to_ask:
         node_id = to_ask.pop(0)
         try:
@@ -72,7 +72,10 @@ class AsyncQuorumAdmin:
         """The quorum as its leader sees it. Raises UnavailableError saying what each controller answered instead."""
         retry = Retry(timeout_ms, self._backoff)
         while True:
-            response, said = await ask_quorum(self._network, min(_NODE_TIMEOUT_MS, retry.remaining_ms))
+            node_ids = await self._network.node_ids()
+            response, said = await ask_quorum(
+                self._network, node_ids, min(_NODE_TIMEOUT_MS, retry.remaining_ms)
+            )
             if response is not None:
                 return QuorumInfo.of(response)
             if not await retry.pause():

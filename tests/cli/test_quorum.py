@@ -4,9 +4,13 @@ import uuid
 
 import pytest
 
+from rayka.actors.description import ClusterDescription, NodeDescription
 from rayka.cli import quorum
+from rayka.cli.cluster import print_description
+from rayka.cli.doctor import Verdict, quorum_finding
 from rayka.cli.main import run
 from rayka.client.admin_results import QuorumInfo, ReplicaState
+from rayka.ids import Role
 
 
 def replica(node_id: int, lag: int, ago_ms: int) -> ReplicaState:
@@ -48,3 +52,57 @@ def test_the_replicas_are_listed_with_their_status(capsys: pytest.CaptureFixture
     assert first.split()[:4] == ["3001", "voter", "98", "2"]
     assert leader.split()[:6] == ["3002", "leader", "100", "0", "now", "now"]
     assert observer.split()[:6] == ["1", "observer", "101", "-1", "never", "never"]
+
+
+def described(leader_id: int, *nodes: NodeDescription) -> ClusterDescription:
+    return ClusterDescription(
+        name="x",
+        cluster_id="id",
+        ray_address="here",
+        namespace="rayka",
+        controller_id=leader_id,
+        leader_epoch=7,
+        topic_count=0,
+        partition_count=0,
+        nodes=nodes,
+    )
+
+
+def controller(node_id: int, role: str, lag: int, state: str = "running") -> NodeDescription:
+    roles, name = (Role.CONTROLLER,), f"x/controller-{node_id}"
+    return NodeDescription(
+        node_id=node_id, roles=roles, actor_name=name, state=state, quorum_role=role, lag=lag
+    )
+
+
+def test_status_shows_who_leads_and_each_controllers_role_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
+    print_description(
+        described(
+            3001, controller(3001, "leader", 0), controller(3002, "voter", 4), controller(3003, "voter", -1)
+        )
+    )
+    text = capsys.readouterr().out
+    assert "active controller 3001, epoch 7" in text
+    for said in ("leader", "voter, 4 behind", "voter, not heard of"):
+        assert said in text
+
+
+@pytest.mark.parametrize(
+    ("leader_id", "state", "verdict", "said"),
+    [
+        (3001, "running", Verdict.GOOD, "epoch 7: 3001 leader, 3002 voter, 4 behind"),
+        (3001, "unreachable", Verdict.NOTE, "x/controller-3002 is unreachable"),
+        (-1, "unreachable", Verdict.BAD, "no active controller"),
+    ],
+)
+def test_the_doctor_judges_the_quorum(leader_id: int, state: str, verdict: Verdict, said: str) -> None:
+    found = quorum_finding(
+        described(leader_id, controller(3001, "leader", 0), controller(3002, "voter", 4, state))
+    )
+    assert found.verdict is verdict
+    assert said in found.found
+
+
+def test_a_cluster_without_an_active_controller_does_not_run() -> None:
+    assert described(3001, controller(3001, "leader", 0)).is_running
+    assert not described(-1, controller(3001, "", -1)).is_running

@@ -1,0 +1,228 @@
+"""Three controllers on a real Ray: killed, stopped, wiped; the metadata stays whole and goes on."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+import ray
+
+import rayka
+from rayka.actors import launch
+from rayka.actors.description import UNREACHABLE, NodeDescription
+from rayka.client.admin_results import QuorumInfo
+from rayka.cluster import Cluster
+from rayka.errors import DuplicateVoter, StorageError, VoterNotFound
+from rayka.protocol.cluster import NodeState
+from tests.ray.support import RAYKA, kill
+
+pytestmark = pytest.mark.ray
+CONTROLLERS = (3001, 3002, 3003)
+_WAIT_S = 60
+_numbers = count()
+
+
+class Quorum:
+    """A cluster of three controllers, and every topic that was created in it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.admin = rayka.Admin(cluster=cluster)
+        self.topics: list[str] = []
+
+    def create_topic(self) -> None:
+        name = f"topic-{next(_numbers)}"
+        assert self.admin.create_topic(name).partitions[0].leader_id == 1
+        self.topics.append(name)
+
+    def check_topics(self) -> None:
+        """Everything that was acknowledged is there."""
+        assert set(self.topics) <= set(self.admin.list_topics())
+
+    def node(self, node_id: int) -> NodeDescription:
+        return next(each for each in self.cluster.describe().nodes if each.node_id == node_id)
+
+    def kill(self, *node_ids: int) -> None:
+        pids = {each.node_id: each.pid for each in self.cluster.describe().nodes}
+        for each in node_ids:
+            assert pids[each] > 0
+            kill(pids[each])
+
+    def await_quorum(self, holds: Callable[[QuorumInfo], bool]) -> QuorumInfo:
+        """The quorum, as soon as the condition holds for it."""
+        deadline = time.monotonic() + _WAIT_S
+        while not holds(info := self.admin.describe_quorum()):
+            assert time.monotonic() < deadline, info
+        return info
+
+    def await_all_caught_up(self) -> QuorumInfo:
+        """Until every voter follows again, and stands where the leader was a moment ago."""
+        end_offset = self.admin.describe_quorum().high_watermark
+        return self.await_quorum(lambda info: all(each.log_end_offset >= end_offset for each in info.voters))
+
+    @property
+    def leader_id(self) -> int:
+        return self.admin.describe_quorum().leader_id
+
+    @property
+    def standby_ids(self) -> list[int]:
+        leader_id = self.leader_id
+        return [each for each in CONTROLLERS if each != leader_id]
+
+
+@pytest.fixture(scope="module")
+def shared(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Quorum]:
+    """For tests that leave all three as they were."""
+    data_dir = str(tmp_path_factory.mktemp("quorum"))
+    with Cluster.start(name="quorum", controllers=3, data_dir=data_dir) as cluster:
+        yield Quorum(cluster)
+
+
+@pytest.fixture
+def quorum(shared: Quorum) -> Quorum:
+    shared.await_all_caught_up()
+    shared.create_topic()
+    return shared
+
+
+def test_three_controllers_agree_on_one_leader_and_follow_it(quorum: Quorum) -> None:
+    info = quorum.await_all_caught_up()
+    assert [each.node_id for each in info.voters] == list(CONTROLLERS)
+    assert len({each.directory_id for each in info.voters}) == 3
+    description = quorum.cluster.describe()
+    assert description.is_running
+    assert (description.controller_id, description.leader_epoch) == (info.leader_id, info.leader_epoch)
+    roles = {each.node_id: each.quorum_role for each in description.nodes}
+    assert roles == {
+        1: "",
+        **{each: "leader" if each == info.leader_id else "voter" for each in CONTROLLERS},
+    }
+
+
+def test_the_end_of_a_standby_is_not_felt_and_it_catches_up(quorum: Quorum) -> None:
+    before = quorum.await_all_caught_up()
+    killed = quorum.standby_ids[0]
+    quorum.kill(killed)
+    quorum.create_topic()
+    after = quorum.await_all_caught_up()
+    assert (after.leader_id, after.leader_epoch) == (before.leader_id, before.leader_epoch)
+    quorum.create_topic()
+    quorum.check_topics()
+
+
+def test_the_end_of_the_active_controller_makes_another_one_active_with_all_there_was(quorum: Quorum) -> None:
+    before = quorum.await_all_caught_up()
+    quorum.kill(before.leader_id)
+    quorum.create_topic()
+    after = quorum.await_quorum(lambda info: info.leader_epoch > before.leader_epoch)
+    assert after.leader_id != before.leader_id
+    quorum.check_topics()
+    quorum.await_all_caught_up()
+    quorum.create_topic()
+    quorum.check_topics()
+
+
+def test_without_a_majority_nothing_is_acknowledged_until_it_is_back(quorum: Quorum) -> None:
+    quorum.kill(*quorum.standby_ids)
+    quorum.create_topic()  # waits for one of them to be back
+    quorum.check_topics()
+    quorum.await_all_caught_up()
+    quorum.create_topic()
+    quorum.check_topics()
+
+
+def test_an_active_controller_that_is_stopped_hands_over_and_comes_back_as_a_standby(quorum: Quorum) -> None:
+    before = quorum.await_all_caught_up()
+    handle = launch.find("quorum", before.leader_id)
+    ray.get(handle.stop.remote())
+    quorum.create_topic()
+    after = quorum.admin.describe_quorum()
+    assert after.leader_id != before.leader_id
+    assert after.leader_epoch == before.leader_epoch + 1, (
+        "handed over at once, without an election that failed"
+    )
+    ray.kill(handle, no_restart=False)
+    quorum.await_all_caught_up()
+    quorum.check_topics()
+
+
+def test_the_active_controller_gives_up_its_own_vote_and_gets_it_back(quorum: Quorum) -> None:  # A57
+    leader_id = quorum.leader_id
+    quorum.admin.remove_raft_voter(leader_id)
+    info = quorum.await_quorum(lambda info: info.leader_id != leader_id)
+    assert leader_id not in [each.node_id for each in info.voters]
+    with pytest.raises(VoterNotFound, match=f"controller-{leader_id} does not vote"):
+        quorum.admin.remove_raft_voter(leader_id)
+    quorum.create_topic()
+    quorum.await_quorum(lambda info: leader_id in [each.node_id for each in info.observers])
+    quorum.admin.add_raft_voter(leader_id)
+    assert [each.node_id for each in quorum.admin.describe_quorum().voters] == list(CONTROLLERS)
+    with pytest.raises(DuplicateVoter):
+        quorum.admin.add_raft_voter(leader_id)
+    quorum.check_topics()
+
+
+def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
+    start: Callable[..., Cluster],
+    run: Callable[..., subprocess.CompletedProcess[str]],
+    ray_address: str,
+    tmp_path: Path,
+) -> None:
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return run(*RAYKA, *arguments, "--cluster", "gone", RAY_ADDRESS=ray_address)
+
+    quorum = Quorum(start(name="gone", controllers=3, data_dir=str(tmp_path)))
+    gone = quorum.leader_id
+    launch.end(launch.find("gone", gone))
+    assert command("topic", "create", "words").returncode == 0
+    done = command("status", "--json")
+    assert done.returncode == 1, "not all of it runs"
+    states = {each["node_id"]: each["state"] for each in json.loads(done.stdout)["nodes"]}
+    assert states == {
+        1: NodeState.RUNNING,
+        **dict.fromkeys(CONTROLLERS, NodeState.RUNNING),
+        gone: UNREACHABLE,
+    }
+    info = json.loads(command("quorum", "status", "--json").stdout)
+    assert info["leader_id"] in set(CONTROLLERS) - {gone}
+    assert "leader" in command("quorum", "status", "--replication").stdout
+
+    start(name="gone", controllers=3, data_dir=str(tmp_path))
+    assert quorum.node(gone).state == NodeState.RUNNING
+    quorum.await_all_caught_up()
+    assert quorum.admin.list_topics() == ["words"]
+
+
+def test_a_controller_on_a_wiped_disk_comes_back_as_an_observer_and_is_given_a_vote(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    fields = {"name": "wiped", "controllers": 3, "data_dir": str(tmp_path)}
+    quorum = Quorum(start(**fields))
+    quorum.create_topic()
+    former = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
+    quorum.cluster.stop()
+    directory = tmp_path / "wiped" / "controller-3002"
+    shutil.rmtree(directory)
+    with pytest.raises(StorageError, match=str(directory)):
+        start(**fields)
+
+    quorum.cluster = start(**fields, replace=[3002])
+    quorum.check_topics()
+    quorum.create_topic()
+    info = quorum.await_quorum(lambda info: 3002 in [each.node_id for each in info.observers])
+    assert former[3002] in [each.directory_id for each in info.voters], "its former self still counts"
+    with pytest.raises(DuplicateVoter, match="rayka quorum voters remove 3002"):
+        quorum.admin.add_raft_voter(3002)
+    quorum.admin.remove_raft_voter(3002)
+    quorum.admin.add_raft_voter(3002)
+    voters = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
+    assert voters[3002] != former[3002]
+    assert {3001: voters[3001], 3003: voters[3003]} == {3001: former[3001], 3003: former[3003]}
+
+    quorum.kill(quorum.leader_id)  # the new vote counts
+    quorum.create_topic()
+    quorum.check_topics()
