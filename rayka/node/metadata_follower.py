@@ -3,11 +3,13 @@ images.
 
 Invariants: only records below the high watermark are applied, in order, once; the first image is published
 when the broker has caught up with what was committed when it started; a new image is visible after the
-publisher has acted upon it, so whoever sees a topic in it can use the topic. Kafka: `KafkaRaftClient` as
-observer, `MetadataLoader` (H9). Left out: snapshots, and a copy of the log on this broker's disk.
+publisher has acted upon it, so whoever sees a topic in it can use the topic. Where the log does not begin where the
+image ends, a snapshot takes the place of what is missing, and the publisher learns the difference. Kafka:
+`KafkaRaftClient` as observer, `MetadataLoader` (H9). Left out: a copy of the log on this broker's disk.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -16,16 +18,21 @@ from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAnd
 from rayka.metadata.batches import decode_metadata_batches
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord
+from rayka.metadata.records import MetadataRecord, decode_record
+from rayka.metadata.snapshot import delta_between
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
+from rayka.node.snapshot_download import download_snapshot
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.quorum import FetchSnapshotRequest
+from rayka.raft.snapshot import Snapshot, batch_values
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
 _FETCH_BYTES = 4 << 20
 _ANSWER_TIMEOUT_MS = 5_000
+_logger = logging.getLogger(__name__)
 
 
 class MetadataFollower:
@@ -75,8 +82,13 @@ class MetadataFollower:
                 await pauses.pause()
                 continue
             if result.error_code is ErrorCode.NONE:
-                pauses.reset()
                 self._take(result)
+                if result.snapshot_id is not None and not await self._load(
+                    result.snapshot_id, result.leader_epoch
+                ):
+                    await pauses.pause()
+                    continue
+                pauses.reset()
                 await self._apply()
             else:
                 self._link.on_not_leader(result.leader_id, result.leader_epoch)
@@ -123,6 +135,39 @@ class MetadataFollower:
         while self._pending and self._pending[-1][0] >= offset:
             self._pending.pop()
         self._fetched = OffsetAndEpoch(offset, diverging.epoch)
+
+    async def _load(self, snapshot_id: OffsetAndEpoch, leader_epoch: int) -> bool:
+        """Goes on from a snapshot's end; whether it could be had (A49)."""
+        request = FetchSnapshotRequest(
+            self._cluster_id,
+            snapshot_id,
+            position=0,
+            max_bytes=0,
+            replica_id=self._settings.node_id,
+            current_leader_epoch=leader_epoch,
+        )
+        try:
+            snapshot = await download_snapshot(self._link, request)
+        except RetriableApiError as error:
+            _logger.warning("%r: no snapshot at offset %d yet: %s", self, snapshot_id.offset, error)
+            return False
+        if snapshot is None:
+            return False
+        assert snapshot_id.offset >= self.image.next_offset, f"{self!r} cannot go back to {snapshot_id!r}"
+        self._delta = await self._delta_to(snapshot, snapshot_id.offset)
+        self._pending.clear()
+        self._fetched = snapshot_id
+        self._high_watermark = max(self._high_watermark, snapshot_id.offset)
+        return True
+
+    async def _delta_to(self, snapshot: Snapshot, next_offset: int) -> MetadataDelta:
+        """What the snapshot changes of the image that is published; others get their turn between two batches."""
+        delta = MetadataDelta(MetadataImage())
+        for batch in snapshot.data:
+            for value in batch_values(batch):
+                delta.replay(decode_record(value))
+            await asyncio.sleep(0)
+        return delta if self.image.next_offset == 0 else delta_between(self.image, delta.apply(next_offset))
 
     async def _apply(self) -> None:
         while self._pending and self._pending[0][0] < self._high_watermark:
