@@ -97,12 +97,12 @@ class LeaderEpochCache:
             self._write()
 
     def truncate_from_start(self, offset: int) -> None:
-        """The log starts at the offset now: epochs that ended before it are forgotten, its own begins there."""
-        kept = [entry for entry in self._entries if entry.start_offset > offset]
-        epoch = self.epoch_of(offset)
-        if epoch != NO_EPOCH:
-            kept.insert(0, EpochStart(epoch, offset))
-        if kept != self._entries:
+        """The log starts at the offset: epochs are forgotten that ended before the record in front of it, whose own is
+        still asked for by who has no more than a snapshot that ends there.
+        """
+        ends = [entry.start_offset for entry in self._entries[1:]]
+        kept = [entry for entry, end in zip(self._entries, [*ends, offset], strict=False) if end >= offset]
+        if len(kept) < len(self._entries):
             self._entries = kept
             self._write()
 

@@ -85,20 +85,25 @@ def test_records_given_up_before_they_were_synced_are_not_missed_after_a_power_c
     assert (again.log_start_offset, read_offsets(again)) in ((65, []), (65, [64, 65]))
 
 
-def test_epochs_that_ended_are_forgotten_and_that_of_the_offset_begins_there() -> None:
+def test_epochs_are_forgotten_but_for_that_of_the_record_before_the_start() -> None:
     disk, log = new_log()
     for epoch in (1, 2, 3):
         fill(log, 5, epoch=epoch)
     sync(disk, log)
-    log.increment_log_start_offset(14)
-    assert [log.end_offset_for_epoch(epoch) for epoch in (1, 2, 3)] == [
-        OffsetAndEpoch(14, 1),
-        OffsetAndEpoch(20, 2),
-        OffsetAndEpoch(30, 3),
-    ]
-    assert log.epoch_of(14) == 2
     log.increment_log_start_offset(20)
-    assert (log.epoch_of(20), log.latest_epoch) == (3, 3)
+    assert [log.epoch_of(offset) for offset in (9, 19, 20)] == [-1, 2, 3]
+    assert log.end_offset_for_epoch(2) == OffsetAndEpoch(20, 2)
+    log.increment_log_start_offset(21)
+    assert (log.epoch_of(19), log.epoch_of(20)) == (-1, 3)
+
+
+def test_a_log_that_starts_at_its_end_keeps_its_epoch() -> None:
+    disk, log = new_log()
+    fill(log, 5, epoch=4)
+    sync(disk, log)
+    log.increment_log_start_offset(10)
+    assert (log.latest_epoch, open_log(disk).latest_epoch) == (4, 4)
+    assert open_log(disk, start=10).latest_epoch == 4
 
 
 def test_a_reader_keeps_what_it_mapped() -> None:
@@ -133,7 +138,8 @@ def test_a_power_cut_keeps_every_record_from_the_offset_on(seed: int) -> None:
 
 def test_after_a_failure_the_log_takes_no_more_changes() -> None:
     disk, log = _filled()
+    fill(log, 1, epoch=1)
     disk.fail("write", "leader-epoch-checkpoint")
     with pytest.raises(StorageError):
-        log.increment_log_start_offset(31)
+        log.increment_log_start_offset(61)
     assert log.failure is not None
