@@ -13,7 +13,7 @@ import posixpath
 from collections.abc import Sequence
 from itertools import pairwise
 
-from rayka.errors import CorruptRecord, DamagedLog
+from rayka.errors import DamagedLog
 from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, RAISED_LOG_START_FILE
 from rayka.log.segment import GAP_MAX, Segment
 
@@ -33,13 +33,8 @@ def check_begin(segments: Sequence[Segment], log_start_offset: int) -> None:
 def check_sealed(segments: Sequence[Segment]) -> None:
     """Raises DamagedLog when one of these ends before the next one begins, the last one not looked at."""
     for segment, following in pairwise(segments):
-        try:
-            end_offset = segment.find_end()
-        except CorruptRecord as error:
-            raise DamagedLog(
-                f"{error}. The segment was shortened or is damaged. Restore it from a copy, then restart the node"
-            ) from error
-        if is_hole(end_offset, following):
+        end_offset = segment.find_end()
+        if end_offset is not None and is_hole(end_offset, following):
             raise hole(segment, end_offset, following)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import DiskFull, InconsistentTopicId, StorageError
+from rayka.errors import DamagedLog, DiskFull, InconsistentTopicId, StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
 from rayka.log.checkpoints import (
     HIGH_WATERMARK_FILE,
@@ -34,7 +34,7 @@ from rayka.log.checkpoints import (
 )
 from rayka.log.durable import replace_durably
 from rayka.log.log import Log
-from rayka.log.markers import lowered_recovery_point
+from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,
@@ -47,7 +47,7 @@ from rayka.log.partition_metadata import (
     encode_partition_metadata,
     read_partition_metadata,
 )
-from rayka.log.recovery import Tearing
+from rayka.log.recovery import Tearing, has_segments
 from rayka.ports import Disk, Lock
 
 LOCK_FILE = ".lock"
@@ -239,7 +239,8 @@ class LogDirectory:
 
         `is_always_synced`: each append is synced before the next, so that not even a power cut tears more than
         the tail. Raises InconsistentTopicId when the directory there is of another topic of that name,
-        DamagedLog when recovery would have to cut off whole batches, StorageError when the disk fails.
+        DamagedLog when recovery would have to cut off whole batches or the log is gone, StorageError when the disk
+        fails.
         """
         assert topic_partition not in self.logs, topic_partition
         found_id = self._topic_id(topic_partition)
@@ -248,6 +249,8 @@ class LogDirectory:
                 f"{self._log_path(topic_partition)} is of topic {found_id}, expected {topic_id}"
             )
         path = self._log_path(topic_partition)
+        tearing = self._tearing(path, is_always_synced)
+        self._check_has_files(topic_partition, tearing)
         new_files = {}
         if found_id is None:
             new_files[PARTITION_METADATA_FILE] = encode_partition_metadata(topic_id)
@@ -259,7 +262,7 @@ class LogDirectory:
             config,
             recovery_point=self._recovery_points.get(topic_partition, 0),
             log_start_offset=self._log_start_offsets.get(topic_partition, 0),
-            tearing=self._tearing(path, is_always_synced),
+            tearing=tearing,
             now_ms=now_ms,
             new_files=new_files,
         )
@@ -274,6 +277,26 @@ class LogDirectory:
             return Tearing.SHORT_TAIL
         return Tearing.TAIL if is_always_synced else Tearing.ANYWHERE
 
+    def _check_has_files(self, topic_partition: TopicPartition, tearing: Tearing) -> None:
+        """Raises DamagedLog when the checkpoints know of records, and there is no file of them.
+
+        A power cut may take what was not synced, and a high watermark is of no help then. `forget` keeps the
+        checkpoints from telling of a log that was deleted.
+        """
+        offset = self._recovery_points.get(topic_partition, 0)
+        if tearing in (Tearing.NOTHING, Tearing.SHORT_TAIL):
+            offset = max(offset, self._high_watermarks.get(topic_partition, 0))
+        path = self._log_path(topic_partition)
+        if offset <= self._log_start_offsets.get(topic_partition, 0) or has_segments(self._disk, path):
+            return
+        marker = posixpath.join(path, LOWERED_RECOVERY_POINT_FILE)
+        if not self._disk.exists(marker):
+            raise DamagedLog(
+                f"{path} has no log files, but {self.path} had records of {topic_partition} up to offset {offset}:"
+                " the directory was removed or emptied. Restore it from a copy; or delete the topic; or, to go on"
+                f" without the records, make an empty file {marker}; then restart the node"
+            )
+
     def _on_recovered(self, path: str) -> None:
         self._unrecovered.discard(path)
         try:
@@ -282,6 +305,18 @@ class LogDirectory:
             _logger.warning(
                 "%s: %s; after the next kill its logs count as torn by a power cut", self.path, error
             )
+
+    async def forget(self, topic_partitions: Sequence[TopicPartition]) -> None:
+        """Takes these out of the checkpoints, durably, because their logs are about to be deleted or set aside: what is
+        saved of a log that is gone would say of the next one of its name that its records are lost.
+        """
+        is_saved = False
+        for topic_partition in topic_partitions:
+            self.logs.pop(topic_partition, None)
+            for offsets in (self._recovery_points, self._high_watermarks, self._log_start_offsets):
+                is_saved |= offsets.pop(topic_partition, 0) > 0
+        if is_saved:
+            await self.checkpoint({})
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
         """Removes the partition's directory if there is one, opened or not; readers keep what they mapped."""
@@ -345,10 +380,14 @@ class LogDirectory:
             log.on_synced(plan)
 
     async def checkpoint(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Saves recovery points, log start offsets and these high watermarks, durably (B4, F13)."""
+        """Saves recovery points, log start offsets and, of the logs opened here, these high watermarks, durably (B4,
+        F13).
+        """
         async with self._checkpointing:
             self._check_online()
-            self._high_watermarks.update(high_watermarks)
+            for topic_partition, high_watermark in high_watermarks.items():
+                if topic_partition in self.logs:  # not forgotten meanwhile
+                    self._high_watermarks[topic_partition] = high_watermark
             await self._write_checkpoints()
 
     async def _write_checkpoints(self) -> None:

@@ -43,6 +43,7 @@ from rayka.log.segment import (
     Segment,
     SegmentFiles,
 )
+from rayka.ports import Disk
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 _LEFTOVER_SUFFIXES = (".deleted", ".cleaned", TEMPORARY_SUFFIX)
@@ -110,6 +111,12 @@ def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list
         Segment(files, int(name[:20]), created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
         for name in logs
     ]
+
+
+def has_segments(disk: Disk, directory: str) -> bool:
+    """Whether a segment's file is in the directory, if there is one."""
+    names = disk.list(directory) if disk.exists(directory) else []
+    return any(_SEGMENT_FILE.fullmatch(name) and name.endswith(LOG_SUFFIX) for name in names)
 
 
 def open_segments(

@@ -30,6 +30,7 @@ GAP_MAX = (
 SCANNED = Struct(
     ">qiibIhi8xq"
 )  # base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp
+MAGIC_POSITION = 16
 _WALK_BYTES = 4096  # read at once while walking from header to header
 
 
@@ -115,19 +116,16 @@ class Segment:
         self.open_sealed(self.base_offset)
         self._resume()
 
-    def find_end(self) -> int:
-        """The offset at which the batches in a sealed segment's file end, whatever `next_offset` says: walked from
-        the last entry of the index, or from the begin when that leads nowhere.
-
-        Raises CorruptRecord when the file does not end with a whole batch.
+    def find_end(self) -> int | None:
+        """The offset at which the whole batches in a sealed segment's file end, whatever `next_offset` says: walked
+        from the last entry of the index, or from the begin when that leads nowhere. None when a broken header hides
+        it: then the file is not short, and readers find the damage.
         """
-        position = self._last_indexed_position()
-        if position:
-            try:
-                return self._end_behind(position)
-            except CorruptRecord:
-                pass  # the index may be what is damaged
-        return self._end_behind(0)
+        end_offset, position = self._end_behind(self._last_indexed_position())
+        if position < self.size_bytes:
+            end_offset, position = self._end_behind(0)
+        magic = self._disk.read_at(self.path, position + MAGIC_POSITION, 1)
+        return None if magic and magic[0] != MAGIC else end_offset
 
     def _last_indexed_position(self) -> int:
         """Read from the index's file without loading it; 0 when there is no entry that points into the segment."""
@@ -137,11 +135,15 @@ class Segment:
         _, position = entry.unpack(self._disk.read_at(path, self._disk.size(path) - entry.size, entry.size))
         return int(position) if 0 < position < self.size_bytes else 0
 
-    def _end_behind(self, position: int) -> int:
+    def _end_behind(self, position: int) -> tuple[int, int]:
+        """The offset and the position at which the whole batches from this position on end."""
         end_offset = self.base_offset
-        for batch in self.batches(position):
-            end_offset = batch.last_offset + 1
-        return end_offset
+        try:
+            for batch in self.batches(position):
+                end_offset, position = batch.last_offset + 1, batch.position + batch.size_bytes
+        except CorruptRecord:
+            pass
+        return end_offset, position
 
     def _resume(self) -> None:
         """Continues from the indexes: everything after the last entry is walked."""

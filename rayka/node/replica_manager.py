@@ -28,7 +28,7 @@ from rayka.errors import (
 from rayka.ids import TopicIdPartition, TopicPartition, node_name
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.metadata.image import MetadataImage, PartitionImage, TopicImage
 from rayka.node.data_directories import DataDirectories
 from rayka.node.flusher import Flusher
 from rayka.node.parked import Parked
@@ -125,12 +125,14 @@ class ReplicaManager:
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Makes this broker's partitions what the new image says (H10)."""
         is_first, self._image = self._image is None, image
-        for topic_id in delta.deleted_topics():
-            for key in [key for key in [*self._replicas, *self._unusable] if key[0] == topic_id]:
-                await asyncio.sleep(0)  # as below
-                self._delete(key)
+        deleted = set(delta.deleted_topics())
+        keys = [key for key in [*self._replicas, *self._unusable] if key[0] in deleted]
+        await self._forget([self._place(key) for key in keys])
+        for key in keys:
+            await asyncio.sleep(0)  # as below
+            self._delete(key)
         if is_first:
-            self._set_aside_strays(image)
+            await self._set_aside_strays(image)
         for name in delta.reconfigured_topics():
             self._reconfigure(name, image)
         changed = []
@@ -206,16 +208,40 @@ class ReplicaManager:
         self._delete_log(replica.directory, replica.partition.topic_partition)
         self.parked.wake(key)
 
-    def _set_aside_strays(self, image: MetadataImage) -> None:
+    def _place(self, key: PartitionKey) -> tuple[LogDirectory | None, TopicPartition]:
+        unusable = self._unusable.get(key)
+        if unusable is not None:
+            return unusable.directory, unusable.topic_partition
+        replica = self._replicas[key]
+        return replica.directory, replica.partition.topic_partition
+
+    async def _forget(self, places: Sequence[tuple[LogDirectory | None, TopicPartition]]) -> None:
+        """The checkpoints first: they must not tell of a log that is gone."""
+        for directory in self._directories.all:
+            here = [topic_partition for each, topic_partition in places if each is directory]
+            if not here or directory.failure is not None:
+                continue
+            try:
+                await directory.forget(here)
+            except DiskFull as error:
+                _logger.warning("%s: no checkpoint: %s", directory.path, error)
+            except StorageError as error:
+                self._on_directory_failed(directory, error)
+
+    async def _set_aside_strays(self, image: MetadataImage) -> None:
         """Takes directories whose topic is not in the metadata out of the way (F4).
 
         Mostly it was deleted while this broker was down; but metadata that was lost must not take the records along.
         """
-        for directory in self._directories.all:
-            for topic_partition, topic_id in directory.partitions().items():
-                topic = image.topics.get(topic_partition.topic)
-                if topic is None or topic_id not in (None, topic.topic_id):
-                    self._set_aside(directory, topic_partition)
+        strays = [
+            (directory, topic_partition)
+            for directory in self._directories.all
+            for topic_partition, topic_id in directory.partitions().items()
+            if _is_stray(image.topics.get(topic_partition.topic), topic_id)
+        ]
+        await self._forget(strays)
+        for directory, topic_partition in strays:
+            self._set_aside(directory, topic_partition)
 
     def _set_aside(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
         try:
@@ -326,3 +352,7 @@ class ReplicaManager:
     @staticmethod
     def _now_ms() -> int:
         return int(asyncio.get_running_loop().time() * 1000)
+
+
+def _is_stray(topic: TopicImage | None, topic_id: UUID | None) -> bool:
+    return topic is None or topic_id not in (None, topic.topic_id)
