@@ -38,6 +38,7 @@ ASYNC_EXCEPTIONS = {
     "rayka/log/log_directory.py": "the disk port's sync",
     "rayka/raft/snapshot_store.py": "the disk port's sync",
     "rayka/protocol/caller.py": "the network port's call: the caller's end of the connection",
+    "rayka/protocol/active_controller.py": "nodes and clients share it, and neither imports the other",
 }
 
 # Order of tasks must not depend on addresses, and nothing may escape to a thread or to the world's clock: the same

@@ -10,7 +10,7 @@ Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +108,10 @@ class ControllerNode:
         """Whether this is the active controller."""
         return self._parts is not None and self._parts.shard.is_active
 
+    async def until_active(self) -> None:
+        """Returns when this is the active controller."""
+        await self._open().shard.until_active()
+
     # ---- Life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -126,8 +130,8 @@ class ControllerNode:
         )
         self._parts = _Parts(log, shard)
         self._state = NodeState.RUNNING
-        self._tasks.start("quorum", self._until_disk_fails(log.run()))
-        self._tasks.start("shard", self._until_disk_fails(shard.run()))
+        self._tasks.start("quorum", self._until_disk_fails(log.run))
+        self._tasks.start("shard", self._until_disk_fails(shard.run))
         self._tasks.start("sweep", self._sweep_forever(self._parts))
         if self._settings.config.metadata_max_idle_interval_ms > 0:
             self._tasks.start("no-op", self._write_no_ops(self._parts))
@@ -294,9 +298,9 @@ class ControllerNode:
 
     # ---- Failing -----------------------------------------------------------------------------------------------------
 
-    async def _until_disk_fails(self, loop: Coroutine[Any, Any, None]) -> None:
+    async def _until_disk_fails(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await loop
+            await run()
         except StorageError as error:
             self._fail(error)
 

@@ -1,20 +1,21 @@
 """The data directory of one quorum replica: its log, its snapshots, `quorum-state`, and whose they are.
 
-Nobody votes on a guess: a `quorum-state` that is damaged, or missing beside a log that others count on, stops the node
-with its path, because a voter that forgot its vote could vote twice in one epoch (A8). Kafka: `KafkaRaftManager`,
-`FileQuorumStateStore`, `MetaPropertiesEnsemble`.
+Nobody votes or leads on a guess. A log with a damaged record, and a `quorum-state` that is damaged, or missing beside a
+log that others count on, stop the node with the path: a voter that forgot its vote could vote twice in one epoch (A8).
+Kafka: `KafkaRaftManager`, `FileQuorumStateStore`, `MetaPropertiesEnsemble`.
 """
 
 import posixpath
 from collections.abc import Sequence
 
 from rayka.config import TopicConfig
-from rayka.errors import StorageError
+from rayka.errors import CorruptRecord, StorageError
 from rayka.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ReplicaKey, Role, TopicPartition, role_of
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.node.format import metadata_directory
 from rayka.node.settings import NodeSettings
+from rayka.protocol.batch_header import split_batches
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
 from rayka.raft.quorum import METADATA_PARTITION, Quorum
 from rayka.raft.quorum_config import QuorumConfig
@@ -22,6 +23,7 @@ from rayka.raft.snapshot_store import SnapshotStore
 
 _PARTITION = TopicPartition(METADATA_TOPIC, METADATA_PARTITION)
 _LOG_CONFIG = TopicConfig(max_message_bytes=2**31 - 1)
+_CHECK_BYTES = 4 << 20
 
 
 class QuorumDirectory:
@@ -47,6 +49,7 @@ class QuorumDirectory:
             log = directory.open_log(
                 _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=now_ms, is_always_synced=True
             )
+            _check_whole(log)
         except BaseException:
             directory.release()
             raise
@@ -120,3 +123,19 @@ class QuorumDirectory:
     def release(self) -> None:
         """Gives up the lock and nothing else, as the end of the process would."""
         self._directory.release()
+
+
+def _check_whole(log: Log) -> None:
+    """Raises StorageError when a record is damaged: a leader could neither replay it nor give it to followers."""
+    offset = log.log_start_offset
+    try:
+        while offset < log.log_end_offset:
+            read = log.read(offset, max_bytes=_CHECK_BYTES, end_offset=log.log_end_offset)
+            for batch in split_batches(read.records):
+                batch.check_crc(log.directory)
+            offset = read.next_offset
+    except CorruptRecord as error:
+        raise StorageError(
+            f"{log.directory}: metadata from offset {offset} on is damaged: {error}; restore the directory from a copy,"
+            " or replace the node"
+        ) from error

@@ -166,7 +166,9 @@ class QuorumLog(Generic[RecordT]):
         parts = [] if self.election.leader_id != NO_NODE else ["no leader is known"]
         if self._quorum.voters is None:
             parts.append("the voters are not known")
-        return "; ".join([*parts, f"voters that do not answer: {missing}"] if missing else parts)
+        if missing:
+            parts.append(f"voters that do not answer: {missing}")
+        return "; ".join(parts)
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
@@ -377,7 +379,9 @@ class QuorumLog(Generic[RecordT]):
             return await self._when_durable(change.response)
         missing = self.trouble() or "it is not committed yet"
         leader_id, epoch = self.election.leader_id, self.election.leader_epoch
-        return VoterChangeResponse(leader_id, epoch, ErrorCode.REQUEST_TIMED_OUT, f"in {timeout_ms} ms: {missing}")
+        return VoterChangeResponse(
+            leader_id, epoch, ErrorCode.REQUEST_TIMED_OUT, f"in {timeout_ms} ms: {missing}"
+        )
 
     async def _when_durable(self, response: ResponseT) -> ResponseT:
         """The response, once the election that it depends on is durable."""
@@ -390,7 +394,9 @@ class QuorumLog(Generic[RecordT]):
 
     def _check_open(self) -> None:
         if self.failure is not None:
-            raise KafkaStorageError(f"{node_name(self._settings.node_id)} cannot use its disk: {self.failure}")
+            raise KafkaStorageError(
+                f"{node_name(self._settings.node_id)} cannot use its disk: {self.failure}"
+            )
         if self._is_closed:
             raise BrokerNotAvailable(f"{node_name(self._settings.node_id)} is shutting down")
 
@@ -438,4 +444,3 @@ class QuorumLog(Generic[RecordT]):
 
 def _now_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
-

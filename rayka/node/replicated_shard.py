@@ -15,6 +15,7 @@ from typing import Any, Generic
 from rayka.errors import ApiError, NotController, RequestTimedOut
 from rayka.ids import NO_OFFSET, OffsetAndEpoch, node_name
 from rayka.node.quorum_log import QuorumLog
+from rayka.node.signal import Signal
 from rayka.shard.runtime import Pending, ShardRuntime, ShardT
 from rayka.shard.shard import RecordT
 
@@ -52,6 +53,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         self._epoch: int | None = None
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
+        self._activated = Signal()
 
     def __repr__(self) -> str:
         return f"<ReplicatedShard on {self._name} {self._runtime!r}>"
@@ -92,6 +94,11 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         """Raises NotController, with the leader known, and with what is wrong when there is none."""
         if not self.is_active:
             raise self._not_active("does not lead")
+
+    async def until_active(self) -> None:
+        """Returns when this is the active one."""
+        while not self.is_active:
+            await self._activated.wait(float("inf"))
 
     async def until_committed(self, offset: int) -> None:
         """Returns when everything below the offset is committed. Raises NotController, RequestTimedOut."""
@@ -183,6 +190,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         self._epoch = self._log.leading_epoch
         self._runtime.activate()
         self._on_active()
+        self._activated.notify()
         return True
 
     # ---- End ---------------------------------------------------------------------------------------------------------
@@ -200,5 +208,3 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
 def _now_ms() -> int:
     return int(asyncio.get_running_loop().time() * 1000)
-
-

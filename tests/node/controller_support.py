@@ -82,16 +82,9 @@ async def started(disk: MemoryDisk, **changes: Any) -> ControllerNode:
     """A node on a formatted disk, active."""
     node = ControllerNode(settings(disk, **changes))
     await node.start()
-    await active(node)
+    await node.until_active()
+    await node.metadata(MetadataRequest(()))  # and its first records are committed
     return node
-
-
-async def active(*nodes: ControllerNode) -> ControllerNode:
-    """The one that is active, its first records committed, as soon as there is one."""
-    while not (found := [node for node in nodes if node.is_active]):
-        await asyncio.sleep(0.001 if len(nodes) > 1 else 0)
-    await found[0].metadata(MetadataRequest(()))
-    return found[0]
 
 
 async def new_cluster(disk: MemoryDisk, **changes: Any) -> ControllerNode:

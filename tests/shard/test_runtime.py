@@ -3,12 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.errors import ApiError, InvalidRequest, KafkaStorageError, RequestTimedOut
+from rayka.errors import (
+    ApiError,
+    InvalidRequest,
+    KafkaStorageError,
+    NotController,
+    RequestTimedOut,
+    TooManyRequests,
+)
 from rayka.shard.runtime import Pending, ShardRuntime
-from rayka.shard.shard import Result
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
 
 
 class Log:
@@ -16,6 +24,8 @@ class Log:
 
     def __init__(self) -> None:
         self.records: list[int] = []
+        self.appends: list[int] = []
+        self.refusal: ApiError | None = None
         self.high_watermark = 0
 
     @property
@@ -23,12 +33,17 @@ class Log:
         return len(self.records)
 
     def append(self, records: Sequence[int]) -> int:
+        if self.refusal is not None:
+            raise self.refusal
         self.records += records
+        self.appends.append(len(records))
         return len(self.records) - len(records)
 
 
 class Counter:
-    """Adds what it is told; refuses negative numbers; answers with the total. 0 only asks."""
+    """Adds what it is told; refuses negative numbers; answers with the total. 0 only asks. Of several numbers each is
+    a record: those of a list belong together, those of a tuple do not.
+    """
 
     def __init__(self) -> None:
         self.total = 0
@@ -36,6 +51,8 @@ class Counter:
 
     def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int]:
         assert next_offset == len(self.replayed)
+        if not isinstance(request, int):
+            return Result(list(request), self.total + sum(request), is_atomic=isinstance(request, list))
         if request < 0:
             raise InvalidRequest("negative")
         return Result([request] if request else [], self.total + request)
@@ -48,12 +65,17 @@ class Counter:
 class Running:
     """A runtime with its log and its machine, at time 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_active: bool = True) -> None:
         self.log = Log()
-        self.counter = Counter()
-        self.runtime: ShardRuntime[int] = ShardRuntime(self.counter, self.log)
+        self.runtime: ShardRuntime[Counter, int] = ShardRuntime(Counter, self.log)
+        if is_active:
+            self.runtime.activate()
 
-    def handle(self, request: int, deadline_ms: int = 100) -> Pending:
+    @property
+    def counter(self) -> Counter:
+        return self.runtime.shard
+
+    def handle(self, request: Any, deadline_ms: int = 100) -> Pending:
         return self.runtime.handle(request, now_ms=0, deadline_ms=deadline_ms)
 
     def commit(self, high_watermark: int) -> list[Pending]:
@@ -115,11 +137,70 @@ def test_when_the_node_gives_up_everyone_who_waits_is_told() -> None:
     assert running.commit(1) == []
 
 
-def test_committed_records_are_replayed_before_leading() -> None:
-    running = Running()
+def test_committed_records_are_replayed_before_leading() -> None:  # A41
+    running = Running(is_active=False)
     running.log.records = [1, 2]
-    running.runtime.replay_committed([(0, 1), (1, 2)])
+    running.log.high_watermark = 2
+    running.runtime.replay_committed([(0, 1), (1, 2)], 2)
+    running.runtime.activate()
     assert running.handle(0).response == 3
+
+
+def test_who_has_not_seen_everything_cannot_lead() -> None:  # A41
+    running = Running(is_active=False)
+    running.log.records = [1, 2]
+    running.log.high_watermark = 2
+    running.runtime.replay_committed([(0, 1)], 1)
+    with pytest.raises(AssertionError, match="has not seen everything"):
+        running.runtime.activate()
+
+
+def test_who_leads_no_more_fails_all_that_wait_and_begins_from_committed_state() -> None:  # A66
+    running = Running()
+    running.handle(5)
+    running.commit(1)
+    waiting = [running.handle(7), running.handle(0)]
+    assert running.runtime.deactivate(NotController("another leads")) == waiting
+    assert [type(each.error) for each in waiting] == [NotController, NotController]
+    assert (running.counter.total, running.runtime.replayed_offset) == (0, 0)
+    running.log.records = [5, 1]  # what the next leader wrote there
+    running.runtime.replay_committed([(0, 5), (1, 1)], 2)
+    assert (running.counter.total, running.runtime.replayed_offset) == (6, 2)
+    running.log.high_watermark = 2
+    assert running.runtime.on_high_watermark() == []
+
+
+def test_a_snapshot_replaces_what_a_standby_knows() -> None:  # A66
+    running = Running(is_active=False)
+    running.runtime.replay_committed([(0, 1)], 1)
+    running.runtime.begin_snapshot()
+    running.runtime.replay_committed([(8, 30)], 0)
+    running.runtime.replay_committed([(8, 12)], 9)
+    assert (running.counter.total, running.runtime.replayed_offset) == (42, 9)
+
+
+def test_ten_thousand_records_are_committed_together_and_not_more() -> None:  # A68
+    running = Running()
+    assert len(running.log.records) == 0
+    assert running.handle([1] * RECORDS_PER_BATCH_MAX).error is None
+    refused = running.handle([1] * (RECORDS_PER_BATCH_MAX + 1))
+    assert isinstance(refused.error, InvalidRequest)
+    assert running.log.appends == [RECORDS_PER_BATCH_MAX]
+
+
+def test_what_need_not_be_atomic_is_cut_into_batches() -> None:  # A68
+    running = Running()
+    pending = running.handle(tuple([1] * (2 * RECORDS_PER_BATCH_MAX + 1)))
+    assert running.log.appends == [RECORDS_PER_BATCH_MAX, RECORDS_PER_BATCH_MAX, 1]
+    assert running.commit(2 * RECORDS_PER_BATCH_MAX) == []
+    assert running.commit(2 * RECORDS_PER_BATCH_MAX + 1) == [pending]
+
+
+def test_what_the_log_refuses_is_the_answer() -> None:  # A25
+    running = Running()
+    running.log.refusal = TooManyRequests("full")
+    refused = running.handle(5)
+    assert (refused.error, running.counter.total) == (running.log.refusal, 0)
 
 
 @given(st.lists(st.one_of(st.integers(-1, 5), st.just("commit"), st.just("expire")), max_size=60), st.data())
