@@ -36,6 +36,7 @@ class QuorumDirectory:
         self._directory = directory
         self.log = log
         self.snapshots = snapshots
+        self._is_checkpointed = False
 
     @classmethod
     async def open(cls, settings: NodeSettings, *, now_ms: int) -> "QuorumDirectory":
@@ -113,8 +114,15 @@ class QuorumDirectory:
         return election
 
     async def sync(self) -> None:
-        """Makes all that is in the log durable. Raises StorageError, and the directory is offline for good."""
+        """Makes all that is in the log durable. Raises StorageError, and the directory is offline for good.
+
+        The first time a checkpoint follows, before anybody is told of the records: from then on a log that is gone is
+        missed, and no voter that held committed records begins again without them.
+        """
         await self._directory.sync([self.log])
+        if self.log.flushed_offset > 0 and not self._is_checkpointed:
+            await self._directory.checkpoint({})
+            self._is_checkpointed = True
 
     async def close(self) -> None:
         """Leaves a cleanly closed log behind, unless its disk has failed."""
