@@ -27,6 +27,7 @@ class Following:
         self._state = state
         self._bootstrap_ids = bootstrap_ids
         self._asked_id = NO_NODE  # who may know the leader
+        self._asked_until_ms = 0
 
     # ---- Whom to fetch from ------------------------------------------------------------------------------------------
 
@@ -42,12 +43,13 @@ class Following:
             return []
         if isinstance(role, Follower) and (state.is_voter or now_ms < role.fetch_deadline_ms):
             return [] if state.finished_download is not None else [role.leader_id]
-        return self._discovery_targets() if isinstance(role, Unattached | Follower) else []
+        return self._discovery_targets(now_ms) if isinstance(role, Unattached | Follower) else []
 
-    def _discovery_targets(self) -> list[int]:
-        if self._asked_id == NO_NODE:
+    def _discovery_targets(self, now_ms: int) -> list[int]:
+        if self._asked_id == NO_NODE or now_ms >= self._asked_until_ms:
             others = self._others()
             self._asked_id = self._state.choose(others) if others else NO_NODE
+            self._asked_until_ms = now_ms + self._state.config.request_timeout_ms
         return [self._asked_id] if self._asked_id != NO_NODE else []
 
     def _others(self) -> list[int]:

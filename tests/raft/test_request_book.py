@@ -1,0 +1,50 @@
+"""One request for each node, its timeout, and the back-off after a failure."""
+
+import pytest
+
+from rayka.protocol.quorum import DescribeQuorumRequest
+from rayka.raft.request_book import RequestBook
+
+
+@pytest.fixture
+def book() -> RequestBook:
+    return RequestBook(request_timeout_ms=2_000, retry_backoff_ms=20)
+
+
+def test_a_node_gets_one_request_at_a_time_until_it_times_out(book: RequestBook) -> None:  # A11
+    assert book.ready_ms(1) == 0
+    book.on_sent(1, DescribeQuorumRequest(), 100)
+    assert (book.ready_ms(1), book.ready_ms(2)) == (2_100, 0)
+    with pytest.raises(AssertionError, match="not ready"):
+        book.on_sent(1, DescribeQuorumRequest(), 2_099)
+    book.on_sent(1, DescribeQuorumRequest(), 2_100)
+
+
+def test_an_answer_frees_the_node(book: RequestBook) -> None:  # A11
+    request = DescribeQuorumRequest()
+    book.on_sent(1, request, 100)
+    assert book.on_answered(1, request)
+    assert book.ready_ms(1) == 0
+    assert not book.on_answered(1, request)
+
+
+def test_an_answer_to_a_request_that_timed_out_is_nobodys(book: RequestBook) -> None:  # A36
+    first, second = DescribeQuorumRequest(), DescribeQuorumRequest()
+    book.on_sent(1, first, 100)
+    book.on_sent(1, second, 2_100)
+    assert not book.on_answered(1, first)
+    assert book.on_answered(1, second)
+
+
+def test_a_failure_leaves_the_node_alone_for_a_moment(book: RequestBook) -> None:  # A11
+    book.back_off(1, 500)
+    assert book.ready_ms(1) == 520
+    book.on_sent(1, DescribeQuorumRequest(), 520)
+
+
+def test_another_role_starts_afresh(book: RequestBook) -> None:  # A20, A36
+    request = DescribeQuorumRequest()
+    book.on_sent(1, request, 100)
+    book.back_off(2, 100)
+    book.reset()
+    assert (book.ready_ms(1), book.ready_ms(2), book.on_answered(1, request)) == (0, 0, False)
