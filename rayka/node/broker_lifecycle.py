@@ -27,7 +27,6 @@ from rayka.protocol.cluster import (
 )
 
 _ASK_AGAIN_MS = 20  # while the controller has not granted yet what is asked for
-_CALL_TIMEOUT_MS = 5_000
 _SHUTDOWN_FAILURES_MAX = 3
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +45,8 @@ class BrokerLifecycle:
         self._link = link
         self._directories = directories
         self._follower = follower
+        # No longer than the quorum takes for a successor to be possible: then he is to be found.
+        self._call_timeout_ms = settings.config.controller_quorum_request_timeout_ms
         self._is_fenced = True
         self._wants_fence = True
         self._wants_shut_down = False
@@ -73,7 +74,7 @@ class BrokerLifecycle:
         pauses = Pauses()
         while True:
             try:
-                response = await self._link.call(self._registration(), _CALL_TIMEOUT_MS)
+                response = await self._link.call(self._registration(), self._call_timeout_ms)
             except (RetriableApiError, DuplicateBrokerRegistration) as error:
                 if asyncio.get_running_loop().time() >= deadline_s:
                     raise UnavailableError(
@@ -125,7 +126,7 @@ class BrokerLifecycle:
         pauses = Pauses()
         while True:
             try:
-                response = await self._link.call(self._heartbeat(), _CALL_TIMEOUT_MS)
+                response = await self._link.call(self._heartbeat(), self._call_timeout_ms)
             except RetriableApiError:
                 self._on_unanswered()
                 await self._wait(pauses.next_ms())

@@ -31,7 +31,7 @@ from rayka.raft.snapshot import Snapshot, batch_values
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
 _FETCH_BYTES = 4 << 20
-_ANSWER_TIMEOUT_MS = 5_000
+_ANSWER_TIMEOUT_MS = 2_000
 _logger = logging.getLogger(__name__)
 
 

@@ -28,18 +28,17 @@ from rayka.errors import (
     KafkaStorageError,
     RetriableApiError,
     StorageError,
-    UnsupportedVersion,
 )
 from rayka.ids import NO_NODE, OffsetAndEpoch, node_name
 from rayka.log.durable import replace_durably
+from rayka.node.peers import Peers
 from rayka.node.quorum_directory import QuorumDirectory
+from rayka.node.record_reader import RecordReader
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.tasks import Tasks
-from rayka.ports import Buffer, Message, Request
+from rayka.ports import Message, Request
 from rayka.protocol.apis import api_of
-from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.quorum import (
     AddRaftVoterRequest,
@@ -62,7 +61,6 @@ from rayka.raft.quorum import Quorum
 from rayka.raft.voter_change import VoterChange
 from rayka.shard.shard import RecordCodec, RecordT
 
-_READ_BYTES = 1 << 20
 _logger = logging.getLogger(__name__)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
@@ -84,7 +82,9 @@ class QuorumLog(Generic[RecordT]):
         self._due = asyncio.Event()
         self._durable_count = 0
         self._told: object = None
-        self._silent: dict[int, None] = {}
+        self._reader = RecordReader(quorum, directory.snapshots, codec)
+        late_ms = settings.config.controller_quorum_fetch_timeout_ms
+        self._peers = Peers(settings.node_id, quorum, late_ms=late_ms)
         self._is_closed = False
         self.failure: StorageError | None = None
         self.news = Signal()
@@ -147,28 +147,9 @@ class QuorumLog(Generic[RecordT]):
     def size_bytes(self) -> int:
         return self._directory.log.size_bytes
 
-    def missing_voters(self) -> list[int]:
-        """Voters that this node does not hear of: as their leader, or as one that looks for a leader."""
-        voters = self._quorum.voters
-        if voters is None or self.election.leader_id not in (NO_NODE, self._settings.node_id):
-            return []
-        others = [each.node_id for each in voters.voters if each.node_id != self._settings.node_id]
-        if not self._quorum.is_leader:
-            return [each for each in others if each in self._silent]
-        described = self._quorum.handle_describe_quorum(DescribeQuorumRequest(), _now_ms())
-        late_ms = self._settings.config.controller_quorum_fetch_timeout_ms
-        heard = [each for each in described.voters if 0 <= each.last_fetch_ago_ms <= late_ms]
-        return [each for each in others if each not in [one.replica.node_id for one in heard]]
-
     def trouble(self) -> str:
         """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
-        missing = ", ".join(node_name(each) for each in self.missing_voters())
-        parts = [] if self.election.leader_id != NO_NODE else ["no leader is known"]
-        if self._quorum.voters is None:
-            parts.append("the voters are not known")
-        if missing:
-            parts.append(f"voters that do not answer: {missing}")
-        return "; ".join(parts)
+        return self._peers.trouble(_now_ms())
 
     # ---- Records -----------------------------------------------------------------------------------------------------
 
@@ -183,23 +164,7 @@ class QuorumLog(Generic[RecordT]):
 
         Raises StorageError when one is damaged or of a type that this node does not know.
         """
-        if self.high_watermark <= offset:
-            return [], offset
-        try:
-            read = self._quorum.read_committed(offset, max_bytes=_READ_BYTES)
-            return list(self._decoded(read.records, offset)), read.next_offset
-        except (CorruptRecord, UnsupportedVersion) as error:
-            raise self._unreadable("committed records from offset", offset, error) from error
-
-    def _decoded(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
-        for batch in split_batches(records):
-            batch.check_crc("committed records")
-            values = [] if batch.is_control else decode(batch, check_crc=False).values_list()
-            for offset, value in enumerate(values, batch.base_offset):
-                if value is None:
-                    raise CorruptRecord(f"the record at offset {offset} has no value")
-                if offset >= first_offset:
-                    yield offset, self._codec.decode(value)
+        return self._reader.committed(offset)
 
     @property
     def latest_snapshot_id(self) -> OffsetAndEpoch | None:
@@ -207,15 +172,7 @@ class QuorumLog(Generic[RecordT]):
 
     def snapshot(self, snapshot_id: OffsetAndEpoch) -> Iterator[RecordT]:
         """The records in a snapshot. Raises StorageError as `committed`."""
-        try:
-            yield from map(self._codec.decode, self._directory.snapshots.load(snapshot_id).values())
-        except (CorruptRecord, UnsupportedVersion) as error:
-            raise self._unreadable("snapshot", snapshot_id, error) from error
-
-    def _unreadable(self, what: str, where: object, error: ApiError) -> StorageError:
-        return StorageError(
-            f"{self._directory.path}: {what} {where}: {error}; restore the directory from a copy, or replace the node"
-        )
+        return self._reader.snapshot(snapshot_id)
 
     # ---- The loop ----------------------------------------------------------------------------------------------------
 
@@ -293,7 +250,7 @@ class QuorumLog(Generic[RecordT]):
         except ApiError as error:
             self._on_no_response(node_id, request, error)
         else:
-            self._silent.pop(node_id, None)
+            self._peers.on_answered(node_id, response)
             try:
                 self._quorum.on_response(node_id, request, response, _now_ms())
             except StorageError as error:
@@ -303,7 +260,7 @@ class QuorumLog(Generic[RecordT]):
     def _on_no_response(self, node_id: int, request: Request[Any], error: ApiError) -> None:
         if not isinstance(error, RetriableApiError):
             _logger.warning("%r: %s refused %s: %s", self, node_name(node_id), api_of(request).name, error)
-        self._silent[node_id] = None
+        self._peers.on_failed(node_id, error)
         self._quorum.on_no_response(node_id, request, _now_ms())
 
     def fail(self, error: StorageError) -> None:
@@ -317,7 +274,7 @@ class QuorumLog(Generic[RecordT]):
         quorum = self._quorum
         now = (
             quorum.election, quorum.is_leader, self._durable_count, quorum.high_watermark, quorum.log_end_offset,
-            quorum.log_start_offset, quorum.voters, self.latest_snapshot_id, tuple(self._silent),
+            quorum.log_start_offset, quorum.voters, self.latest_snapshot_id, self._peers.state,
         )  # fmt: skip
         if now != self._told:
             self._told = now
@@ -411,7 +368,7 @@ class QuorumLog(Generic[RecordT]):
             return
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + 2 * self._settings.config.controller_quorum_election_timeout_ms / 1000
-        self._silent.clear()
+        self._peers.forget()
         self._quorum.shut_down(_now_ms())
         self.wake()
         while loop.time() < deadline_s and self._awaits_successor():
@@ -423,9 +380,8 @@ class QuorumLog(Generic[RecordT]):
         is_succeeded = self.election.leader_id not in (NO_NODE, self._settings.node_id)
         if is_succeeded or self.failure is not None or quorum.voters is None:
             return False
-        others = [each.node_id for each in quorum.voters.voters if each.node_id != self._settings.node_id]
-        answering = [each for each in others if each not in self._silent]
-        return bool(answering) and 2 * (len(answering) + 1) > len(quorum.voters.voters)
+        answering_count = len(self._peers.answering_voters())
+        return answering_count > 0 and 2 * (answering_count + 1) > len(quorum.voters.voters)
 
     async def close(self) -> None:
         """Leaves a cleanly closed log behind, unless its disk has failed. The loop has ended."""

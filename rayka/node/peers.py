@@ -1,0 +1,95 @@
+"""Which of the other replicas answer this node, which do not, and which refuse it: what a quorum without a leader, or
+one that does not commit, says of itself. It decides nothing. Kafka says it in its logs only.
+"""
+
+from collections.abc import Sequence
+
+from rayka.errors import ApiError, ErrorCode, RetriableApiError
+from rayka.ids import NO_NODE, node_name
+from rayka.ports import Message
+from rayka.protocol.fetch import FetchResponse
+from rayka.protocol.quorum import DescribeQuorumRequest
+from rayka.raft.quorum import Quorum
+
+# What says that this node, or the one asked, is not who it should be.
+_REFUSALS = {
+    ErrorCode.INCONSISTENT_CLUSTER_ID: "they belong to different clusters; check the data directories",
+    ErrorCode.INVALID_VOTER_KEY: "its directory id is not the one that the voters know; it was replaced or wiped",
+    ErrorCode.INVALID_REQUEST: "they do not agree on the protocol",
+    ErrorCode.UNSUPPORTED_VERSION: "they run different versions",
+}
+
+
+class Peers:
+    """What became of the last call to each node."""
+
+    def __init__(self, node_id: int, quorum: Quorum, *, late_ms: int) -> None:
+        self._node_id = node_id
+        self._quorum = quorum
+        self._late_ms = late_ms
+        self._silent: dict[int, None] = {}
+        self._refusals: dict[int, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<Peers silent={list(self._silent)} refusing={list(self._refusals)}>"
+
+    @property
+    def state(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Differs when something has changed."""
+        return tuple(self._silent), tuple(self._refusals)
+
+    def on_answered(self, node_id: int, response: Message) -> None:
+        self._silent.pop(node_id, None)
+        header = response.partitions[0] if isinstance(response, FetchResponse) else response
+        code = getattr(header, "error_code", ErrorCode.NONE)
+        if code in _REFUSALS:
+            self._refusals[node_id] = f"{code.name}: {_REFUSALS[code]}"
+        else:
+            self._refusals.pop(node_id, None)
+
+    def on_failed(self, node_id: int, error: ApiError) -> None:
+        self._silent[node_id] = None
+        if not isinstance(error, RetriableApiError):
+            self._refusals[node_id] = f"{error.code.name}: {error}"
+
+    def forget(self) -> None:
+        """What was true of a leader's calls says nothing of those to come."""
+        self._silent.clear()
+
+    # ---- What is wrong -----------------------------------------------------------------------------------------------
+
+    def trouble(self, now_ms: int) -> str:
+        """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
+        leader_id = self._quorum.leader_id
+        if leader_id not in (NO_NODE, self._node_id):
+            return ""
+        parts = ["no leader is known"] if leader_id == NO_NODE else []
+        if self._quorum.voters is None:
+            parts.append("the voters are not known")
+        missing = self._unheard(now_ms) if self._quorum.is_leader else self.silent_voters()
+        if missing:
+            parts.append(f"voters that do not answer: {', '.join(map(node_name, missing))}")
+        parts += [f"{node_name(each)} refuses: {reason}" for each, reason in self._refusals.items()]
+        return "; ".join(parts)
+
+    def answering_voters(self) -> Sequence[int]:
+        """Other voters but those whose last call failed."""
+        return [each for each in self._other_voters() if each not in self._silent]
+
+    def silent_voters(self) -> Sequence[int]:
+        """Other voters whose last call failed."""
+        return [each for each in self._other_voters() if each in self._silent]
+
+    def _unheard(self, now_ms: int) -> Sequence[int]:
+        """Voters that have not fetched from this leader for a while."""
+        described = self._quorum.handle_describe_quorum(DescribeQuorumRequest(), now_ms)
+        return [
+            each.replica.node_id
+            for each in described.voters
+            if each.replica.node_id != self._node_id and not 0 <= each.last_fetch_ago_ms <= self._late_ms
+        ]
+
+    def _other_voters(self) -> Sequence[int]:
+        voters = self._quorum.voters
+        known = voters.voters if voters is not None else ()
+        return [each.node_id for each in known if each.node_id != self._node_id]
