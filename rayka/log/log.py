@@ -196,6 +196,10 @@ class Log:
     def size_bytes(self) -> int:
         return self._segments.size_bytes
 
+    def size_from(self, offset: int) -> int:
+        """Bytes of the batch that contains the offset and of all after it."""
+        return self._segments.size_from(offset)
+
     @property
     def segment_count(self) -> int:
         return len(self._segments)

@@ -50,6 +50,14 @@ class Segments:
         """The segment that contains the offset, or the first."""
         return self._segments[self._number_of(offset)]
 
+    def size_from(self, offset: int) -> int:
+        """Bytes of the batch that contains the offset and of all after it."""
+        number = self._number_of(offset)
+        holding = self._segments[number]
+        self._warm_up(holding)
+        later = self._segments[number + 1 :]
+        return holding.size_bytes - holding.position_of(offset) + sum(each.size_bytes for each in later)
+
     def _number_of(self, offset: int) -> int:
         low, high = 0, len(self._segments)
         while high - low > 1:

@@ -10,7 +10,7 @@ Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from rayka.node.controller_requests import (
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
+from rayka.node.snapshot_generator import SnapshotGenerator, image_values
 from rayka.node.tasks import Tasks
 from rayka.protocol.cluster import (
     HeartbeatRequest,
@@ -132,6 +133,7 @@ class ControllerNode:
         self._state = NodeState.RUNNING
         self._tasks.start("quorum", self._until_disk_fails(log.run))
         self._tasks.start("shard", self._until_disk_fails(shard.run))
+        self._tasks.start("snapshots", self._until_disk_fails(self._snapshots(log, shard).run))
         self._tasks.start("sweep", self._sweep_forever(self._parts))
         if self._settings.config.metadata_max_idle_interval_ms > 0:
             self._tasks.start("no-op", self._write_no_ops(self._parts))
@@ -143,6 +145,14 @@ class ControllerNode:
             config=self._settings.config,
             random=self._settings.random,
         )
+
+    def _snapshots(
+        self, log: QuorumLog[MetadataRecord], shard: ReplicatedShard[Controller, MetadataRecord]
+    ) -> SnapshotGenerator[Controller, MetadataRecord]:
+        def values(controller: Controller, offset: int) -> Iterator[bytes]:
+            return image_values(controller.image(offset))
+
+        return SnapshotGenerator(self._settings, log, shard, values)
 
     async def stop(self) -> None:
         """Hands the lead over (A23), answers what still waits with NOT_CONTROLLER, and closes the log cleanly, unless

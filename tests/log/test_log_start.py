@@ -61,6 +61,13 @@ def test_what_lies_below_is_not_read_any_more() -> None:
     assert found.offset == 21
 
 
+@pytest.mark.parametrize("offset", [0, 1, 16, 17, 59, 60])
+def test_the_bytes_from_an_offset_on_are_those_of_its_batch_and_all_after_it(offset: int) -> None:
+    _, log = _filled()
+    sizes = [each.size_bytes for each in read_batches(log)]
+    assert log.size_from(offset) == sum(sizes[offset // 2 :])
+
+
 def test_it_never_moves_down() -> None:
     _, log = _filled()
     log.increment_log_start_offset(20)

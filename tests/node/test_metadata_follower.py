@@ -138,8 +138,9 @@ class Broker:
 
     async def caught_up(self, controller: Controller) -> None:
         await self.follower.wait_for(controller.node.quorum.high_watermark, 10_000)
-        assert self.follower.image == controller.image
-        assert list(self.follower.image.topics) == list(controller.image.topics)
+        expected = MetadataDelta(controller.image).apply(controller.node.quorum.high_watermark)
+        assert self.follower.image == expected
+        assert list(self.follower.image.topics) == list(expected.topics)
 
 
 @asynccontextmanager
@@ -272,7 +273,9 @@ def test_whatever_happens_on_the_way_the_broker_begins_again_with_a_fetch(troubl
             controller.is_reachable = True
             await broker.caught_up(controller)
             beginnings = [each for each, position in controller.parts if position == 0]
-            assert len(beginnings) >= 2
+            assert len(beginnings) >= (
+                1 if trouble is _other_leader else 2
+            )  # its log may reach back far enough
             assert not controller.troubles
 
     asyncio.run(scenario())

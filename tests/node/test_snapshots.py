@@ -1,137 +1,181 @@
-"""When a node writes a snapshot of its state, and what a failure to do so costs (A47)."""
+"""When a node writes a snapshot of its state, what it holds, and what goes with its help (A46, A47, A51)."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.errors import StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.metadata.records import decode_record
 from rayka.metadata.snapshot import image_of as loaded
-from rayka.node.snapshot_generator import SnapshotGenerator, image_values
+from rayka.node.controller_node import ControllerNode
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.snapshot_generator import SnapshotSchedule, data_batches, image_values
+from rayka.protocol.cluster import MetadataRequest
+from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import active, image_of, partition, topic
+from tests.node.controller_support import METADATA_DIR, Crashes, HeldDisk, new_cluster, new_topic, started
 
-ID = OffsetAndEpoch(500, 3)
 CONFIG = BrokerConfig(
-    metadata_log_max_record_bytes_between_snapshots=1000, metadata_log_max_snapshot_interval_ms=60_000
+    metadata_log_max_record_bytes_between_snapshots=1000,
+    metadata_log_max_snapshot_interval_ms=60_000,
+    metadata_max_idle_interval_ms=0,
 )
 
 
-class Made:
-    """A generator that began at 100 ms, over a memory disk."""
-
-    def __init__(self, config: BrokerConfig = CONFIG) -> None:
-        self.disk = MemoryDisk()
-        self.store = SnapshotStore(self.disk, "/data")
-        self.generator = SnapshotGenerator(self.store, config, now_ms=100)
-
-    async def generate(
-        self, snapshot_id: OffsetAndEpoch = ID, values: list[bytes] | None = None, now_ms: int = 5000
-    ) -> bool:
-        return await self.generator.generate(
-            snapshot_id,
-            None,
-            [b"a"] if values is None else values,
-            now_ms=now_ms,
-            timestamp_ms=1,
-            last_contained_log_timestamp_ms=77,
-        )
+# ---- When ------------------------------------------------------------------------------------------------------------
 
 
-def test_one_is_due_when_enough_was_committed() -> None:
-    generator = Made().generator
-    generator.on_committed(999)
-    assert not generator.is_due(100)
-    generator.on_committed(1)
-    assert generator.is_due(100)
+@pytest.mark.parametrize(
+    ("record_bytes", "now_ms", "is_due"),
+    [
+        (999, 100, False),
+        (1000, 100, True),
+        (1, 60_099, False),
+        (1, 60_100, True),
+        (0, 10**9, False),
+    ],
+)
+def test_one_is_due_after_so_many_bytes_or_so_much_time(record_bytes: int, now_ms: int, is_due: bool) -> None:
+    schedule = SnapshotSchedule(CONFIG, now_ms=100)  # A47
+    assert schedule.is_due(record_bytes, now_ms) == is_due
+    assert schedule.next_ms(record_bytes) == (60_100 if record_bytes else None)
 
 
-def test_one_is_due_when_the_interval_has_passed_and_something_was_committed() -> None:
-    generator = Made().generator
-    assert not generator.is_due(10**9)
-    assert generator.next_due_ms() is None
-    generator.on_committed(1)
-    assert (generator.is_due(60_099), generator.is_due(60_100)) == (False, True)
-    assert generator.next_due_ms() == 60_100
+def test_the_interval_counts_from_the_last_one() -> None:
+    schedule = SnapshotSchedule(CONFIG, now_ms=100)
+    schedule.on_done(5000)
+    assert (schedule.is_due(1, 64_999), schedule.is_due(1, 65_000)) == (False, True)
 
 
 def test_without_an_interval_only_the_bytes_count() -> None:
     config = CONFIG.model_copy(update={"metadata_log_max_snapshot_interval_ms": 0})
-    generator = Made(config).generator
-    generator.on_committed(999)
-    assert not generator.is_due(10**12)
-    assert generator.next_due_ms() is None
-
-
-def test_both_count_from_the_last_one_written_or_loaded() -> None:
-    made = Made()
-    made.generator.on_committed(5000)
-    assert asyncio.run(made.generate(now_ms=5000))
-    assert not made.generator.is_due(10**9)
-    made.generator.on_committed(999)
-    assert (made.generator.is_due(64_999), made.generator.is_due(65_000)) == (False, True)
-    made.generator.on_loaded(65_000)
-    assert not made.generator.is_due(10**9)
-
-
-def test_what_is_committed_while_one_is_written_counts_for_the_next() -> None:
-    async def scenario() -> None:
-        made = Made()
-        made.generator.on_committed(5000)
-        writing = asyncio.ensure_future(made.generate(values=[b"a"] * 1000))
-        await asyncio.sleep(0)
-        made.generator.on_committed(1000)
-        assert not made.generator.is_due(10**9)  # one at a time
-        await writing
-        assert made.generator.is_due(5000)
-
-    asyncio.run(scenario())
+    schedule = SnapshotSchedule(config, now_ms=100)
+    assert (schedule.is_due(999, 10**12), schedule.next_ms(999)) == (False, None)
 
 
 def test_the_metadata_comes_back_out_of_a_snapshot() -> None:  # A45, H9
     image = image_of([*active(1, 2), topic(), *(partition(number, (1, 2)) for number in range(300))])
-    made = Made()
-    assert asyncio.run(made.generate(OffsetAndEpoch(image.next_offset, 3), list(image_values(image))))
-    (snapshot_id,) = made.store.ids
-    snapshot = made.store.load(snapshot_id)
-    assert len(snapshot.data) == 4
-    assert loaded(map(decode_record, snapshot.values()), snapshot_id.offset) == image
-    assert snapshot.last_contained_log_timestamp_ms == 77
+    batches = data_batches(image_values(image), timestamp_ms=1)
+    parts = encode_snapshot(OffsetAndEpoch(image.next_offset, 3), None, batches, timestamp_ms=1)
+    snapshot = decode_snapshot(b"".join(map(bytes, parts)), "p")
+    assert len(snapshot.data) == 4  # small enough for others to have their turn in between
+    assert loaded(map(decode_record, snapshot.values()), image.next_offset) == image
 
 
-def test_an_empty_state_has_a_snapshot_too() -> None:
-    made = Made()
-    assert asyncio.run(made.generate(values=[]))
-    assert list(made.store.load(ID).values()) == []
+# ---- A controller ----------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_costs_the_snapshot_and_nothing_else() -> None:
-    made = Made()
-    made.generator.on_committed(5000)
-    made.disk.fill_up(50)
-    assert not asyncio.run(made.generate())
-    assert made.store.ids == ()
-    assert not made.generator.is_due(5001)  # not again at once
+def _log(node: ControllerNode) -> QuorumLog:  # type: ignore[type-arg]
+    assert node._parts is not None
+    return node._parts.log
 
 
-@pytest.mark.parametrize("operation", ["write", "sync"])
-def test_a_failing_disk_is_the_nodes_business(operation: str) -> None:
-    made = Made()
-    made.disk.fail(operation, "checkpoint")  # type: ignore[arg-type]
-    with pytest.raises(StorageError):
-        asyncio.run(made.generate())
+async def _until(node: ControllerNode, is_so: Callable[[SnapshotStore], bool]) -> SnapshotStore:
+    store = _log(node).directory.snapshots
+    async with asyncio.timeout(10):
+        while not is_so(store):
+            await _log(node).news.wait(float("inf"))
+    return store
 
 
-def test_others_run_while_a_large_state_is_written() -> None:
-    async def turns_of_others() -> int:
-        writing = asyncio.ensure_future(Made().generate(values=[b"x" * 200] * 20_000))
-        turns = 0
-        while not writing.done():
-            turns += 1
+async def _create(node: ControllerNode, *numbers: int) -> None:
+    for number in numbers:
+        await node.create_topics(new_topic(f"topic-{number}"))
+
+
+async def _topics(node: ControllerNode) -> list[str]:
+    return [each.name for each in (await node.metadata(MetadataRequest(None, 0))).topics]
+
+
+def test_the_active_controller_writes_what_is_committed_and_begins_again_with_it() -> None:  # A46, A47
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk, config=CONFIG)
+        await _create(node, *range(10))
+        store = await _until(node, lambda store: store.latest is not None)
+        quorum = node.quorum
+        assert quorum is not None
+        latest = store.latest
+        assert latest is not None
+        assert latest.offset <= quorum.high_watermark
+        assert store.load(latest).voters == quorum.voters
+        topics = await _topics(node)
+        node.kill()
+        again = await started(disk, config=CONFIG)
+        assert await _topics(again) == topics
+        await again.stop()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_not_committed_is_in_no_snapshot() -> None:  # A46
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await new_cluster(disk, config=CONFIG)
+        disk.is_open.clear()
+        creating = [asyncio.ensure_future(_create(node, number)) for number in range(10)]
+        for _ in range(20):
             await asyncio.sleep(0)
-        return turns
+        assert not any(each.done() for each in creating)
+        store = _log(node).directory.snapshots
+        latest = store.latest
+        disk.is_open.set()
+        await asyncio.gather(*creating)
+        await _until(node, lambda store: store.latest != latest)
+        assert node.quorum is not None
+        assert all(each.offset <= node.quorum.high_watermark for each in store.ids)
+        await node.stop()
 
-    assert asyncio.run(turns_of_others()) > 20_000 / 96
+    asyncio.run(scenario())
+
+
+def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
+    async def scenario() -> None:
+        disk = HeldDisk()
+        config = CONFIG.model_copy(update={"metadata_max_retention_bytes": 3000})
+        node = await new_cluster(disk, config=config)
+        await _create(node, *range(40))
+        store = await _until(node, lambda store: store.latest is not None and store.latest.offset > 60)
+        earliest = store.earliest
+        assert earliest is not None
+        assert node.quorum is not None
+        assert node.quorum.log_start_offset == earliest.offset > 0
+        segments = [name for name in disk.list(METADATA_DIR) if name.endswith(".log")]
+        assert int(segments[0][:20]) > 0
+        topics = await _topics(node)
+        assert len(topics) == 40
+        node.kill()
+        again = await started(disk, config=config)
+        assert await _topics(again) == topics
+        assert again.quorum is not None
+        assert again.quorum.log_start_offset == earliest.offset
+        await again.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_full_disk_costs_the_snapshot_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class NoRoomForSnapshots(MemoryDisk):
+        def append(self, path: str, buffers: object) -> int:  # type: ignore[override]
+            if path.endswith(".checkpoint.part"):
+                self.fill_up(0)
+            try:
+                return super().append(path, buffers)  # type: ignore[arg-type]
+            finally:
+                self.fill_up(1 << 40)
+
+    async def scenario() -> None:
+        crashes = Crashes()
+        node = await new_cluster(NoRoomForSnapshots(), config=CONFIG, crash=crashes)
+        await _create(node, *range(20))
+        assert len(await _topics(node)) == 20
+        assert "no snapshot at offset" in caplog.text
+        assert _log(node).directory.snapshots.ids == ()
+        assert not crashes.errors
+        await node.stop()
+
+    asyncio.run(scenario())
