@@ -4,23 +4,27 @@
 to back: requests that a core gives are handled by another a moment later, unless the link between them is cut.
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.ids import METADATA_TOPIC_ID, ReplicaKey
+from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum import (
+    AddRaftVoterRequest,
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     FetchSnapshotRequest,
+    RemoveRaftVoterRequest,
     VoteRequest,
+    VoteResponse,
 )
 from rayka.raft.control_records import ControlRecord, decode_control_batch
 from rayka.raft.election_state import ElectionState
@@ -107,6 +111,12 @@ class Node:
             run(self.snapshots.freeze(download))
             self.quorum.on_snapshot_frozen(now_ms)
 
+    def write_snapshot(self, snapshot_id: OffsetAndEpoch, *values: bytes) -> None:
+        """What the driver does when the state is due for a snapshot."""
+        voters = self.quorum.voters_at(snapshot_id.offset)
+        data = [encode_data(values, timestamp_ms=1)] if values else []
+        run(self.snapshots.write(snapshot_id, encode_snapshot(snapshot_id, voters, data, timestamp_ms=1)))
+
     def settle(self, now_ms: int = 0, *, is_stalled: bool = False) -> list[tuple[int, Request[Any]]]:
         """Poll, persist, flush, until nothing is left; what is to be sent. A stalled disk syncs nothing."""
         self.quorum.poll(now_ms)
@@ -174,8 +184,6 @@ class Node:
 
 def granted(node: Node) -> Any:
     """A vote, or pre-vote, given to the node in its epoch."""
-    from rayka.protocol.quorum import VoteResponse
-
     return VoteResponse(-1, node.epoch, is_granted=True)
 
 
@@ -202,8 +210,6 @@ def write_snapshot(
     disk: MemoryDisk, offset: int, epoch: int, voters: VoterSet | None, *values: bytes
 ) -> None:
     """Puts a snapshot's file where a store will find it, durably."""
-    from rayka.ids import OffsetAndEpoch
-
     snapshot_id = OffsetAndEpoch(offset, epoch)
     data = [encode_data(values, timestamp_ms=1)] if values else []
     path = f"{DIRECTORY}/{snapshot_name(snapshot_id)}"
@@ -230,8 +236,6 @@ def values_of(batch: RecordBatch) -> Iterator[ControlRecord | bytes]:
 
 def run(coroutine: Any) -> None:
     """Runs what awaits nothing but a memory disk."""
-    import asyncio
-
     asyncio.run(coroutine)
 
 
@@ -427,8 +431,6 @@ def _answer(quorum: Quorum, request: Any, now_ms: int, may_wait: bool) -> Any:
 
 
 def _changed(quorum: Quorum, request: Any, now_ms: int) -> Any:
-    from rayka.protocol.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
-
     if isinstance(request, AddRaftVoterRequest):
         return quorum.add_voter(request, now_ms)
     if isinstance(request, RemoveRaftVoterRequest):

@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 
-from rayka.raft.control_records import VotersRecord
-from tests.raft.support import Cluster, Node, contents
+from rayka.ids import OffsetAndEpoch
+from rayka.protocol.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
+from tests.raft.support import CLUSTER_ID, Cluster, Node, contents
 
 
 class Committed:
@@ -59,10 +60,36 @@ def fault(cluster: Cluster, random: Random) -> None:
             cluster.nodes[victim].quorum.resign(cluster.now_ms)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_what_is_committed_stays_whatever_happens(seed: int) -> None:
+def change(cluster: Cluster, random: Random) -> None:
+    """Somebody makes a snapshot and perhaps cleans up behind it, or a voter comes or goes."""
+    node = cluster.nodes[random.choice(sorted(cluster.nodes))]
+    end_offset = node.quorum._state.known_high_watermark
+    match random.randrange(3):
+        case 0 if end_offset > node.quorum.log_start_offset:
+            snapshot_id = OffsetAndEpoch(end_offset, node.log.epoch_of(end_offset - 1))
+            if node.quorum.create_snapshot_allowed(snapshot_id):
+                node.write_snapshot(snapshot_id, b"everything below %d" % end_offset)
+        case 1:
+            node.quorum.clean_snapshots(retention_bytes=1, retention_ms=-1, timestamp_ms=0)
+        case _:
+            change_voters(cluster, random)
+
+
+def change_voters(cluster: Cluster, random: Random) -> None:
+    leader, now_ms = cluster.leader, cluster.now_ms
+    if leader is None or leader.quorum.voters is None:
+        return
+    voters = leader.quorum.voters
+    replica = cluster.nodes[random.choice(sorted(cluster.nodes))].local
+    if replica not in voters:
+        leader.quorum.add_voter(AddRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
+    elif len(voters.voters) > 2:
+        leader.quorum.remove_voter(RemoveRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
+
+
+def run_with_faults(seed: int, *, observers: int, has_changes: bool) -> Committed:
     random = Random(seed)
-    cluster = Cluster(random.choice((3, 3, 5)), seed=seed)
+    cluster = Cluster(random.choice((3, 3, 5)), observers=observers, seed=seed)
     cluster.delay_ms_max, cluster.stalls = random.choice((1, 30, 300)), random.choice((0.0, 0.0, 0.3, 0.8))
     committed = Committed()
     for number in range(20):
@@ -73,10 +100,21 @@ def test_what_is_committed_stays_whatever_happens(seed: int) -> None:
             committed.check_all(cluster)
             if cluster.leader is not None and random.random() < 0.3:
                 cluster.leader.quorum.append([b"%d" % number])
+            if has_changes and random.random() < 0.02:
+                change(cluster, random)
     cluster.heal()
     cluster.delay_ms_max, cluster.stalls = 1, 0.0
-    before = len(committed)
     cluster.commit(b"end")
-    cluster.run_until(lambda: cluster.everybody_has(before + 1))
+    cluster.run_until(lambda: cluster.everybody_has(len(committed) + 1))
     committed.check_all(cluster)
-    assert any(isinstance(record, VotersRecord) for record in committed._records)
+    return committed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_committed_stays_whatever_happens(seed: int) -> None:
+    assert len(run_with_faults(seed, observers=0, has_changes=False)) > 3
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_what_is_committed_stays_while_voters_change_and_logs_are_cleaned(seed: int) -> None:
+    assert len(run_with_faults(seed, observers=2, has_changes=True)) > 3
