@@ -20,6 +20,7 @@ from rayka.client.record import Record
 from rayka.client.row_input import as_bytes, as_headers, as_timestamp
 from rayka.client.serializers import Serializer
 from rayka.errors import RecordTooLarge, SerializationError
+from rayka.protocol.batch_columns import binary_array, int64_array
 from rayka.protocol.murmur2 import partitions_for_keys
 
 COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
@@ -64,7 +65,7 @@ def inputs_of(
     """The records of an Arrow batch or table, or of a list of values or of `Record`s; empty batches are left out.
 
     Serializers (of key and value) are for lists; Arrow columns hold bytes already. Raises SerializationError that names
-    the column, and TypeError for data of another kind.
+    the column, and TypeError, as `send` does, for data and values of another kind.
     """
     if isinstance(data, pa.Table):
         batches = data.to_batches()
@@ -118,7 +119,7 @@ def _cut(partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes
 
 
 def _take(columns: Columns, rows: np.ndarray) -> Columns:
-    indices = pa.array(rows)
+    indices = int64_array(rows)
     return Columns(*(_take_one(each, rows, indices) for each in columns))
 
 
@@ -142,6 +143,11 @@ def _sizes(columns: Columns) -> np.ndarray:
 
 
 def _lengths(array: pa.Array) -> np.ndarray:
+    if array.type in (pa.binary(), pa.string()) and len(array) and not array.null_count:
+        offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+        return np.diff(offsets).astype(
+            np.int64
+        )  # `to_numpy` and `fill_null` import pandas, in up to a second
     lengths = pc.binary_length(array)
     if lengths.null_count:
         lengths = lengths.fill_null(0)
@@ -152,9 +158,15 @@ def _header_sizes(headers: pa.Array) -> np.ndarray:
     pairs = headers.flatten()
     pair_sizes = _lengths(pairs.field(0)) + _lengths(pairs.field(1)) + HEADER_OVERHEAD_BYTES
     ends = np.concatenate([[0], np.cumsum(pair_sizes)])
-    counts = headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    counts = _counts(headers)
     last = np.cumsum(counts)
     return np.asarray(ends[last] - ends[last - counts] + HEADER_OVERHEAD_BYTES)
+
+
+def _counts(headers: pa.Array) -> np.ndarray:
+    if pa.types.is_list(headers.type) and not headers.null_count:
+        return np.diff(np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4))
+    return np.asarray(headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
 
 
 # ---- Kinds of data ----
@@ -207,14 +219,22 @@ def _array(values: Sequence[Any], convert: Serializer | None, name: str) -> pa.A
     elif not set(map(type, values)) <= {bytes, NoneType}:
         wrong = next(each for each in values if type(each) not in (bytes, NoneType))
         found = f"found {type(wrong).__name__}; encode them, or give {name}_serializer"
-        raise SerializationError(f"{name}: expected bytes or None, {found}")
-    return pa.array(values, pa.binary())
+        raise TypeError(f"{name}: expected bytes or None, {found}")
+    return binary_array(values, name)
 
 
 def _header_array(headers: Sequence[Any]) -> pa.Array:
-    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    return pa.array(
-        [[{"key": key, "value": value} for key, value in each or ()] for each in headers], pa.list_(pair)
+    pairs = [pair for each in headers if each for pair in each]
+    keys = binary_array([key.encode() for key, _ in pairs], "header key").view(pa.string())
+    values = binary_array([value for _, value in pairs], "header value")
+    fields = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
+    offsets = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum([len(each) if each else 0 for each in headers], out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.list_(pa.struct(fields)),
+        len(headers),
+        [None, pa.py_buffer(offsets)],
+        children=[pa.StructArray.from_arrays([keys, values], fields=fields)],
     )
 
 

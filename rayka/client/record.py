@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from rayka.protocol.batch_columns import int64_array
 from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header
 
 Deserializer = Callable[[bytes], Any]
@@ -83,8 +84,8 @@ def arrow_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> pa
     columns = [
         _constant(topic, pa.string(), count),
         _constant(partition, pa.int32(), count),
-        pa.array(batch.offsets[rows]),
-        pa.array(batch.timestamps_ms[rows]).view(pa.timestamp("ms", tz="UTC")),
+        int64_array(batch.offsets[rows]),
+        int64_array(batch.timestamps_ms[rows]).view(pa.timestamp("ms", tz="UTC")),
         _constant(int(batch.batch.timestamp_type), pa.int32(), count),
         keys.slice(rows.start, count),
         batch.values.slice(rows.start, count),

@@ -1,13 +1,12 @@
 """Records turned into columns: what the encoder writes, made from lists or from Arrow arrays.
 
 A column of byte strings becomes int32 offsets that begin at 0, the bytes, and a validity bitmap if something
-is null. Slices of Arrow arrays are read from where they begin; their bytes are not copied here. Short lists
-go through plain Python, where entering Arrow would cost more than the work. What has the wrong type is
-SerializationError.
+is null. Slices of Arrow arrays are read from where they begin; their bytes are not copied here. Lists
+never go through `pa.array`. What has the wrong type is SerializationError.
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Sized
 from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
@@ -22,7 +21,7 @@ Values: TypeAlias = Sequence[bytes | None] | pa.Array
 Headers: TypeAlias = Sequence[Sequence[tuple[str, bytes | None]] | None] | pa.Array
 Timestamps: TypeAlias = int | Sequence[int] | np.ndarray
 
-_SHORT_LIST = 100  # below this many values plain Python beats entering Arrow (measured)
+_SHORT_LIST = 100  # below this many values plain Python beats numpy (measured)
 _COLUMN_BYTES_MAX = 2**31 - 1
 _TIMESTAMP_BOUND = 2**63
 _BYTES_LIKE = (
@@ -58,9 +57,7 @@ class TimestampColumn(NamedTuple):
 def bytes_column(values: Values, name: str) -> BytesColumn:
     """A column from a list of `bytes | None` or an array of binary or string type; errors say the name."""
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        if len(values) < _SHORT_LIST:
-            return _from_short_list(values, name)
-        values = _array_of(values, name)
+        return _from_list(values, name)
     return _from_array(_as_binary(values, name))
 
 
@@ -68,7 +65,6 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
     """Columns from lists of (key, value), or a `list<struct<key, value>>` array; None without any header."""
     if isinstance(headers, (pa.Array, pa.ChunkedArray)):
         return _headers_from_array(headers)
-    lengths = [len(each) if each else 0 for each in headers]
     pairs = [pair for each in headers if each for pair in each]
     if not pairs:
         return None
@@ -77,7 +73,7 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
     except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"a header is a pair of a str and bytes or None: {error}") from error
     values = [value for _, value in pairs]
-    return _headers(_offsets(lengths).tobytes(), keys, values)
+    return _headers(_offsets([each or () for each in headers]).cast("B"), keys, values)
 
 
 def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
@@ -106,35 +102,47 @@ def _headers(offsets: Buffer, keys: Values, values: Values) -> HeaderColumns:
     return HeaderColumns(offsets, bytes_column(keys, "header key"), bytes_column(values, "header value"))
 
 
-def _from_short_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
+def _from_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
+    """By hand: `pa.array` imports pandas where it is installed, 0.9 s in which nobody is served, and is no faster."""
     validity = None
     if None in values:
         validity = np.packbits([value is not None for value in values], bitorder="little")
     present = [b"" if value is None else value for value in values] if validity is not None else values
     try:
-        offsets, data = _offsets(map(len, present)), b"".join(present)  # type: ignore[arg-type]
+        offsets, data = _offsets(present), b"".join(present)  # type: ignore[arg-type]
     except TypeError as error:
         raise SerializationError(f"a {name} is bytes or None: {error}") from error
     if offsets[-1] != len(data):  # a memoryview counts items, which need not be bytes
         raise SerializationError(f"a {name} is bytes or None, found a buffer of wider items")
-    return BytesColumn(validity, offsets.tobytes(), data)
+    return BytesColumn(validity, offsets.cast("B"), data)
 
 
-def _offsets(lengths: Iterable[int]) -> "array[int]":
-    try:
-        return array("i", accumulate(lengths, initial=0))
-    except OverflowError as error:
-        raise RecordTooLarge("a column of a batch ends below 2 GiB") from error
+def binary_array(values: Sequence[bytes | None], name: str = "value") -> pa.BinaryArray:
+    """A list as Arrow, without `pa.array`. Raises SerializationError and RecordTooLarge."""
+    column = _from_list(values, name)
+    validity = None if column.validity is None else pa.py_buffer(column.validity)
+    buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
-def _array_of(values: Sequence[bytes | None], name: str) -> pa.Array:
-    try:
-        inferred = pa.array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise SerializationError(f"a {name} is bytes or None: {error}") from error
-    if inferred.type != pa.binary() and not pa.types.is_null(inferred.type):
-        raise SerializationError(f"a {name} is bytes or None, found {inferred.type}")
-    return inferred
+def int64_array(values: np.ndarray) -> pa.Int64Array:
+    """A column of int64 as Arrow, a view of it, without `pa.array`."""
+    data = np.ascontiguousarray(values, np.int64)
+    return pa.Array.from_buffers(pa.int64(), len(data), [None, pa.py_buffer(data)])
+
+
+def _offsets(values: Sequence[Sized]) -> "memoryview[int]":
+    """Where each value begins, and where the last one ends."""
+    if len(values) < _SHORT_LIST:
+        try:
+            return memoryview(array("i", accumulate(map(len, values), initial=0)))
+        except OverflowError as error:
+            raise RecordTooLarge("a column of a batch ends below 2 GiB") from error
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
+    if offsets[-1] > _COLUMN_BYTES_MAX:
+        raise RecordTooLarge("a column of a batch ends below 2 GiB")
+    return offsets.astype(np.int32).data
 
 
 def _as_binary(values: pa.Array, name: str) -> pa.Array:

@@ -9,7 +9,6 @@ linger enough.
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
 
 from rayka.errors import RecordBatchTooLarge, TooManyRequests
 from rayka.protocol.batch_encode import encode_batch
@@ -87,14 +86,4 @@ class BatchAccumulator:
 def _encode(batch: list[bytes] | tuple[ControlRecord, ...], timestamp_ms: int) -> np.ndarray:
     if isinstance(batch, tuple):
         return encode_control_batch(batch, timestamp_ms=timestamp_ms)
-    return encode_batch(_binary_array(batch), timestamps_ms=timestamp_ms)
-
-
-def _binary_array(values: Sequence[bytes]) -> pa.BinaryArray:
-    """The values as Arrow, made by hand: `pa.array` imports pandas where it is installed, 0.9 s in which nobody is
-    served.
-    """
-    offsets = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(value) for value in values], out=offsets[1:])
-    data = b"".join(values)
-    return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return encode_batch(batch, timestamps_ms=timestamp_ms)

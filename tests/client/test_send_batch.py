@@ -310,7 +310,7 @@ def test_a_batch_may_be_larger_than_the_buffer():
 def test_a_list_holds_bytes_or_needs_a_serializer(values: list[Any]):
     with (
         Producer(ScriptedCluster(), **QUICK) as producer,
-        pytest.raises(SerializationError, match="value: expected bytes"),
+        pytest.raises(TypeError, match="value: expected bytes"),
     ):
         producer.send_batch("orders", values)
 

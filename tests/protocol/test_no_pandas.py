@@ -1,0 +1,37 @@
+"""`pa.array` imports pandas where it is installed, in up to a second: no client or node waits for that."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("values", ["[b'value'] * 1000", "[b'value', None] * 500"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "encode_batch({0}, timestamps_ms=1)",
+        "encode_batch({0}, keys={0}, headers=[[('k', b'v')]] * 1000, timestamps_ms=1)",
+        "binary_array({0})",
+    ],
+)
+def test_a_thousand_records_are_encoded_without_pandas(code: str, values: str) -> None:
+    program = (
+        "import sys\nfrom rayka.protocol.batch_columns import binary_array\n"
+        f"from rayka.protocol.batch_encode import encode_batch\n{code.format(values)}\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_list_sent_as_one_batch_needs_no_pandas() -> None:
+    program = """
+import sys
+from rayka.client.arrow_input import inputs_of, pieces_of
+from rayka.client.record import Record
+for data in ([b"value"] * 1000, [Record("t", 0, 0, 1, b"k", b"v", [("h", b"x")])] * 1000):
+    for given in inputs_of(data, 1, (None, None)):
+        assert sum(1 for _ in pieces_of(given, 1 << 20, 1 << 20)) == 1
+sys.exit("pandas" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
