@@ -5,10 +5,12 @@ one that does not commit, says of itself. It decides nothing. Kafka says it in i
 from collections.abc import Sequence
 
 from rayka.errors import ApiError, ErrorCode, RetriableApiError
-from rayka.ids import NO_NODE, node_name
+from rayka.ids import node_name
 from rayka.ports import Message
 from rayka.protocol.fetch import FetchResponse
 from rayka.protocol.quorum import DescribeQuorumRequest
+from rayka.raft.follower import Follower
+from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 
 # What says that this node, or the one asked, is not who it should be.
@@ -56,17 +58,25 @@ class Peers:
         """What was true of a leader's calls says nothing of those to come."""
         self._silent.clear()
 
+    def look(self, now_ms: int) -> None:
+        """To be called now and then: a leader that loses its majority must know afterwards who was missing."""
+        if self._quorum.is_leader:
+            for node_id in self._other_voters():
+                self._silent.pop(node_id, None)
+            self._silent.update(dict.fromkeys(self._unheard(now_ms)))
+
     # ---- What is wrong -----------------------------------------------------------------------------------------------
 
     def trouble(self, now_ms: int) -> str:
         """What keeps the quorum from committing, as far as this node knows; empty when nothing does."""
-        leader_id = self._quorum.leader_id
-        if leader_id not in (NO_NODE, self._node_id):
+        role = self._quorum.role
+        if isinstance(role, Follower) and role.leader_id not in self._silent:
             return ""
-        parts = ["no leader is known"] if leader_id == NO_NODE else []
+        parts = [] if isinstance(role, Leader) else ["no leader answers"]
         if self._quorum.voters is None:
             parts.append("the voters are not known")
-        missing = self._unheard(now_ms) if self._quorum.is_leader else self.silent_voters()
+        self.look(now_ms)
+        missing = self.silent_voters()
         if missing:
             parts.append(f"voters that do not answer: {', '.join(map(node_name, missing))}")
         parts += [f"{node_name(each)} refuses: {reason}" for each, reason in self._refusals.items()]

@@ -192,6 +192,7 @@ class QuorumLog(Generic[RecordT]):
     async def _turn(self) -> None:
         if self.failure is not None:
             raise self.failure
+        self._peers.look(_now_ms())
         self._quorum.poll(_now_ms())
         await self._persist()
         for node_id, request in self._quorum.requests(_now_ms()):

@@ -235,9 +235,9 @@ def test_a_directory_without_its_checkpoint_is_nobodys_voter_and_says_so() -> No
         disk.unlink(f"{METADATA_DIR}/{'0' * 20}-{'0' * 10}.checkpoint")
         node = ControllerNode(settings(disk))
         await node.start()
-        with pytest.raises(NotController, match="no leader is known; the voters are not known"):
+        with pytest.raises(NotController, match="no leader answers; the voters are not known"):
             await node.create_topics(new_topic("orders"))
-        assert (await node.status(StatusRequest())).detail == "no leader is known; the voters are not known"
+        assert (await node.status(StatusRequest())).detail == "no leader answers; the voters are not known"
         await node.stop()
 
     run(scenario())
