@@ -42,9 +42,10 @@ def local_ray() -> Iterator[Path]:
 
 
 @contextmanager
-def running_cluster(directory: Path) -> Iterator[rayka.Cluster]:
-    """One controller and one broker on the Ray of this process."""
-    with rayka.Cluster.start(name="bench", data_dir=str(directory / "data")) as cluster:
+def running_cluster(directory: Path, *, controllers: int = 1) -> Iterator[rayka.Cluster]:
+    """Controllers and one broker on the Ray of this process."""
+    name = f"bench-{controllers}"
+    with rayka.Cluster.start(name=name, controllers=controllers, data_dir=str(directory / name)) as cluster:
         yield cluster
 
 

@@ -90,13 +90,16 @@ class NodeShell:
         return NodeProcess(self._placement, os.getpid())
 
     async def stop(self) -> None:
-        """Stops the node under control, or the attempts to start it; nothing is left to do but end the process."""
+        """Stops the node under control, or the attempts to start it; nothing is left to do but end the process.
+
+        Until it has stopped it is handed calls: a controller that hands over answers those who vote (A23).
+        """
         self._starting.cancel()
         await asyncio.wait([self._starting])
-        node, self._node, self._inbox = self._node, None, None
+        if self._node is not None:
+            await self._node.stop()
+        self._node, self._inbox = None, None
         self._state = NodeState.SHUTTING_DOWN
-        if node is not None:
-            await node.stop()
         self._disk.close()
 
     # ---- Starting --------------------------------------------------------------------------------------------------
