@@ -36,7 +36,11 @@ class ErrorCode(IntEnum):
     INVALID_CONFIG = 40
     NOT_CONTROLLER = 41
     INVALID_REQUEST = 42
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
     KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
@@ -220,6 +224,30 @@ class InvalidRequest(ApiError):
     """The request contradicts itself or the protocol."""
 
     code = ErrorCode.INVALID_REQUEST
+
+
+class OutOfOrderSequence(ApiError):
+    """The sequence of a batch does not follow the one before it in the log: something in between is missing."""
+
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class DuplicateSequence(ApiError):
+    """The batch is in the log already."""
+
+    code = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
+
+
+class InvalidProducerEpoch(ApiError):
+    """A later epoch of this producer id has written to the partition."""
+
+    code = ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+class UnknownProducerId(OutOfOrderSequence):
+    """The partition's leader knows nothing of this producer id any more."""
+
+    code = ErrorCode.UNKNOWN_PRODUCER_ID
 
 
 class KafkaStorageError(InvalidMetadataError):

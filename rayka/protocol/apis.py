@@ -17,6 +17,12 @@ from rayka.protocol.cluster import (
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
+from rayka.protocol.producer_ids import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
 from rayka.protocol.quorum import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
@@ -53,11 +59,13 @@ APIS: tuple[Api, ...] = (
     Api("produce", ProduceRequest, ProduceResponse),
     Api("fetch", FetchRequest, FetchResponse),
     Api("list_offsets", ListOffsetsRequest, ListOffsetsResponse),
+    Api("init_producer_id", InitProducerIdRequest, InitProducerIdResponse),
     Api("metadata", MetadataRequest, MetadataResponse),
     Api("create_topics", CreateTopicsRequest, CreateTopicsResponse),
     Api("delete_topics", DeleteTopicsRequest, DeleteTopicsResponse),
     Api("register_broker", RegisterBrokerRequest, RegisterBrokerResponse),
     Api("heartbeat", HeartbeatRequest, HeartbeatResponse),
+    Api("allocate_producer_ids", AllocateProducerIdsRequest, AllocateProducerIdsResponse),
     Api("status", StatusRequest, StatusResponse),
     Api("vote", VoteRequest, VoteResponse),
     Api("begin_quorum_epoch", BeginQuorumEpochRequest, BeginQuorumEpochResponse),

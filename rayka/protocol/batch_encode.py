@@ -1,11 +1,11 @@
 """Records into the bytes of one batch: a numpy array that crosses Ray and reaches the disk without a copy.
 
 Guarantees: the result decodes to the records given; equal records and codec give equal bytes; the CRC covers
-the padding, which is zero. Base offset 0, no leader epoch, no producer id: the leader stamps offset and
-epoch. A batch holds at least one record, and at most `UNCOMPRESSED_BYTES_MAX` before compression, which is
-what a decoder takes.
+the padding, which is zero, and producer id, epoch and sequence, which are the producer's. Base offset 0, no
+leader epoch: the leader stamps these. A batch holds at least one record, and at most `UNCOMPRESSED_BYTES_MAX`
+before compression, which is what a decoder takes.
 
-Kafka: `MemoryRecordsBuilder`. Left out: producer ids and transactions.
+Kafka: `MemoryRecordsBuilder`. Left out: transactions.
 """
 
 from collections.abc import Sequence
@@ -37,19 +37,21 @@ from rayka.protocol.batch_header import (
     HEADER_BYTES,
     LENGTH_FIELD_END,
     MAGIC,
+    NO_SEQUENCE,
     NULL_KEY_BIT,
     RESERVED,
     Codec,
+    ProducerSequence,
     bytes_view,
 )
 from rayka.protocol.compression import compress
 
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
-_NO_PRODUCER = -1
-_NO_SEQUENCE = -1
 _CRC = Struct(">I")
 _CRC_POSITION = 17
+_SEQUENCE = Struct(">qhi")
+_SEQUENCE_POSITION = 43
 
 _Columns = list[tuple[int, Buffer]]
 
@@ -63,6 +65,7 @@ def encode_batch(
     codec: Codec = Codec.NONE,
     is_control: bool = False,
     offset_deltas: Sequence[int] | None = None,
+    sequence: ProducerSequence = NO_SEQUENCE,
 ) -> np.ndarray:
     """One batch as a contiguous `uint8` array whose length is a multiple of 8.
 
@@ -71,6 +74,7 @@ def encode_batch(
     headers: for each record a sequence of (str, bytes | None) or None, or a `list<struct<key, value>>` array.
     timestamps_ms: one for all records, or one for each (`array("q")` and numpy int64 without a copy).
     offset_deltas: rising offsets from the base, only where compaction made gaps.
+    sequence: who the producer is and where the batch stands among his (C1).
 
     Raises SerializationError (wrong types, columns of unequal length), RecordTooLarge (the uncompressed
     columns exceed UNCOMPRESSED_BYTES_MAX) or UnsupportedCompressionType (snappy).
@@ -98,8 +102,18 @@ def encode_batch(
         attributes=codec | CONTROL_BIT * is_control | NULL_KEY_BIT * has_null_key,
         last_offset_delta=count - 1 if offset_deltas is None else offset_deltas[-1],
         record_count=count,
+        sequence=sequence,
     )
     return batch
+
+
+def with_sequence(batch: np.ndarray, sequence: ProducerSequence) -> np.ndarray:
+    """A copy of an encoded batch under another sequence: the old bytes may still be on their way to a broker."""
+    copy = batch.copy()
+    view = bytes_view(copy)
+    _SEQUENCE.pack_into(view, _SEQUENCE_POSITION, *sequence)
+    _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))
+    return copy
 
 
 def _bytes_columns(first: Column, column: BytesColumn | None) -> _Columns:
@@ -169,12 +183,12 @@ def _write_header(
     attributes: int,
     last_offset_delta: int,
     record_count: int,
+    sequence: ProducerSequence,
 ) -> None:
     view = bytes_view(batch)
     HEADER.pack_into(
         view, 0,
         0, len(view) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta,
-        timestamps.base_ms, timestamps.max_ms, _NO_PRODUCER, _NO_PRODUCER, _NO_SEQUENCE, record_count,
-        RESERVED,
+        timestamps.base_ms, timestamps.max_ms, *sequence, record_count, RESERVED,
     )  # fmt: skip
     _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))

@@ -15,6 +15,7 @@ Kafka: `DefaultRecordBatch`. Left out: the delete horizon of compacted topics (b
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -36,6 +37,8 @@ NULL_KEY_BIT = 1 << 7
 HEADER = Struct(">qiibIhiqqqhii3s")
 _LENGTH = Struct(">8xi")
 RESERVED = b"\0\0\0"
+NO_PRODUCER_ID = -1
+SEQUENCE_MAX = 2**31 - 1
 
 
 class Codec(IntEnum):
@@ -53,6 +56,24 @@ class TimestampType(IntEnum):
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
+
+
+class ProducerSequence(NamedTuple):
+    """Which producer made a batch, and the number of its first record among that producer's for the partition
+    (C1). All -1: a producer that is not idempotent.
+    """
+
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = -1
+    base_sequence: int = -1
+
+
+NO_SEQUENCE = ProducerSequence()
+
+
+def sequence_after(sequence: int, count: int) -> int:
+    """The sequence so many records later: behind 2^31 - 1 comes 0 (C1)."""
+    return (sequence + count) & SEQUENCE_MAX
 
 
 class RecordBatch:
@@ -120,6 +141,11 @@ class RecordBatch:
     def next_offset(self) -> int:
         """Offset at which the next batch may begin."""
         return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last record (C1); only where there is a producer id."""
+        return sequence_after(self.base_sequence, self.last_offset_delta)
 
     @property
     def codec(self) -> Codec:

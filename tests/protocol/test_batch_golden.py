@@ -11,7 +11,7 @@ import pytest
 
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_header import ProducerSequence, RecordBatch
 
 GOLDEN = Path(__file__).parent / "golden"
 BYTES_PER_LINE = 16
@@ -28,6 +28,9 @@ SAMPLES = {
     ),
     "timestamps": encode_batch([b"one", b"two"], timestamps_ms=[TIME_MS, TIME_MS - 5]),
     "control": encode_batch([b"\0\0"], keys=[b"\0\1"], timestamps_ms=-1, is_control=True),
+    "sequence": encode_batch(
+        [b"one", b"two"], timestamps_ms=TIME_MS, sequence=ProducerSequence(4711, 3, 2**31 - 1)
+    ),
     "offset_gaps": encode_batch([b"one", b"two"], timestamps_ms=TIME_MS, offset_deltas=[1, 7]),
 }
 SAMPLES["stamped"] = np.concatenate(

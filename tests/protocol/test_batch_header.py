@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_encode import encode_batch, with_sequence
 from rayka.protocol.batch_header import (
     HEADER_BYTES,
+    NO_SEQUENCE,
     Codec,
+    ProducerSequence,
     RecordBatch,
     TimestampType,
     split_batches,
@@ -162,3 +164,33 @@ def test_a_batch_shows_its_offset_records_and_size() -> None:
     assert repr(RecordBatch(SAMPLE)) == (
         f"<RecordBatch offset=0 records=3 epoch=-1 attributes=0x0 bytes={len(SAMPLE)}>"
     )
+
+
+# ---- Sequences ----
+
+
+@pytest.mark.parametrize(("base_sequence", "last_sequence"), [(0, 2), (2**31 - 3, 2**31 - 1), (2**31 - 1, 1)])
+def test_a_batch_knows_its_last_sequence_which_wraps_to_zero(
+    base_sequence: int, last_sequence: int
+) -> None:  # C1
+    given = encode_batch([b"v"] * 3, timestamps_ms=1, sequence=ProducerSequence(7, 2, base_sequence))
+    batch = RecordBatch(given)
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == (7, 2, base_sequence)
+    assert batch.last_sequence == last_sequence
+    assert batch.is_crc_valid()
+
+
+def test_a_batch_of_a_producer_that_is_not_idempotent_has_no_sequence() -> None:  # C1
+    batch = RecordBatch(encode_batch([b"v"], timestamps_ms=1))
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence) == NO_SEQUENCE == (-1, -1, -1)
+
+
+def test_another_sequence_is_stamped_on_a_copy_under_a_crc_of_its_own() -> None:  # C1, C11
+    values = [b"one", b"two"]
+    first = encode_batch(values, timestamps_ms=1, sequence=ProducerSequence(7, 0, 5))
+    again = with_sequence(first, ProducerSequence(7, 1, 0))
+    assert (
+        again.tobytes() == encode_batch(values, timestamps_ms=1, sequence=ProducerSequence(7, 1, 0)).tobytes()
+    )
+    assert RecordBatch(first).is_crc_valid()
+    assert RecordBatch(first).base_sequence == 5
