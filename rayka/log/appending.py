@@ -2,8 +2,9 @@
 
 A batch is placed before anything is written, so what cannot be appended changes nothing. Invariants: an append is
 split between batches only where a segment would outgrow its size; a segment is rolled at the log end offset, so
-that a gap lies within one (`holes`); an epoch is in the cache before the first of its
-records is in the file (B20). Kafka: `UnifiedLog.append`, `LogSegment.shouldRoll`, `RollParams`.
+that a gap lies within one (`holes`); an epoch is in the cache before the first of its records is in the file (B20);
+what is known of a batch's producer changes when the batch is written. Kafka: `UnifiedLog.append`,
+`LogSegment.shouldRoll`, `RollParams`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,8 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, RecordBatchTooLarge
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.producer_snapshots import ProducerSnapshots
+from rayka.log.producer_state import ProducerStates
 from rayka.log.segment import MAX_RELATIVE_OFFSET, BatchPosition
 from rayka.log.segments import Segments
 from rayka.ports import Buffer
@@ -20,12 +23,13 @@ from rayka.protocol.batch_header import RecordBatch
 
 
 class AppendInfo(NamedTuple):
-    """What an append did; offsets are inclusive."""
+    """What an append did; offsets are inclusive. A duplicate was appended before, there and then (C3)."""
 
     first_offset: int
     last_offset: int
     max_timestamp_ms: int
     size_bytes: int
+    is_duplicate: bool = False
 
 
 class PlacedBatch(NamedTuple):
@@ -33,6 +37,7 @@ class PlacedBatch(NamedTuple):
     write.
     """
 
+    batch: RecordBatch
     buffers: Sequence[Buffer]
     epoch: int
     place: BatchPosition
@@ -50,7 +55,7 @@ def placed_by_leader(
         max_timestamp_ms = batch.max_timestamp_ms if log_append_time_ms is None else log_append_time_ms
         last_offset = offset + batch.last_offset_delta
         place = BatchPosition(0, batch.size_bytes, offset, last_offset, max_timestamp_ms)
-        placed.append(PlacedBatch(buffers, leader_epoch, place))
+        placed.append(PlacedBatch(batch, buffers, leader_epoch, place))
         offset = last_offset + 1
     return placed
 
@@ -65,7 +70,7 @@ def placed_by_follower(name: str, batches: Sequence[RecordBatch], offset: int) -
         place = BatchPosition(
             0, batch.size_bytes, batch.base_offset, batch.last_offset, batch.max_timestamp_ms
         )
-        placed.append(PlacedBatch((batch.view,), batch.leader_epoch, place))
+        placed.append(PlacedBatch(batch, (batch.view,), batch.leader_epoch, place))
     return placed
 
 
@@ -81,9 +86,17 @@ def check_sizes(name: str, placed: Sequence[PlacedBatch], segment_bytes: int) ->
 class Appender:
     """Writes placed batches into the active segment of one log, and rolls it when it is time."""
 
-    def __init__(self, segments: Segments, epochs: LeaderEpochCache) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        epochs: LeaderEpochCache,
+        producers: ProducerStates,
+        snapshots: ProducerSnapshots,
+    ) -> None:
         self._segments = segments
         self._epochs = epochs
+        self._producers = producers
+        self._snapshots = snapshots
 
     def __repr__(self) -> str:
         return f"<Appender {self._segments.active!r}>"
@@ -104,7 +117,7 @@ class Appender:
         not (B20).
         """
         if self._should_roll(run, config, now_ms):
-            self._segments.roll(self._rolled_at(run), config, now_ms)
+            self.roll(self._rolled_at(run), config, now_ms)
         for each in run:
             if each.epoch > self._epochs.latest_epoch:
                 self._epochs.assign(each.epoch, each.place.base_offset)
@@ -113,6 +126,15 @@ class Appender:
             places.append(each.place._replace(position=position))
             position += each.place.size_bytes
         self._segments.active.append([buffer for each in run for buffer in each.buffers], places)
+        for each in run:
+            self._producers.on_appended(
+                each.batch, each.place.base_offset, now_ms, each.place.max_timestamp_ms
+            )
+
+    def roll(self, offset: int, config: TopicConfig, now_ms: int) -> None:
+        """Seals the active segment and begins another at the offset, beside a snapshot of the producers (C9)."""
+        self._segments.roll(offset, config, now_ms)
+        self._snapshots.take(offset)
 
     def _rolled_at(self, run: Sequence[PlacedBatch]) -> int:
         """The log end offset; only a gap that does not fit a segment is left out, as F10 leaves out every one."""

@@ -7,8 +7,8 @@ cut, nothing below log_end_offset to the end of the process. A change that fails
 behind the log end offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files
 before its first record: an empty directory says no more than none, and thousands of partitions are made at once.
 
-Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32). Left out: retention by size and
-time, compaction, transactions, idempotence, tiered storage.
+Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32, C2-C10). Left out: retention by size and
+time, compaction, transactions, tiered storage.
 """
 
 import posixpath
@@ -37,6 +37,8 @@ from rayka.log.markers import (
     read_lowered_recovery_point,
     read_raised_log_start,
 )
+from rayka.log.producer_snapshots import ProducerSnapshots
+from rayka.log.producer_state import ProducerStates
 from rayka.log.recovery import Recovery, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segment import Segment, SegmentFiles, Span
 from rayka.log.segments import Segments, created_segment, planned_segment
@@ -70,14 +72,21 @@ class Log:
     """One partition's log in one directory."""
 
     def __init__(
-        self, files: SegmentFiles, config: TopicConfig, epochs: LeaderEpochCache, segments: list[Segment]
+        self,
+        files: SegmentFiles,
+        config: TopicConfig,
+        epochs: LeaderEpochCache,
+        segments: list[Segment],
+        now_ms: int,
     ) -> None:
         self._files = files
         self._disk = files.disk
         self._config = config
         self._epochs = epochs
         self._segments = Segments(files, segments)
-        self._appender = Appender(self._segments, epochs)
+        self.producers = ProducerStates(posixpath.basename(files.directory), now_ms)
+        self._snapshots = ProducerSnapshots(files, self.producers)
+        self._appender = Appender(self._segments, epochs, self.producers, self._snapshots)
         self._failure: StorageError | None = None
         self._awaited_files: Mapping[str, bytes] | None = None
         self._truncation_count = 0
@@ -103,7 +112,8 @@ class Log:
         epochs = LeaderEpochCache(disk, directory, files.unsynced)
         if not disk.exists(directory):
             epochs.defer()
-            log = cls(files, config, epochs, [planned_segment(files, config, log_start_offset, now_ms)])
+            planned = planned_segment(files, config, log_start_offset, now_ms)
+            log = cls(files, config, epochs, [planned], now_ms)
             log._awaited_files = new_files
             return log
         recovery_point = read_lowered_recovery_point(disk, directory, recovery_point)
@@ -124,7 +134,7 @@ class Log:
         if is_new:
             first_offset = max(log_start_offset, first_offset or 0)
             segments.append(created_segment(files, config, first_offset, now_ms))
-        log = cls(files, config, epochs, segments)
+        log = cls(files, config, epochs, segments, now_ms)
         if log.log_end_offset < recovery_point and log_start_offset < recovery_point:
             raise DamagedLog(
                 f"{directory} ends at offset {log.log_end_offset}, but was synced up to {recovery_point}: a file in"
@@ -147,6 +157,9 @@ class Log:
             self.flushed_offset = max(self.log_start_offset, min(recovery_point, self.log_end_offset))
             self._files.unsynced.name_changed(self.directory)
             self._epochs.touch()
+        if recovery_point is None and recovery.scanned_bytes:
+            recovery_point = self.log_end_offset  # shut down cleanly, and yet damaged
+        self._snapshots.open(self._segments, trusted_offset=recovery_point, damaged=recovery.damaged)
         if self.log_start_offset > self.log_end_offset:
             self.truncate_fully_and_start_at(self.log_start_offset)
 
@@ -224,11 +237,18 @@ class Log:
         log_append_time_ms: int | None = None,
     ) -> AppendInfo:
         """Gives the batches their offsets and the epoch and appends them, in one write (B18). They are valid
-        already.
+        already, but for their sequences. One with a producer id comes alone (C1); if it is here already, nothing is
+        appended (C3).
 
-        Raises RecordBatchTooLarge, with nothing written, and StorageError, after which nothing can be
-        appended.
+        Raises RecordBatchTooLarge and what `ProducerStates.check` raises, with nothing written, and StorageError,
+        after which nothing can be appended.
         """
+        for batch in batches:
+            known = self.producers.check(batch)
+            if known is not None:
+                return AppendInfo(
+                    known.first_offset, known.last_offset, known.timestamp_ms, 0, is_duplicate=True
+                )
         return self._append(
             placed_by_leader(batches, leader_epoch, self.log_end_offset, log_append_time_ms), now_ms
         )
@@ -262,7 +282,7 @@ class Log:
         """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
         if self._segments.active.size_bytes:
             with self._changing():
-                self._segments.roll(self.log_end_offset, self._config, now_ms)
+                self._appender.roll(self.log_end_offset, self._config, now_ms)
 
     # ---- Epochs --------------------------------------------------------------------------------------------
 
@@ -350,6 +370,7 @@ class Log:
             self._before_truncation(offset)
             self._segments.remove_after(offset)
             self._segments.active.truncate_to(offset)
+            self._snapshots.on_truncated(self._segments)
             self._after_truncation()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -361,6 +382,7 @@ class Log:
             self._segments.replace_all(offset, self._config)
             self.log_start_offset = offset
             self._epochs.clear()
+            self._snapshots.on_cleared()
             self._after_truncation()
 
     def increment_log_start_offset(self, offset: int) -> None:
@@ -377,6 +399,7 @@ class Log:
             if count:
                 self._write_files(raised_log_start(first_offset))
                 self._segments.remove_first(count)
+                self._snapshots.remove_before(first_offset)
             self._epochs.truncate_from_start(offset)
 
     def _before_truncation(self, offset: int) -> None:
@@ -421,9 +444,12 @@ class Log:
     # ---- End -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Writes the active segment's indexes. Clean once the plan that `unsynced` gives now is synced."""
+        """Writes the active segment's indexes and the producers' state. Clean once the plan that `unsynced` gives now
+        is synced.
+        """
         if self._failure is None and self._awaited_files is None:
             self._segments.active.write_indexes()
+            self._snapshots.take_last(self.log_end_offset)
 
     def delete(self) -> None:
         """Removes the directory; readers keep what they mapped."""

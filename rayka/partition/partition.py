@@ -168,7 +168,8 @@ class Partition:
         """Validates the batches and appends them (B18). `now_ms` is monotonic, `timestamp_ms` the wall
         clock's.
 
-        Raises NotLeaderOrFollower, NotEnoughReplicas (B15, nothing written), what `validate_batches` raises,
+        A batch that its producer sent before is where it was (C3). Raises NotLeaderOrFollower, NotEnoughReplicas
+        (B15, nothing written), what `validate_batches` raises, OutOfOrderSequence, InvalidProducerEpoch,
         RecordBatchTooLarge, and StorageError when the disk fails.
         """
         self._check_leader()
@@ -181,6 +182,8 @@ class Partition:
         info = self.log.append_as_leader(
             batches, self.leader_epoch, now_ms=now_ms, log_append_time_ms=stamp_ms
         )
+        if info.is_duplicate and stamp_ms is not None:
+            stamp_ms = info.max_timestamp_ms
         self.maybe_increment_high_watermark()
         return Appended(
             base_offset=info.first_offset,

@@ -1,8 +1,8 @@
 """What a leader checks of a producer's batches before it appends them, headers and CRC only: bodies stay
 opaque (B18).
 
-Kafka: `LogValidator`. Left out: compacted topics, idempotent and transactional producers, conversion of old
-formats.
+Kafka: `LogValidator`. Left out: compacted topics, transactional producers, conversion of old formats. Whether a
+sequence is the next one is the log's to say.
 """
 
 from rayka.config import MessageTimestampType, TopicConfig
@@ -15,9 +15,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_TIMESTAMP
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import Codec, RecordBatch, TimestampType, split_batches
-
-_NO_PRODUCER = -1
+from rayka.protocol.batch_header import NO_PRODUCER_ID, Codec, RecordBatch, TimestampType, split_batches
 
 
 def validate_batches(
@@ -31,6 +29,8 @@ def validate_batches(
     if not batches:
         raise InvalidRecord(f"{where}: a produce request holds at least one batch, found none")
     for batch in batches:
+        if batch.producer_id != NO_PRODUCER_ID:
+            _check_sequence(batch, len(batches), where)
         _check_kind(batch, where)
         _check_size(batch, config, where)
         _check_timestamps(batch, config, where, timestamp_ms)
@@ -43,11 +43,24 @@ def is_stamped_by_broker(config: TopicConfig) -> bool:
     return config.message_timestamp_type is MessageTimestampType.LOG_APPEND_TIME
 
 
+def _check_sequence(batch: RecordBatch, batch_count: int, where: str) -> None:
+    """C1."""
+    if min(batch.producer_id, batch.producer_epoch, batch.base_sequence) < 0:
+        raise InvalidRecord(
+            f"{where}: {batch!r}: expected a producer id, epoch and sequence of 0 or more, found"
+            f" {batch.producer_id}, {batch.producer_epoch} and {batch.base_sequence}"
+        )
+    if batch_count > 1:
+        raise InvalidRecord(
+            f"{where}: expected one batch with a producer id in a request, found {batch_count}"
+        )
+
+
 def _check_kind(batch: RecordBatch, where: str) -> None:
     if batch.codec is Codec.SNAPPY:
         raise UnsupportedCompressionType(f"{where}: snappy; expected none, gzip, lz4 or zstd")
-    if batch.is_control or batch.is_transactional or batch.producer_id != _NO_PRODUCER:
-        raise InvalidRecord(f"{where}: {batch!r}: expected neither control bits nor a producer id")
+    if batch.is_control or batch.is_transactional:
+        raise InvalidRecord(f"{where}: {batch!r}: expected neither a control nor a transactional batch")
     if batch.last_offset_delta != batch.record_count - 1:
         raise CorruptRecord(f"{where}: {batch!r}: last offset delta {batch.last_offset_delta} leaves gaps")
 

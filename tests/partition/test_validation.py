@@ -24,6 +24,7 @@ from rayka.protocol.batch_header import (
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     Codec,
+    ProducerSequence,
     RecordBatch,
 )
 from tests.partition.support import NOW_MS, records
@@ -46,6 +47,11 @@ def forged(data: np.ndarray, **fields: int) -> np.ndarray:
     return np.frombuffer(bytes(forgery), dtype=np.uint8)
 
 
+def sequenced(*values: bytes, epoch: int = 0) -> np.ndarray:
+    """Of an idempotent producer."""
+    return encode_batch(list(values), timestamps_ms=NOW_MS, sequence=ProducerSequence(7, epoch, 0))
+
+
 def flipped(data: np.ndarray, position: int) -> np.ndarray:
     damaged = data.copy()
     damaged[position] ^= 1
@@ -65,8 +71,11 @@ def test_good_batches_are_all_given_back() -> None:
         (lambda: flipped(records(b"a" * 100), 16), CorruptRecord, "magic"),
         (lambda: flipped(records(b"a" * 100), 150), CorruptRecord, "orders-3.*CRC-32C expected"),
         (lambda: forged(records(b"a"), attributes=Codec.SNAPPY), UnsupportedCompressionType, "snappy"),
-        (lambda: forged(records(b"a"), attributes=TRANSACTIONAL_BIT), InvalidRecord, "producer id"),
-        (lambda: forged(records(b"a"), producer_id=7), InvalidRecord, "producer id"),
+        (lambda: forged(records(b"a"), attributes=TRANSACTIONAL_BIT), InvalidRecord, "transactional"),
+        (lambda: forged(records(b"a"), producer_id=7), InvalidRecord, "producer id"),  # C1
+        (lambda: sequenced(b"a", epoch=-1), InvalidRecord, "0 or more, found 7, -1 and 0"),  # C1
+        (lambda: np.concatenate([sequenced(b"a"), records(b"b")]), InvalidRecord, "one batch"),  # C1
+        (lambda: np.concatenate([records(b"a"), sequenced(b"b")]), InvalidRecord, "one batch"),  # C1
         (lambda: encode_batch([b"a"], timestamps_ms=1, is_control=True), InvalidRecord, "control"),
         (lambda: forged(records(b"a"), last_offset_delta=4), CorruptRecord, "gaps"),
         (lambda: forged(records(b"a"), attributes=TIMESTAMP_TYPE_BIT), InvalidTimestamp, "LogAppendTime"),

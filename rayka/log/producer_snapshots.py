@@ -1,0 +1,198 @@
+"""The producers of a log on disk: snapshots `<offset>.snapshot`, each saying what was known before that offset (C9).
+
+One is written when a segment is rolled, named by the offset at which the next one begins, and one at the log end
+when the log is closed. Opening and truncating load the newest that can be trusted, and read the headers of the
+batches behind it. A damaged one is removed, and an older one used (C10). A log that never had a producer id and was
+never rolled has none.
+
+Invariants: no snapshot is above the log end offset; after a power cut none is trusted that is above the recovery
+point, because the batches that it tells of may be gone and others in their place.
+
+Contents: int16 version, CRC-32C of the rest, a count, and for each batch producer id, epoch, last sequence, last
+offset, offset delta, timestamp, coordinator epoch, first offset of an open transaction. Kafka:
+`ProducerStateManager`, `ProducerSnapshot.json`, which hold the last batch of each producer only; here the others of
+the five come before it, so that a producer with several requests in flight meets no broker that has forgotten them.
+"""
+
+import logging
+import posixpath
+import re
+from collections.abc import Container, Iterable, Iterator
+from struct import Struct
+from struct import error as struct_error
+
+from crc32c import crc32c
+
+from rayka.log.producer_state import BatchMetadata, ProducerStates
+from rayka.log.recovery import DamagedBatch
+from rayka.log.segment import Segment, SegmentFiles
+from rayka.log.segments import Segments
+from rayka.protocol.batch_header import LENGTH_FIELD_END, NO_PRODUCER_ID, sequence_after
+
+SNAPSHOT_SUFFIX = ".snapshot"
+_SNAPSHOT_FILE = re.compile(r"(\d{20})\.snapshot")
+_VERSION = 1
+_HEAD = Struct(">hI")
+_COUNT = Struct(">i")
+_ENTRY = Struct(">qhiqiqiq")
+_NO_COORDINATOR_EPOCH, _NO_TRANSACTION = -1, -1
+# base offset, length, last offset delta, max timestamp, producer id, epoch, base sequence
+_BATCH = Struct(">qi11xi8xqqhi")
+_logger = logging.getLogger(__name__)
+
+ProducerBatch = tuple[int, int, BatchMetadata]  # producer id, epoch, batch
+
+
+class ProducerSnapshots:
+    """The snapshots of one log, and the state that they are of."""
+
+    def __init__(self, files: SegmentFiles, states: ProducerStates) -> None:
+        self._disk = files.disk
+        self._directory = files.directory
+        self._unsynced = files.unsynced
+        self._states = states
+        self._offsets: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<ProducerSnapshots {self._offsets} of {self._states!r}>"
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return tuple(self._offsets)
+
+    # ---- Writing ---------------------------------------------------------------------------------------------
+
+    def take(self, offset: int) -> None:
+        """Everything below the offset is in the state; durable once a sync plan made now is."""
+        path = self._path(offset)
+        self._disk.write(path, encode_snapshot(self._states))
+        self._unsynced.file_replaced(path)
+        if offset not in self._offsets:
+            self._offsets = sorted([*self._offsets, offset])
+
+    def take_last(self, log_end_offset: int) -> None:
+        """The log is being closed. Without snapshot and without state there is nothing to say."""
+        if self._offsets or len(self._states):
+            self.take(log_end_offset)
+
+    # ---- Loading ---------------------------------------------------------------------------------------------
+
+    def open(
+        self, segments: Segments, *, trusted_offset: int | None, damaged: Iterable[DamagedBatch] = ()
+    ) -> None:
+        """Makes the state that of the log, which has just been opened.
+
+        `trusted_offset` is the recovery point; None: the log was shut down cleanly, so if there was anything to
+        say there is a snapshot.
+        """
+        names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._directory))
+        self._offsets = [int(match[1]) for match in names if match]
+        if trusted_offset is None and not self._offsets:
+            return
+        end_offset = segments.active.next_offset
+        self._remove_above(end_offset if trusted_offset is None else min(trusted_offset, end_offset))
+        self._remove_strays([each.base_offset for each in segments])
+        self._load(segments, {(each.path, each.position): None for each in damaged})
+
+    def on_truncated(self, segments: Segments) -> None:
+        """The log ends earlier now: the state becomes what it was there (C9)."""
+        self._remove_above(segments.active.next_offset)
+        self._states.clear()
+        self._load(segments, {})
+
+    def on_cleared(self) -> None:
+        """The log is empty now, and begins elsewhere."""
+        self._remove(list(self._offsets))
+        self._states.clear()
+
+    def remove_before(self, first_offset: int) -> None:
+        """The first segment begins here now. What is known of producers stays (C8)."""
+        self._remove([each for each in self._offsets if each < first_offset])
+
+    def _remove_above(self, offset: int) -> None:
+        self._remove([each for each in self._offsets if each > offset])
+
+    def _remove_strays(self, base_offsets: list[int]) -> None:
+        """Those that no segment begins at; the largest was written when the log was closed, and stays (C10)."""
+        strays = [each for each in self._offsets if each not in base_offsets]
+        if strays and strays[-1] > base_offsets[-1]:
+            strays.pop()
+        self._remove(strays)
+
+    def _remove(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self._disk.unlink(self._path(offset))
+            self._unsynced.name_changed(self._path(offset))
+            self._offsets.remove(offset)
+
+    def _load(self, segments: Segments, damaged: Container[tuple[str, int]]) -> None:
+        from_offset = segments.first.base_offset
+        for producer_id, producer_epoch, batch in self._newest():
+            self._states.add(producer_id, producer_epoch, batch)
+        if self._offsets:
+            from_offset = max(from_offset, self._offsets[-1])
+        for segment in segments:
+            if segment.next_offset > from_offset:
+                for producer_id, producer_epoch, batch in self._batches(segment, from_offset, damaged):
+                    self._states.add(producer_id, producer_epoch, batch)
+
+    def _newest(self) -> list[ProducerBatch]:
+        """What the newest snapshot holds that is whole; damaged ones are removed on the way (C10)."""
+        while self._offsets:
+            path = self._path(self._offsets[-1])
+            batches = decode_snapshot(self._disk.read_at(path, 0, self._disk.size(path)))
+            if batches is not None:
+                return batches
+            _logger.warning("%s is damaged: it is removed, and the state rebuilt from what is older", path)
+            self._remove(self._offsets[-1:])
+        return []
+
+    def _batches(
+        self, segment: Segment, from_offset: int, damaged: Container[tuple[str, int]]
+    ) -> Iterator[ProducerBatch]:
+        """The batches with a producer id from the offset on, by their headers."""
+        position, view = (
+            segment.position_of(max(from_offset, segment.base_offset)),
+            self._disk.map(segment.path),
+        )
+        while position < segment.size_bytes:
+            base_offset, length, delta, timestamp_ms, producer_id, producer_epoch, sequence = (
+                _BATCH.unpack_from(view, position)
+            )
+            if producer_id != NO_PRODUCER_ID and (segment.path, position) not in damaged:
+                last_sequence = sequence_after(sequence, delta)
+                batch = BatchMetadata(last_sequence, base_offset + delta, delta, timestamp_ms)
+                yield producer_id, producer_epoch, batch
+            position += LENGTH_FIELD_END + length
+
+    def _path(self, offset: int) -> str:
+        return posixpath.join(self._directory, f"{offset:020d}{SNAPSHOT_SUFFIX}")
+
+
+def encode_snapshot(states: ProducerStates) -> bytes:
+    """The content of a snapshot."""
+    entries = [
+        _ENTRY.pack(producer_id, entry.producer_epoch, *batch, _NO_COORDINATOR_EPOCH, _NO_TRANSACTION)
+        for producer_id, entry in states.items()
+        for batch in entry.batches
+    ]
+    content = _COUNT.pack(len(entries)) + b"".join(entries)
+    return _HEAD.pack(_VERSION, crc32c(content)) + content
+
+
+def decode_snapshot(data: bytes) -> list[ProducerBatch] | None:
+    """The batches in a snapshot, of each producer oldest first; None when it is torn, damaged or of another
+    version.
+    """
+    try:
+        version, crc = _HEAD.unpack_from(data)
+        (count,) = _COUNT.unpack_from(data, _HEAD.size)
+    except struct_error:
+        return None
+    content = memoryview(data)[_HEAD.size :]
+    if version != _VERSION or crc32c(content) != crc or len(content) != _COUNT.size + count * _ENTRY.size:
+        return None
+    return [
+        (producer_id, producer_epoch, BatchMetadata(*batch))
+        for producer_id, producer_epoch, *batch, _, _ in _ENTRY.iter_unpack(content[_COUNT.size :])
+    ]
