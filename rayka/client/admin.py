@@ -17,7 +17,14 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.metadata import ClusterMetadata, no_such_topic
 from rayka.client.retry import Backoff
 from rayka.config import AdminConfig, TopicConfig
-from rayka.errors import ClosedError, ErrorCode, error_for
+from rayka.errors import (
+    ApiError,
+    ClosedError,
+    ErrorCode,
+    InvalidPartitions,
+    InvalidReplicationFactor,
+    error_for,
+)
 from rayka.protocol.topics import (
     DEFAULT_COUNT,
     CreateTopicsRequest,
@@ -38,8 +45,14 @@ class AsyncAdmin:
         self._timeout_ms = config.default_api_timeout_ms
 
     async def create_topic(self, topic: NewTopic) -> TopicDescription:
-        response = await self._metadata.call_controller(CreateTopicsRequest((topic,)), self._timeout_ms)
-        self._check(response.topics)
+        request = CreateTopicsRequest((topic,))
+        response, may_have_run = await self._metadata.call_controller_again(request, self._timeout_ms)
+        if may_have_run and response.topics[0].error_code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            existing = await self.describe_topic(topic.name)
+            if not existing.is_as_asked(topic):
+                self._check(response.topics)
+        else:
+            self._check(response.topics)
         await self._metadata.wait_until_applied(response.metadata_offset, self._timeout_ms)
         return await self.describe_topic(topic.name)
 
@@ -125,10 +138,14 @@ class Admin:
     ) -> TopicDescription:
         """Creates the topic and returns it, once every broker knows it. Counts default to the cluster's.
 
-        Raises TopicAlreadyExists (also when an answer was lost and the repeated request found the first one's topic),
-        InvalidTopic, InvalidPartitions, InvalidReplicationFactor, and ConfigError for a key that topics do not have.
+        When an answer was lost and the repeated request finds a topic that is as it was asked for, that is the one it
+        created. Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, and ConfigError
+        for a key that topics do not have.
         """
-        counts = _count(partitions, "partitions"), _count(replication_factor, "replication_factor")
+        counts = (
+            _count(partitions, "partitions", InvalidPartitions),
+            _count(replication_factor, "replication_factor", InvalidReplicationFactor),
+        )
         checked = TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides()
         return io_thread.run(self._open().create_topic(NewTopic(_name(name), *counts, checked)), None)
 
@@ -197,9 +214,14 @@ def _node(node_id: Any) -> int:
     return node_id
 
 
-def _count(count: Any, name: str) -> int:
+def _count(count: Any, name: str, error: type[ApiError]) -> int:
+    """A count given by the user, or the cluster's default: -1 is how the protocol says that, and is none here."""
     if count is None:
         return DEFAULT_COUNT
     if not isinstance(count, int) or isinstance(count, bool):
         raise TypeError(f"{name}: expected int, found {type(count).__name__}")
+    if not 1 <= count < 2**31:
+        raise error(
+            f"{name}: expected 1 or more, below 2**31, or None for the cluster's default; found {count}"
+        )
     return count

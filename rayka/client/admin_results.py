@@ -6,6 +6,7 @@ from uuid import UUID
 
 from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.protocol.quorum import DescribeQuorumResponse, QuorumReplica
+from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class TopicDescription:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
         return {**asdict(self), "topic_id": str(self.topic_id)}
+
+    def is_as_asked(self, topic: NewTopic) -> bool:
+        """Whether a request for that topic may have made this one."""
+        counts = (len(self.partitions), len(self.partitions[0].replicas))
+        asked = (topic.partition_count, topic.replication_factor)
+        fits = all(wanted in (DEFAULT_COUNT, found) for wanted, found in zip(asked, counts, strict=True))
+        return fits and self.configs == topic.configs
 
     @classmethod
     def of(cls, topic: MetadataTopic) -> Self:

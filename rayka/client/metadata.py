@@ -18,8 +18,10 @@ from rayka.errors import (
     ApiError,
     ErrorCode,
     LeaderNotAvailable,
+    NetworkException,
     NotController,
     RaykaError,
+    RequestTimedOut,
     UnavailableError,
     UnknownTopicOrPartition,
     error_for,
@@ -120,16 +122,23 @@ class ClusterMetadata:
         A request that is asked again may have been executed before. Raises UnavailableError, or the ApiError of a
         request that failed as a whole.
         """
-        retry = Retry(timeout_ms, self._backoff)
+        return (await self.call_controller_again(request, timeout_ms))[0]
+
+    async def call_controller_again(
+        self, request: "Request[ResponseT]", timeout_ms: int
+    ) -> "tuple[ResponseT, bool]":
+        """As `call_controller`, and whether an earlier attempt, whose answer was lost, may have been executed."""
+        retry, may_have_run = Retry(timeout_ms, self._backoff), False
         while True:
             try:
                 if self.controller_id == NO_NODE:
                     self.controller_id = await self._find_controller()
                 attempt_ms = min(retry.remaining_ms, self._request_timeout_ms)
-                return await self._network.call(self.controller_id, request, attempt_ms)
+                return await self._network.call(self.controller_id, request, attempt_ms), may_have_run
             except (ApiError, UnavailableError) as error:
                 if isinstance(error, ApiError) and not error.retriable:
                     raise
+                may_have_run |= isinstance(error, (NetworkException, RequestTimedOut))
                 self._on_controller_failed(error)
                 problem = error
             if not await retry.pause():

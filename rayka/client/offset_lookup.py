@@ -93,7 +93,7 @@ class OffsetLookup:
         for tp, result in zip(partitions, response.partitions, strict=True):
             results[tp] = result
             if result.error_code is not ErrorCode.NONE:
-                results[tp] = error = error_for(result.error_code, f"{tp}: {result.error_message}")
+                results[tp] = error = error_for(result.error_code, _about(tp, result.error_message))
                 if not error.retriable:
                     raise error
         return results
@@ -110,3 +110,8 @@ def no_such_partition(topic: MetadataTopic, partition: int) -> NoSuchTopic:
     return NoSuchTopic(
         f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, found {partition}"
     )
+
+
+def _about(topic_partition: TopicPartition, message: str) -> str:
+    """The message, with the partition it is about named once."""
+    return message if message.startswith(f"{topic_partition}") else f"{topic_partition}: {message}"

@@ -82,6 +82,10 @@ def test_config_keys_may_be_dotted_or_snake_case_and_are_checked(admin: Admin, n
     ("arguments", "error"),
     [
         ({"partitions": 0}, InvalidPartitions),
+        ({"partitions": -1}, InvalidPartitions),
+        ({"partitions": 2**70}, InvalidPartitions),
+        ({"replication_factor": -1}, InvalidReplicationFactor),
+        ({"replication_factor": 2**70}, InvalidReplicationFactor),
         ({"replication_factor": 5}, InvalidReplicationFactor),
         ({"name": "a/b"}, InvalidTopic),
         ({"name": ""}, InvalidTopic),
@@ -94,7 +98,7 @@ def test_config_keys_may_be_dotted_or_snake_case_and_are_checked(admin: Admin, n
 def test_what_cannot_be_is_refused_with_the_clusters_name_or_the_arguments(
     admin: Admin, name: str, arguments: dict[str, Any], error: type[Exception]
 ):
-    with pytest.raises(error, match=r"cluster 'flights'|: expected (int|str), found"):
+    with pytest.raises(error, match=r"cluster 'flights'|: expected (int|str|1 or more)"):
         admin.create_topic(**{"name": name, **arguments})
 
 
@@ -121,6 +125,25 @@ def test_a_lost_call_is_made_again(cluster: InProcessCluster, admin: Admin, name
     admin.create_topic(name)
     cluster.fail_calls("metadata", times=3)
     assert name in admin.list_topics()
+
+
+def test_a_topic_whose_creation_was_not_heard_of_is_the_one_that_was_asked_for(
+    cluster: InProcessCluster, admin: Admin, name: str
+):
+    for number, configs in enumerate(({}, {"segment.bytes": 1 << 20})):
+        cluster.fail_calls("create_topics", is_executed=True)
+        created = admin.create_topic(f"{name}-{number}", partitions=2, configs=configs)
+        assert (created, len(created.partitions)) == (admin.describe_topic(f"{name}-{number}"), 2)
+
+
+@pytest.mark.parametrize("arguments", [{"partitions": 3}, {"configs": {"segment.bytes": 1 << 20}}], ids=str)
+def test_a_topic_that_was_there_before_is_not_taken_for_one_whose_creation_was_not_heard_of(
+    cluster: InProcessCluster, admin: Admin, name: str, arguments: dict[str, Any]
+):
+    admin.create_topic(name)
+    cluster.fail_calls("create_topics", is_executed=True)
+    with pytest.raises(TopicAlreadyExists):
+        admin.create_topic(name, **arguments)
 
 
 def test_a_controller_that_is_away_is_waited_for_and_then_named(cluster: InProcessCluster, name: str):
