@@ -266,6 +266,7 @@ class Cluster:
         self.delay_ms_max = 1
         self.stalls = 0.0
         self._is_busy = False
+        self.sent_count = 0
         self.keys = [key(number) for number in range(1, voters + 1)]
         self.cut: dict[tuple[int, int], None] = {}
         self.nodes: dict[int, Node] = {}
@@ -341,6 +342,7 @@ class Cluster:
             is_stalled = self.stalls > 0 and self.random.random() < self.stalls
             for target, request in node.settle(self.now_ms, is_stalled=is_stalled):
                 self._calls.append(_Call(node, target, request, self.now_ms + self._delay_ms()))
+                self.sent_count += 1
             if node.quorum.is_leader:
                 leader_id = self.leaders.setdefault(node.epoch, node.local.node_id)
                 assert leader_id == node.local.node_id, f"two lead epoch {node.epoch}"
@@ -362,9 +364,10 @@ class Cluster:
         yield self.now_ms + 100
         for node in self.nodes.values():
             yield node.quorum.next_poll_ms(self.now_ms)
+        config = self.config
         for call in self._calls:
-            waits_ms = self.config.fetch_max_wait_ms
-            yield call.due_ms if call.due_ms > self.now_ms else call.sent_ms + waits_ms
+            times_ms = (0, config.fetch_max_wait_ms, config.request_timeout_ms)
+            yield from (call.sent_ms + each for each in times_ms if call.sent_ms + each > self.now_ms)
 
     def _perform(self, call: _Call) -> bool:
         """Whether the call is over; one that is lost is so after the request timeout."""

@@ -12,6 +12,7 @@ from rayka.errors import ErrorCode
 from rayka.ids import METADATA_TOPIC_ID, NO_OFFSET, OffsetAndEpoch
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.raft.election_state import ElectionState
+from rayka.raft.quorum_config import QuorumConfig
 from tests.raft.support import ME, OTHER, THIRD, Cluster, Node, answer
 
 VOTERS = (ME, OTHER, THIRD)
@@ -72,6 +73,23 @@ def test_the_next_fetch_waits_until_what_came_is_durable() -> None:  # A34
     assert node.quorum.requests(0) == []
     node.flush()
     assert len(node.quorum.requests(0)) == 1
+
+
+def test_an_observer_that_never_votes_need_not_wait_for_its_disk() -> None:  # A34
+    leader, node = leader_with(b"a"), follower(config=QuorumConfig(can_become_voter=False))
+    fetched(node, leader)
+    assert node.log.flushed_offset < node.log.log_end_offset
+    assert len(node.quorum.requests(0)) == 1
+
+
+def test_only_what_is_committed_is_read() -> None:  # A41
+    leader, node = leader_with(b"a", b"b"), follower()
+    leader.fetched_by(THIRD, 4)
+    fetched(node, leader)
+    assert (node.quorum.high_watermark, node.quorum.log_end_offset) == (4, 5)
+    read = node.quorum.read_committed(0, max_bytes=1 << 20)
+    assert read.next_offset == 4
+    assert node.quorum.read_committed(4, max_bytes=1 << 20).records == b""
 
 
 def test_nothing_is_fetched_before_the_election_is_durable() -> None:  # A8
