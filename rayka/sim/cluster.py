@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, RaykaError
+from rayka.errors import ApiError, RaykaError, StorageError
 from rayka.ids import Role, node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
@@ -66,8 +66,8 @@ class Machine:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the node runs, but says that it cannot work."""
-        return bool(self.start_failure) or (self.node is not None and self.node._state is NodeState.FAILED)
+        """Whether the node runs, but says that it cannot work: it needs another process."""
+        return self.node is not None and self.node._state is NodeState.FAILED
 
 
 class SimCluster:
@@ -220,8 +220,8 @@ class SimCluster:
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await node.stop()
-        except TimeoutError:
-            self._trace.add(machine.node_id, "too-late", "to stop under control")
+        except (TimeoutError, StorageError) as error:  # it ends either way
+            self._trace.add(machine.node_id, "unclean", repr(error))
         if machine.process is process:
             self._trace.add(machine.node_id, "stopped")
             self._loop.call_soon(self._end_stopped, machine, process, context=Context())

@@ -11,7 +11,7 @@ from random import Random
 
 from rayka.errors import StorageError
 from rayka.ports import Buffer, Lock
-from rayka.protocol.batch_header import HEADER_BYTES
+from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END
 from rayka.sim.process import PROCESS
 from rayka.sim.trace import Trace
 from rayka.testing.memory_disk import MemoryDisk
@@ -32,6 +32,8 @@ class SimDisk(MemoryDisk):
         self.node_id = node_id
         self.slowness = 1.0
         self.dead_writers: list[str] = []
+        self.syncs_under_way = 0
+        self.last_sync_us = 0
         self._sync_ms = sync_ms
         self._random = random
         self._trace = trace
@@ -75,7 +77,12 @@ class SimDisk(MemoryDisk):
 
     async def _while_syncing(self) -> None:
         self._check_writer("sync", "")
-        await asyncio.sleep(self._sync_ms * self.slowness * (0.5 + self._random.random()) / 1000)
+        self.syncs_under_way += 1
+        try:
+            await asyncio.sleep(self._sync_ms * self.slowness * (0.5 + self._random.random()) / 1000)
+        finally:
+            self.syncs_under_way -= 1
+            self.last_sync_us = int(asyncio.get_running_loop().time() * 1e6)
         self._check_writer("sync", "")
         self._trace.add(self.node_id, "sync")
 
@@ -84,6 +91,20 @@ class SimDisk(MemoryDisk):
         if process is not None and not process.is_alive:
             self.dead_writers.append(f"{process!r}: {action} {path}")
             raise StorageError(f"{path}: {process!r} is gone and must not {action}")
+
+    def rot(self, path: str, where: float, bit: int) -> None:
+        """Flips a bit that the CRC of some whole batch covers; `where`, from 0 to 1, says how far into the log.
+
+        Offset and epoch of a batch lie outside of its CRC: as in Kafka, nothing can tell that they rot.
+        """
+        size_bytes, position, batches = self.size(path), 0, []
+        data = self.read_at(path, 0, size_bytes)
+        while position + HEADER_BYTES <= size_bytes:
+            batches.append(position)
+            position += LENGTH_FIELD_END + int.from_bytes(data[position + 8 : position + 12], "big")
+        if len(batches) >= 2:
+            begin = batches[int(where * (len(batches) - 1))]
+            self.flip_bit(path, begin + CRC_START + bit % 40, bit % 8)
 
     # ---- What would be left ------------------------------------------------------------------------------------------
 

@@ -141,12 +141,11 @@ class Injector:
         machine.wall_offset_ms += int((fault.amount - 0.5) * 20 * fault.duration_ms)
 
     def _bit_rot(self, fault: Fault, machine: Machine) -> None:
-        """A bit in the older half of the metadata log, so that whole batches follow it: damage, not a torn tail."""
+        """A bit of the metadata log with whole batches behind it: damage, not a torn tail."""
         names = [name for name in machine.disk.names_in(machine.metadata_dir) if name.endswith(".log")]
-        path = posixpath.join(machine.metadata_dir, names[0]) if names else ""
-        if names and machine.disk.size(path) > 1:
-            position = int(fault.amount * (machine.disk.size(path) // 2))
-            machine.disk.flip_bit(path, position, self._random(fault).randrange(8))
+        if names:
+            path = posixpath.join(machine.metadata_dir, names[-1])
+            machine.disk.rot(path, fault.amount, self._random(fault).randrange(1_000))
         self._kill(fault, machine)
 
     def _wipe(self, fault: Fault, machine: Machine) -> None:
@@ -174,7 +173,7 @@ class Injector:
         """What an operator does with a node that reports that its disk is damaged."""
         for node_id in self.damaged:
             machine = self._cluster.machines[node_id]
-            if machine.has_failed:
+            if machine.start_failure:
                 self._trace.add(node_id, "replace", machine.start_failure)
                 self._cluster.kill(node_id)
                 self.wipe(machine, lambda node_id=node_id: self._cluster.start(node_id))  # type: ignore[misc]

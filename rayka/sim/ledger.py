@@ -19,6 +19,7 @@ from rayka.raft.control_records import VotersRecord, decode_control_batch
 from rayka.raft.voters import VoterSet
 
 _IMAGES_MAX = 3_000
+_NOTHING = object()
 
 
 class Committed(NamedTuple):
@@ -112,16 +113,26 @@ def _records(batch: RecordBatch) -> Iterator[tuple[int, MetadataRecord]]:
         yield offset, decode_record(value)
 
 
-def difference(found: MetadataImage, expected: MetadataImage) -> str:
-    """What differs between two images of one offset; empty when they are equal."""
-    for name in ("topics", "topics_by_id", "brokers", "configs", "features"):
+Compared = tuple[MetadataImage, MetadataImage]
+_MAPS = ("topics", "topics_by_id", "brokers", "configs", "features")
+
+
+def difference(found: MetadataImage, expected: MetadataImage, before: Compared | None = None) -> str:
+    """What differs between two images of one offset; empty when they are equal.
+
+    `before` is a pair that was found equal: what neither of the two has changed since is not looked at again.
+    """
+    for name in _MAPS:
         ours, theirs = getattr(found, name), getattr(expected, name)
-        if ours is theirs:
+        our_past, their_past = (getattr(each, name) for each in before) if before is not None else ({}, {})
+        if len(ours) != len(theirs):
+            return f"{name}: {sorted(map(str, ours))}, expected {sorted(map(str, theirs))}"
+        if ours is our_past and theirs is their_past:
             continue
         for key, value in theirs.items():
-            if ours.get(key) is not value and ours.get(key) != value:
-                return f"{name}[{key!r}]: {ours.get(key)!r}, expected {value!r}"
-        for key in ours:
-            if key not in theirs:
-                return f"{name}[{key!r}]: {ours[key]!r}, expected none"
+            own = ours.get(key)
+            if value is their_past.get(key, _NOTHING) and own is our_past.get(key, _NOTHING):
+                continue
+            if own != value:
+                return f"{name}[{key!r}]: {own!r}, expected {value!r}"
     return ""

@@ -17,8 +17,11 @@ from typing import Any, NoReturn
 from rayka.sim.process import PROCESS, Process
 
 START_US = 1_000_000  # the clock's reading at the begin; nothing may depend on it being zero
-_CALLBACKS_AT_ONE_INSTANT_MAX = 100_000
+_CALLBACKS_AT_ONE_INSTANT_MAX = 20_000
 _CANCELLED_TIMERS_MAX = 5_000
+_NEVER_S = 1e9
+_ROUNDS_OF_CANCELLING = 3
+_NO_CONTEXT = Context()
 
 
 class Deadlock(Exception):
@@ -78,7 +81,9 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self._timers: list[tuple[int, int, Handle]] = []
         self._timer_count = 0
         self._cancelled_count = 0
+        self._instant_us, self._budget = 0, 0
         self._is_closed = False
+        self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def __repr__(self) -> str:
         return f"<VirtualLoop now_us={self.now_us} ready={len(self._ready)} timers={len(self._timers)}>"
@@ -108,7 +113,10 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        return self.call_at_us(int(when * 1e6 + 0.25), callback, *args, context=context)
+        when_us = int(min(when, _NEVER_S) * 1e6 + 0.25)
+        if (when_us + 0.5) / 1e6 < when < _NEVER_S:  # whoever is woken must find that it is time
+            when_us += 1
+        return self.call_at_us(when_us, callback, *args, context=context)
 
     def call_at_us(
         self, when_us: int, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -153,7 +161,10 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         return awaited.result()
 
     def _run_ready(self) -> None:
-        ready, budget = self._ready, _CALLBACKS_AT_ONE_INSTANT_MAX
+        ready = self._ready
+        if self.now_us != self._instant_us:
+            self._instant_us, self._budget = self.now_us, _CALLBACKS_AT_ONE_INSTANT_MAX
+        before = budget = self._budget
         while ready:
             handle = ready.popleft()
             if handle.is_cancelled:
@@ -175,11 +186,12 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
                 raise
             if process is not None and process.watch is not None:
                 process.watch()
-            if budget == 0:
+            if budget <= 0:
                 raise Livelock(
                     f"{_CALLBACKS_AT_ONE_INSTANT_MAX} callbacks at {self.now_us} us; the last was {handle.callback!r}"
                 )
-        self.callback_count += _CALLBACKS_AT_ONE_INSTANT_MAX - budget
+        self._budget = budget
+        self.callback_count += before - budget
 
     def _advance(self, limit_us: int) -> bool:
         """Lets time pass until the next timer, whose callback is then ready; False if that is after the limit."""
@@ -217,7 +229,21 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     def create_task(
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
     ) -> "asyncio.Task[Any]":
-        return asyncio.Task(coro, loop=self, name=name, context=context)
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop, context=_NO_CONTEXT)
+        return task
+
+    def cancel_all(self) -> None:
+        """Cancels every task that is left, and runs them to their ends."""
+        self._timers.clear()
+        for task in list(self._tasks):
+            task.cancel()
+        for _ in range(_ROUNDS_OF_CANCELLING):
+            try:
+                self.run_until(self.now_us)
+            except Exception as error:
+                self.call_exception_handler({"exception": error})
 
     def get_debug(self) -> bool:
         return False

@@ -118,7 +118,18 @@ class Simulation:
                     self.run_liveness()
             except Livelock as error:
                 self.checkers.report("livelock", 0, str(error))
-            return self.outcome()
+            outcome = self.outcome()
+            self.close()
+            return outcome
+
+    def close(self) -> None:
+        """Ends all processes and what they were doing; nothing is checked any more."""
+        self.checkers.is_enabled = False
+        for machine in self.cluster.machines.values():
+            if machine.process is not None:
+                self.cluster.kill(machine.node_id)
+        self.loop.cancel_all()
+        self.loop.close()
 
     def begin(self) -> None:
         """Formats and starts everything."""

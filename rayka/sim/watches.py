@@ -6,17 +6,17 @@ A watch remembers what it saw last and compares a handful of values; only what h
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
 from rayka.node.broker_node import BrokerNode
+from rayka.node.controller_node import ControllerNode
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voters import VoterSet
 from rayka.sim.checkers import Checkers, durable_end, local_key, quorum_of
 from rayka.sim.cluster import Machine
-from rayka.sim.ledger import difference
+from rayka.sim.ledger import Compared, difference
 from rayka.sim.loop import VirtualLoop
 
 _SILENCE_US = 1_000_000  # a leader that ran no callback for so long was paused
-_NOTHING = object()
 
 
 class ControllerWatch:
@@ -42,7 +42,9 @@ class ControllerWatch:
         self._voters_end = 0
         self._quorum_deadline_us = 0
         self._last_us = 0
-        self._image: object = _NOTHING
+        self._registered: Leader | None = None
+        self._replayed_offset = -1
+        self._compared_images: Compared | None = None
 
     def __call__(self) -> None:
         quorum = quorum_of(self._machine)
@@ -82,14 +84,16 @@ class ControllerWatch:
         self._checkers._trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
         if not isinstance(role, Leader):
             return
-        epoch, own = state.epoch, (self._node_id, self._incarnation)
-        known = self._checkers.leaders.get(epoch)
-        if known is not None and (known[0] != self._node_id or known[1] != 0):
-            self._report("single-leader", f"node and incarnation {known} led epoch {epoch} before {own} does")
-        self._checkers.leaders[epoch] = own
         self._voters, self._voters_end = state.voters, 0
         self._quorum_deadline_us = self._loop.now_us + 3 * self._fetch_timeout_us
         self._check_leader_completeness(quorum)
+
+    def _on_leader_persisted(self, epoch: int) -> None:
+        """From now on it may append: nobody else has led the epoch, nor has it itself before (A9)."""
+        own, known = (self._node_id, self._incarnation), self._checkers.leaders.get(epoch)
+        if known is not None and (known[0] != self._node_id or known[1] != 0):
+            self._report("single-leader", f"node and incarnation {known} led epoch {epoch} before {own} does")
+        self._checkers.leaders[epoch] = own
 
     def _check_leader_completeness(self, quorum: Quorum) -> None:
         """Whoever is elected has every committed record."""
@@ -107,6 +111,9 @@ class ControllerWatch:
             self._checkers.check_leader(self._node_id, state.leader_id, state.epoch)
 
     def _look_at_leader(self, quorum: Quorum, state: QuorumState, role: Leader) -> None:
+        if role is not self._registered and state.is_persisted:
+            self._registered = role
+            self._on_leader_persisted(state.epoch)
         now_us = self._loop.now_us
         if now_us - self._last_us > _SILENCE_US:
             self._quorum_deadline_us = now_us + 3 * self._fetch_timeout_us
@@ -125,7 +132,9 @@ class ControllerWatch:
             now_us if each.node_id == self._node_id else heard.get((self._node_id, each.node_id), 0)
             for each in role.voters.voters
         )
-        of_majority_us = times_us[(len(times_us) - 1) // 2]
+        disk = self._machine.disk  # what waits for the disk waits before it looks at the time
+        last_sync_us = now_us if disk.syncs_under_way else disk.last_sync_us
+        of_majority_us = max(times_us[(len(times_us) - 1) // 2], last_sync_us)
         self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SILENCE_US
         if now_us > self._quorum_deadline_us:
             silent_ms = (now_us - of_majority_us) // 1000
@@ -190,6 +199,21 @@ class ControllerWatch:
 
     def _look_at_image(self) -> None:
         """What a standby has replayed is what is committed."""
+        node = self._machine.node
+        parts = node._parts if isinstance(node, ControllerNode) else None
+        if parts is None or parts.shard.replayed_offset == self._replayed_offset:
+            return
+        offset = self._replayed_offset = parts.shard.replayed_offset
+        if parts.shard._runtime.is_active:  # it is ahead of what is committed, and may turn out to be wrong
+            if isinstance(self._role, Leader) and offset <= self._high_watermark:
+                self._compare_image(parts.shard.shard.image(offset))
+        elif offset <= self._checkers.ledger.end:
+            self._compare_image(parts.shard.shard.image(offset))
+        else:
+            self._report("standby", f"a standby has replayed up to {offset}, {self._checkers.ledger!r}")
+
+    def _compare_image(self, image: MetadataImage) -> None:
+        self._compared_images = check_image(self._checkers, self._node_id, image, self._compared_images)
 
 
 class BrokerWatch:
@@ -198,23 +222,28 @@ class BrokerWatch:
     def __init__(self, machine: Machine, checkers: Checkers) -> None:
         self._machine = machine
         self._checkers = checkers
-        self._image = MetadataImage()
+        self._image: MetadataImage | None = None
+        self._compared: Compared | None = None
 
     def __call__(self) -> None:
         node = self._machine.node
         parts = node._parts if isinstance(node, BrokerNode) else None
         if parts is not None and parts.follower.image is not self._image:
             self._image = image = parts.follower.image
-            check_image(self._checkers, self._machine.node_id, image)
+            self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
 
 
-def check_image(checkers: Checkers, node_id: int, image: MetadataImage) -> None:
-    """An image that a node has published is the one that the committed records make."""
+def check_image(
+    checkers: Checkers, node_id: int, image: MetadataImage, before: Compared | None
+) -> Compared | None:
+    """An image that a node has published is the one that the committed records make; what was compared."""
     ledger = checkers.ledger
     if image.next_offset > ledger.end:
         checkers.report("images", node_id, f"{image!r} holds what is not committed: {ledger!r}")
-        return
+        return None
     expected = ledger.image(image.next_offset)
-    if expected is not None:
-        problem = difference(image, expected)
-        checkers.report_if("images", node_id, f"at offset {image.next_offset}: {problem}" if problem else "")
+    if expected is None:
+        return None
+    problem = difference(image, expected, before)
+    checkers.report_if("images", node_id, f"at offset {image.next_offset}: {problem}" if problem else "")
+    return image, expected
