@@ -93,6 +93,8 @@ class Cluster:
 
         Raises ClusterNotFound naming the cluster, the namespace and the Ray address; UnavailableError without a Ray.
         """
+        if not isinstance(name, str):  # a name that no cluster can have is no cluster that is not found
+            raise TypeError(f"name: expected str, found {type(name).__name__}")
         cluster = cls(name, connect(address))
         cluster._node_ids()
         return cluster

@@ -187,8 +187,25 @@ def _first_batch(fetched: Fetched) -> RecordBatch:
     except CorruptRecord as error:
         raise CorruptRecord(f"{fetched.topic_partition}: {error}; {expected}; {hint}") from error
     if not fetched.fetch_offset < batch.next_offset <= fetched.next_offset:
+        behind = _offset_behind(fetched, batch.size_bytes)
+        hint = hint if behind is None else f"seek to {behind} to go on behind it"
         raise CorruptRecord(f"{fetched.topic_partition}: {expected}, found {batch!r}; {hint}")
     return batch
+
+
+def _offset_behind(fetched: Fetched, size_bytes: int) -> int | None:
+    """Where the batch begins that stands behind the first, of which only the size is trusted; None when that is not
+    known.
+    """
+    parts = [each for each in (fetched.buffers[0][size_bytes:], *fetched.buffers[1:]) if len(each)]
+    try:
+        following = next(split_batches(parts[0])) if parts else None
+    except CorruptRecord:
+        return None
+    if following is None:
+        return fetched.next_offset
+    is_in_order = fetched.fetch_offset < following.base_offset < following.next_offset <= fetched.next_offset
+    return following.base_offset if is_in_order else None
 
 
 def _deserialized(

@@ -121,6 +121,11 @@ def test_the_cluster_says_who_it_is(cluster: InProcessCluster, admin: Admin):
     assert summary.to_dict()["brokers"][0]["node_id"] == BROKER
 
 
+def test_what_is_no_name_is_not_a_cluster_that_is_not_found():
+    with pytest.raises(TypeError, match="name: expected str, found int"):
+        rayka.Cluster.connect(5)  # type: ignore[arg-type]
+
+
 def test_a_lost_call_is_made_again(cluster: InProcessCluster, admin: Admin, name: str):
     admin.create_topic(name)
     cluster.fail_calls("metadata", times=3)

@@ -103,6 +103,16 @@ def test_a_bit_flip_is_an_error_that_names_partition_and_offset_and_nothing_is_s
     assert delivery.position(FLIGHTS) == 5
 
 
+def test_a_batch_with_a_wrong_offset_is_an_error_that_names_the_offset_right_behind_it():
+    wrong, good = batch_at(500, [b"value"] * 3), batch_at(3, [b"good"] * 2)
+    for batches in ((wrong, good, batch_at(5, [b"good"])), (wrong, good[:80])):
+        delivery = Delivery()
+        delivery.add([fetched(0, 6, *batches)])
+        hint = "seek to 3 to go on behind it" if len(batches) == 3 else "seek to 6 to go on behind what"
+        with pytest.raises(CorruptRecord, match=rf"flights-3: expected .*{hint}"):
+            delivery.next_records(5)
+
+
 def test_values_are_deserialized_but_not_tombstones():
     delivery = Delivery(value_deserializer=json.loads)
     delivery.add([fetched(0, 2, batch_at(0, [b'{"a": 1}', None]))])
