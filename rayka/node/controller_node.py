@@ -1,10 +1,12 @@
 """A controller: a replica of `__cluster_metadata`, and, while it leads, what decides over brokers, topics and leaders.
 
-One method for each API that it serves, request to response; what is refused is raised as ApiError, and any other
-exception is a bug that ends the node. Life: `start` opens the directory and returns when calls are taken, whether there
-is a quorum or not; the metadata are served by whoever is active, and the others say who that is. `stop` hands the lead
-over and leaves a clean log; `kill` is the end of the process without its end. A disk that fails makes the node FAILED:
-it goes on answering, `status` with the cause and everything else with KAFKA_STORAGE_ERROR.
+One method for each API that it serves, request to response, those of the quorum inherited; what is refused is raised as
+ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory and returns when calls
+are taken, whether there is a quorum or not; the metadata are served by whoever is active, and the others say who that
+is. `stop` hands the lead over and leaves a clean log; `kill` is the end of the process without its end. A disk that
+fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
+KAFKA_STORAGE_ERROR.
+
 Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 """
 
@@ -23,10 +25,10 @@ from rayka.metadata.records import MetadataRecord, decode_record, encode_record
 from rayka.node.controller_requests import (
     check_create_topics,
     check_delete_topics,
-    check_fetch,
     check_heartbeat,
     check_register_broker,
 )
+from rayka.node.quorum_apis import QuorumApis
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
@@ -42,23 +44,6 @@ from rayka.protocol.cluster import (
     RegisterBrokerResponse,
     StatusRequest,
     StatusResponse,
-)
-from rayka.protocol.fetch import FetchRequest, FetchResponse
-from rayka.protocol.quorum import (
-    AddRaftVoterRequest,
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    RemoveRaftVoterRequest,
-    UpdateRaftVoterRequest,
-    VoterChangeResponse,
-    VoteRequest,
-    VoteResponse,
 )
 from rayka.protocol.topics import (
     CreateTopicsRequest,
@@ -82,7 +67,7 @@ class _Parts:
     shard: ReplicatedShard[Controller, MetadataRecord]
 
 
-class ControllerNode:
+class ControllerNode(QuorumApis):
     """One controller in one process; `settings.data_dirs[0]` is its directory, formatted before."""
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -233,36 +218,8 @@ class ControllerNode:
             size_bytes=log.size_bytes,
         )
 
-    # ---- Requests of the quorum --------------------------------------------------------------------------------------
-
-    async def fetch(self, request: FetchRequest) -> FetchResponse:
-        log = self._open().log
-        check_fetch(request, log.cluster_id)
-        return await log.fetch(request)
-
-    async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        return await self._open().log.fetch_snapshot(request)
-
-    async def vote(self, request: VoteRequest) -> VoteResponse:
-        return await self._open().log.vote(request)
-
-    async def begin_quorum_epoch(self, request: BeginQuorumEpochRequest) -> BeginQuorumEpochResponse:
-        return await self._open().log.begin_quorum_epoch(request)
-
-    async def end_quorum_epoch(self, request: EndQuorumEpochRequest) -> EndQuorumEpochResponse:
-        return await self._open().log.end_quorum_epoch(request)
-
-    async def describe_quorum(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-        return await self._open().log.describe_quorum(request)
-
-    async def add_raft_voter(self, request: AddRaftVoterRequest) -> VoterChangeResponse:
-        return await self._open().log.add_raft_voter(request)
-
-    async def remove_raft_voter(self, request: RemoveRaftVoterRequest) -> VoterChangeResponse:
-        return await self._open().log.remove_raft_voter(request)
-
-    async def update_raft_voter(self, request: UpdateRaftVoterRequest) -> VoterChangeResponse:
-        return await self._open().log.update_raft_voter(request)
+    def open_log(self) -> QuorumLog[MetadataRecord]:
+        return self._open().log
 
     def _open(self) -> _Parts:
         if self._failure is not None:
