@@ -13,6 +13,7 @@ from uuid import UUID
 from rayka.config import TopicConfig
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log
+from rayka.log.recovery import Tearing
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -55,12 +56,13 @@ class Node:
         self, local: ReplicaKey = ME, voters: Sequence[ReplicaKey] | None = (ME,), *,
         disk: MemoryDisk | None = None, stored: ElectionState | None = None, now_ms: int = 0, seed: int = 0,
         config: QuorumConfig | None = None, bootstrap_ids: Sequence[int] = (), cluster_id: str = CLUSTER_ID,
+        tearing: Tearing = Tearing.SHORT_TAIL,
     ) -> None:  # fmt: skip
         self.local = local
         self.disk = disk or MemoryDisk()
         if disk is None and voters is not None:
             write_snapshot(self.disk, BOOTSTRAP_SNAPSHOT_ID.offset, 0, VoterSet(tuple(voters)))
-        self.log = Log.open(self.disk, DIRECTORY, LOG_CONFIG, recovery_point=0, now_ms=0)
+        self.log = Log.open(self.disk, DIRECTORY, LOG_CONFIG, recovery_point=0, tearing=tearing, now_ms=0)
         self.snapshots = SnapshotStore(self.disk, DIRECTORY)
         self.stored = stored
         self.quorum = Quorum(
@@ -296,9 +298,12 @@ class Cluster:
         self.nodes[replica.node_id] = node
         return node
 
-    def restart(self, node_id: int) -> Node:
-        """The process of the node ends and begins again."""
+    def restart(self, node_id: int, *, has_lost_power: bool = False) -> Node:
+        """The process of the node ends and begins again; a power cut may take whatever was not synced."""
+        if has_lost_power:
+            self.nodes[node_id].disk.power_loss(self.random)
         node = self.nodes[node_id].restarted(
+            tearing=Tearing.ANYWHERE if has_lost_power else Tearing.SHORT_TAIL,
             now_ms=self.now_ms,
             seed=self.random.getrandbits(32),
             config=self.config,

@@ -51,8 +51,7 @@ def fault(cluster: Cluster, random: Random) -> None:
         case 3:
             cluster.restart(victim)
         case 4:
-            cluster.nodes[victim].disk.power_loss(random)
-            cluster.restart(victim)
+            cluster.restart(victim, has_lost_power=True)
         case 5:
             one, other = random.sample(sorted(cluster.nodes), 2)
             cluster.cut[one, other] = None
