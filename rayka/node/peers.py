@@ -2,6 +2,7 @@
 one that does not commit, says of itself. It decides nothing. Kafka says it in its logs only.
 """
 
+import logging
 from collections.abc import Sequence
 
 from rayka.errors import ApiError, ErrorCode, RetriableApiError
@@ -12,6 +13,8 @@ from rayka.protocol.quorum import DescribeQuorumRequest
 from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
+
+_logger = logging.getLogger(__name__)
 
 # What says that this node, or the one asked, is not who it should be.
 _REFUSALS = {
@@ -45,14 +48,22 @@ class Peers:
         header = response.partitions[0] if isinstance(response, FetchResponse) else response
         code = getattr(header, "error_code", ErrorCode.NONE)
         if code in _REFUSALS:
-            self._refusals[node_id] = f"{code.name}: {_REFUSALS[code]}"
+            self._refuse(node_id, f"{code.name}: {_REFUSALS[code]}")
         else:
             self._refusals.pop(node_id, None)
 
     def on_failed(self, node_id: int, error: ApiError) -> None:
-        self._silent[node_id] = None
-        if not isinstance(error, RetriableApiError):
-            self._refusals[node_id] = f"{error.code.name}: {error}"
+        """It did not answer, or refuses to."""
+        if isinstance(error, RetriableApiError):
+            self._silent[node_id] = None
+        else:
+            self._silent.pop(node_id, None)
+            self._refuse(node_id, f"{error.code.name}: {error}")
+
+    def _refuse(self, node_id: int, reason: str) -> None:
+        if self._refusals.get(node_id) != reason:
+            self._refusals[node_id] = reason
+            _logger.warning("%r: %s refuses: %s", self._quorum, node_name(node_id), reason)
 
     def forget(self) -> None:
         """What was true of a leader's calls says nothing of those to come."""

@@ -26,7 +26,6 @@ from rayka.errors import (
     CorruptRecord,
     ErrorCode,
     KafkaStorageError,
-    RetriableApiError,
     StorageError,
 )
 from rayka.ids import NO_NODE, OffsetAndEpoch, node_name
@@ -259,8 +258,6 @@ class QuorumLog(Generic[RecordT]):
         self.wake()
 
     def _on_no_response(self, node_id: int, request: Request[Any], error: ApiError) -> None:
-        if not isinstance(error, RetriableApiError):
-            _logger.warning("%r: %s refused %s: %s", self, node_name(node_id), api_of(request).name, error)
         self._peers.on_failed(node_id, error)
         self._quorum.on_no_response(node_id, request, _now_ms())
 

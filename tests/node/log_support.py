@@ -1,0 +1,163 @@
+"""What the tests of the quorum's driver share: a counter replicated by a log of its own, on memory disks."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, TypeVar
+from uuid import UUID
+
+from rayka.config import BrokerConfig
+from rayka.errors import NetworkException
+from rayka.ids import ReplicaKey
+from rayka.node.format import format_controller
+from rayka.node.inbox import Inbox
+from rayka.node.quorum_apis import QuorumApis
+from rayka.node.quorum_log import QuorumLog
+from rayka.node.replicated_shard import ReplicatedShard
+from rayka.node.settings import NodeSettings
+from rayka.node.tasks import Tasks
+from rayka.ports import Network, Request
+from rayka.raft.voters import VoterSet
+from rayka.shard.shard import RecordCodec, Result
+from rayka.sim.loop import VirtualLoop
+from rayka.testing.memory_disk import MemoryDisk
+from rayka.testing.network import Switch
+from tests.node.controller_support import Crashes
+
+ResponseT = TypeVar("ResponseT")
+PATIENCE_S = 60
+IDS = (3001, 3002, 3003)
+VOTERS = VoterSet(tuple(ReplicaKey(each, UUID(int=each)) for each in IDS))
+CODEC: RecordCodec[int] = RecordCodec(lambda record: b"%d" % record, int)
+CONFIG = BrokerConfig(
+    controller_quorum_election_timeout_ms=50,
+    controller_quorum_fetch_timeout_ms=150,
+    controller_quorum_request_timeout_ms=150,
+    controller_quorum_election_backoff_max_ms=20,
+)
+
+
+class Counter:
+    """Adds what it is told, and answers with the total."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.offsets: list[int] = []
+
+    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int]:
+        return Result([request] if request else [], self.total + request)
+
+    def replay(self, record: int, offset: int) -> None:
+        if record == 13:
+            raise ZeroDivisionError("a bug")
+        self.total += record
+        self.offsets.append(offset)
+
+
+class CounterNode(QuorumApis):
+    """A replica of the counter."""
+
+    def __init__(self, disk: MemoryDisk, network: Network, node_id: int, **changes: Any) -> None:
+        fields: dict[str, Any] = {
+            "node_id": node_id,
+            "cluster_name": "test",
+            "data_dirs": (f"/data/counter-{node_id}",),
+            "config": CONFIG,
+            "disk": disk,
+            "network": network,
+            "random": Random(node_id),
+            "wall_clock_ms": lambda: 1_700_000_000_000,
+            "crash": Crashes(),
+        }
+        self.settings = NodeSettings(**(fields | changes))
+        self.tasks = Tasks(self.settings.crash)
+        self.log: QuorumLog[int]
+        self.shard: ReplicatedShard[Counter, int]
+
+    def open_log(self) -> QuorumLog[int]:
+        return self.log
+
+    async def start(self) -> None:
+        self.log = await QuorumLog.open(self.settings, CODEC, self.tasks)
+        self.shard = ReplicatedShard(self.settings.node_id, self.log, Counter)
+        self.tasks.start("quorum", self.log.run())
+        self.tasks.start("shard", self.shard.run())
+
+    def kill(self) -> None:
+        self.tasks.abandon()
+        self.shard.abandon()
+        self.log.release()
+
+
+class Silence:
+    """A network in which nobody answers; it remembers what was sent, and to whom."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Request[Any]]] = []
+
+    async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+        self.sent.append((node_id, request))
+        raise NetworkException(f"nobody answers as node {node_id}")
+
+    async def node_ids(self) -> Sequence[int]:
+        return IDS
+
+
+class Counters:
+    """Three replicas on memory disks, plugged into one switch."""
+
+    def __init__(self, disks: dict[int, MemoryDisk] | None = None) -> None:
+        self.disks = disks or {each: MemoryDisk() for each in IDS}
+        self.switch = Switch(IDS, Random(1))
+        self.nodes: dict[int, CounterNode] = {}
+
+    async def start(self, *node_ids: int) -> None:
+        """These replicas, all by default, on what they have on disk."""
+        for each in node_ids or IDS:
+            node = CounterNode(self.disks[each], self.switch.network(each), each)
+            if not self.disks[each].exists(node.settings.data_dirs[0]):
+                await format_voter(node.settings)
+            await node.start()
+            self.nodes[each] = node
+            self.switch.attach(each, Inbox(node))
+
+    def kill(self, node_id: int) -> None:
+        self.switch.detach(node_id)
+        self.nodes.pop(node_id).kill()
+
+    async def active(self) -> CounterNode:
+        """The replica that leads, once one does."""
+        await until(lambda: any(node.shard.is_active for node in self.nodes.values()))
+        return next(node for node in self.nodes.values() if node.shard.is_active)
+
+    async def add(self, number: int) -> int:
+        """The total afterwards; asked of whoever leads."""
+        total: int = await (await self.active()).shard.submit(number)
+        return total
+
+    async def until_all_have(self, total: int) -> None:
+        await until(lambda: all(node.shard.shard.total == total for node in self.nodes.values()))
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    """On virtual time: a pause costs nothing, and whoever waits for ever fails at once."""
+    loop = VirtualLoop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(scenario, PATIENCE_S))
+    finally:
+        loop.cancel_all()
+        loop.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+
+
+async def format_voter(settings: NodeSettings, cluster_id: str = "counters") -> None:
+    """As one of the three first voters."""
+    directory_id = UUID(int=settings.node_id)
+    await format_controller(settings, cluster_id=cluster_id, directory_id=directory_id, voters=VOTERS)

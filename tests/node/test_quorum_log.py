@@ -1,0 +1,337 @@
+"""The driver of the quorum and the shard on it: what is durable before what is said, and what a change of leaders does.
+
+The shard is a counter, so nothing here depends on controllers.
+"""
+
+import asyncio
+import re
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayka.errors import InconsistentClusterId, NotController, StorageError
+from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
+from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
+from rayka.protocol.quorum import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    VoteRequest,
+)
+from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
+from rayka.raft.election_state import ElectionState, decode_election
+from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.testing.memory_disk import MemoryDisk
+from tests.node.controller_support import Crashes, HeldDisk
+from tests.node.log_support import CONFIG, VOTERS, CounterNode, Counters, Silence, format_voter, run, until
+
+
+async def alone(disk: MemoryDisk, network: Silence | None = None, **changes: Any) -> CounterNode:
+    """Voter 3001 of three, whom nobody answers."""
+    node = CounterNode(disk, network or Silence(), 3001, **changes)
+    await format_voter(node.settings)
+    await node.start()
+    return node
+
+
+def stored(disk: MemoryDisk, node: CounterNode) -> ElectionState | None:
+    path = node.log.directory.election_path
+    return decode_election(disk.read_at(path, 0, disk.size(path))) if disk.exists(path) else None
+
+
+def vote_request(epoch: int, candidate: int = 3002) -> VoteRequest:
+    replica, voter = (next(each for each in VOTERS.voters if each.node_id == id) for id in (candidate, 3001))
+    return VoteRequest("counters", replica, epoch, voter, 0, 0, is_pre_vote=False)
+
+
+# ---- Persist, then send ----------------------------------------------------------------------------------------------
+
+
+def test_a_vote_is_durable_before_anybody_hears_of_it() -> None:  # A8, A19
+    async def scenario() -> None:
+        disk = HeldDisk()
+        node = await alone(disk)
+        disk.is_open.clear()
+        asked = asyncio.create_task(node.vote(vote_request(epoch=5)))
+        await asyncio.sleep(0.02)
+        assert not asked.done()
+        assert stored(disk, node) is None
+        disk.is_open.set()
+        response = await asked
+        assert (response.is_granted, response.leader_epoch) == (True, 5)
+        disk.power_loss(Random(1))
+        found = stored(disk, node)
+        assert found is not None
+        assert (found.leader_epoch, found.voted_key) == (5, VOTERS.voters[1])
+
+    run(scenario())
+
+
+def test_a_voter_that_was_killed_after_its_vote_does_not_vote_for_another() -> None:  # A8, A9
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await alone(disk)
+        assert (await node.vote(vote_request(5))).is_granted
+        node.kill()
+        disk.power_loss(Random(1))
+        again = CounterNode(disk, Silence(), 3001)
+        await again.start()
+        assert not (await again.vote(vote_request(5, candidate=3003))).is_granted
+        assert (await again.vote(vote_request(5, candidate=3002))).is_granted
+
+    run(scenario())
+
+
+def test_nothing_is_sent_in_an_epoch_before_it_is_durable() -> None:  # A8
+    async def scenario() -> None:
+        disk, network = HeldDisk(), Silence()
+        node = await alone(disk, network)
+        await until(lambda: bool(network.sent))
+        disk.is_open.clear()
+        adopting = asyncio.create_task(
+            node.begin_quorum_epoch(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
+        )
+        await asyncio.sleep(0)
+        count = len(network.sent)
+        await asyncio.sleep(0.1)
+        assert not any(isinstance(each, FetchRequest) for _, each in network.sent[count:])
+        assert not adopting.done()
+        disk.is_open.set()
+        await adopting
+        await until(lambda: bool(any(isinstance(each, FetchRequest) for _, each in network.sent)))
+
+    run(scenario())
+
+
+class LeaderWithOneBatch(Silence):
+    """Answers as the leader of epoch 7: a first fetch gets its first batch, later ones wait for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets: list[int] = []
+
+    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        if not isinstance(request, FetchRequest) or node_id != 3002:
+            return await super().call(node_id, request, timeout_ms)
+        (partition,) = request.partitions
+        self.offsets.append(partition.fetch_offset)
+        if partition.fetch_offset > 0:
+            return await asyncio.Event().wait()
+        first = encode_control_batch([LeaderChangeRecord(3002, VOTERS.voters, ())], timestamp_ms=1)
+        records = b"".join(map(bytes, RecordBatch(first).stamped(base_offset=0, leader_epoch=7)))
+        result = FetchPartitionResult(
+            METADATA_TOPIC_ID, 0, leader_id=3002, leader_epoch=7, next_offset=1, log_start_offset=0,
+            records=np.frombuffer(records, np.uint8),
+        )  # fmt: skip
+        return FetchResponse((result,))
+
+
+def test_a_follower_fetches_again_only_when_what_it_has_is_durable() -> None:  # A34
+    async def scenario() -> None:
+        disk, network = HeldDisk(), LeaderWithOneBatch()
+        node = await alone(disk, network)
+        await node.begin_quorum_epoch(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
+        disk.is_open.clear()
+        await until(lambda: node.log.log_end_offset > 0)
+        await asyncio.sleep(0.03)
+        assert network.offsets == [0]
+        disk.is_open.set()
+        await until(lambda: len(network.offsets) >= 2)
+        assert network.offsets == [0, 1]
+
+    run(scenario())
+
+
+# ---- A directory that is not what it should be -----------------------------------------------------------------------
+
+
+def test_a_voter_without_its_quorum_state_does_not_vote_on_a_guess() -> None:  # A8, A9
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        await counters.add(5)
+        await counters.until_all_have(5)
+        for node_id in list(counters.nodes):
+            path = counters.nodes[node_id].log.directory.election_path
+            counters.kill(node_id)
+            counters.disks[node_id].unlink(path)
+            with pytest.raises(StorageError, match=f"{path} is missing"):
+                await counters.start(node_id)
+
+    run(scenario())
+
+
+def test_a_node_of_another_cluster_is_refused_by_name() -> None:  # A17, A27
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start(3001, 3002)
+        await counters.add(5)
+        stranger = CounterNode(MemoryDisk(), counters.switch.network(3003), 3003)
+        await format_voter(stranger.settings, cluster_id="cluster-b")
+        await stranger.start()
+        refusal = r"controller-3001 refuses: INCONSISTENT_CLUSTER_ID: .*different clusters|cluster cluster-b fetches"
+        await until(lambda: re.search(refusal, stranger.log.trouble()) is not None)
+        fetch = FetchRequest(0, 1, 1 << 20, (FetchPartition(METADATA_TOPIC_ID, 0, 0, 1 << 20),), replica_id=3003,
+                             cluster_id="cluster-b")  # fmt: skip
+        with pytest.raises(InconsistentClusterId, match="cluster-b fetches from cluster counters"):
+            await (await counters.active()).fetch(fetch)
+        assert await counters.add(1) == 6
+
+    run(scenario())
+
+
+def test_a_wiped_voter_is_not_asked_as_its_former_self() -> None:  # A6, A55
+    async def scenario() -> None:
+        node = await alone(MemoryDisk())
+        request = vote_request(5)
+        former = ReplicaKey(3001, VOTERS.voters[2].directory_id)
+        response = await node.vote(
+            VoteRequest("counters", request.replica, 5, former, 0, 0, is_pre_vote=False)
+        )
+        assert not response.is_granted
+        assert response.error_code.name == "INVALID_VOTER_KEY"
+
+    run(scenario())
+
+
+# ---- The shard -------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_is_active_when_its_leaders_first_record_is_committed() -> None:  # A41, A67
+    async def scenario() -> None:
+        disks = {each: HeldDisk() for each in (3001, 3002, 3003)}
+        counters = Counters(dict(disks))
+        await counters.start()
+        assert await counters.add(5) == 5
+        leader = (await counters.active()).settings.node_id
+        followers = [each for each in counters.nodes if each != leader]
+        for each in followers:
+            disks[each].is_open.clear()
+        counters.kill(leader)
+        await counters.start(leader)
+        await asyncio.sleep(0.2)
+        assert not any(node.shard.is_active for node in counters.nodes.values())
+        for each in followers:
+            disks[each].is_open.set()
+        assert await counters.add(1) == 6
+
+    run(scenario())
+
+
+def test_standbys_replay_what_is_committed_and_nothing_else() -> None:  # A41, A66
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        active = await counters.active()
+        standbys = [each for each in counters.nodes if each != active.settings.node_id]
+        assert await counters.add(5) == 5
+        await counters.until_all_have(5)
+        for each in standbys:
+            counters.switch.part(each, active.settings.node_id)
+        lost = asyncio.create_task(active.shard.submit(100))
+        await asyncio.sleep(0.01)
+        assert active.shard.shard.total == 105
+        assert [counters.nodes[each].shard.shard.total for each in standbys] == [5, 5]
+        with pytest.raises(NotController, match="leads no more"):
+            await lost
+        counters.switch.heal()
+        assert await counters.add(1) == 6
+        await counters.until_all_have(6)
+        offsets = [node.shard.shard.offsets for node in counters.nodes.values()]
+        assert offsets[0] == offsets[1] == offsets[2]
+
+    run(scenario())
+
+
+def test_a_new_leader_begins_with_the_snapshot_and_what_follows_it() -> None:  # A66
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        for number in (5, 6, 7):
+            await counters.add(number)
+        await counters.until_all_have(18)
+        for node_id in list(counters.nodes):
+            node = counters.nodes[node_id]
+            last = node.shard.shard.offsets[-2] + 1
+            snapshot_id = OffsetAndEpoch(last, node.log.quorum.epoch_of(last - 1))
+            data = [
+                encode_data([b"900"], timestamp_ms=1)
+            ]  # not the sum, so that it is seen where it came from
+            parts = encode_snapshot(snapshot_id, VOTERS, data, timestamp_ms=1)
+            await node.log.directory.snapshots.write(snapshot_id, parts)
+            counters.kill(node_id)
+        await counters.start()
+        assert await counters.add(1) == 908
+        await counters.until_all_have(908)
+        resigned = await counters.active()
+        resigned.log.quorum.resign(int(asyncio.get_running_loop().time() * 1000))
+        resigned.log.wake()
+        await until(lambda: not resigned.shard.is_active)
+        await counters.until_all_have(908)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+def test_a_record_that_cannot_be_replayed_ends_the_node(is_leader: bool) -> None:  # A66
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        active = await counters.active()
+        standby = next(node for node in counters.nodes.values() if node is not active)
+        if is_leader:
+            with pytest.raises(ZeroDivisionError):  # which the inbox makes a crash
+                await active.shard.submit(13)
+        else:
+            active.log.append([13])
+            crashes = standby.settings.crash
+            assert isinstance(crashes, Crashes)
+            await crashes.happened.wait()
+            assert [type(error) for error in crashes.errors] == [ZeroDivisionError]
+
+    run(scenario())
+
+
+# ---- The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_ends_waits_for_its_successor_and_no_longer() -> None:  # A23
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        ending = await counters.active()
+        await ending.log.shut_down()
+        successor = await counters.active()
+        assert successor is not ending
+        assert ending.log.election.leader_id == successor.settings.node_id
+
+    run(scenario())
+
+
+def test_a_leader_that_nobody_can_succeed_ends_at_once() -> None:  # A23
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        ending = await counters.active()
+        for each in [each for each in counters.nodes if each != ending.settings.node_id]:
+            counters.kill(each)
+        began_s = asyncio.get_running_loop().time()
+        await ending.log.shut_down()
+        assert (
+            asyncio.get_running_loop().time() - began_s
+            < 2 * CONFIG.controller_quorum_election_timeout_ms / 1000
+        )
+        assert ending.log.leading_epoch is None
+
+    run(scenario())
+
+
+def test_a_voter_that_is_told_of_the_end_of_an_epoch_answers_with_what_it_knows() -> None:  # A22
+    async def scenario() -> None:
+        node = await alone(MemoryDisk())
+        response = await node.end_quorum_epoch(EndQuorumEpochRequest("counters", 3002, 7, VOTERS.voters))
+        assert (response.leader_id, response.leader_epoch) == (3002, 7)
+
+    run(scenario())
