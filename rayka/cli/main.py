@@ -31,6 +31,10 @@ _SUBCOMMANDS = {
     "quorum": _Subcommand(
         "rayka.cli.quorum", "quorum", "Show the controllers' quorum, and change who votes."
     ),
+    "log": _Subcommand("rayka.cli.log", "log", "Look into the files of logs, of a node that runs or not."),
+    "metadata": _Subcommand(
+        "rayka.cli.metadata_shell", "metadata", "Look into the metadata in a snapshot or a controller's log."
+    ),
     "sim": _Subcommand(
         "rayka.cli.sim", "sim", "Run a cluster on virtual time, under faults drawn from a seed."
     ),

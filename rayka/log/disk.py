@@ -54,10 +54,13 @@ def storage_error(action: str, path: str, number: int | None) -> StorageError:
 
 
 class LocalDisk:
-    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open."""
+    """The `Disk` port on this machine's file systems. `max_open_files` bounds the descriptors kept open; a read-only
+    one opens files that may not be written, too.
+    """
 
-    def __init__(self, max_open_files: int = 512) -> None:
+    def __init__(self, max_open_files: int = 512, *, is_read_only: bool = False) -> None:
         self._max_open_files = max_open_files
+        self._access = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_APPEND
         self._descriptors: OrderedDict[str, int] = (
             OrderedDict()
         )  # path -> descriptor, least recently used first
@@ -193,7 +196,7 @@ class LocalDisk:
     def _descriptor(self, path: str, create: bool = False) -> int:
         descriptor = self._descriptors.get(path)
         if descriptor is None:
-            flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+            flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
             descriptor = self._descriptors[path] = os.open(path, flags, 0o644)
             if len(self._descriptors) > self._max_open_files:
                 os.close(self._descriptors.popitem(last=False)[1])

@@ -1,0 +1,196 @@
+"""The metadata in a snapshot or in a log directory, as a tree: read, never written or locked.
+
+    topics/<name>/id, topics/<name>/<partition>    brokers/<id>    configs/topic/<name>    features/<name>
+    quorum/leader, quorum/epoch, quorum/voters, quorum/offset
+
+A log directory gives its newest snapshot and the whole log after it; which of the last records are committed only a
+running quorum knows. Kafka: `MetadataShell`.
+"""
+
+import os
+import posixpath
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from rayka.cli.log_files import whole_batches
+from rayka.errors import ApiError, StorageError
+from rayka.ids import METADATA_TOPIC
+from rayka.log.disk import LocalDisk
+from rayka.log.segment import LOG_SUFFIX
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import BrokerImage, MetadataImage, TopicImage
+from rayka.metadata.records import decode_record
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import RecordBatch
+from rayka.raft.control_records import LeaderChangeRecord, VotersRecord, decode_control_batch
+from rayka.raft.snapshot import SNAPSHOT_SUFFIX, decode_snapshot, parse_snapshot_name, snapshot_name
+from rayka.raft.voters import VoterSet
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """A node that has a value and no children."""
+
+    value: Any
+
+
+Tree = dict[str, "Tree | Leaf"]
+
+
+class _Loader:
+    """Takes in a snapshot, then batches of the log."""
+
+    def __init__(self) -> None:
+        self.delta = MetadataDelta(MetadataImage())
+        self.next_offset = 0
+        self.leader: LeaderChangeRecord | None = None
+        self.epoch = -1
+        self.voters: VoterSet | None = None
+
+    def load_snapshot(self, path: str, content: memoryview) -> None:
+        snapshot_id = parse_snapshot_name(posixpath.basename(path))
+        assert snapshot_id is not None, path
+        snapshot = decode_snapshot(content, path)
+        for value in snapshot.values():
+            self.delta.replay(decode_record(value))
+        self.next_offset, self.epoch, self.voters = snapshot_id.offset, snapshot_id.epoch, snapshot.voters
+
+    def take(self, batch: RecordBatch) -> None:
+        if batch.next_offset <= self.next_offset:
+            return
+        if batch.is_control:
+            self._take_control(batch)
+        else:
+            for value in decode(batch).values_list():
+                self.delta.replay(decode_record(value or b""))
+        self.next_offset, self.epoch = batch.next_offset, max(self.epoch, batch.leader_epoch)
+
+    def _take_control(self, batch: RecordBatch) -> None:
+        for record in decode_control_batch(batch):
+            if isinstance(record, LeaderChangeRecord):
+                self.leader = record
+            elif isinstance(record, VotersRecord):
+                self.voters = record.voters
+
+    def tree(self) -> Tree:
+        image = self.delta.apply(self.next_offset)
+        configs = {each.name: Leaf(dict(image.configs[each])) for each in image.configs}
+        voters = [each.node_id for each in self.voters.voters] if self.voters else []
+        return {
+            "topics": {name: _topic(topic) for name, topic in sorted(image.topics.items())},
+            "brokers": {str(number): _broker(image.brokers[number]) for number in sorted(image.brokers)},
+            "configs": {"topic": dict(sorted(configs.items()))},
+            "features": {name: Leaf(level) for name, level in image.features.items()},
+            "quorum": {
+                "leader": Leaf(self.leader.leader_id if self.leader else None),
+                "epoch": Leaf(self.epoch),
+                "voters": Leaf(voters),
+                "offset": Leaf(self.next_offset),
+            },
+        }
+
+
+def load_tree(path: str) -> Tree:
+    """The metadata in a snapshot's file, in the directory of the metadata log, or in a controller's data directory.
+
+    Raises StorageError that says what is wrong with the path or with what stands there.
+    """
+    disk, loader = LocalDisk(is_read_only=True), _Loader()
+    try:
+        if os.path.isdir(path):
+            _load_directory(loader, disk, _metadata_directory(disk, path))
+        elif parse_snapshot_name(posixpath.basename(path)) is not None:
+            loader.load_snapshot(path, disk.map(path))
+        else:
+            raise StorageError(f"{path} is neither a snapshot nor a directory of the metadata log")
+        return loader.tree()
+    except ApiError as error:
+        raise StorageError(f"{path}: {error}") from error
+    finally:
+        disk.close()
+
+
+def _metadata_directory(disk: LocalDisk, path: str) -> str:
+    inside = posixpath.join(path, f"{METADATA_TOPIC}-0")
+    directory = inside if os.path.isdir(inside) else path
+    if not any(name.endswith((LOG_SUFFIX, SNAPSHOT_SUFFIX)) for name in disk.list(directory)):
+        raise StorageError(f"{path} holds no metadata log; name a controller's data directory, or a snapshot")
+    return directory
+
+
+def _load_directory(loader: _Loader, disk: LocalDisk, directory: str) -> None:
+    names = disk.list(directory)
+    ids = [found for name in names if (found := parse_snapshot_name(name)) is not None]
+    if ids:
+        newest = max(ids, key=lambda each: (each.offset, each.epoch))
+        path = posixpath.join(directory, snapshot_name(newest))
+        loader.load_snapshot(path, disk.map(path))
+    for name in names:
+        if name.endswith(LOG_SUFFIX):
+            for batch in whole_batches(disk.map(posixpath.join(directory, name))):
+                loader.take(batch)
+
+
+def _topic(topic: TopicImage) -> Tree:
+    partitions: Tree = {
+        str(number): Leaf(_fields(partition)) for number, partition in enumerate(topic.partitions)
+    }
+    return {"id": Leaf(str(topic.topic_id)), **partitions}
+
+
+def _broker(broker: BrokerImage) -> Leaf:
+    state = {
+        "is_fenced": broker.is_fenced,
+        "is_in_controlled_shutdown": broker.is_in_controlled_shutdown,
+        "offline_directories": msgspec.to_builtins(broker.offline_directories),
+    }
+    return Leaf(_fields(broker.registration) | state)
+
+
+def _fields(struct: Any) -> dict[str, Any]:
+    return {name: msgspec.to_builtins(getattr(struct, name)) for name in struct.__struct_fields__}
+
+
+# ---- Walking ---------------------------------------------------------------------------------------------------------
+
+
+def node_at(tree: Tree, path: str) -> Tree | Leaf:
+    """The node at a path from the root. Raises StorageError when there is none, naming what there is."""
+    node: Tree | Leaf = tree
+    for name in (part for part in posixpath.normpath(f"/{path}").split("/") if part):
+        if isinstance(node, Leaf) or name not in node:
+            there = "nothing" if isinstance(node, Leaf) or not node else ", ".join(list(node)[:10])
+            raise StorageError(f"{path}: there is no {name!r}, but {there}")
+        node = node[name]
+    return node
+
+
+def plain(node: Tree | Leaf) -> Any:
+    """The node with all below it, for JSON."""
+    return node.value if isinstance(node, Leaf) else {name: plain(each) for name, each in node.items()}
+
+
+def children(node: Tree | Leaf) -> list[str]:
+    """Their names; those that have children themselves end with a slash."""
+    if isinstance(node, Leaf):
+        return []
+    return [name if isinstance(each, Leaf) else f"{name}/" for name, each in node.items()]
+
+
+def lines(node: Tree | Leaf, depth: int = 0) -> Iterator[str]:
+    """The node as an indented tree, each leaf with its value on one line."""
+    if isinstance(node, Leaf):
+        yield f"{'  ' * depth}{compact(node.value)}"
+        return
+    for name, each in node.items():
+        if isinstance(each, Leaf):
+            yield f"{'  ' * depth}{name}: {compact(each.value)}"
+        else:
+            yield f"{'  ' * depth}{name}/"
+            yield from lines(each, depth + 1)
+
+
+def compact(value: Any) -> str:
+    """One line of JSON."""
+    return msgspec.json.encode(value).decode()
