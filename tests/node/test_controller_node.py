@@ -346,7 +346,7 @@ def test_metadata_wait_for_the_offset_asked_for() -> None:
     run(scenario())
 
 
-def test_a_silent_broker_is_fenced() -> None:  # H6
+def test_a_silent_broker_is_fenced() -> None:  # H6, A68
     async def scenario() -> None:
         node = await new_cluster(MemoryDisk(), config=BrokerConfig(broker_session_timeout_ms=100))
         end = (await node.status(StatusRequest())).high_watermark

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "rayka/docs/rules-quorum.md"
-RULES = [*range(1, 37), 40, 41, *range(45, 52), *range(55, 61)]
+RULES = [*range(1, 37), 40, 41, *range(45, 52), *range(55, 61), *range(65, 69)]
 _ROW = re.compile(r"^\| A(\d+) \| ([^|]+) \| ([^|]*) \|$", re.MULTILINE)
 
 
