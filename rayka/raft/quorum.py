@@ -155,7 +155,8 @@ class Quorum:
         """What to send now, each to a node id. It is under way until it is reported to one of the next two methods."""
         if not self._state.is_persisted:
             return []
-        book, sent = self._state.book, list[tuple[int, Request[Any]]]()
+        book = self._state.book
+        sent: list[tuple[int, Request[Any]]] = []
         for sender in self._senders:
             for node_id in sender.targets(now_ms):
                 if book.ready_ms(node_id) <= now_ms:
