@@ -1,7 +1,8 @@
 """What a voter must remember of elections, and the file `quorum-state` that holds it (A7, A8).
 
 The file is one JSON object of `data_version` 1. It is replaced durably before the state is acted on: a voter that
-forgot its vote could vote twice in one epoch. A missing or damaged file reads as "nothing known, epoch 0" (A9). Kafka:
+forgot its vote could vote twice in one epoch. A missing file is that of a new replica: nothing known, epoch 0 (A9). A
+damaged one is None: unlike Kafka's, the driver then does not start, for this replica may have voted. Kafka:
 `ElectionState`, `FileQuorumStateStore`.
 """
 

@@ -143,11 +143,13 @@ class RaftLog:
         Whether all were appended. Raises UnsupportedVersion for control records of a later version of this program.
         """
         good: list[RecordBatch] = []
+        expected = LogPosition(self.last_epoch, self._log.log_end_offset)
         control: list[tuple[int, list[object]]] = []
         is_whole = True
         try:
             for batch in batches:
-                _check(batch, good[-1].next_offset if good else self._log.log_end_offset, epoch)
+                _check(batch, expected, epoch)
+                expected = LogPosition(batch.leader_epoch, batch.next_offset)
                 if batch.is_control:
                     control.append((batch.base_offset, list(decode_control_batch(batch))))
                 good.append(batch)
@@ -255,10 +257,12 @@ class RaftLog:
         self.history.forget_before(snapshot_id.offset)
 
 
-def _check(batch: RecordBatch, expected_offset: int, epoch: int) -> None:
-    """Raises CorruptRecord for a batch that a follower in this epoch does not append next."""
-    if batch.base_offset != expected_offset:
-        raise CorruptRecord(f"expected offset {expected_offset}, found {batch!r}")
-    if not 0 <= batch.leader_epoch <= epoch:
-        raise CorruptRecord(f"expected an epoch up to {epoch}, found {batch!r}")
+def _check(batch: RecordBatch, expected: LogPosition, epoch: int) -> None:
+    """Raises CorruptRecord for a batch that a follower in this epoch does not append next. Offset and epoch lie outside
+    the CRC.
+    """
+    if batch.base_offset != expected.end_offset:
+        raise CorruptRecord(f"expected offset {expected.end_offset}, found {batch!r}")
+    if not expected.last_epoch <= batch.leader_epoch <= epoch:
+        raise CorruptRecord(f"expected an epoch from {expected.last_epoch} to {epoch}, found {batch!r}")
     batch.check_crc()

@@ -195,6 +195,15 @@ def test_a_flipped_bit_anywhere_never_crashes_a_follower_nor_gets_into_its_log()
         assert records == leader.records()[: len(records)]
 
 
+def test_epochs_do_not_fall_within_a_log() -> None:  # A33
+    leader, node = leader_with(b"a"), follower(epoch=5)
+    content = leader.log.read(0, max_bytes=1 << 20, end_offset=9).records
+    records = bytearray(content)
+    records[15] = 4  # the first batch, in epoch 4; the second is of epoch 1
+    respond(node, records=np.frombuffer(bytes(records), np.uint8))
+    assert (node.log.log_end_offset, node.log.epoch_of(0)) == (3, 4)
+
+
 def test_records_that_leave_a_gap_are_not_appended() -> None:  # A33
     leader, node = leader_with(b"a", b"b"), follower()
     respond(

@@ -1,8 +1,10 @@
-"""One request for each node, its timeout, and the back-off after a failure."""
+"""One request for each node, its timeout, the back-off after a failure, and the settings of all timers."""
 
 import pytest
 
+from rayka.config import BrokerConfig
 from rayka.protocol.quorum import DescribeQuorumRequest
+from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.request_book import RequestBook
 
 
@@ -48,3 +50,15 @@ def test_another_role_starts_afresh(book: RequestBook) -> None:  # A20, A36
     book.back_off(2, 100)
     book.reset()
     assert (book.ready_ms(1), book.ready_ms(2), book.on_answered(1, request)) == (0, 0, False)
+
+
+def test_the_defaults_are_kafkas() -> None:  # A10, A11, A12, A13, A14
+    config = QuorumConfig.of(BrokerConfig())
+    assert config == QuorumConfig()
+    assert (config.election_timeout_ms, config.fetch_timeout_ms, config.election_backoff_max_ms) == (
+        1_000,
+        2_000,
+        1_000,
+    )
+    assert (config.request_timeout_ms, config.retry_backoff_ms) == (2_000, 20)
+    assert (config.check_quorum_timeout_ms, config.begin_quorum_epoch_interval_ms) == (3_000, 1_000)
