@@ -69,7 +69,7 @@ class Checkers:
 
     def report_if(self, checker: str, node_id: int, problem: str) -> None:
         """As `report`, if there is a problem."""
-        if problem:
+        if problem and self.is_enabled:
             self.report(checker, node_id, problem)
 
     def _machine(self, process: Process) -> Machine | None:
@@ -155,17 +155,13 @@ class Checkers:
         machine = self._machine(process)
         if machine is None:
             return
-        durable = self.durable_end(machine)
+        durable = machine.disk.durable_end(machine.metadata_dir)
         if durable < fetch_offset:
             self.report(
                 "fetch-durable",
                 process.node_id,
                 f"fetches from {fetch_offset}; durable is what is below {durable}",
             )
-
-    def durable_end(self, machine: Machine) -> int:
-        """The log end offset, or snapshot's end, that a power cut at its worst would leave."""
-        return durable_end(machine.disk, machine.metadata_dir)
 
     def _on_fetch_answer(self, process: Process, request: FetchRequest, response: FetchResponse) -> None:
         partition, result = request.partitions[0], response.partitions[0]
@@ -306,13 +302,6 @@ class Checkers:
         before, after = ({*each.voters} for each in self.ledger.voter_sets[-2:])
         if len(before ^ after) > 1:
             self.report("one-voter-change", node_id, f"{sorted(before)}, then {sorted(after)}")
-
-
-def durable_end(disk: SimDisk, directory: str) -> int:
-    """The log end offset, or snapshot's end, that a power cut at its worst would leave on the disk."""
-    files = disk.durable_files(directory)
-    snapshots = [each.offset for name in files if (each := parse_snapshot_name(name)) is not None]
-    return max(disk.durable_log_end(directory), *snapshots, 0)
 
 
 def quorum_of(machine: Machine) -> Quorum | None:

@@ -8,13 +8,15 @@ import asyncio
 import posixpath
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from rayka.errors import StorageError
 from rayka.ports import Buffer, Lock
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END
+from rayka.raft.snapshot import parse_snapshot_name
 from rayka.sim.process import PROCESS
 from rayka.sim.trace import Trace
-from rayka.testing.memory_disk import MemoryDisk
+from rayka.testing.memory_disk import DurableFile, MemoryDisk
 
 
 class SimDisk(MemoryDisk):
@@ -38,7 +40,11 @@ class SimDisk(MemoryDisk):
         self._random = random
         self._trace = trace
         self._on_rename = on_rename
-        self._durable_ends: dict[int, tuple[int, int]] = {}  # by inode: bytes looked at, and the next offset
+        self.sync_count = 0  # whatever makes more or less durable counts
+        self._durable_ends: dict[
+            str, tuple[int, int]
+        ] = {}  # by directory: when it was looked at, and the end
+        self._scanned: dict[int, tuple[int, int]] = {}  # by inode: bytes looked at, and the next offset
 
     # ---- Changes -----------------------------------------------------------------------------------------------------
 
@@ -86,6 +92,14 @@ class SimDisk(MemoryDisk):
         self._check_writer("sync", "")
         self._trace.add(self.node_id, "sync")
 
+    def _sync(self, *wanted: Any) -> None:
+        self.sync_count += 1
+        super()._sync(*wanted)
+
+    def power_loss(self, random: Random) -> None:
+        self.sync_count += 1
+        super().power_loss(random)
+
     def _check_writer(self, action: str, path: str) -> None:
         process = PROCESS.get()
         if process is not None and not process.is_alive:
@@ -108,21 +122,31 @@ class SimDisk(MemoryDisk):
 
     # ---- What would be left ------------------------------------------------------------------------------------------
 
-    def durable_log_end(self, directory: str) -> int:
-        """The log end offset that a power cut at its worst would leave to the log in this directory."""
-        files = self.durable_files(directory)
+    def durable_end(self, directory: str) -> int:
+        """The log end offset, or the end of the newest snapshot, that a power cut at its worst would leave."""
+        known = self._durable_ends.get(directory)
+        if known is None or known[0] != self.sync_count:
+            files = self.durable_files(directory)
+            snapshots = [each.offset for name in files if (each := parse_snapshot_name(name)) is not None]
+            known = self._durable_ends[directory] = (
+                self.sync_count,
+                max(self._durable_log_end(files), *snapshots, 0),
+            )
+        return known[1]
+
+    def _durable_log_end(self, files: dict[str, DurableFile]) -> int:
         names = [name for name in files if name.endswith(".log")]
         if not names:
             return 0
         base_offset = int(posixpath.splitext(names[-1])[0])
         inode, data, synced_bytes = files[names[-1]]
-        position, end = self._durable_ends.get(inode, (0, base_offset))
+        position, end = self._scanned.get(inode, (0, base_offset))
         while position + HEADER_BYTES <= synced_bytes:
-            size_bytes = 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+            size_bytes = LENGTH_FIELD_END + int.from_bytes(data[position + 8 : position + 12], "big")
             if size_bytes < HEADER_BYTES or position + size_bytes > synced_bytes:
                 break
             first = int.from_bytes(data[position : position + 8], "big")
             end = first + int.from_bytes(data[position + 23 : position + 27], "big") + 1
             position += size_bytes
-        self._durable_ends[inode] = position, end
+        self._scanned[inode] = position, end
         return end

@@ -114,7 +114,7 @@ def _records(batch: RecordBatch) -> Iterator[tuple[int, MetadataRecord]]:
 
 
 Compared = tuple[MetadataImage, MetadataImage]
-_MAPS = ("topics", "topics_by_id", "brokers", "configs", "features")
+_MAPS = ("topics", "brokers", "configs", "features")  # topics_by_id holds the same topics
 
 
 def difference(found: MetadataImage, expected: MetadataImage, before: Compared | None = None) -> str:

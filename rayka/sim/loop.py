@@ -218,6 +218,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     def resume(self, process: Process) -> None:
         """The process goes on: what was withheld becomes ready, in its order."""
         process.is_paused = False
+        process.resumed_us = self.now_us
         self._ready.extend(process.withheld)
         process.withheld.clear()
 

@@ -13,13 +13,14 @@ from typing import Any
 class Process:
     """One incarnation of one node, or a client. `watch` is called after each of its callbacks."""
 
-    __slots__ = ("incarnation", "is_alive", "is_paused", "node_id", "watch", "withheld")
+    __slots__ = ("incarnation", "is_alive", "is_paused", "node_id", "resumed_us", "watch", "withheld")
 
     def __init__(self, node_id: int, incarnation: int) -> None:
         self.node_id = node_id
         self.incarnation = incarnation
         self.is_alive = True
         self.is_paused = False
+        self.resumed_us = 0
         self.withheld: deque[Any] = deque()
         self.watch: Callable[[], None] | None = None
 

@@ -78,7 +78,7 @@ class Simulation:
         )
         self._disk_random = Random(f"disk {options.seed}")
         self.cluster = SimCluster(self.loop, options, self.network, self.trace, self._make_disk)
-        self.cluster.watch = self._watch
+        self.cluster.watch = self._watch if options.checks else None
         self.cluster.on_bug = self._on_bug
         self.checkers.cluster = self.cluster
         self.history = History(self.ledger)

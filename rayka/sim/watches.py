@@ -11,12 +11,12 @@ from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voters import VoterSet
-from rayka.sim.checkers import Checkers, durable_end, local_key, quorum_of
+from rayka.sim.checkers import Checkers, local_key, quorum_of
 from rayka.sim.cluster import Machine
 from rayka.sim.ledger import Compared, difference
 from rayka.sim.loop import VirtualLoop
 
-_SILENCE_US = 1_000_000  # a leader that ran no callback for so long was paused
+_SLACK_US = 1_000_000
 
 
 class ControllerWatch:
@@ -41,7 +41,6 @@ class ControllerWatch:
         self._voters: VoterSet | None = None
         self._voters_end = 0
         self._quorum_deadline_us = 0
-        self._last_us = 0
         self._registered: Leader | None = None
         self._replayed_offset = -1
         self._compared_images: Compared | None = None
@@ -115,10 +114,7 @@ class ControllerWatch:
             self._registered = role
             self._on_leader_persisted(state.epoch)
         now_us = self._loop.now_us
-        if now_us - self._last_us > _SILENCE_US:
-            self._quorum_deadline_us = now_us + 3 * self._fetch_timeout_us
-        self._last_us = now_us
-        if now_us > self._quorum_deadline_us:
+        if now_us > self._quorum_deadline_us and not self._machine.has_failed:
             self._check_quorum(quorum, role, now_us)
         if role.voters is not self._voters:
             self._on_voters(quorum, role)
@@ -134,8 +130,9 @@ class ControllerWatch:
         )
         disk = self._machine.disk  # what waits for the disk waits before it looks at the time
         last_sync_us = now_us if disk.syncs_under_way else disk.last_sync_us
-        of_majority_us = max(times_us[(len(times_us) - 1) // 2], last_sync_us)
-        self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SILENCE_US
+        resumed_us = self._machine.process.resumed_us if self._machine.process is not None else 0
+        of_majority_us = max(times_us[(len(times_us) - 1) // 2], last_sync_us, resumed_us)
+        self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SLACK_US
         if now_us > self._quorum_deadline_us:
             silent_ms = (now_us - of_majority_us) // 1000
             self._report(
@@ -186,7 +183,7 @@ class ControllerWatch:
         if home is None:
             return -1
         machine, disk = home
-        return durable_end(disk, machine.metadata_dir)
+        return disk.durable_end(machine.metadata_dir)
 
     def _on_log_start(self, quorum: Quorum) -> None:
         """I5: a log that does not begin at 0 begins at the end of its earliest snapshot."""
