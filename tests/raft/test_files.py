@@ -1,13 +1,11 @@
-"""The files of the quorum: `quorum-state` and the 0-0 checkpoint."""
+"""The files of the quorum: `quorum-state`; and who may vote."""
 
 import json
 from uuid import UUID
 
 import pytest
 
-from rayka.errors import StorageError
-from rayka.ids import OffsetAndEpoch, ReplicaKey
-from rayka.raft.checkpoint import checkpoint_name, decode_bootstrap_checkpoint, encode_bootstrap_checkpoint
+from rayka.ids import ReplicaKey
 from rayka.raft.election_state import ElectionState, decode_election, encode_election
 from rayka.raft.voters import VoterSet
 from tests.raft.support import ME
@@ -40,28 +38,6 @@ def test_another_data_version_is_none() -> None:  # A7
         decode_election(encode_election(ElectionState()).replace(b'"data_version":1', b'"data_version":2'))
         is None
     )
-
-
-def test_a_checkpoint_is_named_by_offset_and_epoch() -> None:  # A45
-    assert checkpoint_name(OffsetAndEpoch(0, 0)) == "00000000000000000000-0000000000.checkpoint"
-
-
-def test_the_checkpoint_holds_the_voters() -> None:  # A48
-    assert decode_bootstrap_checkpoint(encode_bootstrap_checkpoint(VOTERS, timestamp_ms=1), "p") == VOTERS
-
-
-def test_a_checkpoint_cut_anywhere_is_refused() -> None:
-    content = encode_bootstrap_checkpoint(VOTERS, timestamp_ms=1)
-    for size in range(0, len(content), 7):
-        with pytest.raises(StorageError, match="/data/0-0"):
-            decode_bootstrap_checkpoint(content[:size], "/data/0-0")
-
-
-def test_a_rotten_bit_of_a_record_is_noticed() -> None:
-    content = bytearray(encode_bootstrap_checkpoint(VOTERS, timestamp_ms=1))
-    content[-1] ^= 0x10
-    with pytest.raises(StorageError, match="CRC"):
-        decode_bootstrap_checkpoint(content, "/data/0-0")
 
 
 @pytest.mark.parametrize("voters", [(), (ME, ME), (ReplicaKey(3002, ME.directory_id), ME)])
