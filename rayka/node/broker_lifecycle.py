@@ -11,6 +11,7 @@ import logging
 
 from rayka.errors import (
     DuplicateBrokerRegistration,
+    NotController,
     RetriableApiError,
     UnavailableError,
 )
@@ -127,8 +128,8 @@ class BrokerLifecycle:
         while True:
             try:
                 response = await self._link.call(self._heartbeat(), self._call_timeout_ms)
-            except RetriableApiError:
-                self._on_unanswered()
+            except RetriableApiError as error:
+                self._on_unanswered(error)
                 await self._wait(pauses.next_ms())
             else:
                 pauses.reset()
@@ -152,8 +153,9 @@ class BrokerLifecycle:
         if response.should_shut_down:
             self._may_end.set()
 
-    def _on_unanswered(self) -> None:
-        if self._wants_shut_down:
+    def _on_unanswered(self, error: RetriableApiError) -> None:
+        """Where controllers answer that none is active there will be one; where none answers there may be none left."""
+        if self._wants_shut_down and not isinstance(error, NotController):
             self._failures_in_shutdown += 1
             if self._failures_in_shutdown >= _SHUTDOWN_FAILURES_MAX:
                 self._may_end.set()

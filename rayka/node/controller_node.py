@@ -112,7 +112,11 @@ class ControllerNode(QuorumApis):
                 self._fail(error)
             raise
         shard = ReplicatedShard(
-            self._settings.node_id, log, lambda: self._new_controller(log), on_active=self._on_active
+            self._settings.node_id,
+            log,
+            lambda: self._new_controller(log),
+            on_active=self._on_active,
+            on_replayed=lambda: shard.shard.image(shard.replayed_offset),  # so that deltas stay small
         )
         self._parts = _Parts(log, shard)
         self._state = NodeState.RUNNING

@@ -18,6 +18,7 @@ It knows nothing of what the records mean; `RecordCodec` turns them into bytes. 
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from rayka.errors import (
@@ -251,10 +252,8 @@ class QuorumLog(Generic[RecordT]):
             self._on_no_response(node_id, request, error)
         else:
             self._peers.on_answered(node_id, response)
-            try:
+            with suppress(StorageError), self._failing():
                 self._quorum.on_response(node_id, request, response, _now_ms())
-            except StorageError as error:
-                self.fail(error)
         self.wake()
 
     def _on_no_response(self, node_id: int, request: Request[Any], error: ApiError) -> None:
@@ -266,6 +265,15 @@ class QuorumLog(Generic[RecordT]):
         self.failure = self.failure or error
         self._due.set()
         self.news.notify()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """A disk that fails here ends the replica: a leader that cannot read would keep others from leading."""
+        try:
+            yield
+        except StorageError as error:
+            self.fail(error)
+            raise
 
     def _tell(self) -> None:
         """Wakes who waits for a change, if there is one."""
@@ -290,7 +298,9 @@ class QuorumLog(Generic[RecordT]):
         return await self._when_durable(self._quorum.handle_end_quorum_epoch(request, _now_ms()))
 
     async def fetch_snapshot(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
-        return await self._when_durable(self._quorum.handle_fetch_snapshot(request, _now_ms()))
+        with self._failing():
+            response = self._quorum.handle_fetch_snapshot(request, _now_ms())
+        return await self._when_durable(response)
 
     async def describe_quorum(self, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
         return await self._when_durable(self._quorum.handle_describe_quorum(request, _now_ms()))
@@ -304,7 +314,8 @@ class QuorumLog(Generic[RecordT]):
         while True:
             self._check_open()
             may_wait = loop.time() < deadline_s
-            result = self._quorum.handle_fetch(request, now_ms=_now_ms(), may_wait=may_wait)
+            with self._failing():
+                result = self._quorum.handle_fetch(request, now_ms=_now_ms(), may_wait=may_wait)
             if result is not None:
                 return await self._when_durable(FetchResponse((result,)))
             self.wake()

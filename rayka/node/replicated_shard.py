@@ -43,7 +43,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         make_shard: Callable[[], ShardT],
         *,
         on_active: Callable[[], None] = lambda: None,
-        on_replayed: Callable[[], None] = lambda: None,
+        on_replayed: Callable[[], object] = lambda: None,
     ) -> None:
         self._name = node_name(node_id)
         self._log = log
@@ -70,6 +70,11 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     @property
     def is_active(self) -> bool:
         return self._runtime.is_active and self._epoch == self._log.leading_epoch
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it holds committed records only; one that has yet to notice that it leads no more does not."""
+        return not self._runtime.is_active
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ noticed yet lead nobody in circles; a controller that did not answer is asked la
 Kafka: `NodeToControllerChannelManager`, `ControllerNodeProvider`.
 """
 
-from rayka.errors import ApiError, NotController
+from rayka.errors import ApiError, NetworkException, NotController
 from rayka.ids import NO_EPOCH, NO_NODE, Role, node_name, role_of
 from rayka.ports import Network
 from rayka.protocol.cluster import StatusRequest, StatusResponse
@@ -45,17 +45,17 @@ class ActiveController:
         if node_id in self._order:
             self._order.remove(node_id)
             self._order.append(node_id)
-        if node_id == self.leader_id:
+        if node_id == self.leader_id != NO_NODE:
             self.leader_id, self._is_doubted = NO_NODE, True
 
     async def find(self) -> int:
         """The node that leads; controllers are asked for it, one after the other, when it is not known.
 
-        Raises NotController, which says what they answered, when none leads.
+        Raises NotController, which says what they answered, when none leads, NetworkException when none answers.
         """
         if self.leader_id != NO_NODE:
             return self.leader_id
-        found = []
+        found, answered_count = [], 0
         for node_id in await self._controllers():
             try:
                 status = await self._network.call(node_id, StatusRequest(), _STATUS_TIMEOUT_MS)
@@ -63,11 +63,13 @@ class ActiveController:
                 self.forget(node_id)
                 found.append(f"{node_name(node_id)}: {error}")
             else:
+                answered_count += 1
                 self._take(status)
                 found.append(f"{node_name(node_id)} is {status.state}: {status.detail or 'it does not lead'}")
             if self.leader_id != NO_NODE:
                 return self.leader_id
-        raise NotController("no controller is active; " + ("; ".join(found) or "none is known"))
+        reason = "no controller is active; " + ("; ".join(found) or "none is known")
+        raise NotController(reason) if answered_count else NetworkException(reason)
 
     def _take(self, status: StatusResponse) -> None:
         self.learn(status.leader_id, status.leader_epoch)

@@ -276,6 +276,7 @@ class InProcessCluster:
     async def _stop(self) -> None:
         """Brokers first, all at once: their shutdown needs the controller, and waits for brokers that stay. Then one
         controller after another, the leader last: it would wait for a successor."""
+        self.switch.heal()
         await _all(self._stop_node(each) for each in list(self._running) if role_of(each) is Role.BROKER)
         statuses = (await self._describe()).nodes
         for status in sorted(statuses, key=lambda each: each.leader_id == each.node_id):

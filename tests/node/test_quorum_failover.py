@@ -9,7 +9,13 @@ import pytest
 
 import rayka
 from rayka.client import io_thread
-from rayka.errors import NetworkException, NotController, RetriableApiError, UnavailableError
+from rayka.errors import (
+    NetworkException,
+    NotController,
+    RetriableApiError,
+    TopicAlreadyExists,
+    UnavailableError,
+)
 from rayka.protocol.cluster import MetadataRequest, NodeState
 from rayka.protocol.quorum import DescribeQuorumRequest
 from tests.node.quorum_support import (
@@ -85,7 +91,7 @@ def test_topics_created_while_the_active_controller_is_killed_are_all_there() ->
         def create_topics() -> None:
             with rayka.Admin(cluster=cluster, retry_backoff_ms=5) as admin:
                 for number in range(30):
-                    with suppress(rayka.TopicAlreadyExists):  # asked again after an answer that was lost
+                    with suppress(TopicAlreadyExists):  # asked again after an answer that was lost
                         admin.create_topic(f"topic-{number:02d}")
                     acknowledged.append(f"topic-{number:02d}")
 
