@@ -117,10 +117,7 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
     async def _maybe_generate(self) -> None:
         offset, epoch = self._shard.replayed_offset, self._log.leading_epoch
         latest = self._log.latest_snapshot_id
-        is_new = offset > (latest.offset if latest is not None else 0)
-        if not is_new or self._log.log_end_offset < offset:
-            return  # the shard is being loaded, or what it appended is not in the log yet
-        if self._shard.is_active and self._log.log_end_offset != offset:
+        if offset <= (latest.offset if latest is not None else 0) or not self._can_capture(offset):
             return
         values = self._values(self._shard.shard, offset)
         while self._log.high_watermark < offset:
@@ -130,6 +127,14 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
         snapshot_id = OffsetAndEpoch(offset, self._log.quorum.epoch_of(offset - 1))
         if self._is_allowed(snapshot_id):
             await self._write(snapshot_id, values)
+
+    def _can_capture(self, offset: int) -> bool:
+        """Not while the shard holds what is not in the log yet, nor when it has not noticed that it leads no more: then
+        others may have written at its offsets.
+        """
+        if self._shard.is_active:
+            return self._log.log_end_offset == offset
+        return self._shard.stands_by
 
     def _is_allowed(self, snapshot_id: OffsetAndEpoch) -> bool:
         try:
@@ -155,10 +160,17 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
         except DiskFull as error:
             _logger.warning("no snapshot at offset %d: %s", snapshot_id.offset, error)
         else:
-            directory.log.roll(_now_ms())  # so that what it stands for can be removed some day
-            self._clean()
-            self._log.wake()
+            self._on_written(snapshot_id)
         self._schedule.on_done(_now_ms())
+
+    def _on_written(self, snapshot_id: OffsetAndEpoch) -> None:
+        directory = self._log.directory
+        if snapshot_id.offset < directory.log.log_start_offset:
+            directory.snapshots.delete(snapshot_id)  # one that was fetched meanwhile has taken its place
+            return
+        directory.log.roll(_now_ms())  # so that what it stands for can be removed some day
+        self._clean()
+        self._log.wake()
 
     def _timestamp_ms(self, offset: int) -> int:
         read = self._log.quorum.read_committed(offset, max_bytes=1)

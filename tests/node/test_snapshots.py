@@ -1,7 +1,7 @@
 """When a node writes a snapshot of its state, what it holds, and what goes with its help (A46, A47, A51)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,7 +11,7 @@ from rayka.metadata.records import decode_record
 from rayka.metadata.snapshot import image_of as loaded
 from rayka.node.controller_node import ControllerNode
 from rayka.node.quorum_log import QuorumLog
-from rayka.node.snapshot_generator import SnapshotSchedule, data_batches, image_values
+from rayka.node.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches, image_values
 from rayka.protocol.cluster import MetadataRequest
 from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
@@ -128,6 +128,45 @@ def test_what_is_not_committed_is_in_no_snapshot() -> None:  # A46
         await _until(node, lambda store: store.latest != latest)
         assert node.quorum is not None
         assert all(each.offset <= node.quorum.high_watermark for each in store.ids)
+        await node.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_state_that_may_be_taken_back_is_not_captured() -> None:  # A46, A66
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk(), config=BrokerConfig(metadata_max_idle_interval_ms=0))
+        assert node._parts is not None
+        log, shard = node._parts.log, node._parts.shard
+        generator = SnapshotGenerator(node.settings, log, shard, lambda controller, offset: [b"state"])
+        await generator._maybe_generate()
+        committed = log.directory.snapshots.ids
+        assert [each.offset for each in committed] == [log.high_watermark]
+        shard.run_request(new_topic("not-committed"))
+        assert shard.replayed_offset > log.high_watermark
+        log.quorum.resign(0)  # the shard does not know yet
+        await asyncio.wait_for(generator._maybe_generate(), 5)
+        assert log.directory.snapshots.ids == committed
+        node.kill()
+
+    asyncio.run(scenario())
+
+
+def test_one_that_was_overtaken_while_it_was_written_is_removed() -> None:  # A49
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk(), config=BrokerConfig(metadata_max_idle_interval_ms=0))
+        assert node._parts is not None
+        log, shard = node._parts.log, node._parts.shard
+
+        def values(controller: object, offset: int) -> Iterator[bytes]:
+            yield b"state"
+            log.directory.log.increment_log_start_offset(log.log_end_offset)
+
+        generator = SnapshotGenerator(node.settings, log, shard, values)
+        writing = asyncio.ensure_future(generator._maybe_generate())
+        await _create(node, 1)
+        await writing
+        assert log.directory.snapshots.ids == ()
         await node.stop()
 
     asyncio.run(scenario())
