@@ -97,6 +97,19 @@ def test_only_what_the_leader_has_flushed_counts() -> None:  # A26, A40
     assert found.fetched_by(OTHER, 4)
 
 
+def test_what_was_written_during_a_sync_is_not_counted_with_it() -> None:  # A26
+    found = Node.leading()
+    found.quorum.append([b"a"])
+    found.drain()
+    plan = found.log.unsynced()
+    found.quorum.append([b"b"])
+    found.drain()
+    found.disk.sync_now(plan.files, plan.directories)
+    found.log.on_synced(plan)
+    assert found.quorum.on_flushed(0)
+    assert (found.quorum.high_watermark, found.log.log_end_offset) == (4, 5)
+
+
 def test_a_majority_of_the_others_commits_what_the_leader_has_not_flushed() -> None:  # A40
     found = node()
     found.quorum.append([b"a"])

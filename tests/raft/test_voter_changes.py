@@ -134,7 +134,10 @@ def test_nothing_changes_before_the_leader_has_committed_in_its_epoch() -> None:
     node = Node(voters=(ME, OTHER))
     node.elect(2_000, OTHER)
     node.settle(2_000)
-    assert outcome(remove(node, OTHER)) is ErrorCode.REQUEST_TIMED_OUT
+    change = remove(node, OTHER)
+    assert outcome(change) is ErrorCode.REQUEST_TIMED_OUT
+    assert change.response is not None
+    assert "not committed anything yet" in change.response.error_message
 
 
 def test_one_change_at_a_time() -> None:  # A55
@@ -196,6 +199,19 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed() -> None:  
     node.fetched_by(THIRD)
     assert (node.role, outcome(change)) == ("Resigned", ErrorCode.NONE)
     assert node.quorum.high_watermark == 4
+
+
+def test_what_is_committed_before_its_removal_does_not_end_a_leader() -> None:  # A57
+    node = leader(ME, OTHER, THIRD)
+    node.quorum.append([b"a"])
+    remove(node, ME)
+    node.settle(2_000)
+    for voter in (OTHER, THIRD):
+        node.fetched_by(voter, 4)
+    assert (node.role, node.quorum.high_watermark) == ("Leader", 4)
+    for voter in (OTHER, THIRD):
+        node.fetched_by(voter, 5)
+    assert (node.role, node.quorum.high_watermark) == ("Resigned", 5)
 
 
 def test_check_quorum_of_a_leader_without_vote_needs_a_majority_of_the_others() -> None:  # A12, A57
