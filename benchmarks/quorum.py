@@ -1,7 +1,8 @@
 """The metadata quorum: what a commit costs, and how long nobody decides when the active controller ends.
 
-A commit is one topic of one partition, created and deleted in turn by one caller that waits for each. The limits are
-made of what this machine needs for one call of an actor and for one fsync, measured in turn with the values.
+A commit is one topic of one partition, created and deleted in turn by one caller that waits for each, and then a while.
+The limits are made of what this machine needs for one call of an actor and for one fsync after the same pause, measured
+in turn with the values.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ import ray
 import rayka
 from benchmarks import image
 from benchmarks.harness import Bar, Row, compare
-from benchmarks.limits import NoopActor, fsync_p50, seconds
+from benchmarks.limits import NoopActor, seconds
 from benchmarks.stage import local_ray, running_cluster
 from rayka.actors import launch
 from rayka.client import io_thread
@@ -53,18 +54,25 @@ def run(*, quick: bool = False) -> list[Row]:
 
 
 class _Machine:
-    """What one call and one fsync take here, now."""
+    """What one call and one fsync take here, now, when there is a pause before each as there is before a commit."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._file = (directory / "fsync").open("wb", buffering=0)
         self._actor = NoopActor()
 
-    def seconds(self, round_trips: float, fsyncs: float) -> float:
+    def seconds(self, round_trips: float, fsyncs: float, *, count: int = 20) -> float:
         """So many of each, one after the other."""
-        call_s = self._actor.round_trip_p50(100, count=50)
-        return round_trips * call_s + fsyncs * fsync_p50(self._directory)
+        calls, syncs = [], []
+        for _ in range(count):
+            time.sleep(_IDLE_S)
+            calls.append(self._actor.round_trip_p50(100, count=1))
+            time.sleep(_IDLE_S)
+            self._file.write(bytes(4096))
+            syncs.append(seconds(lambda: os.fsync(self._file.fileno())))
+        return round_trips * statistics.median(calls) + fsyncs * statistics.median(syncs)
 
     def close(self) -> None:
+        self._file.close()
         self._actor.close()
 
 
