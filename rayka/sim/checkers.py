@@ -8,7 +8,7 @@ the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what
 import msgspec
 
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
-from rayka.ids import METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch, ReplicaKey, Role, role_of
+from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, OffsetAndEpoch, ReplicaKey, Role, role_of
 from rayka.log.log import LogRead
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -167,7 +167,11 @@ class Checkers:
         partition, result = request.partitions[0], response.partitions[0]
         if partition.topic_id != METADATA_TOPIC_ID or role_of(request.replica_id) is not Role.CONTROLLER:
             return
-        if result.error_code is ErrorCode.NONE and partition.current_leader_epoch != result.leader_epoch:
+        epochs = (
+            NO_EPOCH,
+            result.leader_epoch,
+        )  # without an epoch a fetch is answered, and counts for nothing
+        if result.error_code is ErrorCode.NONE and partition.current_leader_epoch not in epochs:
             self.report(
                 "fetch-epoch", process.node_id,
                 f"a fetch of epoch {partition.current_leader_epoch} was accepted in epoch {result.leader_epoch}",
@@ -239,10 +243,13 @@ class Checkers:
             self.report("epoch-monotonic", machine.node_id, f"{path} cannot be read back")
             return
         self._elections[machine.node_id] = written
-        is_same_epoch = written.leader_epoch == before.leader_epoch
-        has_changed_vote = before.voted_key not in (None, written.voted_key)
-        if written.leader_epoch < before.leader_epoch or (is_same_epoch and has_changed_vote):
+        if written.leader_epoch < before.leader_epoch:
             self.report("epoch-monotonic", machine.node_id, f"{before!r}, then {written!r}")
+        elif written.leader_epoch == before.leader_epoch and before.voted_key not in (
+            None,
+            written.voted_key,
+        ):
+            self.report("vote-once", machine.node_id, f"{before!r}, then {written!r}")
         if written.leader_id != NO_NODE:
             self.check_leader(machine.node_id, written.leader_id, written.leader_epoch)
 

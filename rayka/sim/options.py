@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID
-from rayka.sim.faults import FaultKind
+from rayka.sim.faults import DAMAGING, FaultKind
 
 CLIENT_ID = 9001  # clients are nodes of the network, too
 
@@ -25,6 +25,7 @@ class SimOptions:
     brokers: int = 3
     clients: int = 2
     ops_per_second: float = 10.0
+    voter_changes: bool = False
     faults_per_minute: float = 20.0
     fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
     only_faults: tuple[int, ...] | None = None
@@ -70,7 +71,11 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         "duplication": random.choice((0.0, 0.0, 0.01, 0.05)),
         "sync_ms": random.choice((0.1, 1.0, 5.0, 30.0)),
         "config": _config(random),
+        "voter_changes": random.random() < 0.25,
     }
+    if drawn["voter_changes"]:  # a voter that was removed leaves fewer that may lose their disks
+        drawn["fault_kinds"] = tuple(kind for kind in drawn["fault_kinds"] if kind not in DAMAGING)
+        drawn["config"]["controller_quorum_auto_join_enable"] = False
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     return SimOptions(seed=seed, **drawn)
 

@@ -82,7 +82,15 @@ class Simulation:
         self.cluster.on_bug = self._on_bug
         self.checkers.cluster = self.cluster
         self.history = History(self.ledger)
-        self.workload = Workload(self.loop, options, self.network, self.trace, self.history, self.checkers)
+        self.workload = Workload(
+            self.loop,
+            options,
+            self.network,
+            self.trace,
+            self.checkers,
+            self.history,
+            lambda: self.cluster.cluster_id,
+        )
         self.injector = Injector(self.loop, self.cluster, self.network, self.trace, options.seed)
         self.faults: list[Fault] = []
 

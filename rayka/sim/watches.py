@@ -40,6 +40,7 @@ class ControllerWatch:
         self._log_start_offset = -1
         self._voters: VoterSet | None = None
         self._voters_end = 0
+        self._committing: VoterSet | None = None
         self._quorum_deadline_us = 0
         self._registered: Leader | None = None
         self._replayed_offset = -1
@@ -52,12 +53,14 @@ class ControllerWatch:
         if quorum is not self._quorum:
             self._begin(quorum)
         state = quorum._state
+        led = isinstance(self._role, Leader)  # one that commits its own removal resigns in the same breath
         if state.role is not self._role:
             self._on_role(quorum, state)
         if state.election_count != self._election_count:
             self._on_election(state)
+            self._committing = state.voters
         if state.known_high_watermark != self._high_watermark:
-            self._on_high_watermark(quorum, state)
+            self._on_high_watermark(quorum, state, is_leader=led or isinstance(self._role, Leader))
         log = state.log
         if log.log_end_offset < self._high_watermark:
             self._report("truncation", f"{quorum!r} is cut below its high watermark, {self._high_watermark}")
@@ -149,13 +152,12 @@ class ControllerWatch:
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
-    def _on_high_watermark(self, quorum: Quorum, state: QuorumState) -> None:
+    def _on_high_watermark(self, quorum: Quorum, state: QuorumState, *, is_leader: bool) -> None:
         before, now = self._high_watermark, state.known_high_watermark
         self._high_watermark = now
         if now < before:  # I1
             self._report("high-watermark", f"{quorum!r}: it falls from {before} to {now}")
             return
-        is_leader = isinstance(state.role, Leader)
         checkers = self._checkers
         has_news = now > checkers.ledger.end
         checkers.on_committed(self._node_id, quorum, self._compared, now, is_leader=is_leader)
@@ -164,19 +166,16 @@ class ControllerWatch:
             self._on_news(quorum, state)
 
     def _on_news(self, quorum: Quorum, state: QuorumState) -> None:
-        ledger, voters = self._checkers.ledger, state.voters
+        ledger = self._checkers.ledger
         if ledger.last_epoch != state.epoch:
             self._report(
                 "commits-own-epoch", f"{quorum!r} commits records of epoch {ledger.last_epoch} alone"
             )
-        if voters is None:
-            self._report("majority", f"{quorum!r} commits, and knows no voters")
-            return
-        ends = [self._durable_end(each) for each in voters.voters]
-        if 2 * sum(end >= ledger.end for end in ends) <= len(ends):  # I3
-            self._report(
-                "majority", f"{quorum!r} commits up to {ledger.end}; durable with {voters!r}: {ends}"
-            )
+        sets = [each for each in (self._committing, state.voters) if each is not None]
+        self._committing = state.voters  # one appended after the commit, in one callback, did not make it
+        ends = [[self._durable_end(voter) for voter in each.voters] for each in sets]
+        if not any(2 * sum(end >= ledger.end for end in each) > len(each) for each in ends):  # I3
+            self._report("majority", f"{quorum!r} commits up to {ledger.end}; durable with {sets}: {ends}")
 
     def _durable_end(self, voter: ReplicaKey) -> int:
         home = self._checkers.homes.get(voter)

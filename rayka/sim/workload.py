@@ -5,13 +5,15 @@ every client does. It never tries an operation again: each attempt is one entry 
 """
 
 import asyncio
+from collections.abc import Callable
 from contextvars import Context
 from random import Random
 
 from rayka.errors import ApiError, ErrorCode, NotController
-from rayka.ids import NO_NODE
+from rayka.ids import NO_NODE, Role, role_of
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.cluster import MetadataRequest, MetadataResponse
+from rayka.protocol.quorum import AddRaftVoterRequest, DescribeQuorumRequest, RemoveRaftVoterRequest
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -32,6 +34,7 @@ _TIMEOUT_MS = 3_000
 _OUTSTANDING_MAX = 64
 _TOPICS_MAX = 30
 _FIND_PAUSE_S = 0.05
+_VOTER_CHANGE_PAUSE_S = 2.0
 
 
 class Workload:
@@ -43,15 +46,18 @@ class Workload:
         options: SimOptions,
         network: SimNetwork,
         trace: Trace,
-        history: History,
         checkers: Checkers,
+        history: History,
+        cluster_id: Callable[[], str],
     ) -> None:
         self._loop = loop
         self.history = history
+        self.cluster_id = cluster_id
         self.clients = [
             _Client(self, each, options.ops_per_second / options.clients, options.seed, network)
             for each in options.client_ids
         ]
+        self.operator = _Operator(self.clients[0], options.seed) if options.voter_changes else None
         self.trace = trace
         self.checkers = checkers
 
@@ -68,12 +74,16 @@ class Workload:
             context = Context()
             context.run(PROCESS.set, client.process)
             client.task = self._loop.create_task(client.run(), name="client", context=context)
+            if self.operator is not None:
+                self.operator.tasks.append(
+                    self._loop.create_task(self.operator.run(), name="operator", context=context)
+                )
 
     def stop_asking(self) -> None:
         """No new operations; those under way go on."""
-        for client in self.clients:
-            if client.task is not None:
-                client.task.cancel()
+        tasks = [client.task for client in self.clients if client.task is not None]
+        for task in (*tasks, *(self.operator.tasks if self.operator is not None else ())):
+            task.cancel()
 
     async def create_until_acknowledged(self, name: str) -> None:
         """The last proof of life: a topic is created, however many attempts that takes."""
@@ -95,10 +105,18 @@ class _Client:
         self._workload = workload
         self._random = Random(f"client {seed} {client_id}")
         self._pause_s = 1 / ops_per_second if ops_per_second else 0.0
-        self._network = network.port(self.process)
-        self._active = ActiveController(self._network)
+        self.network = network.port(self.process)
+        self.active = ActiveController(self.network)
         self._count = 0
         self._outstanding: dict[asyncio.Task[Operation], None] = {}
+
+    @property
+    def cluster_id(self) -> str:
+        return self._workload.cluster_id()
+
+    @property
+    def trace(self) -> Trace:
+        return self._workload.trace
 
     async def run(self) -> None:
         if not self._pause_s:
@@ -114,7 +132,7 @@ class _Client:
     async def _knows_active(self) -> bool:
         """Whoever finds no active controller sends nothing."""
         try:
-            return await self._active.find() != NO_NODE
+            return await self.active.find() != NO_NODE
         except NotController:
             return False
 
@@ -137,9 +155,9 @@ class _Client:
         workload = self._workload
         operation = workload.history.begin(self.process.node_id, kind, name, workload.now_ms)
         workload.trace.add(self.process.node_id, "op", f"{operation.number} {kind} {name}")
-        node_id = self._active.leader_id
+        node_id = self.active.leader_id
         try:
-            node_id = await self._active.find()
+            node_id = await self.active.find()
             if kind is Kind.READ:
                 await self._read(operation, node_id)
             else:
@@ -154,7 +172,7 @@ class _Client:
         return operation
 
     async def _read(self, operation: Operation, node_id: int) -> None:
-        response: MetadataResponse = await self._network.call(node_id, MetadataRequest(None), _TIMEOUT_MS)
+        response: MetadataResponse = await self.network.call(node_id, MetadataRequest(None), _TIMEOUT_MS)
         operation.outcome = Outcome.ACKNOWLEDGED
         problem = self._workload.history.check_read(operation, response)
         self._workload.checkers.report_if("read", self.process.node_id, problem)
@@ -163,9 +181,9 @@ class _Client:
         response: CreateTopicsResponse | DeleteTopicsResponse
         if operation.kind is Kind.CREATE:
             topic = NewTopic(operation.name, self._random.randint(1, 2), 1)
-            response = await self._network.call(node_id, CreateTopicsRequest((topic,)), _TIMEOUT_MS)
+            response = await self.network.call(node_id, CreateTopicsRequest((topic,)), _TIMEOUT_MS)
         else:
-            response = await self._network.call(node_id, DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)
+            response = await self.network.call(node_id, DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)
         result: TopicResult = response.topics[0]
         if result.error_code is ErrorCode.NONE:
             operation.outcome = Outcome.ACKNOWLEDGED
@@ -176,6 +194,46 @@ class _Client:
     def _on_error(self, operation: Operation, node_id: int, error: ApiError) -> None:
         """The request failed as a whole: whether it was executed is open."""
         operation.outcome, operation.what = Outcome.UNKNOWN, error.code.name
-        self._active.forget(node_id)
+        self.active.forget(node_id)
         if isinstance(error, NotController):
-            self._active.learn(error.leader_id, error.leader_epoch)
+            self.active.learn(error.leader_id, error.leader_epoch)
+
+
+class _Operator:
+    """Changes who votes, now and then: what the quorum refuses is as good as what it does."""
+
+    def __init__(self, client: _Client, seed: int) -> None:
+        self._client = client
+        self._random = Random(f"operator {seed}")
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.expovariate(1) * _VOTER_CHANGE_PAUSE_S)
+            try:
+                await self._change()
+            except ApiError as error:
+                self._client.active.forget(self._client.active.leader_id)
+                self._tell(f"failed: {error.code.name}")
+
+    async def _change(self) -> None:
+        network, node_id = self._client.network, await self._client.active.find()
+        quorum = await network.call(node_id, DescribeQuorumRequest(), _TIMEOUT_MS)
+        observers = [
+            each.replica for each in quorum.observers if role_of(each.replica.node_id) is Role.CONTROLLER
+        ]
+        request: AddRaftVoterRequest | RemoveRaftVoterRequest
+        if observers and self._random.random() < 0.7:
+            voter = observers[self._random.randrange(len(observers))]
+            request = AddRaftVoterRequest(self._client.cluster_id, voter, _TIMEOUT_MS)
+        elif len(quorum.voters) > 2:
+            voter = quorum.voters[self._random.randrange(len(quorum.voters))].replica
+            request = RemoveRaftVoterRequest(self._client.cluster_id, voter, _TIMEOUT_MS)
+        else:
+            return
+        self._tell(f"{type(request).__name__} {voter.node_id}")
+        response = await network.call(node_id, request, _TIMEOUT_MS)
+        self._tell(f"{type(request).__name__} {voter.node_id}: {response.error_code.name}")
+
+    def _tell(self, what: str) -> None:
+        self._client.trace.add(self._client.process.node_id, "voters", what)
