@@ -14,7 +14,7 @@ from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.follower import Follower
-from rayka.raft.leader import FAR_MS, Leader
+from rayka.raft.leader import FAR_MS
 from rayka.raft.leading import METADATA_PARTITION
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.roles import Unattached
@@ -182,7 +182,7 @@ class Following:
         end_offset = state.finished_download.snapshot_id.offset
         state.finished_download = None
         if state.log.truncate_to_latest_snapshot():
-            assert not isinstance(state.role, Leader), f"{state!r} leads and lacked a snapshot"
+            assert isinstance(state.role, Unattached | Follower), f"{state!r} lacked a snapshot"
             state.advance_high_watermark(end_offset)
 
     def on_snapshot_damaged(self, now_ms: int) -> None:

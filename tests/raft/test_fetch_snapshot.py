@@ -199,6 +199,17 @@ def test_a_snapshot_that_is_being_frozen_outlives_a_change_of_leader() -> None: 
     assert (node.quorum.log_end_offset, node.quorum.leader_id) == (100, 3003)
 
 
+def test_nobody_stands_up_while_its_log_is_about_to_begin_anew() -> None:  # A49
+    node, source = loading(1 << 20)
+    exchange(node, source)
+    assert node.quorum.finished_download is not None
+    node.quorum.poll(50_000)
+    assert node.role == "Follower"
+    node.freeze(50_000)
+    node.quorum.poll(50_000)
+    assert node.role == "Prospective"
+
+
 def test_the_voters_of_the_snapshot_count_from_then_on() -> None:  # A24, A49
     source = leader()
     node = Node(OTHER, voters=None, bootstrap_ids=(3001,), stored=ElectionState(6, 3001))
