@@ -83,6 +83,12 @@ def test_what_a_running_node_has_not_finished_writing_is_left_out(directory: Pat
     assert json.loads(printed.of("cat", directory, "quorum/offset")) == 7
 
 
+@pytest.mark.parametrize("command", ["log", "log dump", "metadata", "metadata ls", "metadata shell"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    assert f"Usage: rayka {command} " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("node", "names"),
     [

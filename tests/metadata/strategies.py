@@ -12,6 +12,7 @@ from rayka.metadata.records import (
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
+    NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
     RegisterBrokerRecord,
@@ -43,7 +44,7 @@ def record_runs(draw: st.DrawFn, max_size: int = 18) -> list[MetadataRecord]:
 
 
 def _next_record(image: MetadataImage, number: int) -> st.SearchStrategy[MetadataRecord]:
-    ways = [_registrations(number), _features()]
+    ways = [_registrations(number), _features(), st.just(NoOpRecord())]
     if image.brokers:
         ways.append(_broker_changes(image))
     free = [name for name in NAMES if name not in image.topics]

@@ -79,6 +79,7 @@ def test_the_delta_between_two_images_leads_from_one_to_the_other(
     old, new = replayed(records[:end]), replayed(records)
     delta = delta_between(old, new)
     assert delta.apply(new.next_offset) == new
+    assert orders(delta.apply(new.next_offset)) == orders(new)
     assert set(delta.deleted_topics()) == set(old.topics_by_id) - set(new.topics_by_id)
     changed = {key for key, state in new.partitions() if old.partition(key) != state}
     assert set(delta.changed_partitions()) == changed

@@ -155,7 +155,8 @@ def test_a_state_that_may_be_taken_back_is_not_captured() -> None:  # A46, A66
 
 def test_one_that_was_overtaken_while_it_was_written_is_removed() -> None:  # A49
     async def scenario() -> None:
-        node = await new_cluster(MemoryDisk(), config=BrokerConfig(metadata_max_idle_interval_ms=0))
+        disk = MemoryDisk()
+        node = await new_cluster(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))
         assert node._parts is not None
         log, shard = node._parts.log, node._parts.shard
 
@@ -166,6 +167,8 @@ def test_one_that_was_overtaken_while_it_was_written_is_removed() -> None:  # A4
 
         generator = SnapshotGenerator(node.settings, log, shard, values)
         writing = asyncio.ensure_future(generator._maybe_generate())
+        await asyncio.sleep(0)
+        assert [name for name in disk.list(METADATA_DIR) if name.endswith(".part")]
         await _create(node, 1)
         await writing
         assert log.directory.snapshots.ids == ()
