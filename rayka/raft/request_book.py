@@ -1,11 +1,14 @@
 """Which requests are under way, one for each node, and when the next may be sent to it (A11).
 
 A request is under way until its response, its failure or the request timeout. After a failure the node is left alone
-for the retry back-off. A change of role forgets what is under way: its late responses are nobody's. Kafka:
-`RequestManager`.
+for the retry back-off, which doubles with each further one: nobody calls a dead node a hundred times a second. A change
+of role forgets what is under way: its late responses are nobody's. Kafka: `RequestManager`, and the reconnect back-off
+of its `NetworkClient`.
 """
 
 from rayka.ports import Message, Request
+
+DOUBLINGS_MAX = 4
 
 
 class _Sent:
@@ -24,6 +27,7 @@ class RequestBook:
         self._retry_backoff_ms = retry_backoff_ms
         self._sent: dict[int, _Sent] = {}
         self._backing_off_until_ms: dict[int, int] = {}
+        self._failures: dict[int, int] = {}  # one after another
 
     def __repr__(self) -> str:
         return f"<RequestBook under_way={list(self._sent)} backing_off={self._backing_off_until_ms}>"
@@ -35,7 +39,8 @@ class RequestBook:
 
     def on_sent(self, node_id: int, request: Request[Message], now_ms: int) -> None:
         assert self.ready_ms(node_id) <= now_ms, f"{self!r}: node {node_id} is not ready"
-        self._backing_off_until_ms.pop(node_id, None)
+        if self._backing_off_until_ms.pop(node_id, None) is None:
+            self._failures.pop(node_id, None)
         self._sent[node_id] = _Sent(request, now_ms + self._request_timeout_ms)
 
     def on_answered(self, node_id: int, request: Request[Message]) -> bool:
@@ -48,9 +53,12 @@ class RequestBook:
 
     def back_off(self, node_id: int, now_ms: int) -> None:
         """Leaves the node alone for a moment: it gave no answer, or one that is no use."""
-        self._backing_off_until_ms[node_id] = now_ms + self._retry_backoff_ms
+        failures = self._failures.get(node_id, 0)
+        self._failures[node_id] = min(failures + 1, DOUBLINGS_MAX)
+        self._backing_off_until_ms[node_id] = now_ms + (self._retry_backoff_ms << failures)
 
     def reset(self) -> None:
         """Forgets everything: whoever asks next is somebody else."""
         self._sent.clear()
         self._backing_off_until_ms.clear()
+        self._failures.clear()

@@ -60,6 +60,9 @@ class Node:
     ) -> None:  # fmt: skip
         self.local = local
         self.disk = disk or MemoryDisk()
+        if disk is None:
+            self.disk.make_directory(DIRECTORY)
+            self.disk.sync_now([], ["/data", "/"])
         if disk is None and voters is not None:
             write_snapshot(self.disk, BOOTSTRAP_SNAPSHOT_ID.offset, 0, VoterSet(tuple(voters)))
         self.log = Log.open(self.disk, DIRECTORY, LOG_CONFIG, recovery_point=0, tearing=tearing, now_ms=0)
@@ -407,10 +410,12 @@ class Cluster:
         return self.leader
 
     def commit(self, *values: bytes) -> None:
-        """Runs until the values are committed by whoever leads."""
+        """Runs until the values are committed by whoever leads; another appends them again if he lost the lead."""
         leader = self.elected()
-        end = leader.quorum.append(values) + len(values)
-        self.run_until(lambda: leader.quorum.high_watermark >= end)
+        end, epoch = leader.quorum.append(values) + len(values), leader.epoch
+        self.run_until(lambda: leader.quorum.high_watermark >= end or leader.epoch != epoch)
+        if leader.epoch != epoch:
+            self.commit(*values)
 
     def everybody_has(self, end_offset: int) -> bool:
         return all(node.quorum.high_watermark >= end_offset for node in self.nodes.values())

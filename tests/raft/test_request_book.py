@@ -44,6 +44,27 @@ def test_a_failure_leaves_the_node_alone_for_a_moment(book: RequestBook) -> None
     book.on_sent(1, DescribeQuorumRequest(), 520)
 
 
+def test_the_back_off_doubles_with_each_failure_until_an_answer_is_of_use(book: RequestBook) -> None:  # A11
+    now_ms, pauses = 0, []
+    for _ in range(7):
+        pauses.append(failed(book, now_ms))
+        now_ms += 10_000
+    assert pauses == [20, 40, 80, 160, 320, 320, 320]
+    request = DescribeQuorumRequest()
+    book.on_sent(1, request, now_ms)
+    book.on_answered(1, request)
+    assert failed(book, now_ms) == 20
+
+
+def failed(book: RequestBook, now_ms: int) -> int:
+    """How long node 1 is left alone after one more failure."""
+    request = DescribeQuorumRequest()
+    book.on_sent(1, request, now_ms)
+    book.on_answered(1, request)
+    book.back_off(1, now_ms)
+    return book.ready_ms(1) - now_ms
+
+
 def test_another_role_starts_afresh(book: RequestBook) -> None:  # A20, A36
     request = DescribeQuorumRequest()
     book.on_sent(1, request, 100)
