@@ -18,6 +18,8 @@ from rayka.sim.process import PROCESS
 from rayka.sim.trace import Trace
 from rayka.testing.memory_disk import DurableFile, MemoryDisk
 
+_LONG_SYNC_MS = 100
+
 
 class SimDisk(MemoryDisk):
     """One machine's disk. `slowness` multiplies what a sync takes; `on_rename` hears of every replaced file."""
@@ -34,8 +36,7 @@ class SimDisk(MemoryDisk):
         self.node_id = node_id
         self.slowness = 1.0
         self.dead_writers: list[str] = []
-        self.syncs_under_way = 0
-        self.last_sync_us = 0
+        self.busy_until_ms = 0  # with a long sync
         self._sync_ms = sync_ms
         self._random = random
         self._trace = trace
@@ -83,12 +84,10 @@ class SimDisk(MemoryDisk):
 
     async def _while_syncing(self) -> None:
         self._check_writer("sync", "")
-        self.syncs_under_way += 1
-        try:
-            await asyncio.sleep(self._sync_ms * self.slowness * (0.5 + self._random.random()) / 1000)
-        finally:
-            self.syncs_under_way -= 1
-            self.last_sync_us = int(asyncio.get_running_loop().time() * 1e6)
+        duration_ms = self._sync_ms * self.slowness * (0.5 + self._random.random())
+        if duration_ms > _LONG_SYNC_MS:
+            self.busy_until_ms = int(asyncio.get_running_loop().time() * 1000 + duration_ms)
+        await asyncio.sleep(duration_ms / 1000)
         self._check_writer("sync", "")
         self._trace.add(self.node_id, "sync")
 

@@ -3,10 +3,10 @@
 The file has one JSON object a line. A seed that is in it is not run again; a line that was cut off counts as none.
 """
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from itertools import islice
-from multiprocessing import get_context
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ import msgspec
 
 from rayka.sim.options import swarm
 from rayka.sim.simulation import Outcome, Simulation
-
-_RUNS_PER_PROCESS = 200
 
 
 def read_results(path: Path) -> dict[int, Outcome]:
@@ -46,17 +44,47 @@ def run_seeds(seeds: Iterable[int], chosen: dict[str, Any], jobs: int) -> Iterat
     if jobs == 1:
         yield from (run_seed(seed, chosen) for seed in seeds)
         return
-    remaining = iter(seeds)
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=_RUNS_PER_PROCESS)
-    running: set[Future[Outcome]] = set()
+    workers = [_Worker(chosen) for _ in range(jobs)]
     try:
-        while True:
-            running |= {
-                pool.submit(run_seed, seed, chosen) for seed in islice(remaining, 2 * jobs - len(running))
-            }
-            if not running:
-                return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from (each.result() for each in done)
+        with ThreadPoolExecutor(jobs) as pool:
+            yield from _spread(iter(seeds), workers, pool)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for worker in workers:
+            worker.close()
+
+
+def _spread(seeds: Iterator[int], workers: list["_Worker"], pool: ThreadPoolExecutor) -> Iterator[Outcome]:
+    """A worker that has ended a run gets the next seed."""
+    running: dict[Future[Outcome], _Worker] = {}
+    idle = list(workers)
+    while True:
+        running |= {pool.submit(worker.run, seed): worker for worker, seed in zip(idle, seeds, strict=False)}
+        if not running:
+            return
+        done = wait(running, return_when=FIRST_COMPLETED).done
+        idle = [running.pop(each) for each in done]
+        yield from (each.result() for each in done)
+
+
+class _Worker:
+    """Another process that runs one seed after another (`rayka.sim.worker`)."""
+
+    def __init__(self, chosen: dict[str, Any]) -> None:
+        options = msgspec.json.encode(chosen).decode()
+        command = [sys.executable, "-m", "rayka.sim.worker", options]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def run(self, seed: int) -> Outcome:
+        sent, received = self._process.stdin, self._process.stdout
+        assert sent is not None
+        assert received is not None
+        sent.write(f"{seed}\n".encode())
+        sent.flush()
+        line = received.readline()
+        if not line:
+            raise RuntimeError(f"the process that ran seed {seed} has ended, with {self._process.wait()}")
+        return msgspec.json.decode(line, type=Outcome)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()

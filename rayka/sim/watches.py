@@ -88,7 +88,8 @@ class ControllerWatch:
             return
         self._voters, self._voters_end = state.voters, 0
         self._quorum_deadline_us = self._loop.now_us + 3 * self._fetch_timeout_us
-        self._check_leader_completeness(quorum)
+        if state.epoch > self._checkers.ledger.last_epoch:  # votes may come late, for an epoch that is over
+            self._check_leader_completeness(quorum)
 
     def _on_leader_persisted(self, epoch: int) -> None:
         """From now on it may append: nobody else has led the epoch, nor has it itself before (A9)."""
@@ -131,10 +132,11 @@ class ControllerWatch:
             now_us if each.node_id == self._node_id else heard.get((self._node_id, each.node_id), 0)
             for each in role.voters.voters
         )
-        disk = self._machine.disk  # what waits for the disk waits before it looks at the time
-        last_sync_us = now_us if disk.syncs_under_way else disk.last_sync_us
+        busy_until_us = (
+            self._machine.disk.busy_until_ms * 1000
+        )  # who waits for the disk waits before the time
         resumed_us = self._machine.process.resumed_us if self._machine.process is not None else 0
-        of_majority_us = max(times_us[(len(times_us) - 1) // 2], last_sync_us, resumed_us)
+        of_majority_us = max(times_us[(len(times_us) - 1) // 2], busy_until_us, resumed_us)
         self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SLACK_US
         if now_us > self._quorum_deadline_us:
             silent_ms = (now_us - of_majority_us) // 1000

@@ -1,0 +1,38 @@
+"""Seeds that nobody has run before, for two minutes on two cores: the search goes on with every run of the tests."""
+
+import time
+from collections.abc import Iterator
+from random import SystemRandom
+
+import pytest
+
+from rayka.sim.command import replay_command
+from rayka.sim.results import run_seeds
+from rayka.sim.simulation import Verdict
+
+SECONDS = 20.0
+BUDGET_S = 120.0
+SEEDS_MIN = 20  # a busy machine runs few; alone it runs hundreds
+
+
+def new_seeds(until_s: float) -> Iterator[int]:
+    random = SystemRandom()
+    while time.monotonic() < until_s:
+        yield random.randrange(1 << 31)
+
+
+@pytest.mark.sim
+@pytest.mark.timeout(400)
+def test_new_seeds_find_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    begin_s = time.monotonic()
+    outcomes = list(run_seeds(new_seeds(begin_s + BUDGET_S), {"seconds": SECONDS}, jobs=2))
+    failed = [each for each in outcomes if each.verdict is not Verdict.OK]
+    events, faults = sum(each.event_count for each in outcomes), sum(each.fault_count for each in outcomes)
+    with capsys.disabled():
+        print(
+            f"\n{len(outcomes)} new seeds, {faults} faults, {events} events, {time.monotonic() - begin_s:.0f} s"
+        )
+    assert failed == [], "\n".join(
+        f"{each}\n  {replay_command(each.seed, {'seconds': SECONDS})}" for each in failed
+    )
+    assert len(outcomes) >= SEEDS_MIN

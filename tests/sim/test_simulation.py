@@ -1,0 +1,118 @@
+"""Whole runs: the same from the same seed, everywhere; every kind of fault; what a run reports."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayka.cli.main import run
+from rayka.sim.faults import DAMAGING, FaultKind, draw_faults
+from rayka.sim.options import SimOptions, swarm, with_faults
+from rayka.sim.results import read_results
+from rayka.sim.shrink import shrink
+from rayka.sim.simulation import Simulation, Verdict
+from tests.sim.planted_bugs import PLANTED_BUGS, search
+
+SEEDS = Path(__file__).parent / "seeds.txt"
+
+
+def test_one_seed_gives_one_trace_whatever_the_hash_seed() -> None:
+    hashes = []
+    for hash_seed in ("1", "4711"):
+        command = [sys.executable, "-m", "rayka.sim", "--seed", "5", "--seconds", "8"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        hashes.append(done.stdout.splitlines()[-1])
+    assert hashes[0].startswith("trace hash ")
+    assert hashes[0] == hashes[1]
+
+
+def test_another_seed_gives_another_trace() -> None:
+    traces = {Simulation(swarm(seed, seconds=2.0)).run().trace_hash for seed in (1, 2, 1)}
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize("line", [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"])
+def test_a_seed_that_failed_once_is_well(line: str) -> None:
+    seed, seconds = line.split()[:2]
+    outcome = Simulation(swarm(int(seed), seconds=float(seconds))).run()
+    assert outcome.verdict is Verdict.OK, outcome
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_a_quorum_survives_each_kind_of_fault(kind: FaultKind) -> None:
+    options = SimOptions(
+        seed=7, seconds=15.0, brokers=1, fault_kinds=(kind,), faults_per_minute=40.0,
+        config={"controller_quorum_auto_join_enable": True},
+    )  # fmt: skip
+    outcome = Simulation(options).run()
+    assert outcome.verdict is Verdict.OK, outcome
+    assert outcome.fault_count > 0
+    assert outcome.operations["acknowledged"] > 0
+
+
+def test_only_a_minority_of_the_voters_loses_what_it_had_synced() -> None:
+    options = SimOptions(seed=3, seconds=600.0, voters=5, fault_kinds=DAMAGING, faults_per_minute=60.0)
+    hit = [each.node_id for each in draw_faults(options) if each.node_id in options.controller_ids]
+    assert len(hit) == len(set(hit)) == 2
+
+
+def test_a_part_of_the_faults_can_be_replayed() -> None:
+    options = swarm(4, seconds=20.0, faults_per_minute=60.0)
+    outcome = Simulation(with_faults(options, (0, 2))).run()
+    assert outcome.fault_count == 2
+
+
+def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
+    bug = next(each for each in PLANTED_BUGS if each.name == "ignores check quorum")
+    seed, _ = search(bug)
+    options = swarm(seed, seconds=20.0, **bug.chosen)
+    with bug.plant():
+        failed = Simulation(options).run()
+        shrunk = shrink(options, failed)
+    assert 1 <= len(shrunk.faults) < len(draw_faults(options))
+    assert shrunk.outcome.violation is not None
+    assert shrunk.outcome.violation.checker == "check-quorum"
+
+
+# ---- The command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_line_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sim", "--seed", "2", "--seconds", "2", "--trace"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 100
+    assert all(re.match(r" *\d+\.\d{3}  +(\d+|-)  \w[\w-]* ", f"{line} ") for line in lines[:-1])
+    assert re.fullmatch(r"trace hash [0-9a-f]{32}", lines[-1])
+
+
+def test_the_command_reports_a_violation_and_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    bug = next(each for each in PLANTED_BUGS if each.checker == "fetch-durable")
+    with bug.plant():
+        assert run(["sim", "--seed", "1", "--seconds", "5", "--voters", "3"]) == Verdict.SAFETY
+    error = capsys.readouterr().err
+    assert "FAILED  fetch-durable at" in error
+    assert "rayka sim --seed 1 --voters 3 --seconds 5 --only-faults ," in error
+
+
+def test_many_seeds_go_on_where_they_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.jsonl"
+    arguments = ["--seconds", "1", "--results", str(results)]
+    assert run(["sim", "--seeds", "1-2", *arguments]) == 0
+    with results.open("a") as file:
+        file.write('{"seed": 3, "verd')  # the machine went down in the middle of a line
+    assert run(["sim", "--seeds", "1-4", "--jobs", "2", *arguments]) == 0
+    assert "seeds       4, 0 failed" in capsys.readouterr().out
+    assert set(read_results(results)) >= {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--seed", "1", "--seeds", "1-2"], ["--seeds", "9-3"], ["--seed", "1", "--only-faults", "x"]],
+)
+def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sim", *arguments]) == 2
+    assert "expected" in capsys.readouterr().err
