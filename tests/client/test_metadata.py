@@ -1,7 +1,7 @@
 """What a client knows of its cluster, and how it asks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeVar
 
@@ -11,8 +11,9 @@ from rayka.client.bootstrap import resolve
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
-from rayka.errors import UnavailableError
-from rayka.protocol.cluster import MetadataRequest, MetadataTopic
+from rayka.errors import NetworkException, NotController, UnavailableError
+from rayka.ids import Role
+from rayka.protocol.cluster import MetadataRequest, MetadataTopic, NodeState, StatusRequest, StatusResponse
 from tests.client.support import BROKER, CONTROLLER, ScriptedCluster
 
 ResultT = TypeVar("ResultT")
@@ -127,6 +128,40 @@ def test_the_controller_is_found_and_asked():
         return response.controller_id
 
     assert asked(ScriptedCluster(), find) == CONTROLLER
+
+
+class FailingOver(ScriptedCluster):
+    """The broker still names the old controller; that one is gone, or says who follows, and one of the others leads."""
+
+    def __init__(self, old: Exception) -> None:
+        super().__init__()
+        self.old = old
+        self.called: list[int] = []
+
+    async def node_ids(self) -> Sequence[int]:
+        return [BROKER, CONTROLLER, CONTROLLER + 1, CONTROLLER + 2]
+
+    async def call(self, node_id: int, request: object, timeout_ms: int) -> object:
+        if isinstance(request, StatusRequest):
+            if node_id == CONTROLLER:
+                raise NetworkException("gone")
+            return StatusResponse(
+                node_id, (Role.CONTROLLER,), NodeState.RUNNING, 1, "here", (), leader_id=CONTROLLER + 2, leader_epoch=6
+            )  # fmt: skip
+        if node_id >= CONTROLLER:
+            self.called.append(node_id)
+        if node_id == CONTROLLER:
+            raise self.old
+        return await super().call(node_id, request, timeout_ms)
+
+
+@pytest.mark.parametrize(
+    "old", [NetworkException("gone"), NotController("resigned", CONTROLLER + 2, 6), NotController("resigned")]
+)
+def test_a_controllers_successor_is_found_before_the_brokers_know_it(old: Exception):
+    cluster = FailingOver(old)
+    asked(cluster, lambda metadata: metadata.call_controller(MetadataRequest(()), WAIT_MS))
+    assert cluster.called == [CONTROLLER, CONTROLLER + 2]
 
 
 def test_a_broker_that_does_not_answer_is_passed_over():
