@@ -147,4 +147,3 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             pending.error, pending.is_done = error, True
         self._pending = deque(pending for pending in self._pending if not pending.is_done)
         return ended
-

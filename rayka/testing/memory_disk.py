@@ -292,7 +292,9 @@ class MemoryDisk:
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
         wanted = [(inode, len(inode.data)) for inode in map(self._find, files) if isinstance(inode, _Inode)]
-        await self._while_syncing()  # others run meanwhile, as on the real disk; what they write is not covered
+        await (
+            self._while_syncing()
+        )  # others run meanwhile, as on the real disk; what they write is not covered
         self._sync(wanted, files, directories)
 
     async def _while_syncing(self) -> None:
