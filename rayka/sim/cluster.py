@@ -212,6 +212,7 @@ class SimCluster:
         if node is None or process is None or not machine.is_serving:
             self.kill(node_id)
             return
+        machine.is_serving = False
         context = Context()
         context.run(PROCESS.set, process)
         machine.life = self._spawn(self._stop(machine, node, process), context)

@@ -1,5 +1,5 @@
-"""The properties of Kafka's `RaftEventSimulationTest` (kafka.md §3.1), on whole nodes: scripts instead of drawn faults, every
-checker on all the while (I1-I6), and I7, that leadership is stable, where a property asks for it.
+"""The properties of Kafka's `RaftEventSimulationTest` (kafka.md §3.1), on whole nodes: scripts instead of drawn faults,
+every checker on all the while (I1-I6), and I7, that leadership is stable, where a property asks for it.
 
 What Kafka appends every few milliseconds are here the records of the clients and of the idle controller.
 """
