@@ -140,6 +140,8 @@ class BrokerConfig(_Config):
     max_parked_requests: int = Field(default=10_000, ge=1)
     replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
     log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
+    producer_id_expiration_ms: int = Field(default=86_400_000, ge=1)
+    producer_id_expiration_check_interval_ms: int = Field(default=600_000, ge=1)
 
     controller_quorum_election_timeout_ms: int = Field(default=1_000, ge=10)
     controller_quorum_fetch_timeout_ms: int = Field(default=2_000, ge=10)

@@ -38,6 +38,9 @@ class NodeActor:
     async def list_offsets(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("list_offsets", header, request, records)
 
+    async def init_producer_id(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("init_producer_id", header, request, records)
+
     async def metadata(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("metadata", header, request, records)
 
@@ -52,6 +55,9 @@ class NodeActor:
 
     async def heartbeat(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("heartbeat", header, request, records)
+
+    async def allocate_producer_ids(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("allocate_producer_ids", header, request, records)
 
     async def status(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("status", header, request, records)

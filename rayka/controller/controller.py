@@ -5,7 +5,7 @@ brokers are soft state beside it (H6): nothing is lost with them but time. The n
 `on_sweep` for those.
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
-`ConfigurationControlManager`.
+`ConfigurationControlManager`, `ProducerIdControlManager`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ import msgspec
 
 from rayka.config import BrokerConfig
 from rayka.controller.heartbeats import fence, heartbeat
+from rayka.controller.producer_ids import allocate_producer_ids
 from rayka.controller.registration import check_registration, register
 from rayka.controller.sessions import BrokerSessions
 from rayka.controller.topics import create_topics, delete_topics
@@ -41,6 +42,7 @@ from rayka.protocol.cluster import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -159,6 +161,11 @@ class Controller:
     ) -> Result[MetadataRecord, DeleteTopicsResponse]:
         return delete_topics(image, request)
 
+    def _allocate_producer_ids(
+        self, request: AllocateProducerIdsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, AllocateProducerIdsResponse]:
+        return allocate_producer_ids(image, request)
+
     def _metadata(
         self, request: MetadataRequest, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, MetadataResponse]:
@@ -175,5 +182,6 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     HeartbeatRequest: Controller._heartbeat,
     CreateTopicsRequest: Controller._create_topics,
     DeleteTopicsRequest: Controller._delete_topics,
+    AllocateProducerIdsRequest: Controller._allocate_producer_ids,
     MetadataRequest: Controller._metadata,
 }

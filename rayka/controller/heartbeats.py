@@ -32,7 +32,7 @@ def heartbeat(
     image: MetadataImage, request: HeartbeatRequest, sessions: BrokerSessions
 ) -> Result[MetadataRecord, HeartbeatResponse]:
     """The broker's next state, and the records that lead there; none while it stays what it is (H4)."""
-    broker = _registered_broker(image, request)
+    broker = registered_broker(image, request.broker_id, request.broker_epoch)
     state = _next_state(image, broker, request, sessions)
     becomes = msgspec.structs.replace(
         broker,
@@ -54,14 +54,14 @@ def fence(image: MetadataImage, broker: BrokerImage) -> list[MetadataRecord]:
     return _records(image, broker, msgspec.structs.replace(broker, is_fenced=True))
 
 
-def _registered_broker(image: MetadataImage, request: HeartbeatRequest) -> BrokerImage:
-    """The broker that the heartbeat is from. Raises BrokerIdNotRegistered, StaleBrokerEpoch (H3)."""
-    broker = image.brokers.get(request.broker_id)
+def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
+    """The broker that a request is from. Raises BrokerIdNotRegistered, StaleBrokerEpoch (H3)."""
+    broker = image.brokers.get(broker_id)
     if broker is None:
-        raise BrokerIdNotRegistered(f"broker {request.broker_id} is not registered; it must register first")
-    if broker.broker_epoch != request.broker_epoch:
+        raise BrokerIdNotRegistered(f"broker {broker_id} is not registered; it must register first")
+    if broker.broker_epoch != broker_epoch:
         raise StaleBrokerEpoch(
-            f"broker {request.broker_id} has epoch {broker.broker_epoch}, not {request.broker_epoch}: "
+            f"broker {broker_id} has epoch {broker.broker_epoch}, not {broker_epoch}: "
             "another process has registered under this id"
         )
     return broker

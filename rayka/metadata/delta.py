@@ -4,7 +4,7 @@ Replaying costs as much as the records say, whatever the image holds; `apply` co
 record that contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of
 whoever wrote it, and an assertion says so: a node that went on would hold another image than the rest.
 
-Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta` (H9, H12).
+Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `ProducerIdsDelta` (H9, H12).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +24,7 @@ from rayka.metadata.records import (
     NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     ResourceType,
@@ -70,13 +71,15 @@ class MetadataDelta:
         self._brokers: dict[int, BrokerImage] = {}
         self._configs: dict[ConfigResource, dict[str, str] | None] = {}
         self._features: dict[str, int] = {}
+        self._next_producer_id = image.next_producer_id
 
     def __repr__(self) -> str:
         return f"<MetadataDelta of {self.image!r} topics={len(self._topics)} brokers={sorted(self._brokers)}>"
 
     @property
     def is_empty(self) -> bool:
-        return not (self._topics or self._brokers or self._configs or self._features)
+        has_new_ids = self._next_producer_id != self.image.next_producer_id
+        return not (self._topics or self._brokers or self._configs or self._features or has_new_ids)
 
     # ---- Replaying ---------------------------------------------------------------------------------------------------
 
@@ -144,6 +147,10 @@ class MetadataDelta:
     def _set_feature(self, record: FeatureLevelRecord) -> None:
         self._features[record.name] = record.level
 
+    def _give_producer_ids(self, record: ProducerIdsRecord) -> None:
+        assert record.next_producer_id > self._next_producer_id, f"{record!r} gives ids away again"
+        self._next_producer_id = record.next_producer_id
+
     def _do_nothing(self, _: NoOpRecord) -> None:
         pass
 
@@ -174,6 +181,7 @@ class MetadataDelta:
                 self.image.configs, {key: values or None for key, values in self._configs.items()}
             ),
             features=_merged(self.image.features, self._features),
+            next_producer_id=self._next_producer_id,
         )
 
     def _topics_by_name(self, topics_by_id: Mapping[UUID, TopicImage]) -> Mapping[str, TopicImage]:
@@ -222,6 +230,7 @@ _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
     PartitionChangeRecord: MetadataDelta._change_partition,
     ConfigRecord: MetadataDelta._set_config,
     FeatureLevelRecord: MetadataDelta._set_feature,
+    ProducerIdsRecord: MetadataDelta._give_producer_ids,
 }
 
 

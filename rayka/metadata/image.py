@@ -4,7 +4,7 @@
 between them, so a new image costs a copy of the maps that changed, not of what they hold. Maps keep the order
 in which their entries came.
 
-Kafka: `MetadataImage`, `TopicsImage`, `ClusterImage`, `ConfigurationsImage` (H9).
+Kafka: `MetadataImage`, `TopicsImage`, `ClusterImage`, `ConfigurationsImage`, `ProducerIdsImage` (H9).
 """
 
 from collections.abc import Iterator, Mapping
@@ -103,7 +103,7 @@ class ConfigResource(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class MetadataImage:
-    """The metadata after every record below `next_offset`.
+    """The metadata after every record below `next_offset`. No broker has a producer id from `next_producer_id` on.
 
     Invariants: `topics` (by name) and `topics_by_id` hold the same topics; no map is changed after
     construction.
@@ -115,6 +115,7 @@ class MetadataImage:
     brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
+    next_producer_id: int = 0
 
     def __repr__(self) -> str:
         return (

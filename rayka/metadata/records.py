@@ -5,8 +5,7 @@ A record's value is MessagePack, `[type, version, fields…]`. Type numbers are 
 older nodes must not read as the old one gets a new version. An unknown type or version is an error, never
 skipped: a node that skipped a record would hold another image than the rest.
 
-Left out until something writes them: unregistration, quotas, ACLs, users, tokens, producer ids, metadata
-transactions.
+Left out until something writes them: unregistration, quotas, ACLs, users, tokens, metadata transactions.
 """
 
 from enum import IntEnum
@@ -113,6 +112,14 @@ class FeatureLevelRecord(_Record, tag=12, frozen=True, array_like=True, kw_only=
     level: int
 
 
+class ProducerIdsRecord(_Record, tag=15, frozen=True, array_like=True, kw_only=True):
+    """A block of producer ids went to a broker: all below `next_producer_id` are given away (C12)."""
+
+    broker_id: int
+    broker_epoch: int
+    next_producer_id: int
+
+
 class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=True, kw_only=True):
     """A registered broker changed its state; None means unchanged (H4)."""
 
@@ -135,6 +142,7 @@ MetadataRecord = (
     | PartitionChangeRecord
     | RemoveTopicRecord
     | FeatureLevelRecord
+    | ProducerIdsRecord
     | BrokerRegistrationChangeRecord
     | NoOpRecord
 )

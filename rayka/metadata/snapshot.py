@@ -10,6 +10,7 @@ Kafka: `MetadataImage.write`, `ImageWriter`, `MetadataDelta.finishSnapshot` (A45
 
 from collections.abc import Iterable, Iterator
 
+from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, PartitionImage, TopicImage
 from rayka.metadata.records import (
@@ -18,6 +19,7 @@ from rayka.metadata.records import (
     FeatureLevelRecord,
     MetadataRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RemoveTopicRecord,
     ResourceType,
     TopicRecord,
@@ -28,6 +30,8 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     """The records that make this image out of an empty one."""
     for name, level in image.features.items():
         yield FeatureLevelRecord(name=name, level=level)
+    if image.next_producer_id:
+        yield _producer_ids_record(image)
     for broker in image.brokers.values():
         yield from _broker_records(broker)
     for topic in image.topics.values():
@@ -53,6 +57,13 @@ def _resources(image: MetadataImage) -> Iterator[ConfigResource]:
         resource
         for resource in image.configs
         if resource.type is not ResourceType.TOPIC or resource.name not in image.topics
+    )
+
+
+def _producer_ids_record(image: MetadataImage) -> ProducerIdsRecord:
+    """Which broker got the last block is of no interest any more."""
+    return ProducerIdsRecord(
+        broker_id=NO_NODE, broker_epoch=NO_EPOCH, next_producer_id=image.next_producer_id
     )
 
 
@@ -115,6 +126,8 @@ def _difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataReco
     for name, level in new.features.items():
         if old.features.get(name) != level:
             yield FeatureLevelRecord(name=name, level=level)
+    if new.next_producer_id != old.next_producer_id:
+        yield _producer_ids_record(new)
     for broker in new.brokers.values():
         if old.brokers.get(broker.broker_id) != broker:
             yield from _broker_records(broker)

@@ -21,6 +21,7 @@ from rayka.node.data_directories import DataDirectories
 from rayka.node.fetch import FetchHandler, ListOffsetsHandler
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.produce import ProduceHandler
+from rayka.node.producer_ids import ProducerIdHandler, expire_producers
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
@@ -33,6 +34,7 @@ from rayka.protocol.cluster import (
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
+from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
 
 METADATA_TIMEOUT_MS = 10_000  # how long a Metadata request waits for the offset that it names
 _logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class _Parts:
     follower: MetadataFollower
     lifecycle: BrokerLifecycle
     produce: ProduceHandler
+    producer_ids: ProducerIdHandler
     fetch: FetchHandler
     list_offsets: ListOffsetsHandler
 
@@ -82,6 +85,7 @@ class BrokerNode:
         first_image_offset = registered.broker_epoch + 1
         self._tasks.start("metadata", parts.follower.run(registered.cluster_id, first_image_offset))
         self._tasks.start("heartbeats", parts.lifecycle.run())
+        self._tasks.start("expiry of producers", expire_producers(parts.replicas, self._settings.config))
         self._tasks.start("offline directories", self._report_offline(parts))
         await parts.follower.wait_for_first_image()
         await parts.lifecycle.unfence()
@@ -93,12 +97,14 @@ class BrokerNode:
         replicas = ReplicaManager(settings, directories, self._tasks)
         link = ControllerLink(settings.network)
         follower = MetadataFollower(settings, link, replicas.apply)
+        lifecycle = BrokerLifecycle(settings, link, directories, follower)
         return _Parts(
             directories,
             replicas,
             follower,
-            BrokerLifecycle(settings, link, directories, follower),
+            lifecycle,
             ProduceHandler(replicas, settings.wall_clock_ms),
+            ProducerIdHandler(lifecycle, link, settings.node_id),
             FetchHandler(replicas, settings.config.fetch_max_bytes),
             ListOffsetsHandler(replicas),
         )
@@ -144,6 +150,9 @@ class BrokerNode:
 
     async def produce(self, request: ProduceRequest) -> ProduceResponse:
         return await self._serving().produce.handle(request)
+
+    async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
+        return await self._serving().producer_ids.handle(request)
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         return await self._serving().fetch.handle(request)

@@ -45,6 +45,7 @@ from rayka.protocol.cluster import (
     StatusRequest,
     StatusResponse,
 )
+from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -194,6 +195,10 @@ class ControllerNode(QuorumApis):
         controller = parts.shard.shard
         controller.on_heartbeat(request, now_ms=self._now_ms(), next_offset=parts.log.next_offset)
         response: HeartbeatResponse = await parts.shard.submit(request)
+        return response
+
+    async def allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> AllocateProducerIdsResponse:
+        response: AllocateProducerIdsResponse = await self._open().shard.submit(request)
         return response
 
     async def status(self, request: StatusRequest) -> StatusResponse:

@@ -15,6 +15,7 @@ from rayka.metadata.records import (
     NoOpRecord,
     PartitionChangeRecord,
     PartitionRecord,
+    ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     ResourceType,
@@ -44,7 +45,7 @@ def record_runs(draw: st.DrawFn, max_size: int = 18) -> list[MetadataRecord]:
 
 
 def _next_record(image: MetadataImage, number: int) -> st.SearchStrategy[MetadataRecord]:
-    ways = [_registrations(number), _features(), st.just(NoOpRecord())]
+    ways = [_registrations(number), _features(), _producer_ids(image), st.just(NoOpRecord())]
     if image.brokers:
         ways.append(_broker_changes(image))
     free = [name for name in NAMES if name not in image.topics]
@@ -79,6 +80,15 @@ def _registrations(number: int) -> st.SearchStrategy[RegisterBrokerRecord]:
 def _features() -> st.SearchStrategy[FeatureLevelRecord]:
     names = st.sampled_from(("metadata.version", "group.version"))
     return st.builds(FeatureLevelRecord, name=names, level=st.integers(1, 3))
+
+
+def _producer_ids(image: MetadataImage) -> st.SearchStrategy[ProducerIdsRecord]:
+    return st.builds(
+        ProducerIdsRecord,
+        broker_id=st.sampled_from(BROKERS),
+        broker_epoch=st.just(0),
+        next_producer_id=st.just(image.next_producer_id + 1000),
+    )
 
 
 def _broker_changes(image: MetadataImage) -> st.SearchStrategy[BrokerRegistrationChangeRecord]:

@@ -15,6 +15,7 @@ from rayka.metadata.records import (
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
+    ProducerIdsRecord,
     RemoveTopicRecord,
     ResourceType,
     decode_record,
@@ -35,6 +36,7 @@ RECORDS: list[MetadataRecord] = [
     PartitionChangeRecord(topic_id=ORDERS, partition=3, isr=(1,), leader_id=-1),
     RemoveTopicRecord(topic_id=ORDERS),
     FeatureLevelRecord(name="metadata.version", level=1),
+    ProducerIdsRecord(broker_id=1, broker_epoch=5, next_producer_id=3000),
     BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=5, offline_directories=(UUID(int=7),)),
 ]
 
