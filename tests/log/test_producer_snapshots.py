@@ -201,8 +201,8 @@ def test_of_the_snapshots_that_no_segment_begins_at_only_the_last_stays() -> Non
 
 
 def test_a_snapshot_above_the_recovery_point_is_not_trusted() -> None:  # C10
-    """1. The log is at 30 and truncated to 4. 2. Other batches take it to 30 again. 3. Power is lost, and the removal of
-    the old snapshot with it.
+    """1. The log is at 30, and is truncated to 4. 2. Other batches take it to 30 again. 3. Power is lost, and the
+    removal of the old snapshot with it.
     """
     disk, log = new_log()
     send(log, 30)
