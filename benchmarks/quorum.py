@@ -128,7 +128,7 @@ def _thousand_partitions(cluster: rayka.Cluster, rounds: int) -> Row:
         value=value,
         unit="s",
         limit=CREATE_MAX_S,
-        limit_what="what the issue allows",
+        limit_what="what is allowed",
         share=value / CREATE_MAX_S,
         bar=BAR,
         note="until every partition has a leader and the broker knows them all",

@@ -196,6 +196,9 @@ def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
     assert quorum.node(gone).state == NodeState.RUNNING
     quorum.await_all_caught_up()
     assert quorum.admin.list_topics() == ["words"]
+    launch.end(launch.find("gone", gone))
+    quorum.cluster.stop(delete_data=True)
+    assert list(tmp_path.iterdir()) == [], "the data of the one that is gone, too"
 
 
 def test_a_controller_on_a_wiped_disk_comes_back_as_an_observer_and_is_given_a_vote(
