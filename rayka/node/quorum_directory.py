@@ -42,10 +42,16 @@ class QuorumDirectory:
     async def open(cls, settings: NodeSettings, *, now_ms: int) -> "QuorumDirectory":
         """Raises StorageError saying which directory and why: missing, not formatted, in use, of another node, or with
         a log that is damaged before its end.
+
+        What is here becomes durable first (A8): 1. A voter writes its vote and renames the file. 2. Its process is
+        killed before the name is synced. 3. The next process reads the vote from the page cache, and asks for others'.
+        4. The power is cut, the name with it, and the voter votes again in that epoch.
         """
         path = settings.data_dirs[0]
         directory = await LogDirectory.open(settings.disk, path, node_id=settings.node_id)
         try:
+            if settings.disk.exists(metadata_directory(path)):
+                await settings.disk.sync([], [metadata_directory(path)])
             snapshots = SnapshotStore(settings.disk, metadata_directory(path))
             log = directory.open_log(
                 _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=now_ms, is_always_synced=True
