@@ -40,6 +40,7 @@ class ControllerWatch:
         self._log_start_offset = -1
         self._voters: VoterSet | None = None
         self._voters_end = 0
+        self._voters_us = 0
         self._committing: VoterSet | None = None
         self._quorum_deadline_us = 0
         self._registered: Leader | None = None
@@ -136,7 +137,7 @@ class ControllerWatch:
             self._machine.disk.busy_until_ms * 1000
         )  # who waits for the disk waits before the time
         resumed_us = self._machine.process.resumed_us if self._machine.process is not None else 0
-        of_majority_us = max(times_us[(len(times_us) - 1) // 2], busy_until_us, resumed_us)
+        of_majority_us = max(times_us[(len(times_us) - 1) // 2], busy_until_us, resumed_us, self._voters_us)
         self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SLACK_US
         if now_us > self._quorum_deadline_us:
             silent_ms = (now_us - of_majority_us) // 1000
@@ -151,6 +152,7 @@ class ControllerWatch:
                 "one-voter-change", f"{quorum!r}: {role.voters!r} before {self._voters!r} is committed"
             )
         self._voters, self._voters_end = role.voters, quorum.log_end_offset
+        self._voters_us = self._loop.now_us  # of the new set a majority may never have fetched
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
