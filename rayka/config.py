@@ -25,6 +25,7 @@ from pydantic import (
 
 from rayka.errors import ConfigError
 
+IDEMPOTENT_IN_FLIGHT_MAX = 5  # as many batches of a producer as a broker recognises
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -236,6 +237,8 @@ class ProducerConfig(_ClientConfig):
     max_block_ms: int = Field(default=60_000, ge=0)
     max_request_size: int = Field(default=1 << 20, ge=1)
     delivery_timeout_ms: int = Field(default=120_000, ge=1, validate_default=True)
+    max_in_flight_requests_per_connection: int = Field(default=5, ge=1)
+    enable_idempotence: bool | None = Field(default=None, validate_default=True)
     compression_type: Literal["none", "gzip", "lz4", "zstd"] = "none"
     key_serializer: Any = None
     value_serializer: Any = None
@@ -247,6 +250,20 @@ class ProducerConfig(_ClientConfig):
         if value <= linger_ms:
             raise ValueError(f"expected more than linger_ms={linger_ms:g}, or no record would ever be sent")
         return value
+
+    @field_validator("enable_idempotence")
+    @classmethod
+    def _idempotence(cls, value: bool | None, info: ValidationInfo) -> bool:
+        """Not said: as far as the other keys allow it (C7, and Kafka's `ProducerConfig`)."""
+        acks, in_flight = (info.data.get(key, 0) for key in ("acks", "max_in_flight_requests_per_connection"))
+        if value and acks != -1:
+            raise ValueError("expected False with this acks: idempotence needs acks='all'")
+        if value and in_flight > IDEMPOTENT_IN_FLIGHT_MAX:
+            raise ValueError(
+                f"expected False, or max_in_flight_requests_per_connection={IDEMPOTENT_IN_FLIGHT_MAX} or less"
+            )
+        is_possible = acks == -1 and in_flight <= IDEMPOTENT_IN_FLIGHT_MAX
+        return is_possible if value is None else value
 
 
 class ConsumerConfig(_ClientConfig):

@@ -3,8 +3,8 @@
 Synchronous, without a clock: `now_ms` and timestamps come in. The sync producer appends from the application's
 threads, the sender drains on the IO thread, both under one lock that they share.
 
-Invariants: batches of a partition stand in the order of their records; only the first may be in flight, and it stays
-first until it is done, so order survives retries; memory set aside never exceeds `buffer_memory`, and is counted from
+Invariants: batches of a partition stand in the order of their records and stay there until they are done, so order
+survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory`, and is counted from
 the batches themselves; a KeyboardInterrupt between any two steps of an append loses at most the record being
 appended.
 
@@ -13,7 +13,6 @@ until its batch is closed, then to the one with the shortest queue. Kafka: Recor
 BuiltInPartitioner.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,8 +20,10 @@ from typing import Any, NamedTuple
 from rayka.client.columns import Columns, Row
 from rayka.client.delivery_future import DeliveryFuture
 from rayka.client.metadata import NoSuchTopic
+from rayka.client.partition_queue import PartitionQueue
 from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, NOT_OPEN, ProducerBatch
 from rayka.errors import RaykaError
+from rayka.protocol.batch_header import NO_PRODUCER_ID
 
 RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
 HEADER_OVERHEAD_BYTES = 18  # two offsets and two bits of validity, and the record's own offset
@@ -38,6 +39,8 @@ class Limits:
     memory_bytes: int
     linger_ms: float
     delivery_timeout_ms: float
+    is_idempotent: bool = False
+    in_flight_max: int = 1  # batches of one partition; more only with idempotence
 
 
 class Moment(NamedTuple):
@@ -47,29 +50,15 @@ class Moment(NamedTuple):
     timestamp_ms: int
 
 
-class PartitionQueue:
-    """The batches of one partition; the first may be in flight, the last may be open."""
-
-    __slots__ = ("batches", "not_before_ms", "partition")
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.batches: deque[ProducerBatch] = deque()
-        self.not_before_ms = 0.0  # the end of the pause after a failure
-
-    def __repr__(self) -> str:
-        return f"<PartitionQueue {self.partition} {list(self.batches)}>"
-
-
 class TopicQueues:
     """The partitions of a topic; `batch_bytes` is what a batch for it may grow to."""
 
     __slots__ = ("batch_bytes", "last_sticky", "queues")
 
-    def __init__(self, partition_count: int, batch_bytes: int) -> None:
-        self.queues = [PartitionQueue(index) for index in range(partition_count)]
+    def __init__(self, queues: list[PartitionQueue], batch_bytes: int) -> None:
+        self.queues = queues
         self.batch_bytes = batch_bytes
-        self.last_sticky = partition_count - 1
+        self.last_sticky = len(queues) - 1
 
     def next_sticky(self) -> int:
         """The partition with the fewest batches; among equals the first after the last one chosen."""
@@ -85,6 +74,7 @@ class Accumulator:
     def __init__(self, limits: Limits) -> None:
         self.sticky: dict[str, ProducerBatch] = {}
         self.filled_count = 0  # batches closed because a record did not fit any more
+        self.producer_id = NO_PRODUCER_ID  # for partitions that have none yet
         self._limits = limits
         self._topics: dict[str, TopicQueues] = {}
 
@@ -124,15 +114,18 @@ class Accumulator:
         batch_bytes = max(min(self._limits.batch_bytes, message_bytes_max), BATCH_OVERHEAD_BYTES)
         known = self._topics.get(topic)
         if known is None:
-            self._topics[topic] = TopicQueues(partition_count, batch_bytes)
+            self._topics[topic] = TopicQueues(self._new_queues(0, partition_count), batch_bytes)
             return []
         known.batch_bytes = batch_bytes
         gone = [batch for queue in known.queues[partition_count:] for batch in queue.batches]
         if gone:
             self._close(gone[-1])
         known.last_sticky = min(known.last_sticky, partition_count - 1)
-        known.queues[partition_count:] = map(PartitionQueue, range(len(known.queues), partition_count))
+        known.queues[partition_count:] = self._new_queues(len(known.queues), partition_count)
         return gone
+
+    def _new_queues(self, begin: int, end: int) -> list[PartitionQueue]:
+        return [PartitionQueue(index, self._limits.in_flight_max) for index in range(begin, end)]
 
     def remove_topic(self, topic: str) -> list[ProducerBatch]:
         """Forgets a topic that is gone; returns its batches, for the sender to fail."""
@@ -179,7 +172,7 @@ class Accumulator:
         target = self._target(topic, partition)
         if partition is None:
             partition = target.last_sticky
-            last = _last(target.queues[partition])
+            last = target.queues[partition].last
             if (
                 last is None
                 or not last.takes(columns=True)
@@ -187,7 +180,7 @@ class Accumulator:
             ):
                 partition = target.next_sticky()
         queue = target.queues[partition]
-        last = queue.batches[-1] if queue.batches else None
+        last = queue.last
         if (
             last is not None
             and last.takes(columns=True)
@@ -210,7 +203,7 @@ class Accumulator:
     ) -> ProducerBatch | None:
         """The open batch that the record fits, or a new one."""
         target = self._target(topic, partition)
-        batch = self.sticky.get(topic) if partition is None else _last(target.queues[partition])
+        batch = self.sticky.get(topic) if partition is None else target.queues[partition].last
         if batch is not None and batch.takes(columns=False):
             if batch.size_bytes + size_bytes <= target.batch_bytes:
                 return batch if self._grant(batch, size_bytes) else None
@@ -218,7 +211,7 @@ class Accumulator:
             self.filled_count += 1
         if partition is None:
             partition = target.next_sticky()
-            batch = _last(target.queues[partition])
+            batch = target.queues[partition].last
             fits = batch is not None and batch.size_bytes + size_bytes <= target.batch_bytes
             if batch is not None and fits and batch.takes(columns=False):
                 return batch if self._grant(batch, size_bytes) else None
@@ -276,39 +269,79 @@ class Accumulator:
             batch.is_urgent = True
         return waiting
 
+    @property
+    def needs_producer_id(self) -> bool:
+        """Whether nothing can start because there is no producer id to number it under."""
+        return self._limits.is_idempotent and self.producer_id == NO_PRODUCER_ID
+
     def ready(self, now_ms: float) -> list[ProducerBatch]:
-        """Batches that may go now: the first of each partition that is not in flight, pausing or lingering."""
-        heads = ((queue, queue.batches[0]) for queue in self._queues() if queue.batches)
-        return [head for queue, head in heads if _is_idle(head) and self._due_ms(queue, head) <= now_ms]
+        """Batches that may go now: of each partition the next one, if it does not pause or linger."""
+        following = ((queue, queue.next_to_go()) for queue in self._queues() if queue.batches)
+        return [batch for queue, batch in following if batch and self._due_ms(queue, batch) <= now_ms]
 
     def start(self, batch: ProducerBatch) -> None:
-        """The batch goes now: fixes its records."""
+        """The batch goes now: fixes its records, and their sequence."""
         assert not batch.is_in_flight, repr(batch)
-        assert self.holds(batch), repr(batch)
+        queue = self._queue_of(batch)
+        assert batch in queue.batches, repr(batch)
         self._close(batch)
         batch.seal()
         batch.is_in_flight = True
+        if self._limits.is_idempotent and batch.sequence is None:
+            assert self.producer_id != NO_PRODUCER_ID, repr(batch)
+            queue.start(batch, self.producer_id)
 
     def defer(self, batch: ProducerBatch, error: RaykaError | None, not_before_ms: float) -> None:
-        """The batch could not go, or failed in a way that passes: it stays first, for another try after a pause."""
+        """The batch could not go, or failed in a way that passes: it keeps its place, for another try after a pause."""
         batch.is_in_flight = False
         batch.failure_count += 1
         batch.last_error = error or batch.last_error
-        self._queue_of(batch).not_before_ms = not_before_ms
+        queue = self._queue_of(batch)
+        queue.not_before_ms = not_before_ms
+        self._settle(queue)
 
-    def finish(self, batch: ProducerBatch) -> None:
-        """The batch is over, whichever way: the next one is first. Nothing to do for one of a removed topic."""
-        if self.holds(batch):
-            queue = self._queue_of(batch)
-            queue.batches.popleft()
-            queue.not_before_ms = 0.0
+    def on_out_of_order(self, batch: ProducerBatch) -> None:
+        """The log lacks something before this batch, which is to be deferred now.
+
+        If that is not another one that waits as well, it will never come: what is left is numbered anew (C11).
+        """
+        queue = self._queue_of(batch)
+        if queue.first is batch:
+            queue.sequences.needs_new_epoch = True
+
+    def go_on(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int) -> None:
+        """The log has the first part of a batch that became several: the next part is to go."""
+        assert self.holds(batch), repr(batch)
+        queue = self._queue_of(batch)
+        if batch.sequence is not None:
+            queue.sequences.on_acknowledged(batch.sequence.base_sequence, batch.part_count)
+        batch.acknowledge_part(base_offset, log_append_time_ms)
+        batch.is_in_flight = False
+        self._settle(queue)
+
+    def finish(self, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
+        """The batch is over. Nothing to do for one of a removed topic."""
+        if not self.holds(batch):
+            return
+        queue = self._queue_of(batch)
+        queue.remove(batch)
+        if batch.sequence is not None:
+            told = queue.sequences.on_acknowledged if is_acknowledged else queue.sequences.on_failed
+            told(batch.sequence.base_sequence, batch.left_count)
+        self._settle(queue)
+
+    def _settle(self, queue: PartitionQueue) -> None:
+        producer_id = queue.sequences.producer_id
+        queue.settle()
+        if queue.sequences.producer_id != producer_id == self.producer_id:
+            self.producer_id = NO_PRODUCER_ID  # its epochs are used up: nobody begins under it any more
 
     def holds(self, batch: ProducerBatch) -> bool:
-        """Whether the batch is the first of its partition; after its topic was removed it is not."""
+        """Whether the batch is one of its partition; after its topic was removed it is not."""
         topic = self._topics.get(batch.topic)
         if topic is None or batch.partition >= len(topic.queues):
             return False
-        return _first(topic.queues[batch.partition]) is batch
+        return batch in topic.queues[batch.partition].batches
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
         """First batches that wait for another try and have had their time; the sender fails them."""
@@ -328,9 +361,11 @@ class Accumulator:
         for queue in self._queues():
             if not queue.batches:
                 continue
-            head, last = queue.batches[0], queue.batches[-1]
+            head, last, following = queue.batches[0], queue.batches[-1], queue.next_to_go()
+            if following is not None:
+                events.append(self._due_ms(queue, following))
             if _is_idle(head):
-                events += [self._due_ms(queue, head), self.deadline_ms(head)]
+                events.append(self.deadline_ms(head))
             if last.limit_bytes >= 0:
                 stale_ms = last.stamped_ms + STAMP_AGE_MS
                 events.append(stale_ms)
@@ -338,10 +373,10 @@ class Accumulator:
                     last.limit_bytes = NOT_OPEN
         return min((each for each in events if each > now_ms), default=None)
 
-    def _due_ms(self, queue: PartitionQueue, head: ProducerBatch) -> float:
-        if head.is_closed or head.is_urgent:
+    def _due_ms(self, queue: PartitionQueue, batch: ProducerBatch) -> float:
+        if batch.is_closed or batch.is_urgent:
             return queue.not_before_ms
-        return max(queue.not_before_ms, head.created_ms + self._limits.linger_ms)
+        return max(queue.not_before_ms, batch.created_ms + self._limits.linger_ms)
 
     def _target(self, topic: str, partition: int | None = None) -> TopicQueues:
         known = self._topics.get(topic)
@@ -357,14 +392,6 @@ class Accumulator:
 
     def _queue_of(self, batch: ProducerBatch) -> PartitionQueue:
         return self._topics[batch.topic].queues[batch.partition]
-
-
-def _first(queue: PartitionQueue) -> ProducerBatch | None:
-    return queue.batches[0] if queue.batches else None
-
-
-def _last(queue: PartitionQueue) -> ProducerBatch | None:
-    return queue.batches[-1] if queue.batches else None
 
 
 def _is_idle(head: ProducerBatch) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import Codec
+from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
@@ -71,7 +71,9 @@ def concatenated(chunks: Sequence[Columns]) -> Columns:
     return Columns(values, keys, headers, np.concatenate(stamps))
 
 
-def encode_columns(columns: Columns, codec: Codec, size_bytes_max: int) -> list[np.ndarray]:
+def encode_columns(
+    columns: Columns, codec: Codec, size_bytes_max: int, sequence: ProducerSequence = NO_SEQUENCE
+) -> list[np.ndarray]:
     """One batch of the log; several, each within size_bytes_max as far as single records are, if one would exceed it.
 
     Raises SerializationError and RecordTooLarge, as `encode_batch`.
@@ -83,11 +85,15 @@ def encode_columns(columns: Columns, codec: Codec, size_bytes_max: int) -> list[
         headers=columns.headers,
         timestamps_ms=columns.timestamps_ms,
         codec=codec,
+        sequence=sequence,
     )
     if encoded.size <= size_bytes_max or count == 1:
         return [encoded]
-    halves = columns.slice(0, count // 2), columns.slice(count // 2, count)
-    return [part for half in halves for part in encode_columns(half, codec, size_bytes_max)]
+    half = count // 2
+    return [
+        *encode_columns(columns.slice(0, half), codec, size_bytes_max, sequence),
+        *encode_columns(columns.slice(half, count), codec, size_bytes_max, sequence.after(half)),
+    ]
 
 
 def _slice(column: Any, begin: int, end: int) -> Any:

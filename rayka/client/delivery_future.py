@@ -95,8 +95,9 @@ class BatchFuture:
         if error is not None:
             raise error
         return [
-            BatchMetadata(batch.topic, batch.partition, batch.offset_of(index), count)
+            BatchMetadata(batch.topic, batch.partition, base_offset, run_count)
             for batch, index, count in self._parts
+            for base_offset, run_count in batch.runs(index, count)
         ]
 
     def exception(self, timeout: float | None = None) -> Exception | None:

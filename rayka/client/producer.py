@@ -2,7 +2,7 @@
 
 `send` is written for few bytecodes: without key, headers and so on it appends to the open batch of the topic and
 takes no lock (`producer_batch` tells why that is safe). Everything else is the slow way, under the sender's lock.
-Kafka: KafkaProducer. Left out: idempotence and transactions, so a retry may put a record into the log twice.
+Kafka: KafkaProducer. Left out: transactions.
 """
 
 import atexit
@@ -43,17 +43,18 @@ class Producer:
 
     Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `acks` ("all", 1, 0), `linger_ms`
     5, `batch_size` 1 MiB, `buffer_memory` 128 MiB, `max_block_ms`, `max_request_size`, `compression_type` ("none",
-    "gzip", "lz4", "zstd"), `delivery_timeout_ms`, `request_timeout_ms`, `key_serializer` and `value_serializer`
-    ("bytes", "string", "json", "msgpack", a callable or a pydantic model). An unknown one is a ConfigError that names
-    the nearest.
+    "gzip", "lz4", "zstd"), `delivery_timeout_ms`, `request_timeout_ms`, `enable_idempotence`,
+    `max_in_flight_requests_per_connection` 5, `key_serializer` and `value_serializer` ("bytes", "string", "json",
+    "msgpack", a callable or a pydantic model). An unknown one is a ConfigError that names the nearest.
 
     Guarantee: what was acknowledged is in the log (how safely, `acks` and the topic's `flush` say); the records of
-    one partition stay in the order of their sends, over retries too. Until idempotence is there, a retry may put a
-    record into the log twice. A record that was accepted ends as metadata or as an error of its future, within
+    one partition stay in the order of their sends, over retries too, and a retry puts none into the log twice. For that
+    the producer is idempotent, which needs `acks="all"` and is the default with it (`enable_idempotence`); without, a
+    retry may repeat a record. A record that was accepted ends as metadata or as an error of its future, within
     `delivery_timeout_ms`. Callbacks run on rayka's IO thread: an exception in one is logged, and raised by the next
     `flush` or `close`.
 
-    Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer (G10, G18).
+    Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer (C7, C11, G10, G18).
     """
 
     _is_closed = True  # until it is made

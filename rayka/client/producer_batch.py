@@ -1,7 +1,8 @@
 """Records of one partition on their way: gathered, sealed, encoded, acknowledged.
 
 A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. Its
-life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index.
+life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index. Almost
+always it becomes one batch of the log; one that grew too large becomes several parts, sent one after the other.
 
 `send` appends to an open batch without a lock, which one thread may do while another seals:
 1. the appender appends its future, then looks whether the batch is sealed;
@@ -13,8 +14,8 @@ Kafka: ProducerBatch.
 
 import threading
 from collections.abc import Callable
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,8 @@ from rayka.client.acknowledgement import offset_after
 from rayka.client.columns import Columns, columns_of_rows, concatenated, encode_columns
 from rayka.errors import RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
-from rayka.protocol.batch_header import Codec
+from rayka.protocol.batch_encode import with_sequence
+from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
 
 if TYPE_CHECKING:
     from rayka.client.delivery_future import DeliveryFuture
@@ -37,9 +39,10 @@ class ProducerBatch:
     """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it."""
 
     __slots__ = (
-        "_callbacks", "_chunks", "_stamps", "_timestamps_ms", "base_offset", "count", "created_ms", "encoded", "error",
-        "failure_count", "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
-        "last_error", "limit_bytes", "log_append_time_ms", "partition", "records", "size_bytes", "stamped_ms", "topic",
+        "_callbacks", "_chunks", "_done_count", "_encoded_as", "_parts", "_placed", "_stamps", "_timestamps_ms",
+        "base_offset", "count", "created_ms", "error", "failure_count", "granted_bytes", "has_rows", "is_closed",
+        "is_done", "is_in_flight", "is_sealed", "is_urgent", "last_error", "limit_bytes", "log_append_time_ms",
+        "number", "partition", "records", "sequence", "size_bytes", "stamped_ms", "topic",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, granted_bytes: int, created_ms: float) -> None:
@@ -59,7 +62,8 @@ class ProducerBatch:
         self.is_done = False
         self.failure_count = 0
         self.last_error: RaykaError | None = None
-        self.encoded: np.ndarray | None = None
+        self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
+        self.number = 0  # of those sent for the partition
         self.error: Exception | None = None
         self.base_offset = NO_OFFSET
         self.log_append_time_ms = NO_TIMESTAMP
@@ -68,6 +72,10 @@ class ProducerBatch:
         self._timestamps_ms: int | np.ndarray = NO_TIMESTAMP
         self._chunks: list[Columns] = []
         self._callbacks: list[Callback] = []
+        self._parts: list[np.ndarray] = []  # encoded, those that are not acknowledged
+        self._encoded_as: ProducerSequence | None = None
+        self._done_count = 0  # records in parts that are acknowledged
+        self._placed: list[_Placed] = []  # those parts
 
     def __repr__(self) -> str:
         state = (
@@ -133,21 +141,58 @@ class ProducerBatch:
 
     # ---- Sending ----
 
-    def encode(self, codec: Codec, size_bytes_max: int) -> np.ndarray:
-        """The batch as bytes, made once; almost always one batch of the log.
+    @property
+    def left_count(self) -> int:
+        """Records that are not acknowledged; only once it is sealed."""
+        return self.count - self._done_count
 
-        Several, if it grew beyond size_bytes_max: `send` from several threads at once may count too little. Raises
-        SerializationError or RecordTooLarge.
+    @property
+    def part_count(self) -> int:
+        """Records in the part that is next."""
+        return self.left_count if len(self._parts) < 2 else RecordBatch(self._parts[0]).record_count
+
+    @property
+    def has_more_parts(self) -> bool:
+        """Whether another part follows the one that is next."""
+        return len(self._parts) > 1
+
+    @property
+    def encoded(self) -> np.ndarray | None:
+        """The part that is next, once `encode` was called."""
+        return self._parts[0] if self._parts else None
+
+    def encode(self, codec: Codec, size_bytes_max: int) -> np.ndarray:
+        """The part that is next, as one batch of the log, encoded once.
+
+        There are several if it grew beyond size_bytes_max: `send` from several threads at once may count too little.
+        Raises SerializationError or RecordTooLarge.
         """
-        if self.encoded is None:
+        sequence = self.sequence or NO_SEQUENCE
+        if not self._parts:
             assert self.is_sealed, repr(self)
             columns, self._chunks = concatenated(self._chunks), []
             self._timestamps_ms = columns.timestamps_ms
-            parts = encode_columns(columns, codec, size_bytes_max)
-            self.encoded = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return self.encoded
+            self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
+        elif self._encoded_as != sequence:
+            self._number_anew(sequence)
+        self._encoded_as = sequence
+        return self._parts[0]
+
+    def _number_anew(self, sequence: ProducerSequence) -> None:
+        for index, part in enumerate(self._parts):
+            self._parts[index] = with_sequence(part, sequence)
+            sequence = sequence.after(RecordBatch(part).record_count)
 
     # ---- The end ----
+
+    def acknowledge_part(self, base_offset: int, log_append_time_ms: int) -> None:
+        """The log has the part that was next; another one is now."""
+        count = self.part_count
+        self._placed.append(_Placed(self._done_count, base_offset, log_append_time_ms))
+        self._done_count += count
+        del self._parts[0]
+        if self.sequence is not None:
+            self.sequence = self._encoded_as = self.sequence.after(count)
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int) -> list[Callback]:
         """The log has it; returns whom to call."""
@@ -168,19 +213,42 @@ class ProducerBatch:
             return not self.is_done
 
     def offset_of(self, index: int) -> int:
-        return offset_after(self.base_offset, index)
+        begin, base_offset, _ = self._place_of(index)
+        return offset_after(base_offset, index - begin)
 
     def timestamp_of(self, index: int) -> int:
         """The record's timestamp in the log."""
-        if self.log_append_time_ms != NO_TIMESTAMP:
-            return self.log_append_time_ms
+        log_append_time_ms = self._place_of(index).log_append_time_ms
+        if log_append_time_ms != NO_TIMESTAMP:
+            return log_append_time_ms
         timestamps_ms = self._timestamps_ms
         return timestamps_ms if isinstance(timestamps_ms, int) else int(timestamps_ms[index])
 
+    def runs(self, index: int, count: int) -> list[tuple[int, int]]:
+        """Base offset and length of the runs that so many records from an index on make in the log."""
+        begins = [each.begin for each in self._placed if index < each.begin < index + count]
+        if index < self._done_count < index + count:
+            begins.append(self._done_count)
+        edges = [index, *begins, index + count]
+        return [(self.offset_of(begin), end - begin) for begin, end in pairwise(edges)]
+
+    def _place_of(self, index: int) -> "_Placed":
+        if index >= self._done_count:
+            return _Placed(self._done_count, self.base_offset, self.log_append_time_ms)
+        return next(each for each in reversed(self._placed) if each.begin <= index)
+
     def _finish(self) -> list[Callback]:
         assert not self.is_done, repr(self)
-        self.encoded, self._chunks, self._stamps = None, [], []
+        self._parts, self._chunks, self._stamps = [], [], []
         with _completion:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
         return callbacks
+
+
+class _Placed(NamedTuple):
+    """Where a part is in the log: its first record's index, and that record's offset."""
+
+    begin: int
+    base_offset: int
+    log_append_time_ms: int

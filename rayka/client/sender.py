@@ -1,10 +1,10 @@
 """The producer's async half: takes ready batches to the brokers that lead them, and answers back to the accumulator.
 
-Everything ready for one broker goes in one request; several requests may be under way, for different partitions. One
-that fails in a way that passes is repeated, after a refresh of the metadata where that is what the error asks for,
-until `delivery_timeout_ms`. Invariant: a batch that was started ends exactly once, also when the loop stops. Kafka:
-Sender (G18, C11 without idempotence: a request whose answer was lost is repeated, so its records may be twice in the
-log).
+Everything ready for one broker goes in one request, at most one batch of each partition (C1); several requests may be
+under way. One that fails in a way that passes is repeated, after a refresh of the metadata where that is what the error
+asks for, until `delivery_timeout_ms`. With idempotence the broker knows a repeated batch again, and a broker gives the
+producer its id before the first batch goes; without, a request whose answer was lost may put its records into the log
+twice. Invariant: a batch that was started ends exactly once, also when the loop stops. Kafka: Sender (G18, C11, C12).
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from rayka.errors import (
     InvalidMetadataError,
     LeaderNotAvailable,
     NetworkException,
+    OutOfOrderSequence,
     RaykaError,
     error_for,
 )
@@ -36,9 +37,9 @@ from rayka.ids import NO_NODE, node_name
 from rayka.protocol.batch_header import Codec
 from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest
+from rayka.protocol.producer_ids import InitProducerIdRequest
 
 REQUEST_BYTES_MAX = 4 << 20
-IN_FLIGHT_MAX = 5  # requests to one broker; what is ready meanwhile goes together in the next
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class Sender:
                 memory_bytes=config.buffer_memory,
                 linger_ms=config.linger_ms,
                 delivery_timeout_ms=config.delivery_timeout_ms,
+                is_idempotent=bool(config.enable_idempotence),
+                in_flight_max=config.max_in_flight_requests_per_connection
+                if config.enable_idempotence
+                else 1,
             )
         )
         self._network = handle.network()
@@ -71,6 +76,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight: dict[int, int] = {}  # requests by node
         self._refreshing: dict[str, None] = {}
+        self._is_asking_for_id = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
 
@@ -123,29 +129,41 @@ class Sender:
             now_ms = self.now_ms()
             expired = self.accumulator.expired(now_ms)
             for batch in expired:
-                self.accumulator.finish(batch)
-            by_node = self._start_ready(now_ms)
+                self.accumulator.finish(batch, is_acknowledged=False)
+            requests = self._start_ready(now_ms)
             next_ms = self.accumulator.tick(now_ms)
         for batch in expired:
             self._over(batch, batch.fail(self._too_late(batch)))
-        for node_id, batches in by_node.items():
-            for request in _requests(batches):
-                self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
-                self._run(self._produce(node_id, request))
+        for node_id, batches in requests:
+            self._run(self._produce(node_id, batches))
         self._arm(next_ms)
 
     def _pump_and_tell(self, sent: threading.Lock) -> None:
         self._pump()
         self._loop.call_soon(sent.release)  # behind the first steps of the requests, which send
 
-    def _start_ready(self, now_ms: float) -> dict[int, list[ProducerBatch]]:
+    def _start_ready(self, now_ms: float) -> list[tuple[int, list[ProducerBatch]]]:
+        """The requests that go now, each with its node; they must be sent in this order."""
+        requests: list[tuple[int, list[ProducerBatch]]] = []
+        while by_node := self._start_next(now_ms):
+            for node_id, batches in by_node.items():
+                for request in _requests(batches):
+                    self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
+                    requests.append((node_id, request))
+        return requests
+
+    def _start_next(self, now_ms: float) -> dict[int, list[ProducerBatch]]:
+        """Starts the next batch of each partition that has one to go."""
         by_node: dict[int, list[ProducerBatch]] = {}
         for batch in self.accumulator.ready(now_ms):
             leader_id = self._leader(batch)
             if leader_id == NO_NODE:
                 self._pause(batch, LeaderNotAvailable(f"{batch.topic_partition} has no leader"))
                 self._refresh(batch.topic)
-            elif self._in_flight.get(leader_id, 0) < IN_FLIGHT_MAX:
+            elif self.accumulator.needs_producer_id:
+                self._ask_for_producer_id(leader_id, batch.topic)
+                break
+            elif self._in_flight.get(leader_id, 0) < self._config.max_in_flight_requests_per_connection:
                 self.accumulator.start(batch)
                 by_node.setdefault(leader_id, []).append(batch)
         return by_node
@@ -165,6 +183,39 @@ class Sender:
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+
+    # ---- The producer id ----
+
+    def _ask_for_producer_id(self, node_id: int, topic: str) -> None:
+        if not self._is_asking_for_id:
+            self._is_asking_for_id = True
+            self._run(self._init_producer_id(node_id, topic))
+
+    async def _init_producer_id(self, node_id: int, topic: str) -> None:
+        """Any broker gives one; this one leads what is to be sent first."""
+        try:
+            response = await self._network.call(
+                node_id, InitProducerIdRequest(), self._config.request_timeout_ms
+            )
+            with self.lock:
+                self.accumulator.producer_id = response.producer_id
+        except ApiError as error:
+            self._on_no_producer_id(error, topic)
+        finally:
+            self._is_asking_for_id = False
+        self._pump()
+
+    def _on_no_producer_id(self, error: ApiError, topic: str) -> None:
+        """What is ready waits for another try, or fails."""
+        with self.lock:
+            waiting = self.accumulator.ready(self.now_ms())
+            if error.retriable:
+                for batch in waiting:
+                    self._pause(batch, error)
+        if isinstance(error, InvalidMetadataError):
+            self._refresh(topic)
+        if not error.retriable:
+            self._fail_all(waiting, error)
 
     # ---- One request ----
 
@@ -223,16 +274,27 @@ class Sender:
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
     ) -> None:
         for batch, result in zip(batches, results, strict=True):
-            if result.error_code is ErrorCode.NONE:
-                self._over(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
+            if result.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                self._on_appended(batch, result)
             else:
                 where = f"{node_name(node_id)} of cluster {self.cluster_name!r}, {batch.topic_partition}"
                 self._on_error(batch, error_for(result.error_code, f"{where}: {result.error_message}"))
 
+    def _on_appended(self, batch: ProducerBatch, result: ProducePartitionResult) -> None:
+        with self.lock:
+            goes_on = batch.has_more_parts and self.accumulator.holds(batch)
+            if goes_on:
+                self.accumulator.go_on(batch, result.base_offset, result.log_append_time_ms)
+        if not goes_on:
+            self._over(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
+
     def _on_error(self, batch: ProducerBatch, error: ApiError) -> None:
         """Another try later, or the end."""
+        is_out_of_order = isinstance(error, OutOfOrderSequence)
         with self.lock:
-            may_retry = error.retriable and self.accumulator.holds(batch)
+            may_retry = (error.retriable or is_out_of_order) and self.accumulator.holds(batch)
+            if may_retry and is_out_of_order:
+                self.accumulator.on_out_of_order(batch)
             if may_retry:
                 self._pause(batch, error)
         if not may_retry:
@@ -280,7 +342,7 @@ class Sender:
 
     def _over(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:
         with self.lock:
-            self.accumulator.finish(batch)
+            self.accumulator.finish(batch, is_acknowledged=batch.error is None)
             self.memory_freed.notify_all()
         if batch.error is not None:
             logger.warning("%d records for %s failed: %s", len(batch), batch.topic_partition, batch.error)

@@ -67,6 +67,12 @@ class ProducerSequence(NamedTuple):
     producer_epoch: int = -1
     base_sequence: int = -1
 
+    def after(self, record_count: int) -> "ProducerSequence":
+        """That of a batch behind one of so many records; what has no producer id has no sequence."""
+        if self.producer_id == NO_PRODUCER_ID:
+            return self
+        return self._replace(base_sequence=sequence_after(self.base_sequence, record_count))
+
 
 NO_SEQUENCE = ProducerSequence()
 

@@ -19,6 +19,7 @@ from rayka.protocol.cluster import (
     MetadataTopic,
 )
 from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest, ProduceResponse
+from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
 
 BROKER, CONTROLLER = 1, 3001
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2, "linger_ms": 0}  # options that make tests short
@@ -39,6 +40,8 @@ class ScriptedCluster:
         self.topics = dict(topics or {"orders": 3})
         self.configs: dict[str, str] = {}
         self.answers: deque[Answer] = deque()
+        self.id_answers: deque[Exception] = deque()  # instead of the next producer ids
+        self.producer_ids = 0  # given out
         self.logs: dict[tuple[str, int], list[RecordBatch]] = {}
         self.requests: list[ProduceRequest] = []
         self.leader_id = BROKER
@@ -60,6 +63,8 @@ class ScriptedCluster:
             raise NetworkException(f"node {node_id} is down")
         if isinstance(request, MetadataRequest):
             return self._metadata(node_id, request)
+        if isinstance(request, InitProducerIdRequest):
+            return self._new_producer_id()
         assert isinstance(request, ProduceRequest)
         self.requests.append(request)
         if self._gate is not None:
@@ -102,6 +107,13 @@ class ScriptedCluster:
         return MetadataResponse(
             "id", CONTROLLER, (broker,), tuple(self._topic(each, known) for each in names), 7
         )
+
+    def _new_producer_id(self) -> InitProducerIdResponse:
+        answer = self.id_answers.popleft() if self.id_answers else None
+        if answer is not None:
+            raise answer
+        self.producer_ids += 1
+        return InitProducerIdResponse(self.producer_ids - 1, 0)
 
     def _topic(self, name: str, known: dict[str, int]) -> MetadataTopic:
         if name not in known:

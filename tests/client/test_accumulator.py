@@ -117,7 +117,7 @@ def test_one_batch_of_a_partition_is_in_flight_and_the_next_waits_for_its_end():
     filling.start(first)
     second = append(filling, b"b", partition=0).batch
     assert filling.ready(100) == []
-    filling.finish(first)
+    filling.finish(first, is_acknowledged=True)
     assert filling.ready(100) == [second]
 
 
@@ -151,7 +151,7 @@ def test_memory_is_set_aside_and_freed_with_the_batch():
     assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is None
     assert filling.used_bytes == BATCH_OVERHEAD_BYTES + RECORD_BYTES
     filling.start(batch)
-    filling.finish(batch)
+    filling.finish(batch, is_acknowledged=True)
     assert filling.used_bytes == 0
     assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is not None
 
@@ -233,12 +233,27 @@ def test_a_batch_that_grew_too_large_becomes_several():
     batch = append(filling, b"0" * 100, partition=0).batch
     for number in range(1, 10):
         append(filling, b"%d" % number * 100, partition=0)
-    filling.start(batch)
-    parts = list(split_batches(batch.encode(Codec.NONE, 500)))
-    assert max(each.size_bytes for each in parts) <= 500
-    assert [value[:1] for each in parts for value in decode(each).values_list() if value] == [
-        b"%d" % number for number in range(10)
+    values, base_offsets = [], []
+    while not batch.is_done:
+        filling.start(batch)
+        (part,) = split_batches(batch.encode(Codec.NONE, 500))
+        assert part.size_bytes <= 500
+        base_offsets += [100 * len(base_offsets)] * part.record_count
+        values += [value[:1] for value in decode(part).values_list() if value]
+        if batch.has_more_parts:
+            filling.go_on(batch, base_offsets[-1], -1)
+        else:
+            filling.finish(batch, is_acknowledged=True)
+            batch.acknowledge(base_offsets[-1], -1)
+    assert values == [b"%d" % number for number in range(10)]
+    begins = [base_offsets.index(each) for each in base_offsets]
+    expected = [
+        base + index - begin for index, (base, begin) in enumerate(zip(base_offsets, begins, strict=True))
     ]
+    assert [batch.offset_of(index) for index in range(10)] == expected
+    runs = batch.runs(1, 8)
+    assert sum(count for _, count in runs) == 8
+    assert [offset + each for offset, count in runs for each in range(count)] == expected[1:9]
 
 
 def test_small_columns_of_several_calls_share_a_batch():
@@ -324,7 +339,7 @@ class AccumulatorModel(RuleBasedStateMachine):
     def acknowledge(self, data: st.DataObject) -> None:
         batch = self.take_one(data)
         self.arrived[batch.partition] += values_of(batch)
-        self.accumulator.finish(batch)
+        self.accumulator.finish(batch, is_acknowledged=True)
         batch.acknowledge(0, -1)
 
     @precondition(lambda self: self.in_flight)
@@ -357,7 +372,7 @@ class AccumulatorModel(RuleBasedStateMachine):
                 if batch not in self.in_flight:
                     self.accumulator.start(batch)
                 self.arrived[batch.partition] += values_of(batch)
-                self.accumulator.finish(batch)
+                self.accumulator.finish(batch, is_acknowledged=True)
             self.in_flight = []
             if self.arrived == self.accepted:
                 break

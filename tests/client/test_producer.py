@@ -296,10 +296,10 @@ def test_stale_metadata_is_refreshed_before_the_retry():  # G18
         assert cluster.metadata_calls == calls + 1
 
 
-def test_a_lost_answer_may_put_a_record_into_the_log_twice():
+def test_without_idempotence_a_lost_answer_may_put_a_record_into_the_log_twice():
     cluster = ScriptedCluster({"orders": 1})
     cluster.executes_lost_requests = True
-    with Producer(cluster, **QUICK) as producer:
+    with Producer(cluster, **QUICK, enable_idempotence=False) as producer:
         cluster.answers.append(NetworkException("the answer was lost"))
         assert producer.send("orders", b"x").result(WAIT_S).offset == 1
     assert cluster.values("orders", 0) == [b"x", b"x"]

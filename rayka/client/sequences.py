@@ -1,0 +1,91 @@
+"""Which sequences the batches of one partition get, and what their ends say about the log (C11).
+
+A batch gets its sequence when it is first sent, and keeps it over retries, so that the broker knows it again. When
+one that was sent has failed for good, nobody knows whether the log has it: there may be a gap, and what was sent after
+it goes on being retried as it is. Either a later one is acknowledged, which says that there is no gap; or the log
+refuses the first of them, which says that it has none of them. Only then they are numbered anew, in the next epoch of
+the producer id, from 0.
+
+Invariants: two epochs are never in flight together; the first batch of an epoch is alone until it is acknowledged,
+because a log that does not know the producer takes any sequence for the first (C5). Each partition has an epoch of
+its own: without transactions nobody compares them. Kafka: TransactionManager, TxnPartitionEntry, which have one epoch
+for all partitions.
+"""
+
+from rayka.protocol.batch_header import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
+
+PRODUCER_EPOCH_MAX = 2**15 - 1
+
+
+class Sequences:
+    """The sequences of one partition."""
+
+    __slots__ = (
+        "_acknowledged_end", "_failed_end", "_next", "has_acknowledged", "needs_new_epoch", "producer_epoch",
+        "producer_id",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.producer_id = NO_PRODUCER_ID
+        self.producer_epoch = 0
+        self._begin_epoch()
+
+    def __repr__(self) -> str:
+        gap = " gap?" if self.may_have_gap else ""
+        return f"<Sequences producer={self.producer_id} epoch={self.producer_epoch} next={self._next}{gap}>"
+
+    def _begin_epoch(self) -> None:
+        self._next = 0
+        self._acknowledged_end = 0
+        self._failed_end: int | None = None
+        self.has_acknowledged = False
+        self.needs_new_epoch = False
+
+    @property
+    def may_have_gap(self) -> bool:
+        """Whether a batch has failed that the log may or may not have, and nothing behind it is acknowledged."""
+        return self._failed_end is not None
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether the producer id has no further epoch."""
+        return self.producer_epoch == PRODUCER_EPOCH_MAX
+
+    def assign(self, record_count: int, producer_id: int) -> ProducerSequence:
+        """The sequence of the next batch; `producer_id` is for a partition that has none yet."""
+        assert not self.may_have_gap, repr(self)
+        assert not self.needs_new_epoch, repr(self)
+        if self.producer_id == NO_PRODUCER_ID:
+            self.producer_id = producer_id
+        assigned = ProducerSequence(self.producer_id, self.producer_epoch, self._next)
+        self._next = sequence_after(self._next, record_count)
+        return assigned
+
+    def on_acknowledged(self, base_sequence: int, record_count: int) -> None:
+        """The log has these, and so everything before them."""
+        end = sequence_after(base_sequence, record_count)
+        self.has_acknowledged = True
+        if _is_before(self._acknowledged_end, end):
+            self._acknowledged_end = end
+        if self._failed_end is not None and not _is_before(self._acknowledged_end, self._failed_end):
+            self._failed_end = None
+
+    def on_failed(self, base_sequence: int, record_count: int) -> None:
+        """These are given up; the log may have them."""
+        end = sequence_after(base_sequence, record_count)
+        is_known = not _is_before(self._acknowledged_end, end)
+        if not is_known and (self._failed_end is None or _is_before(self._failed_end, end)):
+            self._failed_end = end
+
+    def begin_next_epoch(self) -> None:
+        """Numbers from 0 again, under the next epoch, or under a new producer id when that was the last."""
+        if self.is_used_up:
+            self.producer_id, self.producer_epoch = NO_PRODUCER_ID, 0
+        else:
+            self.producer_epoch += 1
+        self._begin_epoch()
+
+
+def _is_before(a: int, b: int) -> bool:
+    """Of two sequences that are near each other, though they may have wrapped in between."""
+    return 0 < (b - a) & SEQUENCE_MAX <= SEQUENCE_MAX // 2
