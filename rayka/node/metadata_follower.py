@@ -47,6 +47,7 @@ class MetadataFollower:
         self._has_image = asyncio.Event()
         self._pending: deque[tuple[int, MetadataRecord]] = deque()
         self._fetched = OffsetAndEpoch(0, NO_EPOCH)
+        self._epochs: list[OffsetAndEpoch] = []  # of what was fetched, each from where it begins
         self._high_watermark = NO_OFFSET
         self._first_image_offset = 0
         self._delta = MetadataDelta(MetadataImage())
@@ -126,15 +127,23 @@ class MetadataFollower:
             self._pending.extend(
                 (offset, record) for offset, _, record in decode_metadata_batches(result.records)
             )
-            *_, last = split_batches(result.records)
-            self._fetched = OffsetAndEpoch(result.next_offset, last.leader_epoch)
+            for batch in split_batches(result.records):
+                if not self._epochs or batch.leader_epoch > self._epochs[-1].epoch:
+                    self._epochs.append(OffsetAndEpoch(batch.base_offset, batch.leader_epoch))
+            self._fetched = OffsetAndEpoch(result.next_offset, self._epochs[-1].epoch)
 
     def _truncate(self, diverging: OffsetAndEpoch) -> None:
-        offset = min(diverging.offset, self._fetched.offset)
+        """To where both logs have the epoch, or the largest one below it: the leader's end alone may lie behind records
+        of a later epoch that only this node has (A33, KIP-101).
+        """
+        later = (each.offset for each in self._epochs if each.epoch > diverging.epoch)
+        offset = min(diverging.offset, next(later, self._fetched.offset))
         assert offset >= self.image.next_offset, f"{self!r}: what was committed is gone, up to {diverging}"
         while self._pending and self._pending[-1][0] >= offset:
             self._pending.pop()
-        self._fetched = OffsetAndEpoch(offset, diverging.epoch)
+        while self._epochs and self._epochs[-1].offset >= offset:
+            self._epochs.pop()
+        self._fetched = OffsetAndEpoch(offset, self._epochs[-1].epoch if self._epochs else NO_EPOCH)
 
     async def _load(self, snapshot_id: OffsetAndEpoch, leader_epoch: int) -> bool:
         """Goes on from a snapshot's end; whether it could be had (A49)."""
@@ -156,7 +165,7 @@ class MetadataFollower:
         assert snapshot_id.offset >= self.image.next_offset, f"{self!r} cannot go back to {snapshot_id!r}"
         self._delta = await self._delta_to(snapshot, snapshot_id.offset)
         self._pending.clear()
-        self._fetched = snapshot_id
+        self._fetched, self._epochs = snapshot_id, [OffsetAndEpoch(NO_OFFSET, snapshot_id.epoch)]
         self._high_watermark = max(self._high_watermark, snapshot_id.offset)
         return True
 
