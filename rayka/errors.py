@@ -210,14 +210,20 @@ class InvalidConfig(ApiError):
 
 
 class NotController(InvalidMetadataError):
-    """The node asked is not the active controller. `leader_id` is who it thinks is, -1 for nobody, in that epoch."""
+    """The node asked is not the active controller. `leader_id` is who it thinks is, -1 for nobody, in that epoch.
+
+    `may_have_run`: it was the active one when the request came, and what it appended may be committed yet (A66).
+    """
 
     code = ErrorCode.NOT_CONTROLLER
 
-    def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
+    def __init__(
+        self, message: str = "", leader_id: int = -1, leader_epoch: int = -1, *, may_have_run: bool = False
+    ) -> None:
         super().__init__(message)
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
+        self.may_have_run = may_have_run
 
 
 class InvalidRequest(ApiError):

@@ -127,7 +127,7 @@ class ClusterMetadata:
     async def call_controller_again(
         self, request: "Request[ResponseT]", timeout_ms: int
     ) -> "tuple[ResponseT, bool]":
-        """As `call_controller`, and whether an earlier attempt, whose answer was lost, may have been executed."""
+        """As `call_controller`, and whether an earlier attempt that failed may have been executed."""
         retry, may_have_run = Retry(timeout_ms, self._backoff), False
         while True:
             try:
@@ -138,7 +138,7 @@ class ClusterMetadata:
             except (ApiError, UnavailableError) as error:
                 if isinstance(error, ApiError) and not error.retriable:
                     raise
-                may_have_run |= isinstance(error, (NetworkException, RequestTimedOut))
+                may_have_run |= _may_have_run(error)
                 self._on_controller_failed(error)
                 problem = error
             if not await retry.pause():
@@ -268,6 +268,12 @@ class ClusterMetadata:
 
     def _unavailable(self, reason: str) -> UnavailableError:
         return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; is it running?")
+
+
+def _may_have_run(error: RaykaError) -> bool:
+    """Whether the request that failed so may have been executed, now or later."""
+    is_lost = isinstance(error, (NetworkException, RequestTimedOut))
+    return is_lost or (isinstance(error, NotController) and error.may_have_run)
 
 
 def _is_unknown(topic: MetadataTopic) -> bool:

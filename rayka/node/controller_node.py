@@ -154,7 +154,7 @@ class ControllerNode(QuorumApis):
         await self._tasks.stop()
         parts, self._parts = self._parts, None
         if parts is not None:
-            parts.shard.end(NotController(f"{self._name} is shutting down"))
+            parts.shard.end(NotController(f"{self._name} is shutting down", may_have_run=True))
             await parts.log.close()
 
     def kill(self) -> None:

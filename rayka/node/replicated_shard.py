@@ -137,11 +137,11 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             if future is not None and not future.done():
                 future.set_result(None)
 
-    def _not_active(self, what: str) -> NotController:
+    def _not_active(self, what: str, *, may_have_run: bool = False) -> NotController:
         election = self._log.election
         trouble = self._log.trouble()
         reason = f"{self._name} {what}" + (f"; {trouble}" if trouble else "")
-        return NotController(reason, election.leader_id, election.leader_epoch)
+        return NotController(reason, election.leader_id, election.leader_epoch, may_have_run=may_have_run)
 
     # ---- Following the log -------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     def _lead(self) -> bool:
         """What comes first: an epoch that is over. The high watermark may have passed the records of a successor."""
         if not self.is_active:
-            self.end(self._not_active("leads no more"))
+            self.end(self._not_active("leads no more", may_have_run=True))
             return True
         self._complete(self._runtime.on_high_watermark())
         return False

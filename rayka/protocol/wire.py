@@ -30,16 +30,19 @@ class Failure(Message, frozen=True, array_like=True):
     error_message: str = ""
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
+    may_have_run: bool = False
 
     def error(self) -> ApiError:
         if self.error_code is ErrorCode.NOT_CONTROLLER:
-            return NotController(self.error_message, self.leader_id, self.leader_epoch)
+            return NotController(
+                self.error_message, self.leader_id, self.leader_epoch, may_have_run=self.may_have_run
+            )
         return error_for(self.error_code, self.error_message)
 
     @classmethod
     def of(cls, error: ApiError) -> "Failure":
         if isinstance(error, NotController):
-            return cls(error.code, str(error), error.leader_id, error.leader_epoch)
+            return cls(error.code, str(error), error.leader_id, error.leader_epoch, error.may_have_run)
         return cls(error.code, str(error))
 
 

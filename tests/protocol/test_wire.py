@@ -122,8 +122,8 @@ def test_one_array_is_not_copied_on_its_way_out() -> None:
 
 
 def test_trailing_fields_of_a_newer_version_are_ignored() -> None:
-    body = msgspec.msgpack.encode([0, "a message", "a field of tomorrow"])
-    assert decode(Failure, body) == Failure(ErrorCode.NONE, "a message")
+    body = msgspec.msgpack.encode([0, "a message", 7, 8, False, "a field of tomorrow"])
+    assert decode(Failure, body) == Failure(ErrorCode.NONE, "a message", 7, 8)
 
 
 def test_missing_fields_of_an_older_version_have_their_defaults() -> None:
