@@ -8,7 +8,6 @@ import asyncio
 import posixpath
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
 from rayka.errors import StorageError
 from rayka.ports import Buffer, Lock
@@ -91,9 +90,8 @@ class SimDisk(MemoryDisk):
         self._check_writer("sync", "")
         self._trace.add(self.node_id, "sync")
 
-    def _sync(self, *wanted: Any) -> None:
+    def _on_synced(self) -> None:
         self.sync_count += 1
-        super()._sync(*wanted)
 
     def power_loss(self, random: Random) -> None:
         self.sync_count += 1

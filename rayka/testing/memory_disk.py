@@ -317,6 +317,10 @@ class MemoryDisk:
             entry = self._find(directory)
             if isinstance(entry, _Directory):
                 entry.sync()
+        self._on_synced()
+
+    def _on_synced(self) -> None:
+        """Something more is durable."""
 
     # ---- Tree ----------------------------------------------------------------------------------------------
 
