@@ -14,6 +14,7 @@ from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 
+_LOOKS_PER_TIMEOUT = 8  # it costs a description of the quorum
 _logger = logging.getLogger(__name__)
 
 # What says that this node, or the one asked, is not who it should be.
@@ -32,6 +33,7 @@ class Peers:
         self._node_id = node_id
         self._quorum = quorum
         self._late_ms = late_ms
+        self._next_look_ms = 0
         self._silent: dict[int, None] = {}
         self._refusals: dict[int, str] = {}
 
@@ -71,6 +73,11 @@ class Peers:
 
     def look(self, now_ms: int) -> None:
         """To be called now and then: a leader that loses its majority must know afterwards who was missing."""
+        if now_ms >= self._next_look_ms:
+            self._look(now_ms)
+
+    def _look(self, now_ms: int) -> None:
+        self._next_look_ms = now_ms + self._late_ms // _LOOKS_PER_TIMEOUT
         if self._quorum.is_leader:
             for node_id in self._other_voters():
                 self._silent.pop(node_id, None)
@@ -86,7 +93,7 @@ class Peers:
         parts = [] if isinstance(role, Leader) else ["no leader answers"]
         if self._quorum.voters is None:
             parts.append("the voters are not known")
-        self.look(now_ms)
+        self._look(now_ms)
         missing = self.silent_voters()
         if missing:
             parts.append(f"voters that do not answer: {', '.join(map(node_name, missing))}")
