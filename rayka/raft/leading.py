@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower
-from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, OffsetAndEpoch, ReplicaKey
+from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.leader import Leader
@@ -69,7 +69,8 @@ class Leading:
     ) -> FetchPartitionResult | None:
         """The answer to a replica that follows the log; None when it should wait for news (A27-A32).
 
-        Records not yet committed are among the answer; the high watermark in it says how far they are.
+        Records not yet committed are among the answer; the high watermark in it says how far they are. A broker, which
+        names no directory, has no use for them: it gets what is committed, and so each record by one fetch, not two.
         """
         error = self._request_error(request)
         if error is ErrorCode.NONE:
@@ -81,7 +82,9 @@ class Leading:
         self._record(request, now_ms, is_valid=standing.is_valid)
         if not standing.is_valid:
             return self._result(diverging_epoch=standing.diverging_epoch, snapshot_id=standing.snapshot_id)
-        return self._read(partition, min(request.max_bytes, partition.max_bytes), may_wait)
+        is_replica = request.replica_directory_id != ZERO_ID
+        end_offset = self._state.log.log_end_offset if is_replica else self._state.known_high_watermark
+        return self._read(partition, min(request.max_bytes, partition.max_bytes), end_offset, may_wait)
 
     def _request_error(self, request: FetchRequest) -> ErrorCode:
         if request.cluster_id not in ("", self._state.cluster_id):
@@ -123,12 +126,13 @@ class Leading:
         if role.on_fetch(replica, partition.fetch_offset, state.log.log_end_offset, now_ms):
             self._on_high_watermark(role, now_ms)
 
-    def _read(self, partition: FetchPartition, max_bytes: int, may_wait: bool) -> FetchPartitionResult | None:
-        log = self._state.log
+    def _read(
+        self, partition: FetchPartition, max_bytes: int, end_offset: int, may_wait: bool
+    ) -> FetchPartitionResult | None:
         has_news = partition.high_watermark < self._state.high_watermark
-        if may_wait and not has_news and partition.fetch_offset >= log.log_end_offset:
+        if may_wait and not has_news and partition.fetch_offset >= end_offset:
             return None
-        read = log.read(partition.fetch_offset, max_bytes=max_bytes, end_offset=log.log_end_offset)
+        read = self._state.log.read(partition.fetch_offset, max_bytes=max_bytes, end_offset=end_offset)
         records = np.frombuffer(read.records, dtype=np.uint8)
         return self._result(next_offset=read.next_offset, records=records)
 

@@ -284,7 +284,13 @@ def test_nobody_is_told_of_what_is_not_committed() -> None:  # A26, A65
         creation = asyncio.create_task(node.create_topics(new_topic("orders")))
         uncommitted = await fetched(
             node,
-            fetch_request(before.log_end_offset, high_watermark=before.high_watermark, max_wait_ms=5_000),
+            fetch_request(
+                before.log_end_offset,
+                high_watermark=before.high_watermark,
+                max_wait_ms=5_000,
+                replica_id=3002,
+                replica_directory_id=UUID(int=7),
+            ),
         )
         assert len(uncommitted.records) > 0
         assert uncommitted.high_watermark == before.high_watermark

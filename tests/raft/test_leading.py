@@ -3,7 +3,7 @@
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_OFFSET
+from rayka.ids import NO_OFFSET, ZERO_ID, ReplicaKey
 from rayka.protocol.quorum import DescribeQuorumRequest, DescribeQuorumResponse, QuorumReplica
 from rayka.raft.accumulator import BatchAccumulator
 from rayka.raft.election_state import ElectionState
@@ -142,6 +142,20 @@ def test_another_directory_of_a_voters_node_acknowledges_nothing() -> None:  # A
     found = node()
     assert not found.fetched_by(key(2, 9), 3)
     assert found.fetched_by(OTHER, 3)
+
+
+def test_a_broker_gets_what_is_committed_and_nothing_else() -> None:  # A32
+    found, broker = node(), ReplicaKey(1, ZERO_ID)
+    found.fetched_by(OTHER, 3)
+    found.quorum.append([b"a"])
+    found.drain()
+    assert found.fetch(3, 1, epoch=-1, high_watermark=3, replica=broker) is None
+    assert found.fetch(3, 1, epoch=1, high_watermark=3, replica=THIRD) is not None
+    found.fetched_by(OTHER, 4)
+    found.fetched_by(THIRD, 4)
+    result = found.fetch(3, 1, epoch=-1, high_watermark=3, replica=broker)
+    assert result is not None
+    assert (result.next_offset, result.high_watermark) == (4, 4)
 
 
 def test_a_parked_fetch_is_ended_by_the_loss_of_leadership() -> None:  # A32
