@@ -9,6 +9,7 @@ has them in order (C11). Without idempotence only the first may be in flight. Ka
 """
 
 from collections import deque
+from itertools import takewhile
 
 from rayka.client.producer_batch import ProducerBatch
 from rayka.client.sequences import Sequences
@@ -70,7 +71,7 @@ class PartitionQueue:
 
     def settle(self) -> None:
         """Something of the partition is not in flight any more: begins the next epoch if it is needed, and possible."""
-        sent = [each for each in self.batches if each.sequence is not None]
+        sent = list(takewhile(lambda each: each.sequence is not None, self.batches))
         if any(each.is_in_flight for each in sent):
             return
         if self.sequences.needs_new_epoch or (self.sequences.may_have_gap and not sent):
