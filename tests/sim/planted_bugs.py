@@ -235,10 +235,13 @@ def answers_before_it_is_committed(original: Callable[..., Any]) -> Callable[...
     return handle
 
 
-def applies_what_it_fetched(original: Callable[..., Any]) -> Callable[..., Any]:
+def loses_a_record(original: Callable[..., Any]) -> Callable[..., Any]:
+    counter = itertools.count()
+
     def take(self: MetadataFollower, *args: Any) -> Any:
         taken = original(self, *args)
-        self._high_watermark = max(self._high_watermark, self._fetched.offset)
+        if self._pending and next(counter) % 7 == 6:
+            self._pending.pop()
         return taken
 
     return take
@@ -299,8 +302,8 @@ PLANTED_BUGS = [
         "a resigned leader leads its epoch again",
         "single-leader",
         planted(QuorumState, "__init__", leads_its_epoch_again),
-        1,
-        1,
+        2,
+        2,
         RESTARTS | BUSY,
     ),
     PlantedBug(
@@ -323,8 +326,8 @@ PLANTED_BUGS = [
         "high watermark over entries of old epochs",
         "commits-own-epoch",
         planted(Leader, "maybe_update_high_watermark", commits_old_epochs),
-        1,
-        1,
+        7,
+        7,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -347,16 +350,16 @@ PLANTED_BUGS = [
         "truncates below the high watermark",
         "truncation",
         planted(RaftLog, "truncate_to", truncates_committed_records),
-        2,
-        2,
+        1,
+        1,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
         "accepts a fetch of another epoch",
         "fetch-epoch",
         planted(Leading, "epoch_error", accepts_any_epoch),
-        8,
-        8,
+        7,
+        7,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -379,8 +382,8 @@ PLANTED_BUGS = [
         "serves a snapshot of another epoch",
         "snapshot-id",
         planted(Leading, "handle_fetch_snapshot", serves_another_epoch),
-        5,
-        5,
+        1,
+        1,
         RESTARTS,
     ),
     PlantedBug(
@@ -414,9 +417,9 @@ PLANTED_BUGS = [
         BUSY,
     ),
     PlantedBug(
-        "a broker applies what is not committed",
+        "a broker loses a record",
         "images",
-        planted(MetadataFollower, "_take", applies_what_it_fetched),
+        planted(MetadataFollower, "_take", loses_a_record),
         1,
         1,
         BUSY,
