@@ -191,7 +191,7 @@ class _Scan:
             _note_whole_batches(segment, view, self._epochs, end_offset)
             if segment.size_bytes == len(view):
                 return self._is_complete(number)
-            may_cut = self._may_cut(segment, view, is_last)
+            may_cut = self._may_cut(number, view)
             if may_cut and self._suspect.tearing in (Tearing.TAIL, Tearing.ANYWHERE):
                 return False
             if is_in_place(view, segment.size_bytes, segment.next_offset, end_offset):
@@ -206,16 +206,29 @@ class _Scan:
         segment, following = self._segments[number], self._segments[number + 1 : number + 2]
         if not following or not is_hole(segment.next_offset, following[0]):
             return True
-        if self._suspect.tearing is Tearing.ANYWHERE and segment.next_offset >= self._suspect.from_offset:
+        may_be_torn = self._suspect.tearing is Tearing.ANYWHERE or self._is_end(number)
+        if may_be_torn and segment.next_offset >= self._suspect.from_offset:
             return False
         raise hole(segment, segment.next_offset, following[0])
 
-    def _may_cut(self, segment: Segment, view: memoryview, is_last: bool) -> bool:
+    def _may_cut(self, number: int, view: memoryview) -> bool:
         """Whether what is broken at the segment's end can be a torn write."""
+        segment = self._segments[number]
         if segment.next_offset < self._suspect.from_offset:
             return False
-        is_tail = is_last and _whole_behind(segment, view) is None
+        is_last = number + 1 == len(self._segments)
+        is_tail = (is_last or self._is_end(number)) and _whole_behind(segment, view) is None
         return is_tail or self._suspect.tearing is Tearing.ANYWHERE
+
+    def _is_end(self, number: int) -> bool:
+        """Whether a power cut can have torn this segment's last write although there are later segments: none of them
+        holds a batch, for the log was rolled before that write was synced, and nothing followed.
+        """
+        return self._suspect.tearing is Tearing.TAIL and all(
+            find_batch(content, 0, len(content), each.base_offset) is None
+            for each in self._segments[number + 1 :]
+            for content in [self._disk.map(each.path)]
+        )
 
     def _leave(self, segment: Segment, view: memoryview) -> None:
         """Goes on behind a broken batch, of which only the header is used."""
