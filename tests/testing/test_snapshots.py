@@ -29,9 +29,9 @@ def _snapshot_offset(cluster: InProcessCluster, node_id: int) -> int:
 
 
 def _log_start(cluster: InProcessCluster, node_id: int) -> int:
-    """Base offset of the first segment of a controller's log."""
+    """Base offset of the first segment of a controller's log; -1 while one segment takes another's place."""
     directory = Path(cluster.data_dirs(node_id)[0]) / "__cluster_metadata-0"
-    return min(int(name[:20]) for name in os.listdir(directory) if name.endswith(".log"))
+    return min((int(name[:20]) for name in os.listdir(directory) if name.endswith(".log")), default=-1)
 
 
 def _until(cluster: InProcessCluster, is_so: Callable[[], bool]) -> None:
