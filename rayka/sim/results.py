@@ -29,9 +29,12 @@ def read_results(path: Path) -> dict[int, Outcome]:
 
 
 def append_result(path: Path, outcome: Outcome) -> None:
-    """Adds one outcome."""
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(outcome) + b"\n")
+    """Adds one outcome, on a line of its own also when the one before was cut off."""
+    with path.open("a+b") as file:
+        size_bytes = file.seek(0, 2)
+        file.seek(max(0, size_bytes - 1))
+        separator = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(separator + msgspec.json.encode(outcome) + b"\n")
 
 
 def run_seed(seed: int, chosen: dict[str, Any]) -> Outcome:
