@@ -66,8 +66,11 @@ class Machine:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the node runs, but says that it cannot work: it needs another process."""
-        return self.node is not None and self.node._state is NodeState.FAILED
+        """Whether the node runs, but cannot use its disk any more: it needs another process."""
+        node = self.node
+        if isinstance(node, BrokerNode) and node._parts is not None and node._parts.directories.offline_ids():
+            return True
+        return node is not None and node._state is NodeState.FAILED
 
 
 class SimCluster:
