@@ -89,6 +89,22 @@ def test_a_tail_of_zeros_is_cut() -> None:
     assert (read_offsets(log), log.recovery.cut is not None) == (list(range(10)), True)
 
 
+def test_a_torn_write_in_front_of_a_segment_without_batches_is_cut() -> None:  # B31
+    """The log was rolled before its last write was synced; the power cut left zeros of it, and the new name."""
+    disk, log = new_log()
+    fill(log, 3)
+    sync(disk, log)
+    path, synced_bytes = segment_path(0), disk.size(segment_path(0))
+    fill(log, 1)
+    log.roll(0)
+    torn_bytes = disk.size(path) - synced_bytes
+    disk.write(path, disk.read_at(path, 0, synced_bytes) + bytes(torn_bytes))
+    found = open_log(disk, recovery_point=6, tearing=Tearing.TAIL)
+    assert read_offsets(found) == list(range(6))
+    fill(found, 1)
+    assert read_offsets(found) == list(range(8))
+
+
 def test_a_tail_is_cut_by_a_new_inode_and_old_maps_keep_it() -> None:
     disk = _filled(5)
     disk.append(segment_path(0), [b"garbage"])
