@@ -145,7 +145,7 @@ class Checkers:
         machine = self._machine(process)
         if machine is None:
             return None
-        file = machine.disk.durable_files(machine.metadata_dir).get(QUORUM_STATE_FILE)
+        file = machine.disk.durable_file(f"{machine.metadata_dir}/{QUORUM_STATE_FILE}")
         return decode_election(bytes(file.data[: file.synced_bytes])) if file is not None else None
 
     # ---- Fetches -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_EN
 from rayka.raft.snapshot import parse_snapshot_name
 from rayka.sim.process import PROCESS
 from rayka.sim.trace import Trace
-from rayka.testing.memory_disk import DurableFile, MemoryDisk
+from rayka.testing.memory_disk import MemoryDisk
 
 _LONG_SYNC_MS = 100
 
@@ -123,20 +123,18 @@ class SimDisk(MemoryDisk):
         """The log end offset, or the end of the newest snapshot, that a power cut at its worst would leave."""
         known = self._durable_ends.get(directory)
         if known is None or known[0] != self.sync_count:
-            files = self.durable_files(directory)
-            snapshots = [each.offset for name in files if (each := parse_snapshot_name(name)) is not None]
-            known = self._durable_ends[directory] = (
-                self.sync_count,
-                max(self._durable_log_end(files), *snapshots, 0),
-            )
+            names = self.durable_names(directory)
+            end = max(self._durable_log_end(directory, names), _newest_snapshot_end(names))
+            known = self._durable_ends[directory] = (self.sync_count, end)
         return known[1]
 
-    def _durable_log_end(self, files: dict[str, DurableFile]) -> int:
-        names = [name for name in files if name.endswith(".log")]
-        if not names:
+    def _durable_log_end(self, directory: str, names: Sequence[str]) -> int:
+        newest = next((name for name in reversed(names) if name.endswith(".log")), "")
+        file = self.durable_file(f"{directory}/{newest}") if newest else None
+        if file is None:
             return 0
-        base_offset = int(posixpath.splitext(names[-1])[0])
-        inode, data, synced_bytes = files[names[-1]]
+        base_offset = int(posixpath.splitext(newest)[0])
+        inode, data, synced_bytes = file
         position, end = self._scanned.get(inode, (0, base_offset))
         while position + HEADER_BYTES <= synced_bytes:
             size_bytes = LENGTH_FIELD_END + int.from_bytes(data[position + 8 : position + 12], "big")
@@ -147,3 +145,9 @@ class SimDisk(MemoryDisk):
             position += size_bytes
         self._scanned[inode] = position, end
         return end
+
+
+def _newest_snapshot_end(names: Sequence[str]) -> int:
+    """The names ascend, and those of snapshots begin with their ends."""
+    ids = map(parse_snapshot_name, reversed(names))
+    return next((each.offset for each in ids if each is not None), 0)

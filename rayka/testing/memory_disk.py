@@ -13,6 +13,7 @@ import asyncio
 import errno
 import posixpath
 from collections.abc import Sequence
+from functools import lru_cache
 from random import Random
 from typing import Literal, NamedTuple, Union
 
@@ -161,19 +162,23 @@ class MemoryDisk:
         inode = self._inode("look at", path)
         return len(inode.data) - inode.synced_bytes
 
-    def durable_files(self, directory: str) -> dict[str, DurableFile]:
-        """The files of the directory as a power cut at its worst would leave them, by name."""
+    def durable_names(self, directory: str) -> list[str]:
+        """What the directory would hold after a power cut at its worst, ascending."""
+        found = self._find_durable(directory)
+        return sorted(found.durable) if isinstance(found, _Directory) else []
+
+    def durable_file(self, path: str) -> DurableFile | None:
+        """The file as a power cut at its worst would leave it."""
+        found = self._find_durable(path)
+        return (
+            DurableFile(found.number, found.data, found.synced_bytes) if isinstance(found, _Inode) else None
+        )
+
+    def _find_durable(self, path: str) -> _Entry | None:
         current: _Entry | None = self._root
-        for name in _names(directory):
+        for name in _names(path):
             current = current.durable.get(name) if isinstance(current, _Directory) else None
-        if not isinstance(current, _Directory):
-            return {}
-        entries = sorted(current.durable.items())
-        return {
-            name: DurableFile(entry.number, entry.data, entry.synced_bytes)
-            for name, entry in entries
-            if isinstance(entry, _Inode)
-        }
+        return current
 
     # ---- Looking -------------------------------------------------------------------------------------------
 
@@ -325,11 +330,11 @@ class MemoryDisk:
     # ---- Tree ----------------------------------------------------------------------------------------------
 
     def _find(self, path: str) -> _Entry | None:
-        current: _Entry = self._root
+        current: _Entry | None = self._root
         for name in _names(path):
-            if not isinstance(current, _Directory) or name not in current.entries:
+            if not isinstance(current, _Directory):
                 return None
-            current = current.entries[name]
+            current = current.entries.get(name)
         return current
 
     def _inode(self, action: str, path: str) -> _Inode:
@@ -356,7 +361,7 @@ class MemoryDisk:
         return inode
 
     def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
-        if any(fault.strikes(operation, path) for fault in self._faults):
+        if self._faults and any(fault.strikes(operation, path) for fault in self._faults):
             raise storage_error(action, path, errno.EIO)
 
     def _lose_names(self, directory: _Directory, random: Random, inodes: dict[int, _Inode]) -> None:
@@ -378,8 +383,9 @@ class _MemoryLock:
             del self._locks[self._path]
 
 
-def _names(path: str) -> list[str]:
-    return [name for name in posixpath.normpath(path).split("/") if name and name != "."]
+@lru_cache(maxsize=4096)
+def _names(path: str) -> tuple[str, ...]:
+    return tuple(name for name in posixpath.normpath(path).split("/") if name and name != ".")
 
 
 def _apply(entries: dict[str, _Entry], changes: dict[str, _Entry | None]) -> None:
