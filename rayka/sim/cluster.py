@@ -41,6 +41,8 @@ class Machine:
     def __init__(self, node_id: int, disk: SimDisk) -> None:
         self.node_id = node_id
         self.disk = disk
+        self.data_dir = f"/data/{node_name(node_id)}"
+        self.metadata_dir = metadata_directory(self.data_dir)
         self.incarnation = 0
         self.wall_offset_ms = 0
         self.process: Process | None = None
@@ -51,14 +53,6 @@ class Machine:
 
     def __repr__(self) -> str:
         return f"<Machine {node_name(self.node_id)} #{self.incarnation} {self.node!r}>"
-
-    @property
-    def data_dir(self) -> str:
-        return f"/data/{node_name(self.node_id)}"
-
-    @property
-    def metadata_dir(self) -> str:
-        return metadata_directory(self.data_dir)
 
     @property
     def is_controller(self) -> bool:

@@ -41,19 +41,18 @@ class Observer(Protocol):
 class _Exchange:
     """One call: its answer to come, and how many copies of it may still bring it."""
 
-    __slots__ = ("answer", "call", "caller", "copies")
+    __slots__ = ("answer", "call", "caller", "copies", "text")
 
     def __init__(self, caller: Process, call: Call, answer: "asyncio.Future[Answer]") -> None:
         self.caller = caller
         self.call = call
         self.answer = answer
         self.copies = 0
+        number = call.number  # the text stands in each of its lines in the trace
+        self.text = f"{call.api.name} {caller.node_id}->{call.node_id} #{number.epoch}:{number.number}"
 
     def __str__(self) -> str:
-        call = self.call
-        return (
-            f"{call.api.name} {self.caller.node_id}->{call.node_id} #{call.number.epoch}:{call.number.number}"
-        )
+        return self.text
 
 
 class _Endpoint:

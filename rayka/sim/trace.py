@@ -27,7 +27,8 @@ class Trace:
     def add(self, node: int | str, event: str, what: str = "") -> None:
         """Records one event."""
         now_us = self._now_us()
-        line = f"{now_us // 1000:>9}.{now_us % 1000:03}  {node:>5}  {event:<9} {what}"
+        # An f-string with as many format specifications takes nearly twice as long.
+        line = "%9d.%03d  %5s  %-9s %s" % (now_us // 1000, now_us % 1000, node, event, what)  # noqa: UP031
         lines = self._lines
         lines.append(line)
         self.count += 1

@@ -3,15 +3,18 @@
 A watch remembers what it saw last and compares a handful of values; only what has changed is looked at more closely.
 """
 
+from rayka.controller.controller import Controller
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import MetadataRecord
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
+from rayka.node.replicated_shard import ReplicatedShard
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voters import VoterSet
-from rayka.sim.checkers import Checkers, local_key, quorum_of
+from rayka.sim.checkers import Checkers, local_key
 from rayka.sim.cluster import Machine
 from rayka.sim.ledger import Compared, difference
 from rayka.sim.loop import VirtualLoop
@@ -34,6 +37,7 @@ class ControllerWatch:
         self._state: QuorumState | None = None
         self._quorum: Quorum | None = None
         self._role: object = None
+        self._leads = False
         self._election_count = -1
         self._high_watermark = -1
         self._compared = 0
@@ -48,20 +52,22 @@ class ControllerWatch:
         self._compared_images: Compared | None = None
 
     def __call__(self) -> None:
-        quorum = quorum_of(self._machine)
-        if quorum is None or not self._checkers.is_enabled:
+        node = self._machine.node
+        parts = node._parts if isinstance(node, ControllerNode) else None
+        if parts is None or not self._checkers.is_enabled:
             return
+        quorum = parts.log.quorum
         if quorum is not self._quorum:
             self._begin(quorum)
         state = quorum._state
-        led = isinstance(self._role, Leader)  # one that commits its own removal resigns in the same breath
+        led = self._leads  # one that commits its own removal resigns in the same breath
         if state.role is not self._role:
             self._on_role(quorum, state)
         if state.election_count != self._election_count:
             self._on_election(state)
             self._committing = state.voters
         if state.known_high_watermark != self._high_watermark:
-            self._on_high_watermark(quorum, state, is_leader=led or isinstance(self._role, Leader))
+            self._on_high_watermark(quorum, state, is_leader=led or self._leads)
         log = state.log
         if log.log_end_offset < self._high_watermark:
             self._report("truncation", f"{quorum!r} is cut below its high watermark, {self._high_watermark}")
@@ -69,13 +75,15 @@ class ControllerWatch:
             self._on_log_start(quorum)
         if isinstance(self._role, Leader):
             self._look_at_leader(quorum, state, self._role)
-        self._look_at_image()
+        if parts.shard.replayed_offset != self._replayed_offset:
+            self._on_replayed(parts.shard)
 
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, self._node_id, evidence)
 
     def _begin(self, quorum: Quorum) -> None:
-        self._quorum, self._role, self._high_watermark, self._compared = quorum, None, -1, 0
+        self._quorum, self._high_watermark, self._compared = quorum, -1, 0
+        self._role, self._leads = None, False
         self._election_count = -1
         self._log_start_offset = -1
         self._checkers.homes[local_key(quorum)] = (self._machine, self._machine.disk)
@@ -84,6 +92,7 @@ class ControllerWatch:
 
     def _on_role(self, quorum: Quorum, state: QuorumState) -> None:
         self._role = role = state.role
+        self._leads = isinstance(role, Leader)
         self._checkers._trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
         if not isinstance(role, Leader):
             return
@@ -197,18 +206,14 @@ class ControllerWatch:
                 "snapshot-at-log-start", f"{quorum!r} begins at {start}; its earliest snapshot is {earliest}"
             )
 
-    def _look_at_image(self) -> None:
+    def _on_replayed(self, shard: ReplicatedShard[Controller, MetadataRecord]) -> None:
         """What a standby has replayed is what is committed."""
-        node = self._machine.node
-        parts = node._parts if isinstance(node, ControllerNode) else None
-        if parts is None or parts.shard.replayed_offset == self._replayed_offset:
-            return
-        offset = self._replayed_offset = parts.shard.replayed_offset
-        if parts.shard._runtime.is_active:  # it is ahead of what is committed, and may turn out to be wrong
-            if isinstance(self._role, Leader) and offset <= self._high_watermark:
-                self._compare_image(parts.shard.shard.image(offset))
+        offset = self._replayed_offset = shard.replayed_offset
+        if shard._runtime.is_active:  # it is ahead of what is committed, and may turn out to be wrong
+            if self._leads and offset <= self._high_watermark:
+                self._compare_image(shard.shard.image(offset))
         elif offset <= self._checkers.ledger.end:
-            self._compare_image(parts.shard.shard.image(offset))
+            self._compare_image(shard.shard.image(offset))
         else:
             self._report("standby", f"a standby has replayed up to {offset}, {self._checkers.ledger!r}")
 
