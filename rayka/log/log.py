@@ -424,6 +424,11 @@ class Log:
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
+    @property
+    def has_unsynced(self) -> bool:
+        """Whether there is anything to sync."""
+        return not self._files.unsynced.is_empty
+
     def unsynced(self) -> SyncPlan:
         """What to hand to `Disk.sync`, and then to `on_synced`, so that everything up to now is durable."""
         return self._files.unsynced.plan(self.log_end_offset, self._truncation_count)

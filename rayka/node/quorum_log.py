@@ -79,7 +79,8 @@ class QuorumLog(Generic[RecordT]):
         self._quorum = quorum
         self._codec = codec
         self._tasks = tasks
-        self._due = asyncio.Event()
+        self._is_due = False
+        self._due = Signal()
         self._durable_count = 0
         self._told: object = None
         self._reader = RecordReader(quorum, directory.snapshots, codec)
@@ -178,22 +179,27 @@ class QuorumLog(Generic[RecordT]):
 
     def wake(self) -> None:
         """There may be something to do, or to tell."""
-        self._due.set()
+        self._set_due()
         self._tell()
+
+    def _set_due(self) -> None:
+        self._is_due = True
+        self._due.notify()
 
     async def run(self) -> None:
         """Drives the quorum for ever. Raises StorageError when the disk fails."""
         while True:
-            self._due.clear()
+            self._is_due = False
             await self._turn()
-            if not self._due.is_set():
-                await self._wait()
+            if not self._is_due:
+                await self._due.wait(self._next_turn_s())
 
     async def _turn(self) -> None:
         if self.failure is not None:
             raise self.failure
-        self._peers.look(_now_ms())
-        self._quorum.poll(_now_ms())
+        now_ms = _now_ms()
+        self._peers.look(now_ms)
+        self._quorum.poll(now_ms)
         await self._persist()
         for node_id, request in self._quorum.requests(_now_ms()):
             name = f"{api_of(request).name} to {node_name(node_id)}"
@@ -202,14 +208,10 @@ class QuorumLog(Generic[RecordT]):
         await self._freeze()
         self._tell()
 
-    async def _wait(self) -> None:
-        now_ms = _now_ms()
-        pause_ms = max(0, self._quorum.next_poll_ms(now_ms) - now_ms)
-        try:
-            async with asyncio.timeout(pause_ms / 1000):
-                await self._due.wait()
-        except TimeoutError:
-            return
+    def _next_turn_s(self) -> float:
+        now_s = asyncio.get_running_loop().time()
+        now_ms = int(now_s * 1000)
+        return now_s + max(0, self._quorum.next_poll_ms(now_ms) - now_ms) / 1000
 
     async def _persist(self) -> None:
         """Until the newest election is durable; later ones cover earlier ones (A8)."""
@@ -228,7 +230,7 @@ class QuorumLog(Generic[RecordT]):
         self._tell()
         await self._directory.sync()
         self._quorum.on_flushed(_now_ms())
-        self._due.set()
+        self._set_due()
 
     async def _freeze(self) -> None:
         download = self._quorum.finished_download
@@ -241,7 +243,7 @@ class QuorumLog(Generic[RecordT]):
             self._quorum.on_snapshot_damaged(_now_ms())
         else:
             self._quorum.on_snapshot_frozen(_now_ms())
-        self._due.set()
+        self._set_due()
 
     async def _exchange(self, node_id: int, request: Request[Any]) -> None:
         """One request to another replica, and what comes of it."""
@@ -263,7 +265,7 @@ class QuorumLog(Generic[RecordT]):
     def fail(self, error: StorageError) -> None:
         """The disk has failed: the loop ends, and everyone who waits is told."""
         self.failure = self.failure or error
-        self._due.set()
+        self._set_due()
         self.news.notify()
 
     @contextmanager

@@ -69,7 +69,7 @@ class RaftLog:
 
     @property
     def has_unsynced(self) -> bool:
-        return not self._log.unsynced().is_empty
+        return self._log.has_unsynced
 
     @property
     def size_bytes(self) -> int:
