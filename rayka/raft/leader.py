@@ -64,6 +64,8 @@ class Leader:
         self._local = local
         self._config = config
         self._replicas: dict[ReplicaKey, Progress] = {}
+        self._others: list[tuple[ReplicaKey, Progress]] = []  # that vote
+        self._others_needed = 0  # for a majority
         self._heard_of: dict[ReplicaKey, None] = {}  # voters that fetched since the check quorum timer began
         self._check_quorum_deadline_ms = now_ms + config.check_quorum_timeout_ms
         self._local_end_offset = NO_OFFSET
@@ -88,6 +90,8 @@ class Leader:
             progress = self._replicas.setdefault(voter, Progress())
             if voter not in former:
                 progress.end_offset = NO_OFFSET
+        self._others = [(each, self._replicas[each]) for each in voters.voters if each != self._local]
+        self._others_needed = voters.majority - (self._local in voters)
         for voter in [each for each in self._heard_of if each not in voters]:
             del self._heard_of[voter]
 
@@ -141,10 +145,6 @@ class Leader:
         """When it resigns unless it hears from a majority; never, if it is one by itself."""
         return self._check_quorum_deadline_ms if self._others_needed > 0 else FAR_MS
 
-    @property
-    def _others_needed(self) -> int:
-        return self.voters.majority - (self._local in self.voters)
-
     def _drop_observers(self, now_ms: int) -> None:
         oldest_ms = now_ms - OBSERVER_SESSION_TIMEOUT_MS
         self._replicas = {
@@ -167,14 +167,12 @@ class Leader:
     def voters_to_remind(self, now_ms: int) -> list[ReplicaKey]:
         """Those who should be told who leads, for they do not fetch (A13)."""
         interval_ms = self._config.begin_quorum_epoch_interval_ms
-        return [
-            voter for voter in self._others() if self._replicas[voter].next_begin_ms(interval_ms) <= now_ms
-        ]
+        return [voter for voter, progress in self._others if progress.next_begin_ms(interval_ms) <= now_ms]
 
     def next_reminder_ms(self, now_ms: int) -> int:
         """When somebody is to be reminded who is not yet."""
         interval_ms = self._config.begin_quorum_epoch_interval_ms
-        times_ms = [self._replicas[voter].next_begin_ms(interval_ms) for voter in self._others()]
+        times_ms = [progress.next_begin_ms(interval_ms) for _, progress in self._others]
         return min((each for each in times_ms if each > now_ms), default=FAR_MS)
 
     def on_reminded(self, voter: ReplicaKey, now_ms: int) -> None:
@@ -182,10 +180,7 @@ class Leader:
 
     def preferred_successors(self) -> tuple[ReplicaKey, ...]:
         """The other voters, who holds most first (A22)."""
-        return tuple(sorted(self._others(), key=lambda voter: -self._replicas[voter].end_offset))
-
-    def _others(self) -> list[ReplicaKey]:
-        return [voter for voter in self.voters.voters if voter != self._local]
+        return tuple(voter for voter, _ in sorted(self._others, key=lambda other: -other[1].end_offset))
 
     # ---- Described ---------------------------------------------------------------------------------------------------
 
