@@ -90,11 +90,14 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
     async def run(self) -> None:
         """Goes on until the disk fails. Raises StorageError when it does."""
         while self._log.failure is None:
-            if self._schedule.is_due(self._record_bytes(), _now_ms()):
+            record_bytes = self._record_bytes()
+            if self._schedule.is_due(record_bytes, _now_ms()):
                 await self._maybe_generate()
-            if _now_ms() >= self._clean_ms:
+                record_bytes = self._record_bytes()
+            now_ms = _now_ms()
+            if now_ms >= self._clean_ms:
                 self._clean()
-            await self._log.news.wait(self._deadline_s())
+            await self._log.news.wait(self._deadline_s(record_bytes, now_ms))
 
     def _record_bytes(self) -> int:
         """Of records that no snapshot holds."""
@@ -105,10 +108,10 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
             self._counted_from, self._bytes_before = counted_from, log.size_bytes - log.size_from(begin)
         return log.size_bytes - self._bytes_before
 
-    def _deadline_s(self) -> float:
+    def _deadline_s(self, record_bytes: int, now_ms: int) -> float:
         """One that is due already waits for news: nothing could be captured."""
-        due_ms = self._schedule.next_ms(self._record_bytes())
-        if due_ms is None or due_ms <= _now_ms():
+        due_ms = self._schedule.next_ms(record_bytes)
+        if due_ms is None or due_ms <= now_ms:
             return self._clean_ms / 1000
         return min(self._clean_ms, due_ms) / 1000
 
