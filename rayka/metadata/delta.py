@@ -7,7 +7,7 @@ whoever wrote it, and an assertion says so: a node that went on would hold anoth
 Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `ProducerIdsDelta` (H9, H12).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -156,26 +156,24 @@ class MetadataDelta:
 
     def _topic(self, topic_id: UUID) -> _Topic | None:
         """The topic, ready to be changed; None when there is none or it was removed."""
-        if topic_id not in self._topics:
-            known = self.image.topics_by_id.get(topic_id)
-            if known is None:
-                return None
-            self._topics[topic_id] = _Topic(known.name, topic_id, known.partitions)
-        return self._topics[topic_id]
+        if topic_id in self._topics:
+            return self._topics[topic_id]
+        known = self.image.topics_by_id.get(topic_id)
+        if known is None:
+            return None
+        topic = self._topics[topic_id] = _Topic(known.name, topic_id, known.partitions)
+        return topic
 
     # ---- The outcome -------------------------------------------------------------------------------------------------
 
     def apply(self, next_offset: int) -> MetadataImage:
         """The image after these records; `next_offset` follows the last of them."""
         assert next_offset >= self.image.next_offset, f"{self!r} cannot go back to {next_offset}"
-        topics_by_id = _merged(
-            self.image.topics_by_id,
-            {topic_id: topic.image() if topic else None for topic_id, topic in self._topics.items()},
-        )
+        changed = {topic_id: topic.image() if topic else None for topic_id, topic in self._topics.items()}
         return MetadataImage(
             next_offset=next_offset,
-            topics=self._topics_by_name(topics_by_id),
-            topics_by_id=topics_by_id,
+            topics=self._topics_by_name(changed.values()),
+            topics_by_id=_merged(self.image.topics_by_id, changed),
             brokers=_merged(self.image.brokers, self._brokers),
             configs=_merged(
                 self.image.configs, {key: values or None for key, values in self._configs.items()}
@@ -184,14 +182,13 @@ class MetadataDelta:
             next_producer_id=self._next_producer_id,
         )
 
-    def _topics_by_name(self, topics_by_id: Mapping[UUID, TopicImage]) -> Mapping[str, TopicImage]:
+    def _topics_by_name(self, changed: Iterable[TopicImage | None]) -> Mapping[str, TopicImage]:
         if not self._topics:
             return self.image.topics
         topics = dict(self.image.topics)
         for topic_id in self.deleted_topics():
             del topics[self.image.topics_by_id[topic_id].name]
-        for topic_id in self._topics:
-            topic = topics_by_id.get(topic_id)
+        for topic in changed:
             if topic is not None:
                 topics[topic.name] = topic
         return topics

@@ -126,7 +126,8 @@ class ReplicaManager:
         """Makes this broker's partitions what the new image says (H10)."""
         is_first, self._image = self._image is None, image
         deleted = set(delta.deleted_topics())
-        keys = [key for key in [*self._replicas, *self._unusable] if key[0] in deleted]
+        here = [*self._replicas, *self._unusable] if deleted else []
+        keys = [key for key in here if key[0] in deleted]
         await self._forget([self._place(key) for key in keys])
         for key in keys:
             await asyncio.sleep(0)  # as below
