@@ -22,7 +22,7 @@ def decode_metadata_batches(buffer: Buffer) -> Iterator[tuple[int, int, Metadata
         batch.check_crc("metadata")
         if batch.is_control:
             continue
-        for offset, value in enumerate(decode(batch).values_list(), batch.base_offset):
+        for offset, value in enumerate(decode(batch, check_crc=False).values_list(), batch.base_offset):
             if value is None:
                 raise CorruptRecord(f"metadata record at offset {offset} is null")
             yield offset, batch.leader_epoch, decode_record(value)

@@ -22,6 +22,8 @@ from rayka.protocol.compression import decompress
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Header = tuple[str, bytes | None]
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_FEW = 64  # so short, a list is faster to look through than an array
 
 
 class DecodedBatch:
@@ -123,37 +125,37 @@ class _Block:
             raise CorruptRecord(f"the columns fill {contents.uncompressed_bytes} bytes, found {len(block)}")
         self._buffer = _aligned_buffer(block)
 
-    def has(self, column: Column) -> bool:
+    def has(self, column: int) -> bool:
         return column in self._columns
 
-    def take(self, column: Column, size_bytes: int | None = None) -> pa.Buffer:
+    def take(self, column: int, size_bytes: int | None = None) -> pa.Buffer:
         """The column's bytes; raises CorruptRecord when it is missing or has another size."""
         begin, length = self._columns.pop(column, (0, -1))
         if length < 0 or (size_bytes is not None and length != size_bytes):
-            raise CorruptRecord(f"column {column.name} has {length} bytes, expected {size_bytes}")
+            raise CorruptRecord(f"column {Column(column).name} has {length} bytes, expected {size_bytes}")
         return self._buffer.slice(begin, length)
 
-    def take_integers(self, column: Column, kind: type[np.integer[Any]], count: int) -> np.ndarray:
-        return np.frombuffer(self.take(column, count * np.dtype(kind).itemsize), kind)
+    def take_integers(self, column: int, kind: np.dtype[Any], count: int) -> np.ndarray:
+        return np.frombuffer(self.take(column, count * kind.itemsize), kind)
 
-    def take_offsets(self, column: Column, count: int) -> np.ndarray:
+    def take_offsets(self, column: int, count: int) -> np.ndarray:
         """int32 offsets of count entries, which begin at 0 and never fall."""
-        offsets = self.take_integers(column, np.int32, count + 1)
-        if offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-            raise CorruptRecord(f"column {column.name} does not begin at 0 or falls")
+        offsets = self.take_integers(column, _INT32, count + 1)
+        if offsets[0] != 0 or _falls(offsets):
+            raise CorruptRecord(f"column {Column(column).name} does not begin at 0 or falls")
         return offsets
 
-    def take_binary(self, column: Column, count: int) -> pa.BinaryArray:
+    def take_binary(self, column: int, count: int) -> pa.BinaryArray:
         """An array from its validity if it is there, its offsets and its data, given the id of the first."""
         bitmap = self.take(column, (count + 7) // 8) if self.has(column) else None
-        offsets, data = self.take_strings(Column(column + 1), count)
+        offsets, data = self.take_strings(column + 1, count)
         null_count = 0 if bitmap is None else -1
         return pa.Array.from_buffers(pa.binary(), count, [bitmap, offsets, data], null_count)
 
-    def take_strings(self, column: Column, count: int) -> tuple[pa.Buffer, pa.Buffer]:
+    def take_strings(self, column: int, count: int) -> tuple[pa.Buffer, pa.Buffer]:
         """Offsets and data of count byte strings; the data ends where the last string does."""
         offsets = self.take_offsets(column, count)
-        return pa.py_buffer(offsets), self.take(Column(column + 1), int(offsets[-1]))
+        return pa.py_buffer(offsets), self.take(column + 1, int(offsets[-1]))
 
     def check_all_taken(self) -> None:
         if self._columns:
@@ -164,6 +166,13 @@ def _aligned_buffer(block: Buffer) -> pa.Buffer:
     """Arrow wants its buffers at multiples of 8; batches are read to such addresses, so the copy is rare."""
     buffer = pa.py_buffer(block)
     return pa.py_buffer(bytes(block)) if buffer.address % ALIGNMENT_BYTES else buffer
+
+
+def _falls(offsets: np.ndarray) -> bool:
+    if len(offsets) > _FEW:
+        return bool((offsets[1:] < offsets[:-1]).any())
+    listed: list[int] = offsets.tolist()
+    return listed != sorted(listed)
 
 
 def _take_headers(block: _Block, count: int) -> pa.ListArray:
@@ -185,7 +194,7 @@ def _take_timestamps(block: _Block, batch: RecordBatch) -> np.ndarray | None:
     """Timestamps where they differ; None where all are the batch's max timestamp."""
     deltas = None
     if block.has(Column.TIMESTAMP_DELTAS):
-        deltas = block.take_integers(Column.TIMESTAMP_DELTAS, np.int64, batch.record_count)
+        deltas = block.take_integers(Column.TIMESTAMP_DELTAS, _INT64, batch.record_count)
     if batch.timestamp_type is TimestampType.LOG_APPEND_TIME:
         return None
     timestamps = None if deltas is None else deltas + batch.base_timestamp_ms
@@ -201,7 +210,7 @@ def _take_offset_deltas(block: _Block, batch: RecordBatch) -> np.ndarray | None:
         if last != batch.record_count - 1:
             raise CorruptRecord(f"last offset delta {last} without offset deltas")
         return None
-    deltas = block.take_integers(Column.OFFSET_DELTAS, np.int32, batch.record_count)
+    deltas = block.take_integers(Column.OFFSET_DELTAS, _INT32, batch.record_count)
     if deltas[0] < 0 or deltas[-1] > last or (deltas[1:] <= deltas[:-1]).any():
         raise CorruptRecord(f"offset deltas do not rise from 0 to {last}")
     return deltas

@@ -84,7 +84,7 @@ def encode(message: Message) -> Encoded:
     return Encoded(msgspec.msgpack.encode(message, enc_hook=set_aside), buffers)
 
 
-def decode(message_type: type[MessageT], body: bytes, payload: Payload = b"") -> MessageT:
+def decode(message_type: type[MessageT], body: bytes, payload: Payload = _NOTHING) -> MessageT:
     """The message; its arrays are views of the payload. Raises InvalidRequest when the bytes do not fit the type."""
     take = _take_whole(payload) if isinstance(payload, list) else _take_parts(payload)
     try:
