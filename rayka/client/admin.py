@@ -178,9 +178,10 @@ class Admin:
     def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Makes a controller that follows the metadata a voter; returns when that is committed (A56).
 
-        Without `directory_id` it is the directory that the node follows with. Raises DuplicateVoter when a replica of
-        that node votes already, RequestTimedOut when it has not caught up or another change is under way, and
-        UnavailableError when the node does not follow, or the answer was lost and the change may have been made.
+        Without `directory_id` it is the directory that the node follows with. Raises InvalidRequest when the node is no
+        controller, DuplicateVoter when a replica of it votes already, RequestTimedOut when it has not caught up or
+        another change is under way, and UnavailableError when the node does not follow, or the answer was lost and the
+        change may have been made.
         """
         io_thread.run(self._open().add_raft_voter(_node(node_id), directory_id), None)
 

@@ -14,6 +14,7 @@ from rayka.errors import (
     ApiError,
     DuplicateVoter,
     ErrorCode,
+    InvalidRequest,
     NetworkException,
     RequestTimedOut,
     UnavailableError,
@@ -85,6 +86,8 @@ class AsyncQuorumAdmin:
 
     async def add_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
         """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
+        if role_of(node_id) is not Role.CONTROLLER:  # it observes too, but cannot answer a candidate
+            raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
         retry = Retry(timeout_ms, self._backoff)
         while True:
             info = await self.describe(retry.remaining_ms)

@@ -10,6 +10,7 @@ from rayka import Admin
 from rayka.errors import (
     DuplicateVoter,
     ErrorCode,
+    InvalidRequest,
     NetworkException,
     RequestTimedOut,
     UnavailableError,
@@ -155,10 +156,19 @@ def test_a_node_on_a_new_disk_is_told_to_give_up_its_former_vote_first(
     [
         (lambda admin: admin.add_raft_voter(3003), DuplicateVoter, "controller-3003 votes already"),
         (lambda admin: admin.add_raft_voter(3009), UnavailableError, "--replace 3009"),
+        (lambda admin: admin.add_raft_voter(1), InvalidRequest, "broker-1 cannot vote"),
+        (lambda admin: admin.add_raft_voter(1, directory(1)), InvalidRequest, "only controllers"),
         (lambda admin: admin.remove_raft_voter(3009), VoterNotFound, "voters: controller-3001, "),
         (lambda admin: admin.remove_raft_voter("3009"), TypeError, "expected int, found str"),
     ],
-    ids=["votes already", "does not follow", "does not vote", "not a node id"],
+    ids=[
+        "votes already",
+        "does not follow",
+        "a broker",
+        "a broker's directory",
+        "does not vote",
+        "not a node id",
+    ],
 )
 def test_a_change_that_cannot_be_asked_for_is_refused_here(
     controllers: Controllers,
