@@ -74,13 +74,15 @@ def remove(node_id: int, directory_id: UUID | None, name: str, address: str) -> 
 def print_summary(info: "QuorumInfo") -> None:
     """Who leads and votes, and how far the voter that is furthest behind is."""
     followers = [each for each in info.voters if each.node_id != info.leader_id]
+    silent = tuple(each for each in followers if each.lag < 0)
     lag = max((each.lag for each in followers), default=0)
     ago_ms = max((each.last_caught_up_ago_ms for each in followers), default=0)
+    largest = f"{lag} records, caught up {_ago(ago_ms)}"
     lines = {
         "leader": info.leader_id,
         "leader epoch": info.leader_epoch,
         "high watermark": info.high_watermark,
-        "largest lag of a voter": f"{lag} records, caught up {_ago(ago_ms)}",
+        "largest lag of a voter": f"unknown: {_names(silent)} never fetched" if silent else largest,
         "voters": _names(info.voters),
         "observers": _names(info.observers),
     }

@@ -6,7 +6,7 @@ out: ApiVersions to a new voter. It has fetched this log, control records includ
 """
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
+from rayka.ids import NO_NODE, NO_OFFSET, ZERO_ID, ReplicaKey
 from rayka.ports import Message, Request
 from rayka.protocol.quorum import (
     AddRaftVoterRequest,
@@ -95,6 +95,11 @@ class VoterChanges:
     def _refusal_to_add(self, voter: ReplicaKey, now_ms: int) -> _Refusal | None:
         leader = self._state.role
         assert isinstance(leader, Leader)
+        if voter.directory_id == ZERO_ID:
+            return (
+                ErrorCode.INVALID_REQUEST,
+                f"node {voter.node_id} names no directory, as brokers do: it cannot vote",
+            )
         present = self._voters().with_id(voter.node_id)
         if present is not None:
             return ErrorCode.DUPLICATE_VOTER, f"node {voter.node_id} votes already, as {_name(present)}"

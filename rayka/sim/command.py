@@ -3,6 +3,7 @@
 Exit codes: 0 all well, 1 a crash, 2 a safety violation, 3 a liveness violation; of several runs the first failure's.
 """
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,16 @@ from rayka.sim.options import SimOptions, swarm
 from rayka.sim.results import append_result, read_results, run_seeds
 from rayka.sim.shrink import Shrunk, shrink
 from rayka.sim.simulation import Outcome, Simulation, Verdict
+
+
+class _Amount(click.FloatRange):
+    """A number within bounds, which "nan" is not, whatever it is compared with."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"expected a number, found {value!r}", param, ctx)
+        return number
 
 
 def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -37,11 +48,17 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
 @click.command("sim")
 @click.option("--seed", type=int, help="The run to make; everything in it follows from this number.")
 @click.option("--seeds", callback=_range, metavar="A-B", help="Many runs.")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="Simulated time with faults.")
+@click.option(
+    "--seconds", type=_Amount(1, 100_000), default=60.0, show_default=True, help="Simulated time with faults."
+)
 @click.option("--voters", type=click.IntRange(1, 9), help="Controllers; drawn from the seed otherwise.")
-@click.option("--brokers", type=click.IntRange(0, 9), help="Brokers; drawn from the seed otherwise.")
-@click.option("--ops", "ops_per_second", type=float, help="Client operations a simulated second.")
-@click.option("--faults", "faults_per_minute", type=float, help="Faults a simulated minute; 0 for none.")
+@click.option("--brokers", type=click.IntRange(1, 9), help="Brokers; drawn from the seed otherwise.")
+@click.option(
+    "--ops", "ops_per_second", type=_Amount(0, 10_000), help="Client operations a simulated second."
+)
+@click.option(
+    "--faults", "faults_per_minute", type=_Amount(0, 10_000), help="Faults a simulated minute; 0 for none."
+)
 @click.option("--only-faults", callback=_numbers, metavar="N,N", help="Only these of the run's faults.")
 @click.option("--trace", is_flag=True, help="Print a line for each event.")
 @click.option("--no-checks", is_flag=True, help="Without checkers, to see what they cost.")

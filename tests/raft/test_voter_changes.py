@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.ids import ReplicaKey
+from rayka.ids import ZERO_ID, ReplicaKey
 from rayka.protocol.quorum import (
     AddRaftVoterRequest,
     RemoveRaftVoterRequest,
@@ -106,6 +106,12 @@ def test_a_replica_that_does_not_follow_or_lags_is_refused() -> None:  # A56
     assert outcome(add(node, key(9))) is ErrorCode.REQUEST_TIMED_OUT
     node.fetched_by(key(9), 3)
     assert add(node, key(9)).response is None
+
+
+def test_a_broker_which_names_no_directory_never_votes() -> None:  # A55
+    node, broker = leader(), ReplicaKey(1, ZERO_ID)
+    node.fetched_by(broker, 3, now_ms=2_000)
+    assert outcome(add(node, broker)) is ErrorCode.INVALID_REQUEST
 
 
 def test_a_replica_that_was_caught_up_an_hour_ago_is_refused() -> None:  # A56
