@@ -9,6 +9,7 @@ violation. Invariant: at most one process of a node is alive.
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import Context
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -116,11 +117,20 @@ class SimCluster:
             await DataDirectories.format(self._settings(each))
 
     async def replace_disk(self, machine: Machine) -> None:
-        """The machine, which must be down, gets an empty, formatted disk: another replica of the same node id."""
+        """The machine, which must be down, gets an empty, formatted disk: another replica of the same node id.
+
+        Until it is formatted the machine has an empty one, so that a power cut meanwhile cannot spoil the work of an
+        operator who would look at what he did.
+        """
         assert machine.process is None, f"{machine!r} runs"
         machine.disk = self._make_disk(machine.node_id)
         machine.incarnation += 1
-        settings = self._settings(machine)
+        formatted = self._make_disk(machine.node_id)
+        await self._format_anew(machine, replace(self._settings(machine), disk=formatted))
+        self.kill(machine.node_id)  # whatever was started on the empty disk
+        machine.disk = formatted
+
+    async def _format_anew(self, machine: Machine, settings: NodeSettings) -> None:
         if machine.is_controller:
             directory_id = random_uuid(settings.random)
             await format_controller(
