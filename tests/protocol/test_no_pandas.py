@@ -35,3 +35,22 @@ for data in ([b"value"] * 1000, [Record("t", 0, 0, 1, b"k", b"v", [("h", b"x")])
 sys.exit("pandas" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "values", [[b"value"] * 1000, [b"value", None] * 500, [b"", None, b"longer"] * 100, [None] * 200]
+)
+def test_with_pandas_there_the_bytes_are_the_same(values: list[bytes | None]) -> None:
+    program = f"""
+import sys
+{{}}
+from rayka.protocol.batch_encode import encode_batch
+sys.stdout.write(encode_batch({values!r}, keys={values!r}, timestamps_ms=1).tobytes().hex())
+"""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program.format(first)], check=True, capture_output=True, text=True
+        ).stdout
+        for first in ("", "import pandas")
+    ]
+    assert found[0] == found[1]
