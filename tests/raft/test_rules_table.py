@@ -1,36 +1,17 @@
-"""The page that maps rules to tests is true: each test it names exists and cites the rule, and each rule has one."""
-
-import re
-from pathlib import Path
+"""The page that maps the rules of the quorum to tests is true."""
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "rayka/docs/rules-quorum.md"
+from tests.rules import RulesPage
+
+PAGE = RulesPage("rules-quorum.md", "A")
 RULES = [*range(1, 37), 40, 41, *range(45, 52), *range(55, 61), *range(65, 69)]
-_ROW = re.compile(r"^\| A(\d+) \| ([^|]+) \| ([^|]*) \|$", re.MULTILINE)
-
-
-def rows() -> dict[int, list[tuple[str, str]]]:
-    """The tests of each rule: file and name."""
-    found: dict[int, list[tuple[str, str]]] = {}
-    for number, _, cell in _ROW.findall(PAGE.read_text()):
-        for part in cell.split("<br>"):
-            file, *names = re.findall(r"`([^`]+)`", part)
-            found.setdefault(int(number), []).extend((file, name) for name in names)
-    return found
 
 
 def test_every_rule_has_a_row_with_a_test() -> None:
-    table = rows()
-    assert [number for number in RULES if not table.get(number)] == []
+    assert PAGE.untested(RULES) == []
 
 
 @pytest.mark.parametrize("number", RULES)
 def test_the_tests_of_a_rule_exist_and_cite_it(number: int) -> None:
-    for file, name in rows()[number]:
-        text = (ROOT / "tests" / file).read_text()
-        match = re.search(rf"^(?:async )?def {name}\(.*?\) -> None:(.*)$", text, re.MULTILINE | re.DOTALL)
-        assert match, f"{file} has no {name}"
-        cited = re.findall(r"\bA(\d+)\b", match.group(1).split("\n")[0])
-        assert str(number) in cited, f"{file}: {name} does not cite A{number}"
+    PAGE.check(number)
