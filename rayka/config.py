@@ -119,6 +119,7 @@ class TopicConfig(_Config):
     message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
     message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
     min_insync_replicas: int = Field(default=1, ge=1)
+    unclean_leader_election_enable: bool = False
     flush: FlushPolicy = FlushPolicy.NONE
     flush_messages: int = Field(default=_INT64_MAX, ge=1)
     flush_ms: int = Field(default=_INT64_MAX, ge=0)
@@ -139,6 +140,18 @@ class BrokerConfig(_Config):
     fetch_max_bytes: int = Field(default=57_671_680, ge=1024)
     fetch_max_wait_ms: int = Field(default=500, ge=0)
     max_parked_requests: int = Field(default=10_000, ge=1)
+    replica_lag_time_max_ms: int = Field(default=30_000, ge=10)
+    replica_fetch_max_bytes: int = Field(default=1 << 20, ge=0, le=_INT32_MAX)
+    replica_fetch_response_max_bytes: int = Field(default=10 << 20, ge=0, le=_INT32_MAX)
+    replica_fetch_min_bytes: int = Field(default=1, ge=0)
+    replica_fetch_wait_max_ms: int = Field(default=500, ge=0)
+    replica_fetch_backoff_ms: int = Field(default=1_000, ge=0)
+    replica_socket_timeout_ms: int = Field(default=30_000, ge=10)
+    max_incremental_fetch_session_cache_slots: int = Field(default=1_000, ge=0)
+    auto_leader_rebalance_enable: bool = True
+    leader_imbalance_check_interval_seconds: int = Field(default=300, ge=1)
+    leader_imbalance_per_broker_percentage: int = Field(default=10, ge=0)
+    unclean_leader_election_enable: bool = False
     replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
     log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
     producer_id_expiration_ms: int = Field(default=86_400_000, ge=1)
@@ -191,6 +204,7 @@ _BROKER_SYNONYMS = {
     "message_timestamp_before_max_ms": "log_message_timestamp_before_max_ms",
     "message_timestamp_after_max_ms": "log_message_timestamp_after_max_ms",
     "min_insync_replicas": "min_insync_replicas",
+    "unclean_leader_election_enable": "unclean_leader_election_enable",
     "flush_messages": "log_flush_interval_messages",
     "flush_ms": "log_flush_interval_ms",
 }

@@ -33,21 +33,31 @@ class ErrorCode(IntEnum):
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
     INVALID_CONFIG = 40
     NOT_CONTROLLER = 41
     INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
+    OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
     FENCED_LEADER_EPOCH = 74
     UNKNOWN_LEADER_EPOCH = 75
     UNSUPPORTED_COMPRESSION_TYPE = 76
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
+    PREFERRED_LEADER_NOT_AVAILABLE = 80
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
+    INVALID_UPDATE_VERSION = 95
     SNAPSHOT_NOT_FOUND = 98
     POSITION_OUT_OF_RANGE = 99
     UNKNOWN_TOPIC_ID = 100
@@ -55,6 +65,9 @@ class ErrorCode(IntEnum):
     BROKER_ID_NOT_REGISTERED = 102
     INCONSISTENT_TOPIC_ID = 103
     INCONSISTENT_CLUSTER_ID = 104
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+    INELIGIBLE_REPLICA = 107
+    NEW_LEADER_ELECTED = 108
     INVALID_VOTER_KEY = 125
     DUPLICATE_VOTER = 126
     VOTER_NOT_FOUND = 127
@@ -344,6 +357,84 @@ class PositionOutOfRange(ApiError):
     """The position lies outside the snapshot."""
 
     code = ErrorCode.POSITION_OUT_OF_RANGE
+
+
+class FetchSessionIdNotFound(RetriableApiError):
+    """The broker does not know this fetch session any more; begin another one."""
+
+    code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+class InvalidFetchSessionEpoch(RetriableApiError):
+    """The request does not follow the last one of its fetch session; begin another one."""
+
+    code = ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
+class FetchSessionTopicIdError(RetriableApiError):
+    """A topic of the fetch session has another id now; begin another one."""
+
+    code = ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
+
+
+class InvalidReplicaAssignment(ApiError):
+    """The replicas asked for are not brokers of the cluster, or one is named twice."""
+
+    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+class PolicyViolation(ApiError):
+    """The topic's configuration does not allow it."""
+
+    code = ErrorCode.POLICY_VIOLATION
+
+
+class OperationNotAttempted(ApiError):
+    """Something before it failed, so this was not tried."""
+
+    code = ErrorCode.OPERATION_NOT_ATTEMPTED
+
+
+class PreferredLeaderNotAvailable(InvalidMetadataError):
+    """The first replica is not in sync or not running."""
+
+    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+
+
+class EligibleLeadersNotAvailable(InvalidMetadataError):
+    """No replica can lead."""
+
+    code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
+
+
+class ElectionNotNeeded(InvalidMetadataError):
+    """The partition has the leader that was asked for."""
+
+    code = ErrorCode.ELECTION_NOT_NEEDED
+
+
+class NoReassignmentInProgress(ApiError):
+    """There is no reassignment to cancel."""
+
+    code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+
+class InvalidUpdateVersion(ApiError):
+    """The partition has changed since: its partition epoch is higher."""
+
+    code = ErrorCode.INVALID_UPDATE_VERSION
+
+
+class IneligibleReplica(ApiError):
+    """The replica must not join the ISR: its broker is fenced, shutting down, or another process by now."""
+
+    code = ErrorCode.INELIGIBLE_REPLICA
+
+
+class NewLeaderElected(ApiError):
+    """The change of the ISR made another broker the leader."""
+
+    code = ErrorCode.NEW_LEADER_ELECTED
 
 
 class InvalidVoterKey(ApiError):

@@ -85,3 +85,36 @@ class NodeActor:
 
     async def update_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("update_raft_voter", header, request, records)
+
+    async def alter_partition(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("alter_partition", header, request, records)
+
+    async def report_exit(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("report_exit", header, request, records)
+
+    async def create_partitions(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("create_partitions", header, request, records)
+
+    async def alter_partition_reassignments(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("alter_partition_reassignments", header, request, records)
+
+    async def list_partition_reassignments(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("list_partition_reassignments", header, request, records)
+
+    async def elect_leaders(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("elect_leaders", header, request, records)
+
+    async def unregister_broker(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("unregister_broker", header, request, records)
+
+    async def delete_records(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("delete_records", header, request, records)
+
+    async def describe_log_dirs(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("describe_log_dirs", header, request, records)
+
+    async def describe_configs(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("describe_configs", header, request, records)
+
+    async def incremental_alter_configs(self, header: bytes, request: bytes, *records: Payload) -> Answer:
+        return await self._shell.handle("incremental_alter_configs", header, request, records)

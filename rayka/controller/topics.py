@@ -22,9 +22,9 @@ from rayka.metadata.records import (
     MetadataRecord,
     PartitionRecord,
     RemoveTopicRecord,
-    ResourceType,
     TopicRecord,
 )
+from rayka.protocol.configs import ResourceType
 from rayka.protocol.topics import (
     DEFAULT_COUNT,
     CreateTopicsRequest,

@@ -18,6 +18,7 @@ from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, Par
 from rayka.metadata.records import (
     NO_LEADER_CHANGE,
     BrokerRegistrationChangeRecord,
+    ClearElrRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
@@ -27,9 +28,10 @@ from rayka.metadata.records import (
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
-    ResourceType,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
+from rayka.protocol.configs import ResourceType
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -68,7 +70,7 @@ class MetadataDelta:
         self.image = image
         self._topics: dict[UUID, _Topic | None] = {}  # None: removed
         self._reconfigured: dict[str, None] = {}
-        self._brokers: dict[int, BrokerImage] = {}
+        self._brokers: dict[int, BrokerImage | None] = {}  # None: unregistered
         self._configs: dict[ConfigResource, dict[str, str] | None] = {}
         self._features: dict[str, int] = {}
         self._next_producer_id = image.next_producer_id
@@ -98,6 +100,11 @@ class MetadataDelta:
         names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
         self._brokers[record.broker_id] = msgspec.structs.replace(broker, **_given(record, names))
 
+    def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
+        broker = self._brokers.get(record.broker_id) or self.image.brokers[record.broker_id]
+        assert broker.broker_epoch == record.broker_epoch, f"{record!r} does not match {broker!r}"
+        self._brokers[record.broker_id] = None
+
     def _add_topic(self, record: TopicRecord) -> None:
         assert self._topic(record.topic_id) is None, f"{record!r}: the id is taken"
         self._topics[record.topic_id] = _Topic(record.name, record.topic_id, ())
@@ -122,6 +129,9 @@ class MetadataDelta:
             partition_epoch=record.partition_epoch,
             adding_replicas=record.adding_replicas,
             removing_replicas=record.removing_replicas,
+            leader_recovery_state=record.leader_recovery_state,
+            eligible_leader_replicas=record.eligible_leader_replicas,
+            last_known_elr=record.last_known_elr,
         )
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
@@ -130,6 +140,23 @@ class MetadataDelta:
         partition = topic.partition(record.partition)
         assert partition is not None, f"{record!r}: no such partition"
         topic.changed[record.partition] = _changed_partition(partition, record)
+
+    def _clear_elr(self, record: ClearElrRecord) -> None:
+        """No epoch rises: who leads and who is in sync stays as it is."""
+        known = {topic.name: topic.topic_id for topic in self.image.topics_by_id.values()}
+        known |= {topic.name: topic_id for topic_id, topic in self._topics.items() if topic is not None}
+        names = [record.topic_name] if record.topic_name else list(known)
+        for name in names:
+            topic = self._topic(known[name]) if name in known else None
+            if topic is None:
+                continue
+            for number in range(max(len(topic.base), *(each + 1 for each in topic.changed), 0)):
+                partition = topic.partition(number)
+                assert partition is not None, f"{record!r}: partition {number} is missing"
+                if partition.eligible_leader_replicas or partition.last_known_elr:
+                    topic.changed[number] = msgspec.structs.replace(
+                        partition, eligible_leader_replicas=(), last_known_elr=()
+                    )
 
     def _set_config(self, record: ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)
@@ -213,7 +240,7 @@ class MetadataDelta:
         return list(self._reconfigured)
 
     def changed_brokers(self) -> list[int]:
-        """Ids of brokers that registered or changed their state, in that order."""
+        """Ids of brokers that registered, changed their state or were unregistered, in that order."""
         return list(self._brokers)
 
 
@@ -221,6 +248,8 @@ _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
     RegisterBrokerRecord: MetadataDelta._register_broker,
     BrokerRegistrationChangeRecord: MetadataDelta._change_broker,
     NoOpRecord: MetadataDelta._do_nothing,
+    UnregisterBrokerRecord: MetadataDelta._unregister_broker,
+    ClearElrRecord: MetadataDelta._clear_elr,
     TopicRecord: MetadataDelta._add_topic,
     RemoveTopicRecord: MetadataDelta._remove_topic,
     PartitionRecord: MetadataDelta._add_partition,
@@ -235,7 +264,16 @@ def _changed_partition(partition: PartitionImage, change: PartitionChangeRecord)
     """H12: only the fields given; the partition epoch always rises, the leader epoch when a leader is
     named.
     """
-    names = ("isr", "replicas", "directories", "adding_replicas", "removing_replicas")
+    names = (
+        "isr",
+        "replicas",
+        "directories",
+        "adding_replicas",
+        "removing_replicas",
+        "leader_recovery_state",
+        "eligible_leader_replicas",
+        "last_known_elr",
+    )
     given = _given(change, names)
     if change.leader_id != NO_LEADER_CHANGE:
         given |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}

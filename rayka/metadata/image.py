@@ -14,8 +14,14 @@ from uuid import UUID
 import msgspec
 
 from rayka.ids import NO_NODE, TopicIdPartition
-from rayka.metadata.records import METADATA_VERSION, RegisterBrokerRecord, ResourceType
+from rayka.metadata.records import (
+    ELIGIBLE_LEADER_REPLICAS,
+    METADATA_VERSION,
+    RegisterBrokerRecord,
+)
 from rayka.protocol.cluster import LogDirectory
+from rayka.protocol.configs import ResourceType
+from rayka.protocol.replication import LeaderRecoveryState
 
 
 class PartitionImage(msgspec.Struct, frozen=True):
@@ -29,10 +35,14 @@ class PartitionImage(msgspec.Struct, frozen=True):
     partition_epoch: int
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+    eligible_leader_replicas: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
+        elr = f" elr={list(self.eligible_leader_replicas)}" if self.eligible_leader_replicas else ""
         return (
-            f"<PartitionImage leader={self.leader_id} epoch={self.leader_epoch} isr={list(self.isr)}"
+            f"<PartitionImage leader={self.leader_id} epoch={self.leader_epoch} isr={list(self.isr)}{elr}"
             f" replicas={list(self.replicas)} partition_epoch={self.partition_epoch}>"
         )
 
@@ -126,6 +136,16 @@ class MetadataImage:
     def metadata_version(self) -> int:
         """The version at which metadata records are written; 0 before the first controller decided it."""
         return self.features.get(METADATA_VERSION, 0)
+
+    @property
+    def has_eligible_leader_replicas(self) -> bool:
+        """Whether the cluster keeps track of replicas that left the ISR and are whole (B42)."""
+        return self.features.get(ELIGIBLE_LEADER_REPLICAS, 0) > 0
+
+    def broker_configs(self, broker_id: int | None) -> Mapping[str, str]:
+        """What was set for this broker itself, or with None for all brokers."""
+        name = "" if broker_id is None else str(broker_id)
+        return self.configs.get(ConfigResource(ResourceType.BROKER, name), {})
 
     def topic_configs(self, name: str) -> Mapping[str, str]:
         """What was set for this topic itself, by Kafka's dotted keys."""

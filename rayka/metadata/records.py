@@ -5,10 +5,9 @@ A record's value is MessagePack, `[type, version, fields…]`. Type numbers are 
 older nodes must not read as the old one gets a new version. An unknown type or version is an error, never
 skipped: a node that skipped a record would hold another image than the rest.
 
-Left out until something writes them: unregistration, quotas, ACLs, users, tokens, metadata transactions.
+Left out until something writes them: quotas, ACLs, users, tokens, metadata transactions.
 """
 
-from enum import IntEnum
 from typing import Any, Literal, get_args
 from uuid import UUID
 
@@ -17,17 +16,14 @@ import msgspec
 from rayka.errors import CorruptRecord, UnsupportedVersion
 from rayka.ids import NO_NODE
 from rayka.protocol.cluster import LogDirectory
+from rayka.protocol.configs import ResourceType
+from rayka.protocol.replication import LeaderRecoveryState
 
 METADATA_VERSION = "metadata.version"  # the feature whose level says at which version records are written
 METADATA_VERSION_MIN = METADATA_VERSION_MAX = 1  # what this node can read and write
+ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"  # level 1: ELRs are kept (B42)
 NO_LEADER = NO_NODE
 NO_LEADER_CHANGE = -2
-
-
-class ResourceType(IntEnum):
-    """What a configuration belongs to; Kafka's `ConfigResource.Type` numbers."""
-
-    TOPIC = 2
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="type"):
@@ -51,6 +47,13 @@ class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only
     is_in_controlled_shutdown: bool = False
 
 
+class UnregisterBrokerRecord(_Record, tag=1, frozen=True, array_like=True, kw_only=True):
+    """A broker is forgotten; it holds no replica."""
+
+    broker_id: int
+    broker_epoch: int
+
+
 class TopicRecord(_Record, tag=2, frozen=True, array_like=True, kw_only=True):
     """A topic exists; its partitions follow."""
 
@@ -71,6 +74,9 @@ class PartitionRecord(_Record, tag=3, frozen=True, array_like=True, kw_only=True
     partition_epoch: int = 0
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+    eligible_leader_replicas: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
 
 
 class ConfigRecord(_Record, tag=4, frozen=True, array_like=True, kw_only=True):
@@ -97,6 +103,9 @@ class PartitionChangeRecord(_Record, tag=5, frozen=True, array_like=True, kw_onl
     directories: tuple[UUID, ...] | None = None
     adding_replicas: tuple[int, ...] | None = None
     removing_replicas: tuple[int, ...] | None = None
+    leader_recovery_state: LeaderRecoveryState | None = None
+    eligible_leader_replicas: tuple[int, ...] | None = None
+    last_known_elr: tuple[int, ...] | None = None
 
 
 class RemoveTopicRecord(_Record, tag=9, frozen=True, array_like=True, kw_only=True):
@@ -130,12 +139,21 @@ class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=Tr
     offline_directories: tuple[UUID, ...] | None = None
 
 
+class ClearElrRecord(_Record, tag=28, frozen=True, array_like=True, kw_only=True):
+    """Forgets the eligible leader replicas of a topic, of all topics when the name is empty: what makes one eligible,
+    `min.insync.replicas`, has changed (B42).
+    """
+
+    topic_name: str = ""
+
+
 class NoOpRecord(_Record, tag=20, frozen=True, array_like=True, kw_only=True):
     """Nothing changed; that it is committed shows that the quorum works (A68)."""
 
 
 MetadataRecord = (
     RegisterBrokerRecord
+    | UnregisterBrokerRecord
     | TopicRecord
     | PartitionRecord
     | ConfigRecord
@@ -145,6 +163,7 @@ MetadataRecord = (
     | ProducerIdsRecord
     | BrokerRegistrationChangeRecord
     | NoOpRecord
+    | ClearElrRecord
 )
 
 _ENCODER = msgspec.msgpack.Encoder(uuid_format="bytes")

@@ -32,7 +32,17 @@ def metadata_response(
 
 
 def _broker(broker: BrokerImage) -> MetadataBroker:
-    return MetadataBroker(broker.broker_id, broker.registration.host, broker.is_fenced, broker.directories)
+    return MetadataBroker(
+        broker.broker_id,
+        broker.registration.host,
+        broker.is_fenced,
+        broker.directories,
+        rack=broker.registration.rack,
+        broker_epoch=broker.broker_epoch,
+        incarnation_id=broker.registration.incarnation_id,
+        is_in_controlled_shutdown=broker.is_in_controlled_shutdown,
+        offline_directories=broker.offline_directories,
+    )
 
 
 def _topic(image: MetadataImage, name: str) -> MetadataTopic:
@@ -50,5 +60,13 @@ def _topic(image: MetadataImage, name: str) -> MetadataTopic:
 def _partition(number: int, partition: PartitionImage) -> MetadataPartition:
     error = ErrorCode.NONE if partition.has_leader else ErrorCode.LEADER_NOT_AVAILABLE
     return MetadataPartition(
-        number, partition.leader_id, partition.leader_epoch, partition.replicas, partition.isr, error
+        number,
+        partition.leader_id,
+        partition.leader_epoch,
+        partition.replicas,
+        partition.isr,
+        error,
+        partition.eligible_leader_replicas,
+        partition.adding_replicas,
+        partition.removing_replicas,
     )

@@ -21,9 +21,10 @@ from rayka.metadata.records import (
     PartitionRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
-    ResourceType,
     TopicRecord,
+    UnregisterBrokerRecord,
 )
+from rayka.protocol.configs import ResourceType
 
 
 def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
@@ -98,6 +99,9 @@ def _partition_record(topic: TopicImage, number: int, partition: PartitionImage)
         partition_epoch=partition.partition_epoch,
         adding_replicas=partition.adding_replicas,
         removing_replicas=partition.removing_replicas,
+        leader_recovery_state=partition.leader_recovery_state,
+        eligible_leader_replicas=partition.eligible_leader_replicas,
+        last_known_elr=partition.last_known_elr,
     )
 
 
@@ -128,6 +132,9 @@ def _difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataReco
             yield FeatureLevelRecord(name=name, level=level)
     if new.next_producer_id != old.next_producer_id:
         yield _producer_ids_record(new)
+    for broker_id, known in old.brokers.items():
+        if broker_id not in new.brokers:
+            yield UnregisterBrokerRecord(broker_id=broker_id, broker_epoch=known.broker_epoch)
     for broker in new.brokers.values():
         if old.brokers.get(broker.broker_id) != broker:
             yield from _broker_records(broker)

@@ -94,6 +94,7 @@ class BrokerLifecycle:
             host=self._settings.host,
             directories=self._directories.registered(),
             previous_broker_epoch=self._directories.previous_broker_epoch,
+            rack=self._settings.rack,
         )
 
     # ---- What the broker wants -------------------------------------------------------------------------

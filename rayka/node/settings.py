@@ -13,7 +13,8 @@ class NodeSettings:
     """One node's identity and its ports.
 
     `wall_clock_ms` is for timestamps in records only; waiting and timeouts use the event loop's clock. `crash` ends the
-    process (or, in one process, kills the node): it is called once, with the exception that no code expected.
+    process (or, in one process, kills the node): it is called once, with the exception that no code expected. `rack` is
+    where the node is, for placement (B47) and for readers nearby (G15).
     """
 
     node_id: int
@@ -27,3 +28,4 @@ class NodeSettings:
     crash: Callable[[BaseException], None]
     host: str = "localhost"
     pid: int = 0
+    rack: str = ""

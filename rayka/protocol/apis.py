@@ -15,7 +15,29 @@ from rayka.protocol.cluster import (
     StatusRequest,
     StatusResponse,
 )
+from rayka.protocol.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import (
     AllocateProducerIdsRequest,
@@ -38,6 +60,12 @@ from rayka.protocol.quorum import (
     VoterChangeResponse,
     VoteRequest,
     VoteResponse,
+)
+from rayka.protocol.replication import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ReportExitRequest,
+    ReportExitResponse,
 )
 from rayka.protocol.topics import (
     CreateTopicsRequest,
@@ -75,6 +103,23 @@ APIS: tuple[Api, ...] = (
     Api("add_raft_voter", AddRaftVoterRequest, VoterChangeResponse),
     Api("remove_raft_voter", RemoveRaftVoterRequest, VoterChangeResponse),
     Api("update_raft_voter", UpdateRaftVoterRequest, VoterChangeResponse),
+    Api("alter_partition", AlterPartitionRequest, AlterPartitionResponse),
+    Api("report_exit", ReportExitRequest, ReportExitResponse),
+    Api("create_partitions", CreatePartitionsRequest, CreatePartitionsResponse),
+    Api(
+        "alter_partition_reassignments",
+        AlterPartitionReassignmentsRequest,
+        AlterPartitionReassignmentsResponse,
+    ),
+    Api(
+        "list_partition_reassignments", ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
+    ),
+    Api("elect_leaders", ElectLeadersRequest, ElectLeadersResponse),
+    Api("unregister_broker", UnregisterBrokerRequest, UnregisterBrokerResponse),
+    Api("delete_records", DeleteRecordsRequest, DeleteRecordsResponse),
+    Api("describe_log_dirs", DescribeLogDirsRequest, DescribeLogDirsResponse),
+    Api("describe_configs", DescribeConfigsRequest, DescribeConfigsResponse),
+    Api("incremental_alter_configs", IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
 )
 API_BY_NAME: dict[str, Api] = {api.name: api for api in APIS}
 _API_BY_REQUEST: dict[type, Api] = {api.request_type: api for api in APIS}

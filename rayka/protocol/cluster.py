@@ -28,6 +28,11 @@ class MetadataBroker(Message, frozen=True, array_like=True):
     host: str
     is_fenced: bool
     directories: tuple[LogDirectory, ...]
+    rack: str = ""
+    broker_epoch: int = NO_EPOCH
+    incarnation_id: UUID = ZERO_ID
+    is_in_controlled_shutdown: bool = False
+    offline_directories: tuple[UUID, ...] = ()
 
 
 class MetadataPartition(Message, frozen=True, array_like=True):
@@ -39,6 +44,9 @@ class MetadataPartition(Message, frozen=True, array_like=True):
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     error_code: ErrorCode = ErrorCode.NONE
+    eligible_leader_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
 
 
 class MetadataTopic(Message, frozen=True, array_like=True):

@@ -10,11 +10,21 @@ import msgspec
 import numpy as np
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
+from rayka.ids import (
+    NO_EPOCH,
+    NO_NODE,
+    NO_OFFSET,
+    NO_TIMESTAMP,
+    ZERO_ID,
+    OffsetAndEpoch,
+    TopicIdPartition,
+)
 from rayka.ports import Message, Request
 
 NO_RECORDS = np.empty(0, dtype=np.uint8)
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
+NO_SESSION = 0
+FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH = 0, -1  # begin a session; have none, or end it (G14)
 
 
 class IsolationLevel(IntEnum):
@@ -59,7 +69,8 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     `records` are whole batches from the one that contains `fetch_offset` (G4); the reader drops what lies before it.
     `next_offset` is where to continue: after the last batch given, or the fetch offset when nothing was. Either
     `records` or `file_ranges` has the data, never both. A `snapshot_id` says: fetch that snapshot first, the
-    log does not hold what was asked for (A29, A30).
+    log does not hold what was asked for (A29, A30). A `preferred_read_replica` says: read there, nothing is given
+    here (G15).
     """
 
     topic_id: UUID
@@ -76,12 +87,19 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     records: np.ndarray = msgspec.field(default_factory=lambda: NO_RECORDS)
     file_ranges: tuple[FileRange, ...] = ()
     snapshot_id: OffsetAndEpoch | None = None
+    preferred_read_replica: int = NO_NODE
 
 
 class FetchResponse(Message, frozen=True, array_like=True):
-    """One result for each partition of the request, in its order."""
+    """One result for each partition of the request, in its order; within a session only of those with news (G14).
+
+    With an error code the session is over, and nothing was read.
+    """
 
     partitions: tuple[FetchPartitionResult, ...]
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    session_id: int = NO_SESSION
 
 
 class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
@@ -89,6 +107,9 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
 
     `replica_id` is the follower's or observer's node id, -1 for a consumer. `local_directory_ids` names data
     directories that the reader can open itself: partitions that live there are answered as file ranges.
+    `replica_epoch` is a follower's broker epoch: an older process does not count (B5). Within a session `partitions`
+    are those that changed, and `forgotten` those that are not wanted any more (G14). `rack_id` is where a consumer
+    is; it may be sent to a replica there (G15).
     """
 
     max_wait_ms: int
@@ -100,6 +121,11 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
     replica_directory_id: UUID = ZERO_ID
     cluster_id: str = ""
     local_directory_ids: tuple[UUID, ...] = ()
+    replica_epoch: int = NO_EPOCH
+    session_id: int = NO_SESSION
+    session_epoch: int = FINAL_SESSION_EPOCH
+    forgotten: tuple[TopicIdPartition, ...] = ()
+    rack_id: str = ""
 
 
 class ListOffsetsPartition(Message, frozen=True, array_like=True):

@@ -10,12 +10,15 @@ DEFAULT_COUNT = -1  # the cluster's `num.partitions` or `default.replication.fac
 
 
 class NewTopic(Message, frozen=True, array_like=True):
-    """A topic to create; -1 asks for the cluster's default count."""
+    """A topic to create; -1 asks for the cluster's default count. `assignments`: the replicas of each partition, in
+    order, instead of the counts.
+    """
 
     name: str
     partition_count: int = DEFAULT_COUNT
     replication_factor: int = DEFAULT_COUNT
     configs: dict[str, str] = {}
+    assignments: tuple[tuple[int, ...], ...] | None = None
 
 
 class TopicResult(Message, frozen=True, array_like=True):

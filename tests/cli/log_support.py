@@ -13,12 +13,12 @@ from rayka.metadata.records import (
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
-    ResourceType,
     encode_record,
 )
 from rayka.metadata.snapshot import image_records
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import Codec, RecordBatch
+from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, encode_election
 from rayka.raft.snapshot import encode_data, encode_snapshot

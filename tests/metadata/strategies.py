@@ -18,9 +18,9 @@ from rayka.metadata.records import (
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
-    ResourceType,
     TopicRecord,
 )
+from rayka.protocol.configs import ResourceType
 from tests.metadata.support import directory, registered
 
 NAMES = ("orders", "payments", "events")

@@ -17,10 +17,10 @@ from rayka.metadata.records import (
     MetadataRecord,
     PartitionChangeRecord,
     RemoveTopicRecord,
-    ResourceType,
 )
 from rayka.metadata.response import metadata_response
 from rayka.protocol.cluster import MetadataRequest
+from rayka.protocol.configs import ResourceType
 from tests.metadata.support import ORDERS, directory, image_of, partition, registered, topic, unfenced
 
 PAYMENTS = UUID(int=200)

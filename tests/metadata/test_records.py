@@ -17,11 +17,11 @@ from rayka.metadata.records import (
     PartitionChangeRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
-    ResourceType,
     decode_record,
     encode_record,
 )
 from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from tests.metadata.support import ORDERS, partition, registered, topic
 

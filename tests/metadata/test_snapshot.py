@@ -13,11 +13,11 @@ from rayka.metadata.records import (
     MetadataRecord,
     PartitionChangeRecord,
     RemoveTopicRecord,
-    ResourceType,
     decode_record,
     encode_record,
 )
 from rayka.metadata.snapshot import delta_between, image_of, image_records
+from rayka.protocol.configs import ResourceType
 from tests.metadata.strategies import record_runs
 from tests.metadata.support import ORDERS, partition, registered, topic, unfenced
 

@@ -1,0 +1,107 @@
+"""Configurations described and changed. Kafka: DescribeConfigsRequest, IncrementalAlterConfigsRequest."""
+
+from enum import IntEnum
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_OFFSET
+from rayka.ports import Message, Request
+
+
+class ResourceType(IntEnum):
+    """What a configuration belongs to; Kafka's `ConfigResource.Type` numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from; Kafka's `ConfigEntry.ConfigSource`, the strongest first."""
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class ConfigEntry(Message, frozen=True, array_like=True):
+    """One key in force, with its value as text."""
+
+    name: str
+    value: str
+    source: ConfigSource
+    is_read_only: bool = False
+
+
+class DescribedConfig(Message, frozen=True, array_like=True):
+    """The keys of one resource, by name."""
+
+    resource_type: ResourceType
+    resource_name: str
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    entries: tuple[ConfigEntry, ...] = ()
+
+
+class ConfigResourceName(Message, frozen=True, array_like=True):
+    """A topic by name, a broker by its id, or with an empty name all brokers."""
+
+    resource_type: ResourceType
+    resource_name: str
+
+
+class DescribeConfigsResponse(Message, frozen=True, array_like=True):
+    """One description for each resource, in order."""
+
+    resources: tuple[DescribedConfig, ...]
+
+
+class DescribeConfigsRequest(Request[DescribeConfigsResponse], frozen=True, array_like=True):
+    """What is in force for these resources; asked of the active controller."""
+
+    resources: tuple[ConfigResourceName, ...]
+
+
+class AlterConfigOp(IntEnum):
+    """Kafka's `AlterConfigOp.OpType`; lists do not exist here."""
+
+    SET = 0
+    DELETE = 1
+
+
+class ConfigChange(Message, frozen=True, array_like=True):
+    """One key set to a text, or deleted, so that the default counts again."""
+
+    name: str
+    op: AlterConfigOp
+    value: str = ""
+
+
+class AlteredResource(Message, frozen=True, array_like=True):
+    """All changes of one resource: made together or not at all."""
+
+    resource_type: ResourceType
+    resource_name: str
+    changes: tuple[ConfigChange, ...]
+
+
+class AlterConfigsResult(Message, frozen=True, array_like=True):
+    """What became of one resource of the request."""
+
+    resource_type: ResourceType
+    resource_name: str
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+class IncrementalAlterConfigsResponse(Message, frozen=True, array_like=True):
+    """One result for each resource, in order; a broker that has applied up to `metadata_offset` knows them."""
+
+    resources: tuple[AlterConfigsResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], frozen=True, array_like=True):
+    """Changes configurations, each resource on its own."""
+
+    resources: tuple[AlteredResource, ...]

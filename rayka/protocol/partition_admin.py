@@ -1,0 +1,201 @@
+"""What an operator asks about partitions: more of them, other replicas, another leader, fewer records.
+
+The first four go to the active controller, the last two to brokers. Kafka: CreatePartitionsRequest,
+AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest, ElectLeadersRequest, UnregisterBrokerRequest,
+DeleteRecordsRequest, DescribeLogDirsRequest (B45-B47, G11).
+"""
+
+from enum import IntEnum
+from uuid import UUID
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.ports import Message, Request
+from rayka.protocol.topics import TopicResult
+
+
+class PartitionResult(Message, frozen=True, array_like=True):
+    """What became of one partition of the request."""
+
+    topic: str
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+# ---- More partitions -------------------------------------------------------------------------------------------------
+
+
+class NewPartitions(Message, frozen=True, array_like=True):
+    """A topic is to have so many partitions in all. `assignments`: the replicas of each new one, or None: placed."""
+
+    name: str
+    partition_count: int
+    assignments: tuple[tuple[int, ...], ...] | None = None
+
+
+class CreatePartitionsResponse(Message, frozen=True, array_like=True):
+    """One result for each topic, in order; a broker that has applied up to `metadata_offset` knows them."""
+
+    topics: tuple[TopicResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, array_like=True):
+    """Adds partitions to topics, each topic on its own."""
+
+    topics: tuple[NewPartitions, ...]
+
+
+# ---- Other replicas --------------------------------------------------------------------------------------------------
+
+
+class Reassignment(Message, frozen=True, array_like=True):
+    """The replicas that a partition is to have, the preferred leader first; None cancels what is under way (B45)."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...] | None
+
+
+class AlterPartitionReassignmentsResponse(Message, frozen=True, array_like=True):
+    """One result for each partition, in order."""
+
+    partitions: tuple[PartitionResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class AlterPartitionReassignmentsRequest(
+    Request[AlterPartitionReassignmentsResponse], frozen=True, array_like=True
+):
+    """Begins or cancels reassignments; each ends by itself once the new replicas are in sync."""
+
+    partitions: tuple[Reassignment, ...]
+
+
+class OngoingReassignment(Message, frozen=True, array_like=True):
+    """A partition on its way to other replicas."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    adding_replicas: tuple[int, ...]
+    removing_replicas: tuple[int, ...]
+
+
+class ListPartitionReassignmentsResponse(Message, frozen=True, array_like=True):
+    """The reassignments under way, by topic and partition."""
+
+    reassignments: tuple[OngoingReassignment, ...]
+
+
+class ListPartitionReassignmentsRequest(
+    Request[ListPartitionReassignmentsResponse], frozen=True, array_like=True
+):
+    """Which reassignments are under way, of these partitions or, with None, of all."""
+
+    partitions: tuple[TopicPartition, ...] | None = None
+
+
+class UnregisterBrokerResponse(Message, frozen=True, array_like=True):
+    """The broker is forgotten."""
+
+
+class UnregisterBrokerRequest(Request[UnregisterBrokerResponse], frozen=True, array_like=True):
+    """Forgets a broker that is fenced and holds no replica."""
+
+    broker_id: int
+
+
+# ---- Another leader --------------------------------------------------------------------------------------------------
+
+
+class ElectionType(IntEnum):
+    """Kafka's `ElectionType`: the first replica, or any live one where the ISR has none."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+class ElectLeadersResponse(Message, frozen=True, array_like=True):
+    """One result for each partition asked for; with None, one for each that was elected or could not be (B46)."""
+
+    partitions: tuple[PartitionResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class ElectLeadersRequest(Request[ElectLeadersResponse], frozen=True, array_like=True):
+    """Elects leaders of these partitions or, with None, of all."""
+
+    election_type: ElectionType
+    partitions: tuple[TopicPartition, ...] | None = None
+
+
+# ---- Asked of brokers ------------------------------------------------------------------------------------------------
+
+
+class DeleteRecordsPartition(Message, frozen=True, array_like=True):
+    """Records below the offset are to go; -1 is the high watermark (G11)."""
+
+    topic_id: UUID
+    partition: int
+    before_offset: int
+
+
+class DeleteRecordsResult(Message, frozen=True, array_like=True):
+    """The lowest log start offset of all live replicas, or an error."""
+
+    topic_id: UUID
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    low_watermark: int = NO_OFFSET
+
+
+class DeleteRecordsResponse(Message, frozen=True, array_like=True):
+    """One result for each partition of the request, in its order."""
+
+    partitions: tuple[DeleteRecordsResult, ...]
+
+
+class DeleteRecordsRequest(Request[DeleteRecordsResponse], frozen=True, array_like=True):
+    """Asked of the leader; answered when every live replica has moved its log start offset (G11)."""
+
+    timeout_ms: int
+    partitions: tuple[DeleteRecordsPartition, ...]
+
+
+class ReplicaLog(Message, frozen=True, array_like=True):
+    """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3)."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    size_bytes: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    leader_epoch: int
+    is_leader: bool
+
+
+class LogDirDescription(Message, frozen=True, array_like=True):
+    """One data directory of the broker asked, and the replicas in it. `error` is empty while the disk works."""
+
+    path: str
+    directory_id: UUID
+    error: str
+    free_bytes: int
+    replicas: tuple[ReplicaLog, ...]
+
+
+class DescribeLogDirsResponse(Message, frozen=True, array_like=True):
+    """The broker's data directories, in the order of its settings."""
+
+    directories: tuple[LogDirDescription, ...]
+
+
+class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], frozen=True, array_like=True):
+    """What the broker asked holds, of these topics or, with None, of all."""
+
+    topics: tuple[str, ...] | None = None

@@ -1,0 +1,80 @@
+"""What brokers tell the controller about replicas: who is in sync, and which process has ended.
+
+Kafka: AlterPartitionRequest/AlterPartitionResponse (B11-B13). `ReportExit` is rayka's own (design §4).
+"""
+
+from enum import IntEnum
+from uuid import UUID
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_EPOCH, NO_NODE
+from rayka.ports import Message, Request
+
+
+class LeaderRecoveryState(IntEnum):
+    """Whether the leader was elected cleanly, or has yet to say that it has recovered (B41)."""
+
+    RECOVERED = 0
+    RECOVERING = 1
+
+
+class IsrMember(Message, frozen=True, array_like=True):
+    """A replica in sync, and the broker epoch in which the leader has seen it fetch; -1 is not checked."""
+
+    broker_id: int
+    broker_epoch: int = NO_EPOCH
+
+
+class AlterPartitionItem(Message, frozen=True, array_like=True):
+    """What a leader proposes for one partition, on top of the partition epoch that it knows."""
+
+    topic_id: UUID
+    partition: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[IsrMember, ...]
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+
+
+class AlterPartitionResult(Message, frozen=True, array_like=True):
+    """What became of one proposal: an error, or the partition as it is committed now."""
+
+    topic_id: UUID
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    leader_id: int = NO_NODE
+    leader_epoch: int = NO_EPOCH
+    isr: tuple[int, ...] = ()
+    leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
+    partition_epoch: int = NO_EPOCH
+
+
+class AlterPartitionResponse(Message, frozen=True, array_like=True):
+    """One result for each partition of the request, in its order."""
+
+    partitions: tuple[AlterPartitionResult, ...]
+
+
+class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_like=True):
+    """A broker proposes other ISRs for partitions that it leads. StaleBrokerEpoch refuses all of them (B13)."""
+
+    broker_id: int
+    broker_epoch: int
+    partitions: tuple[AlterPartitionItem, ...]
+
+
+class ReportExitResponse(Message, frozen=True, array_like=True):
+    """Whether the broker is fenced now; False when another incarnation is registered, which lives on."""
+
+    is_fenced: bool
+
+
+class ReportExitRequest(Request[ReportExitResponse], frozen=True, array_like=True):
+    """Ray has recorded the exit of this process while its raylet lives: the incarnation is dead (design §4).
+
+    Failed calls and health checks are no evidence and are never reported.
+    """
+
+    broker_id: int
+    incarnation_id: UUID
