@@ -15,6 +15,7 @@ from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 
 _LOOKS_PER_TIMEOUT = 8  # it costs a description of the quorum
+_GONE_AFTER_FAILURES = 3
 _logger = logging.getLogger(__name__)
 
 # What says that this node, or the one asked, is not who it should be.
@@ -34,16 +35,17 @@ class Peers:
         self._quorum = quorum
         self._late_ms = late_ms
         self._next_look_ms = 0
-        self._silent: dict[int, None] = {}
+        self._silent: dict[int, int] = {}  # calls that failed, one after another
         self._refusals: dict[int, str] = {}
 
     def __repr__(self) -> str:
         return f"<Peers silent={list(self._silent)} refusing={list(self._refusals)}>"
 
     @property
-    def state(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def state(self) -> tuple[tuple[tuple[int, bool], ...], tuple[int, ...]]:
         """Differs when something has changed."""
-        return tuple(self._silent), tuple(self._refusals)
+        silent = tuple((each, count >= _GONE_AFTER_FAILURES) for each, count in self._silent.items())
+        return silent, tuple(self._refusals)
 
     def on_answered(self, node_id: int, response: Message) -> None:
         self._silent.pop(node_id, None)
@@ -57,7 +59,7 @@ class Peers:
     def on_failed(self, node_id: int, error: ApiError) -> None:
         """It did not answer, or refuses to."""
         if isinstance(error, RetriableApiError):
-            self._silent[node_id] = None
+            self._silent[node_id] = self._silent.get(node_id, 0) + 1
         else:
             self._silent.pop(node_id, None)
             self._refuse(node_id, f"{error.code.name}: {error}")
@@ -81,7 +83,7 @@ class Peers:
         if self._quorum.is_leader:
             for node_id in self._other_voters():
                 self._silent.pop(node_id, None)
-            self._silent.update(dict.fromkeys(self._unheard(now_ms)))
+            self._silent.update(dict.fromkeys(self._unheard(now_ms), 1))
 
     # ---- What is wrong -----------------------------------------------------------------------------------------------
 
@@ -100,9 +102,12 @@ class Peers:
         parts += [f"{node_name(each)} refuses: {reason}" for each, reason in self._refusals.items()]
         return "; ".join(parts)
 
-    def answering_voters(self) -> Sequence[int]:
-        """Other voters but those whose last call failed."""
-        return [each for each in self._other_voters() if each not in self._silent]
+    def reachable_voters(self) -> Sequence[int]:
+        """Other voters but those whose calls failed so often that they are gone.
+
+        One failure says nothing: the first call to a process that took another's place finds the old connection.
+        """
+        return [each for each in self._other_voters() if self._silent.get(each, 0) < _GONE_AFTER_FAILURES]
 
     def silent_voters(self) -> Sequence[int]:
         """Other voters whose last call failed."""

@@ -386,13 +386,16 @@ class QuorumLog(Generic[RecordT]):
             await self.news.wait(deadline_s)
 
     def _awaits_successor(self) -> bool:
-        """Whether nobody leads yet, and enough voters answer that one of them may."""
+        """Whether nobody leads yet, and enough voters may be there that one of them can.
+
+        Who gives up too early leaves the others to find out by their timeouts, together, and to split their votes.
+        """
         quorum = self._quorum
         is_succeeded = self.election.leader_id not in (NO_NODE, self._settings.node_id)
         if is_succeeded or self.failure is not None or quorum.voters is None:
             return False
-        answering_count = len(self._peers.answering_voters())
-        return answering_count > 0 and 2 * (answering_count + 1) > len(quorum.voters.voters)
+        reachable_count = len(self._peers.reachable_voters())
+        return reachable_count > 0 and 2 * (reachable_count + 1) > len(quorum.voters.voters)
 
     async def close(self) -> None:
         """Leaves a cleanly closed log behind, unless its disk has failed. The loop has ended."""

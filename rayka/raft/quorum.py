@@ -172,7 +172,8 @@ class Quorum:
         self._following.on_ended(node_id)
         header = response.partitions[0] if isinstance(response, FetchResponse) else response
         if header.leader_epoch < state.epoch:
-            state.book.back_off(node_id, now_ms)
+            if is_awaited:  # a late answer to who this node was says nothing of who it is
+                state.book.back_off(node_id, now_ms)
             return
         role = state.role
         state.learn(header.leader_id, header.leader_epoch, now_ms)

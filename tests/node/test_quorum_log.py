@@ -310,6 +310,24 @@ def test_a_leader_that_ends_waits_for_its_successor_and_no_longer() -> None:  # 
     run(scenario())
 
 
+def test_one_lost_call_to_each_voter_does_not_spoil_the_hand_over() -> None:  # A14, A23
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        ending = await counters.active()
+        epoch = ending.log.election.leader_epoch
+        await counters.add(908)
+        counters.switch.fail_calls(
+            "end_quorum_epoch", times=2
+        )  # as Ray's first call to a process that was restarted
+        await ending.log.shut_down()
+        counters.kill(ending.settings.node_id)
+        successor = await counters.active()
+        assert successor.log.leading_epoch == epoch + 1
+
+    run(scenario())
+
+
 def test_a_leader_that_nobody_can_succeed_ends_at_once() -> None:  # A23
     async def scenario() -> None:
         counters = Counters()

@@ -269,3 +269,14 @@ def test_who_does_not_answer_is_asked_again_after_the_back_off() -> None:  # A11
     node.quorum.on_no_response(node_id, request, 2_100)
     assert node.quorum.requests(2_119) == []
     assert [to for to, _ in node.quorum.requests(2_120)] == [3002]
+
+
+def test_a_candidate_asks_a_voter_at_once_whose_pre_vote_comes_late() -> None:  # A11, A20
+    node = Node(voters=(ME, OTHER, THIRD))
+    now_ms = node.quorum.next_poll_ms(0)
+    pre_votes = dict(node.settle(now_ms))
+    answer = granted(node)
+    node.quorum.on_response(OTHER.node_id, pre_votes[OTHER.node_id], answer, now_ms)
+    node.quorum.on_response(THIRD.node_id, pre_votes[THIRD.node_id], answer, now_ms)
+    assert node.role == "Candidate"
+    assert [node_id for node_id, _ in node.settle(now_ms)] == [OTHER.node_id, THIRD.node_id]

@@ -142,7 +142,7 @@ def test_an_active_controller_that_is_stopped_hands_over_and_comes_back_as_a_sta
         quorum.create_topic()
         after = quorum.admin.describe_quorum()
         assert after.leader_id != before.leader_id
-        assert after.leader_epoch > before.leader_epoch
+        assert after.leader_epoch == before.leader_epoch + 1
     finally:
         ray.kill(handle, no_restart=False)
     quorum.await_all_caught_up()
