@@ -2,7 +2,8 @@
 
 Invariants: a request watches its partitions from before its last look at them until it is answered, so no
 wake-up is lost (G9; nothing runs between a look and a wait); any number of wake-ups between two looks count
-as one. When the node stops, all of them end. Kafka: `DelayedOperationPurgatory`.
+as one. A watch remembers which keys were woken: who watches many, and for many requests, looks only at those.
+When the node stops, all waits end. Kafka: `DelayedOperationPurgatory`.
 """
 
 import asyncio
@@ -15,27 +16,32 @@ from rayka.errors import BrokerNotAvailable
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class Watch:
-    """One request's view of its keys."""
+class Watch(Generic[KeyT]):
+    """One request's view of its keys, or that of a series of requests, one after another.
 
-    __slots__ = ("_is_woken", "_reason", "_waiter")
+    `due`: the keys that were woken, in that order, until its owner removes them.
+    """
+
+    __slots__ = ("_is_woken", "_reason", "_waiter", "due")
 
     def __init__(self) -> None:
+        self.due: dict[KeyT, None] = {}
         self._is_woken = False
         self._reason: str | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def wait(self, deadline_s: float) -> bool:
-        """True once a key was woken since the last wait, False at the deadline (the event loop's clock).
+        """True once a key was woken since the last wait, False at the deadline (the event loop's clock), or when
+        `release` was called.
 
         Raises BrokerNotAvailable when the node stops.
         """
         loop = asyncio.get_running_loop()
         if not self._is_woken and self._reason is None and loop.time() < deadline_s:
-            self._waiter = loop.create_future()
-            timer = loop.call_at(deadline_s, self._release)
+            waiter = self._waiter = loop.create_future()
+            timer = loop.call_at(deadline_s, self.release)
             try:
-                await self._waiter
+                await waiter
             finally:
                 timer.cancel()
         if self._reason is not None:
@@ -43,15 +49,17 @@ class Watch:
         woken, self._is_woken = self._is_woken, False
         return woken
 
-    def wake(self) -> None:
+    def wake(self, key: KeyT) -> None:
+        self.due[key] = None
         self._is_woken = True
-        self._release()
+        self.release()
 
     def end(self, reason: str) -> None:
         self._reason = reason
-        self._release()
+        self.release()
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Whoever waits goes on."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -60,30 +68,47 @@ class Parked(Generic[KeyT]):
     """All requests of one node that wait, by what they wait for."""
 
     def __init__(self) -> None:
-        self._watches: dict[KeyT, dict[Watch, None]] = {}
+        self._watches: dict[KeyT, dict[Watch[KeyT], None]] = {}
         self._reason: str | None = None
 
     def __repr__(self) -> str:
         return f"<Parked keys={len(self._watches)}>"
 
     @contextmanager
-    def watch(self, keys: Iterable[KeyT]) -> Iterator[Watch]:
+    def watch(self, keys: Iterable[KeyT]) -> Iterator[Watch[KeyT]]:
         """A watch on these keys for the length of the block; look after it began, not before."""
-        watch, watched = Watch(), list(keys)
-        if self._reason is not None:
-            watch.end(self._reason)
-        for key in watched:
-            self._watches.setdefault(key, {})[watch] = None
+        watch, watched = self.new_watch(), list(keys)
+        self.add(watch, watched)
         try:
             yield watch
         finally:
-            for key in watched:
-                self._forget(key, watch)
+            self.remove(watch, watched)
+
+    def new_watch(self) -> Watch[KeyT]:
+        """A watch that lasts: on no key yet, and on each that is added until it is removed."""
+        watch: Watch[KeyT] = Watch()
+        if self._reason is not None:
+            watch.end(self._reason)
+        return watch
+
+    def add(self, watch: Watch[KeyT], keys: Iterable[KeyT]) -> None:
+        """Watches these keys as well; one that is watched already is no error."""
+        for key in keys:
+            self._watches.setdefault(key, {})[watch] = None
+
+    def remove(self, watch: Watch[KeyT], keys: Iterable[KeyT]) -> None:
+        """Watches these keys no more."""
+        for key in keys:
+            watches = self._watches.get(key)
+            if watches is not None:
+                watches.pop(watch, None)  # a request may name a partition twice
+                if not watches:
+                    del self._watches[key]
 
     def wake(self, key: KeyT) -> None:
         """Something happened to this key."""
         for watch in self._watches.get(key, ()):
-            watch.wake()
+            watch.wake(key)
 
     def close(self, reason: str) -> None:
         """Ends all waits, now and from now on."""
@@ -91,10 +116,3 @@ class Parked(Generic[KeyT]):
         for watches in self._watches.values():
             for watch in watches:
                 watch.end(reason)
-
-    def _forget(self, key: KeyT, watch: Watch) -> None:
-        watches = self._watches.get(key)
-        if watches is not None:
-            watches.pop(watch, None)  # a request may name a partition twice
-            if not watches:
-                del self._watches[key]

@@ -70,7 +70,7 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     `next_offset` is where to continue: after the last batch given, or the fetch offset when nothing was. Either
     `records` or `file_ranges` has the data, never both. A `snapshot_id` says: fetch that snapshot first, the
     log does not hold what was asked for (A29, A30). A `preferred_read_replica` says: read there, nothing is given
-    here (G15).
+    here (G15). `last_fetched_epoch` is that of the last batch given: the next request of the reader names it (G2).
     """
 
     topic_id: UUID
@@ -88,6 +88,7 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     file_ranges: tuple[FileRange, ...] = ()
     snapshot_id: OffsetAndEpoch | None = None
     preferred_read_replica: int = NO_NODE
+    last_fetched_epoch: int = NO_EPOCH
 
 
 class FetchResponse(Message, frozen=True, array_like=True):
@@ -158,7 +159,8 @@ class ListOffsetsResponse(Message, frozen=True, array_like=True):
 
 
 class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=True):
-    """Offsets by time or by position in the log."""
+    """Offsets by time or by position in the log. To a follower, `replica_id`, the latest is the log end offset (G12)."""
 
     partitions: tuple[ListOffsetsPartition, ...]
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    replica_id: int = NO_NODE
