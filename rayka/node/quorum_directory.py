@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, StorageError
-from rayka.ids import METADATA_TOPIC, METADATA_TOPIC_ID, ReplicaKey, Role, TopicPartition, role_of
+from rayka.ids import (
+    METADATA_TOPIC,
+    METADATA_TOPIC_ID,
+    OffsetAndEpoch,
+    ReplicaKey,
+    Role,
+    TopicPartition,
+    role_of,
+)
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.node.format import metadata_directory
@@ -98,13 +106,23 @@ class QuorumDirectory:
             now_ms=now_ms,
             bootstrap_ids=[each for each in node_ids if role_of(each) is Role.CONTROLLER],
         )
-        is_alone = quorum.voters is not None and quorum.voters.is_only(self.local)
-        if stored is None and self.log.log_end_offset > 0 and not is_alone:
+        if quorum.voters is None or not quorum.voters.is_only(self.local):
+            self._check_election(stored)
+        return quorum
+
+    def _check_election(self, stored: ElectionState | None) -> None:
+        """A voter writes the epoch here before it takes a record of that epoch into its log."""
+        if stored is None and self.log.log_end_offset > 0:
             raise StorageError(
                 f"{self.election_path} is missing, and without it this voter does not know whom it voted for; restore"
                 " it from a copy, or replace the node by an empty one and add that to the voters"
             )
-        return quorum
+        if stored is not None and stored.leader_epoch < self.log.latest_epoch:
+            raise StorageError(
+                f"{self.election_path} knows of epoch {stored.leader_epoch} and the log beside it of"
+                f" {self.log.latest_epoch}: one of them is damaged or an old copy, and no voter votes on a guess;"
+                " replace the node by an empty one and add that to the voters"
+            )
 
     def _read_election(self) -> ElectionState | None:
         """What `quorum-state` holds; None when there is none yet (A9)."""
@@ -140,14 +158,21 @@ class QuorumDirectory:
 
 
 def _check_whole(log: Log) -> None:
-    """Raises StorageError when a record is damaged: a leader could neither replay it nor give it to followers."""
+    """Raises StorageError when a record is damaged: a leader could neither replay it nor give it to followers.
+
+    A batch's offset and epoch are outside its CRC: an epoch that a flipped bit raised would make this log the newest.
+    """
     offset = log.log_start_offset
     try:
         while offset < log.log_end_offset:
             read = log.read(offset, max_bytes=_CHECK_BYTES, end_offset=log.log_end_offset)
             for batch in split_batches(read.records):
                 batch.check_crc(log.directory)
-            offset = read.next_offset
+                known = OffsetAndEpoch(offset, log.epoch_of(offset))
+                found = OffsetAndEpoch(batch.base_offset, batch.leader_epoch)
+                if found != known:
+                    raise CorruptRecord(f"{log.directory}: expected a batch at {known}, found one at {found}")
+                offset = batch.next_offset
     except CorruptRecord as error:
         raise StorageError(
             f"{log.directory}: metadata from offset {offset} on is damaged: {error}; restore the directory from a copy,"

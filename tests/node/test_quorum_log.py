@@ -13,7 +13,7 @@ import pytest
 
 from rayka.errors import InconsistentClusterId, NotController, StorageError
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum import (
     BeginQuorumEpochRequest,
@@ -158,6 +158,26 @@ def test_a_voter_without_its_quorum_state_does_not_vote_on_a_guess() -> None:  #
             counters.kill(node_id)
             counters.disks[node_id].unlink(path)
             with pytest.raises(StorageError, match=f"{path} is missing"):
+                await counters.start(node_id)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("position", [3, 14], ids=["base offset", "epoch"])
+def test_a_flipped_bit_that_no_crc_covers_makes_no_log_the_newest(position: int) -> None:  # A8, A16
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        await counters.add(5)
+        await counters.until_all_have(5)
+        for node_id in list(counters.nodes):
+            path = f"{counters.nodes[node_id].log.directory.path}/{0:020d}.log"
+            counters.kill(node_id)
+            disk = counters.disks[node_id]
+            batches = list(split_batches(disk.read_at(path, 0, disk.size(path))))
+            last_batch_at = disk.size(path) - batches[-1].size_bytes
+            disk.flip_bit(path, last_batch_at + position, 0)
+            with pytest.raises(StorageError, match="damage"):
                 await counters.start(node_id)
 
     run(scenario())
