@@ -7,6 +7,7 @@ The only module that imports pydantic.
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -107,6 +108,16 @@ class FlushPolicy(StrEnum):
     BATCH = "batch"
 
 
+def _throttled_replicas(value: Any) -> Any:
+    if isinstance(value, str) and not _THROTTLED_REPLICAS.fullmatch(value):
+        raise ValueError("expected '*', or a list of partition:broker such as '0:1,0:2', or nothing")
+    return value
+
+
+_THROTTLED_REPLICAS = re.compile(r"\*|(\d+:\d+(,\d+:\d+)*)?")
+_ThrottledReplicas = Annotated[str, BeforeValidator(_throttled_replicas)]
+
+
 class TopicConfig(_Config):
     """Configuration of one topic; names, units and defaults are Kafka's, but for `flush`, which is rayka's own."""
 
@@ -120,6 +131,8 @@ class TopicConfig(_Config):
     message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
     min_insync_replicas: int = Field(default=1, ge=1)
     unclean_leader_election_enable: bool = False
+    leader_replication_throttled_replicas: _ThrottledReplicas = ""
+    follower_replication_throttled_replicas: _ThrottledReplicas = ""
     flush: FlushPolicy = FlushPolicy.NONE
     flush_messages: int = Field(default=_INT64_MAX, ge=1)
     flush_ms: int = Field(default=_INT64_MAX, ge=0)
@@ -152,6 +165,8 @@ class BrokerConfig(_Config):
     leader_imbalance_check_interval_seconds: int = Field(default=300, ge=1)
     leader_imbalance_per_broker_percentage: int = Field(default=10, ge=0)
     unclean_leader_election_enable: bool = False
+    leader_replication_throttled_rate: int = Field(default=_INT64_MAX, ge=0)
+    follower_replication_throttled_rate: int = Field(default=_INT64_MAX, ge=0)
     replica_high_watermark_checkpoint_interval_ms: int = Field(default=5_000, ge=10)
     log_flush_offset_checkpoint_interval_ms: int = Field(default=60_000, ge=10)
     producer_id_expiration_ms: int = Field(default=86_400_000, ge=1)
@@ -184,17 +199,31 @@ class BrokerConfig(_Config):
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
         chosen = self.model_fields_set
-        return {
-            topic: getattr(self, broker) for topic, broker in _BROKER_SYNONYMS.items() if broker in chosen
-        }
+        return {topic: getattr(self, broker) for topic, broker in BROKER_SYNONYMS.items() if broker in chosen}
 
     def topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
         """A topic's effective configuration: its own keys, then the broker's, then Kafka's defaults."""
         own = {snake(key): value for key, value in overrides.items()}
         return TopicConfig.parse({**self.topic_defaults(), **own}, what="topic config")
 
+    def with_dynamic(self, dynamic: Mapping[str, str], *, what: str = "broker config") -> Self:
+        """This configuration with what was set in the running cluster on top of it.
 
-_BROKER_SYNONYMS = {
+        Raises ConfigError as `parse`, and for a key that takes effect at the start of a node only.
+        """
+        static = {name: getattr(self, name) for name in self.model_fields_set}
+        own = {snake(key): value for key, value in dynamic.items()}
+        fixed = sorted(
+            key for key in own if key in type(self).model_fields and key not in DYNAMIC_BROKER_KEYS
+        )
+        if fixed:
+            raise ConfigError(
+                f"{what}: {dotted(fixed[0])!r} takes effect when a node starts; set it in the cluster's specification"
+            )
+        return self.parse({**static, **own}, what=what)
+
+
+BROKER_SYNONYMS = {
     "segment_bytes": "log_segment_bytes",
     "segment_ms": "log_roll_ms",
     "segment_index_bytes": "log_index_size_max_bytes",
@@ -208,6 +237,14 @@ _BROKER_SYNONYMS = {
     "flush_messages": "log_flush_interval_messages",
     "flush_ms": "log_flush_interval_ms",
 }
+"""Keys of topics, and the brokers' keys that hold their defaults."""
+
+DYNAMIC_BROKER_KEYS = (
+    *BROKER_SYNONYMS.values(),
+    "leader_replication_throttled_rate",
+    "follower_replication_throttled_rate",
+)
+"""Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 
 
 # ---- Clients -------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ class MetadataDelta:
         self.image = image
         self._topics: dict[UUID, _Topic | None] = {}  # None: removed
         self._reconfigured: dict[str, None] = {}
+        self._reconfigured_brokers: dict[str, None] = {}
         self._brokers: dict[int, BrokerImage | None] = {}  # None: unregistered
         self._configs: dict[ConfigResource, dict[str, str] | None] = {}
         self._features: dict[str, int] = {}
@@ -139,10 +140,13 @@ class MetadataDelta:
         assert topic is not None, f"{record!r}: no such topic"
         partition = topic.partition(record.partition)
         assert partition is not None, f"{record!r}: no such partition"
-        topic.changed[record.partition] = _changed_partition(partition, record)
+        topic.changed[record.partition] = changed_partition(partition, record)
 
     def _clear_elr(self, record: ClearElrRecord) -> None:
-        """No epoch rises: who leads and who is in sync stays as it is."""
+        """No epoch rises: who leads and who is in sync stays as it is.
+
+        Where the ISR is empty they stay: nothing is committed until one of them leads, and nobody else has it all.
+        """
         known = {topic.name: topic.topic_id for topic in self.image.topics_by_id.values()}
         known |= {topic.name: topic_id for topic_id, topic in self._topics.items() if topic is not None}
         names = [record.topic_name] if record.topic_name else list(known)
@@ -153,7 +157,7 @@ class MetadataDelta:
             for number in range(max(len(topic.base), *(each + 1 for each in topic.changed), 0)):
                 partition = topic.partition(number)
                 assert partition is not None, f"{record!r}: partition {number} is missing"
-                if partition.eligible_leader_replicas or partition.last_known_elr:
+                if partition.isr and (partition.eligible_leader_replicas or partition.last_known_elr):
                     topic.changed[number] = msgspec.structs.replace(
                         partition, eligible_leader_replicas=(), last_known_elr=()
                     )
@@ -170,6 +174,8 @@ class MetadataDelta:
             values[record.name] = record.value
         if record.resource_type is ResourceType.TOPIC:
             self._reconfigured[record.resource_name] = None
+        else:
+            self._reconfigured_brokers[record.resource_name] = None
 
     def _set_feature(self, record: FeatureLevelRecord) -> None:
         self._features[record.name] = record.level
@@ -239,6 +245,10 @@ class MetadataDelta:
         """Names of topics whose own configuration was written, in the order of the first write."""
         return list(self._reconfigured)
 
+    def is_reconfigured(self, broker_id: int) -> bool:
+        """Whether the configuration of this broker, or that of all brokers, was written."""
+        return "" in self._reconfigured_brokers or str(broker_id) in self._reconfigured_brokers
+
     def changed_brokers(self) -> list[int]:
         """Ids of brokers that registered, changed their state or were unregistered, in that order."""
         return list(self._brokers)
@@ -260,7 +270,7 @@ _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
 }
 
 
-def _changed_partition(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
+def changed_partition(partition: PartitionImage, change: PartitionChangeRecord) -> PartitionImage:
     """H12: only the fields given; the partition epoch always rises, the leader epoch when a leader is
     named.
     """

@@ -54,11 +54,10 @@ def _resources(image: MetadataImage) -> Iterator[ConfigResource]:
     """What has a configuration, in the order of the topics; then what is no topic's."""
     of_topics = [ConfigResource(ResourceType.TOPIC, name) for name in image.topics]
     yield from (resource for resource in of_topics if resource in image.configs)
-    yield from (
-        resource
-        for resource in image.configs
-        if resource.type is not ResourceType.TOPIC or resource.name not in image.topics
-    )
+    others = [
+        each for each in image.configs if each.type is not ResourceType.TOPIC or each.name not in image.topics
+    ]
+    yield from sorted(others, key=lambda each: (each.type, each.name))
 
 
 def _producer_ids_record(image: MetadataImage) -> ProducerIdsRecord:

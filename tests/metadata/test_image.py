@@ -12,6 +12,7 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import (
     BrokerRegistrationChangeRecord,
+    ClearElrRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
@@ -240,3 +241,25 @@ def test_a_delta_names_every_partition_that_differs(history: list[list[MetadataR
     changed = [key for key, found in after.partitions() if found != before.partition(key)]
     assert set(changed) <= set(delta.changed_partitions())
     assert set(delta.deleted_topics()) == set(before.topics_by_id) - set(after.topics_by_id)
+
+
+@pytest.mark.parametrize("name", ["orders", ""])
+def test_eligible_leader_replicas_are_forgotten_but_where_nobody_is_in_sync(name: str) -> None:  # B42
+    changes = [
+        PartitionChangeRecord(
+            topic_id=ORDERS, partition=number, isr=isr, eligible_leader_replicas=(2,), last_known_elr=(3,)
+        )
+        for number, isr in enumerate([(1,), ()])
+    ]
+    records = [
+        topic(),
+        partition(0, (1, 2, 3)),
+        partition(1, (1, 2, 3)),
+        *changes,
+        ClearElrRecord(topic_name=name),
+    ]
+    partitions = image_of(records).topics["orders"].partitions
+    assert [(each.eligible_leader_replicas, each.last_known_elr) for each in partitions] == [
+        ((), ()),
+        ((2,), (3,)),
+    ]

@@ -1,0 +1,72 @@
+"""How much replication traffic a broker allows itself, and which replicas count (B45, G17).
+
+The rate is what was recorded in the last 11 samples of a second, over the time since the oldest of them, at least one
+second. Nothing is refused in the middle: who reads or fetches asks first, and goes without while the rate is exceeded.
+Replicas in the ISR are exempt; the caller knows which those are. Kafka: `ReplicationQuotaManager`, `SimpleRate`,
+`ReplicaManager.shouldLeaderThrottle`.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+
+SAMPLE_MS = 1_000
+SAMPLES_MAX = 11
+_CACHED_MAX = 1024
+_EVERY_REPLICA = "*"
+
+
+@dataclass(slots=True)
+class _Sample:
+    start_ms: int
+    size_bytes: int
+
+
+class ReplicationQuota:
+    """One direction on one broker: what it sends as a leader, or what it fetches as a follower.
+
+    Invariant: samples are in the order of time, each of less than a second.
+    """
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self.bytes_per_second = bytes_per_second
+        self._samples: deque[_Sample] = deque()
+
+    def __repr__(self) -> str:
+        held_bytes = sum(each.size_bytes for each in self._samples)
+        return f"<ReplicationQuota {self.bytes_per_second} B/s held={held_bytes}>"
+
+    def record(self, size_bytes: int, now_ms: int) -> None:
+        """So much was sent or fetched for throttled replicas."""
+        self._forget(now_ms)
+        if not self._samples or now_ms - self._samples[-1].start_ms >= SAMPLE_MS:
+            self._samples.append(_Sample(now_ms, 0))
+        self._samples[-1].size_bytes += size_bytes
+
+    def is_exceeded(self, now_ms: int) -> bool:
+        """Whether the rate is above the bound, so that throttled replicas must wait."""
+        self._forget(now_ms)
+        if not self._samples:
+            return False
+        elapsed_ms = max(now_ms - self._samples[0].start_ms, SAMPLE_MS)
+        return sum(each.size_bytes for each in self._samples) * 1000 > self.bytes_per_second * elapsed_ms
+
+    def _forget(self, now_ms: int) -> None:
+        while self._samples and now_ms - self._samples[0].start_ms >= SAMPLES_MAX * SAMPLE_MS:
+            self._samples.popleft()
+
+
+def is_throttled(throttled_replicas: str, partition: int, broker_id: int) -> bool:
+    """Whether a topic's `leader.` or `follower.replication.throttled.replicas` names this replica.
+
+    The leader's list names leaders' replicas, the follower's list those that fetch.
+    """
+    if not throttled_replicas:
+        return False
+    return throttled_replicas == _EVERY_REPLICA or (partition, broker_id) in _parsed(throttled_replicas)
+
+
+@lru_cache(_CACHED_MAX)
+def _parsed(throttled_replicas: str) -> frozenset[tuple[int, int]]:
+    pairs = (each.split(":") for each in throttled_replicas.split(","))
+    return frozenset((int(partition), int(broker_id)) for partition, broker_id in pairs)

@@ -1,0 +1,67 @@
+"""Which configuration is in force: a topic's own, a broker's, that of all brokers, the node's, the default."""
+
+import pytest
+
+from rayka.config import BrokerConfig
+from rayka.errors import ConfigError
+from rayka.metadata.configs import broker_config, topic_config
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import ConfigRecord
+from rayka.protocol.configs import ResourceType
+from tests.metadata.support import image_of, topic
+
+
+def of_topic(key: str, value: str) -> ConfigRecord:
+    return ConfigRecord(resource_type=ResourceType.TOPIC, resource_name="orders", name=key, value=value)
+
+
+def of_broker(name: str, key: str, value: str) -> ConfigRecord:
+    return ConfigRecord(resource_type=ResourceType.BROKER, resource_name=name, name=key, value=value)
+
+
+LAYERS = [
+    of_broker("", "log.segment.bytes", "3000"),
+    of_broker("1", "log.segment.bytes", "4000"),
+    of_topic("segment.bytes", "5000"),
+]
+
+
+@pytest.mark.parametrize(
+    ("count", "on_1", "on_2"), [(0, 2000, 2000), (1, 3000, 3000), (2, 4000, 3000), (3, 5000, 5000)]
+)
+def test_the_nearest_layer_counts(count: int, on_1: int, on_2: int) -> None:
+    image, static = image_of([topic(), *LAYERS[:count]]), BrokerConfig(log_segment_bytes=2000)
+    assert [topic_config(image, static, "orders", broker).segment_bytes for broker in (1, 2)] == [on_1, on_2]
+
+
+def test_where_nothing_was_said_the_default_counts() -> None:
+    assert topic_config(MetadataImage(), BrokerConfig(), "orders").segment_bytes == 1 << 30
+
+
+def test_what_was_set_while_it_runs_leaves_the_rest_as_it_was_started() -> None:
+    image = image_of([of_broker("", "min.insync.replicas", "2")])
+    config = broker_config(image, BrokerConfig(num_partitions=7), 1)
+    assert (config.num_partitions, config.min_insync_replicas) == (7, 2)
+
+
+def test_a_key_that_needs_a_restart_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'num.partitions' takes effect when a node starts; set it in the cluster's"
+    ):
+        BrokerConfig().with_dynamic({"num.partitions": "3"})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("", [True, True]), ("1", [True, False]), ("11", [False, False])]
+)
+def test_a_delta_says_whose_configuration_was_written(name: str, expected: list[bool]) -> None:
+    delta = MetadataDelta(MetadataImage())
+    delta.replay(of_broker(name, "min.insync.replicas", "2"))
+    assert [delta.is_reconfigured(broker_id) for broker_id in (1, 2)] == expected
+
+
+def test_a_topics_configuration_is_no_brokers() -> None:
+    delta = MetadataDelta(image_of([topic()]))
+    delta.replay(of_topic("segment.bytes", "5000"))
+    assert not delta.is_reconfigured(1)

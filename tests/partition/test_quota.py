@@ -1,0 +1,64 @@
+"""The quota of replication traffic (B45, G17)."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayka.partition.quota import SAMPLE_MS, SAMPLES_MAX, ReplicationQuota, is_throttled
+
+WINDOW_MS = SAMPLE_MS * SAMPLES_MAX
+
+
+def test_nothing_recorded_exceeds_nothing() -> None:  # G17
+    assert not ReplicationQuota(0).is_exceeded(now_ms=0)
+
+
+def test_the_first_second_counts_as_a_whole_one() -> None:  # G17
+    quota = ReplicationQuota(1_000)
+    quota.record(1_000, now_ms=0)
+    assert not quota.is_exceeded(now_ms=0)
+    quota.record(1, now_ms=10)
+    assert quota.is_exceeded(now_ms=10)
+
+
+def test_a_burst_is_over_once_enough_time_has_passed() -> None:  # G17
+    quota = ReplicationQuota(1_000)
+    quota.record(5_000, now_ms=0)
+    assert [quota.is_exceeded(now_ms) for now_ms in (1_000, 4_999, 5_000)] == [True, True, False]
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:  # G17
+    quota = ReplicationQuota(1)
+    quota.record(1_000_000, now_ms=0)
+    assert [quota.is_exceeded(now_ms) for now_ms in (WINDOW_MS - 1, WINDOW_MS)] == [True, False]
+
+
+def test_the_bound_can_be_changed_while_it_counts() -> None:  # B45
+    quota = ReplicationQuota(1_000)
+    quota.record(5_000, now_ms=0)
+    quota.bytes_per_second = 5_000
+    assert not quota.is_exceeded(now_ms=1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1_500), st.integers(0, 10_000)), min_size=1, max_size=60))
+def test_who_asks_before_each_transfer_stays_within_one_transfer_of_the_bound(
+    transfers: Sequence[tuple[int, int]],
+) -> None:  # G17
+    quota, now_ms, sent = ReplicationQuota(2_000), 0, 0
+    for wait_ms, size_bytes in transfers:
+        now_ms += wait_ms
+        if not quota.is_exceeded(now_ms):
+            quota.record(size_bytes, now_ms)
+            sent += size_bytes
+    # A window's sample may be forgotten up to a second late or early: at most a tenth is sent beyond the bound.
+    assert sent <= 2_000 * 1.1 * (now_ms + SAMPLE_MS) / 1_000 + 10_000
+
+
+@pytest.mark.parametrize(
+    ("replicas", "expected"),
+    [("", False), ("*", True), ("0:1", True), ("0:2,0:1", True), ("0:2", False), ("1:1,10:1,0:11", False)],
+)
+def test_a_topic_names_the_replicas_that_are_throttled(replicas: str, *, expected: bool) -> None:  # B45
+    assert is_throttled(replicas, partition=0, broker_id=1) is expected
