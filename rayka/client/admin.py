@@ -1,108 +1,51 @@
-"""Topics made, listed, described and deleted, and the quorum: an async brain, `AsyncAdmin`, and its sync face, `Admin`.
+"""A cluster managed: the sync face of `AsyncAdmin`. Kafka: Admin."""
 
-Everything is asked of the active controller, whose answer is the newest committed. Kafka: KafkaAdminClient. Left out:
-all but topics and the quorum.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from rayka.client import io_thread
-from rayka.client.admin_quorum import AsyncQuorumAdmin
+from rayka.client.admin_arguments import (
+    Assignments,
+    assignment_of,
+    assignments_of,
+    count_of,
+    count_or_default,
+    names_of,
+    node_id_of,
+    offsets_of,
+    partitions_of,
+    topic_name,
+)
+from rayka.client.admin_brain import AsyncAdmin
+from rayka.client.admin_configs import changes_of, resource_of
+from rayka.client.admin_partition_results import (
+    BrokerLogDirs,
+    ConfigValue,
+    ElectionOutcome,
+    PartitionReassignment,
+)
 from rayka.client.admin_results import ClusterSummary, QuorumInfo, TopicDescription
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.metadata import ClusterMetadata, no_such_topic
-from rayka.client.retry import Backoff
 from rayka.config import AdminConfig, TopicConfig
-from rayka.errors import (
-    ApiError,
-    ClosedError,
-    ErrorCode,
-    InvalidPartitions,
-    InvalidReplicationFactor,
-    error_for,
-)
-from rayka.protocol.topics import (
-    DEFAULT_COUNT,
-    CreateTopicsRequest,
-    DeleteTopicsRequest,
-    NewTopic,
-    TopicResult,
-)
+from rayka.errors import ClosedError, InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
+from rayka.ids import TopicPartition
+from rayka.protocol.partition_admin import ElectionType, NewPartitions
+from rayka.protocol.topics import NewTopic
 
-
-class AsyncAdmin:
-    """The brain of an `Admin`, on the IO thread."""
-
-    def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
-        self.cluster_name = handle.name
-        network = handle.network()
-        self._metadata = ClusterMetadata(network, handle.name, config, random)
-        self._quorum = AsyncQuorumAdmin(network, handle.name, Backoff.of(config, random))
-        self._timeout_ms = config.default_api_timeout_ms
-
-    async def create_topic(self, topic: NewTopic) -> TopicDescription:
-        request = CreateTopicsRequest((topic,))
-        response, may_have_run = await self._metadata.call_controller_again(request, self._timeout_ms)
-        if may_have_run and response.topics[0].error_code is ErrorCode.TOPIC_ALREADY_EXISTS:
-            existing = await self.describe_topic(topic.name)
-            if not existing.is_as_asked(topic):
-                self._check(response.topics)
-        else:
-            self._check(response.topics)
-        await self._metadata.wait_until_applied(response.metadata_offset, self._timeout_ms)
-        return await self.describe_topic(topic.name)
-
-    async def delete_topic(self, name: str) -> None:
-        response = await self._metadata.call_controller(DeleteTopicsRequest((name,)), self._timeout_ms)
-        if response.topics[0].error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise no_such_topic(name, self.cluster_name, await self.list_topics())
-        self._check(response.topics)
-        await self._metadata.wait_until_applied(response.metadata_offset, self._timeout_ms)
-
-    async def list_topics(self) -> list[str]:
-        response = await self._metadata.describe(None, self._timeout_ms)
-        return sorted(each.name for each in response.topics)
-
-    async def describe_topic(self, name: str) -> TopicDescription:
-        response = await self._metadata.describe((name,), self._timeout_ms)
-        found = response.topics[0]
-        if found.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise no_such_topic(name, self.cluster_name, await self.list_topics())
-        if found.error_code is not ErrorCode.NONE:
-            raise error_for(found.error_code, f"topic {name!r} of cluster {self.cluster_name!r}")
-        return TopicDescription.of(found)
-
-    async def describe_cluster(self) -> ClusterSummary:
-        response = await self._metadata.describe(None, self._timeout_ms)
-        return ClusterSummary.of(self.cluster_name, response)
-
-    async def describe_quorum(self) -> QuorumInfo:
-        return await self._quorum.describe(self._timeout_ms)
-
-    async def add_raft_voter(self, node_id: int, directory_id: UUID | None) -> None:
-        await self._quorum.add_voter(node_id, directory_id, self._timeout_ms)
-
-    async def remove_raft_voter(self, node_id: int, directory_id: UUID | None) -> None:
-        await self._quorum.remove_voter(node_id, directory_id, self._timeout_ms)
-
-    def _check(self, results: Sequence[TopicResult]) -> None:
-        for each in results:
-            if each.error_code is not ErrorCode.NONE:
-                where = f"topic {each.name!r} of cluster {self.cluster_name!r}"
-                raise error_for(each.error_code, f"{where}: {each.error_message or each.error_code.name}")
+ResultT = TypeVar("ResultT")
 
 
 class Admin:
-    """Manages topics and the quorum. `with` closes it; thread-safe.
+    """Manages topics, partitions, brokers and the quorum. `with` closes it; thread-safe.
 
     Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `default_api_timeout_ms` (60 s)
     bounds every call, `request_timeout_ms`, `retry_backoff_ms`, `retry_backoff_max_ms`.
 
-    Every call raises UnavailableError when no controller answers in time, and ClosedError. Raises ConfigError,
+    Every call raises UnavailableError when no controller answers in time, and ClosedError; an argument of a wrong type
+    is a TypeError. What changes something returns when every usable broker knows it. Raises ConfigError,
     ClusterNotFound. Kafka: Admin.
     """
 
@@ -115,6 +58,7 @@ class Admin:
     ) -> None:
         parsed = AdminConfig.given(config, options, what="admin")
         self._brain = AsyncAdmin(resolve(cluster), parsed, Random())
+        self._timeout_ms = self._brain.timeout_ms
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -128,52 +72,172 @@ class Admin:
     ) -> None:
         self.close()
 
+    # ---- Topics ----
+
     def create_topic(
         self,
         name: str,
         *,
         partitions: int | None = None,
         replication_factor: int | None = None,
+        assignments: Assignments | None = None,
         configs: Mapping[str, Any] | None = None,
     ) -> TopicDescription:
         """Creates the topic and returns it, once every broker knows it. Counts default to the cluster's.
 
-        When an answer was lost and the repeated request finds a topic that is as it was asked for, that is the one it
-        created. Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor, and ConfigError
-        for a key that topics do not have.
+        `assignments`, instead of the counts, names the replicas of each partition in order, the preferred leader first:
+        `[[1, 2], [2, 3]]`. Else they are placed over racks and brokers (B47). When an answer was lost and the repeated
+        request finds a topic that is as it was asked for, that is the one it created.
+
+        Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor (also with too few
+        brokers), InvalidReplicaAssignment, and ConfigError for a key that topics do not have.
         """
-        counts = (
-            _count(partitions, "partitions", InvalidPartitions),
-            _count(replication_factor, "replication_factor", InvalidReplicationFactor),
+        placed = None if assignments is None else assignments_of(assignments)
+        if placed is not None and (partitions is not None or replication_factor is not None):
+            raise InvalidReplicaAssignment("expected either assignments or counts, found both")
+        topic = NewTopic(
+            topic_name(name),
+            count_or_default(partitions, "partitions", InvalidPartitions),
+            count_or_default(replication_factor, "replication_factor", InvalidReplicationFactor),
+            TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides(),
+            placed,
         )
-        checked = TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides()
-        return io_thread.run(self._open().create_topic(NewTopic(_name(name), *counts, checked)), None)
+        return self._run(self._open().create_topic(topic))
 
     def delete_topic(self, name: str) -> None:
         """Deletes the topic with all its records; returns when every broker has dropped it.
 
         Raises UnknownTopicOrPartition.
         """
-        io_thread.run(self._open().delete_topic(_name(name)), None)
+        self._run(self._open().delete_topic(topic_name(name)))
 
     def list_topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return io_thread.run(self._open().list_topics(), None)
+        return self._run(self._open().list_topics())
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic's id, partitions and explicit configuration. Raises UnknownTopicOrPartition."""
-        return io_thread.run(self._open().describe_topic(_name(name)), None)
+        """The topic's id, explicit configuration and partitions: leader, replicas, ISR, and how far each is behind.
+
+        The brokers are asked for that, each for up to 3 s; of one that does not answer it is unknown (None).
+        Raises UnknownTopicOrPartition.
+        """
+        (found,) = self._run(self._open().describe_topics((topic_name(name),)))
+        return found
+
+    def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
+        """As `describe_topic`, of several topics or, with None, of all, sorted by name."""
+        return self._run(self._open().describe_topics(names_of(names)))
+
+    def create_partitions(
+        self, name: str, partitions: int, *, assignments: Assignments | None = None
+    ) -> TopicDescription:
+        """Adds partitions, so that the topic has `partitions` in all; returns it, once every broker knows them.
+
+        Keys go to other partitions from then on. `assignments` names the replicas of each new one. Raises
+        UnknownTopicOrPartition, InvalidPartitions (no more than it has), InvalidReplicaAssignment. Kafka:
+        CreatePartitionsRequest.
+        """
+        count = count_of(partitions, "partitions", InvalidPartitions)
+        placed = None if assignments is None else assignments_of(assignments)
+        return self._run(self._open().create_partitions(NewPartitions(topic_name(name), count, placed)))
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Deletes the records below an offset of each partition; -1 is the high watermark: all that are committed.
+
+        Returns the low watermark of each: the lowest log start offset of its live replicas, at or above what was asked
+        (G11). Raises OffsetOutOfRange above the high watermark, UnknownTopicOrPartition, PolicyViolation, and
+        the last retriable error when the leaders did not get it done in time; what was deleted stays deleted.
+        """
+        return self._run(self._open().partitions.delete_records(offsets_of(offsets), self._timeout_ms))
+
+    # ---- Configuration ----
+
+    def describe_configs(
+        self, *, topic: str | None = None, broker: int | str | None = None
+    ) -> dict[str, ConfigValue]:
+        """The configuration in force, by Kafka's dotted names, and where each value comes from.
+
+        Of a topic; of a broker by its id; or, with `broker="all"`, what was set for all brokers. Raises
+        UnknownTopicOrPartition, BrokerIdNotRegistered. Kafka: DescribeConfigsRequest.
+        """
+        resource = resource_of(topic, broker)
+        return self._run(self._open().configs.describe(resource, self._timeout_ms))
+
+    def alter_configs(
+        self,
+        configs: Mapping[str, Any],
+        *,
+        topic: str | None = None,
+        broker: int | str | None = None,
+    ) -> None:
+        """Sets these keys, and deletes those with the value None, so that the default counts again; others stay.
+
+        All of them or none. The resource as in `describe_configs`. Raises ConfigError for an unknown key or a wrong
+        value, UnknownTopicOrPartition, and InvalidConfig or InvalidRequest for what cannot be altered while
+        nodes run. Kafka: IncrementalAlterConfigsRequest.
+        """
+        resource = resource_of(topic, broker)
+        changes = changes_of(resource, configs)
+        self._run(self._open().configs.alter(resource, changes, self._timeout_ms))
+
+    # ---- Replicas and leaders ----
+
+    def alter_partition_reassignments(
+        self, reassignments: Mapping[TopicPartition, Sequence[int] | None]
+    ) -> None:
+        """Gives each partition other replicas, by broker id and the preferred leader first; None cancels.
+
+        Returns when the new replicas are known; they catch up in the background, and when they are in sync the old ones
+        go (B45). Each partition on its own: the first that is refused is raised when the others are under way. Raises
+        UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, none), NoReassignmentInProgress (nothing to
+        cancel). Kafka: AlterPartitionReassignmentsRequest.
+        """
+        assignment = assignment_of(reassignments)
+        self._run(self._open().partitions.alter_reassignments(assignment, self._timeout_ms))
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> list[PartitionReassignment]:
+        """The reassignments under way, of these partitions or of all."""
+        wanted = partitions_of(partitions)
+        return self._run(self._open().partitions.list_reassignments(wanted, self._timeout_ms))
+
+    def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
+    ) -> list[ElectionOutcome]:
+        """Makes the preferred replica the leader of each partition; with None, of all that have another one.
+
+        With `unclean`: of a partition without a leader any live replica, which loses what only others have.
+        Each outcome is its own: ElectionNotNeeded, PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
+        UnknownTopicOrPartition (B46). Kafka: ElectLeadersRequest.
+        """
+        election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
+        wanted = partitions_of(partitions)
+        return self._run(self._open().partitions.elect_leaders(election, wanted, self._timeout_ms))
+
+    # ---- The cluster ----
 
     def describe_cluster(self) -> ClusterSummary:
-        """The cluster's id, active controller and registered brokers."""
-        return io_thread.run(self._open().describe_cluster(), None)
+        """The cluster's id, active controller and registered brokers: their state, rack, replicas and leaders."""
+        return self._run(self._open().describe_cluster())
+
+    def log_dirs(
+        self, brokers: Iterable[int] | None = None, *, topics: Iterable[str] | None = None
+    ) -> list[BrokerLogDirs]:
+        """What these brokers, or all, have in their data directories, of these topics or of all; sizes in bytes.
+
+        Of a broker that does not answer within 3 s, `error` says so. Raises BrokerIdNotRegistered. Kafka:
+        DescribeLogDirsRequest.
+        """
+        ids = None if brokers is None else tuple(node_id_of(each) for each in brokers)
+        return self._run(self._open().partitions.log_dirs(ids, names_of(topics), self._timeout_ms))
 
     def describe_quorum(self) -> QuorumInfo:
         """Who leads the metadata quorum, who votes and who follows, and how far each is.
 
         Without a leader UnavailableError says what each controller answered.
         """
-        return io_thread.run(self._open().describe_quorum(), None)
+        return self._run(self._open().quorum.describe(self._timeout_ms))
 
     def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Makes a controller that follows the metadata a voter; returns when that is committed (A56).
@@ -183,7 +247,7 @@ class Admin:
         another change is under way, and UnavailableError when the node does not follow, or the answer was lost and the
         change may have been made.
         """
-        io_thread.run(self._open().add_raft_voter(_node(node_id), directory_id), None)
+        self._run(self._open().quorum.add_voter(node_id_of(node_id), directory_id, self._timeout_ms))
 
     def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Takes the vote from a controller; returns when that is committed (A57). It goes on following.
@@ -191,7 +255,7 @@ class Admin:
         Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
         UnavailableError when the answer was lost and the change may have been made.
         """
-        io_thread.run(self._open().remove_raft_voter(_node(node_id), directory_id), None)
+        self._run(self._open().quorum.remove_voter(node_id_of(node_id), directory_id, self._timeout_ms))
 
     def close(self) -> None:
         """Ends; closing again does nothing."""
@@ -202,27 +266,5 @@ class Admin:
             raise ClosedError(f"{self!r}: make a new Admin")
         return self._brain
 
-
-def _name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"name: expected str, found {type(name).__name__}")
-    return name
-
-
-def _node(node_id: Any) -> int:
-    if not isinstance(node_id, int) or isinstance(node_id, bool):
-        raise TypeError(f"node_id: expected int, found {type(node_id).__name__}")
-    return node_id
-
-
-def _count(count: Any, name: str, error: type[ApiError]) -> int:
-    """A count given by the user, or the cluster's default: -1 is how the protocol says that, and is none here."""
-    if count is None:
-        return DEFAULT_COUNT
-    if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(f"{name}: expected int, found {type(count).__name__}")
-    if not 1 <= count < 2**31:
-        raise error(
-            f"{name}: expected 1 or more, below 2**31, or None for the cluster's default; found {count}"
-        )
-    return count
+    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        return io_thread.run(work, None)

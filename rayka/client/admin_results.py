@@ -1,28 +1,66 @@
 """What an `Admin` answers: frozen values with designed reprs, and `to_dict` for programs."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 from uuid import UUID
 
+from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
 from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.protocol.quorum import DescribeQuorumResponse, QuorumReplica
 from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
 
+Lags = Mapping[TopicPartition, tuple[int | None, ...]]
+
 
 @dataclass(frozen=True)
 class PartitionDescription:
-    """One partition: its leader (-1 while it has none), its replicas, and those in sync, by node id."""
+    """One partition, its nodes by id: its leader (-1 while it has none), its replicas, the preferred leader first,
+    those in sync, and those that may still be elected though they are not (B42). While it is reassigned, `replicas` has
+    the adding and the removing ones too (B45).
+
+    `lags`: how many records each of `replicas` is behind the leader's log end; None where that is not known, because
+    the broker or the leader did not answer, or was not asked.
+    """
 
     partition: int
     leader_id: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    eligible_leader_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    lags: tuple[int | None, ...] = field(default=(), compare=False)  # they differ from one look to the next
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica that is to stay is not in sync."""
+        return any(each not in self.isr for each in self.replicas if each not in self.adding_replicas)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nobody leads it, so that it can be neither read nor written."""
+        return self.leader_id == NO_NODE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {**asdict(self), "is_under_replicated": self.is_under_replicated}
 
     @classmethod
-    def of(cls, partition: MetadataPartition) -> Self:
-        each = partition
-        return cls(each.partition, each.leader_id, each.leader_epoch, each.replicas, each.isr)
+    def of(cls, partition: MetadataPartition, lags: tuple[int | None, ...] | None = None) -> Self:
+        return cls(
+            partition=partition.partition,
+            leader_id=partition.leader_id,
+            leader_epoch=partition.leader_epoch,
+            replicas=partition.replicas,
+            isr=partition.isr,
+            eligible_leader_replicas=partition.eligible_leader_replicas,
+            adding_replicas=partition.adding_replicas,
+            removing_replicas=partition.removing_replicas,
+            lags=(None,) * len(partition.replicas) if lags is None else lags,
+        )
 
 
 @dataclass(frozen=True)
@@ -39,34 +77,78 @@ class TopicDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        return {**asdict(self), "topic_id": str(self.topic_id)}
+        partitions = [each.to_dict() for each in self.partitions]
+        return {**asdict(self), "topic_id": str(self.topic_id), "partitions": partitions}
 
     def is_as_asked(self, topic: NewTopic) -> bool:
         """Whether a request for that topic may have made this one."""
-        counts = (len(self.partitions), len(self.partitions[0].replicas))
+        replicas = tuple(each.replicas for each in self.partitions)
+        if topic.assignments is not None:
+            return (replicas, self.configs) == (topic.assignments, topic.configs)
         asked = (topic.partition_count, topic.replication_factor)
+        counts = (len(replicas), len(replicas[0]))
         fits = all(wanted in (DEFAULT_COUNT, found) for wanted, found in zip(asked, counts, strict=True))
         return fits and self.configs == topic.configs
 
     @classmethod
-    def of(cls, topic: MetadataTopic) -> Self:
-        partitions = tuple(PartitionDescription.of(each) for each in topic.partitions)
+    def of(cls, topic: MetadataTopic, lags: Lags | None = None) -> Self:
+        known = lags or {}
+        partitions = tuple(
+            PartitionDescription.of(each, known.get(TopicPartition(topic.name, each.partition)))
+            for each in topic.partitions
+        )
         return cls(topic.name, topic.topic_id, partitions, dict(topic.configs))
+
+
+class BrokerState(StrEnum):
+    """What the controller makes of a broker: a fenced one leads nothing and is in no ISR."""
+
+    ACTIVE = "active"
+    FENCED = "fenced"
+    SHUTTING_DOWN = "shutting-down"
 
 
 @dataclass(frozen=True)
 class BrokerDescription:
-    """One registered broker. A fenced one leads nothing. `data_dirs` are paths on its machine."""
+    """One registered broker, the replicas that it holds and how many of them lead.
+
+    `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
+    its registrations apart (H3). `rack` is empty when it was given none.
+    """
 
     node_id: int
     host: str
     is_fenced: bool
     data_dirs: tuple[str, ...]
+    state: BrokerState = BrokerState.ACTIVE
+    rack: str = ""
+    broker_epoch: int = NO_EPOCH
+    offline_data_dirs: tuple[str, ...] = ()
+    replica_count: int = 0
+    leader_count: int = 0
 
     @classmethod
-    def of(cls, broker: MetadataBroker) -> Self:
-        directories = tuple(each.path for each in broker.directories)
-        return cls(broker.node_id, broker.host, broker.is_fenced, directories)
+    def of(cls, broker: MetadataBroker, topics: Sequence[MetadataTopic]) -> Self:
+        partitions = [partition for topic in topics for partition in topic.partitions]
+        offline = broker.offline_directories
+        return cls(
+            node_id=broker.node_id,
+            host=broker.host,
+            is_fenced=broker.is_fenced,
+            data_dirs=tuple(each.path for each in broker.directories),
+            state=_state_of(broker),
+            rack=broker.rack,
+            broker_epoch=broker.broker_epoch,
+            offline_data_dirs=tuple(each.path for each in broker.directories if each.directory_id in offline),
+            replica_count=sum(broker.node_id in each.replicas for each in partitions),
+            leader_count=sum(broker.node_id == each.leader_id for each in partitions),
+        )
+
+
+def _state_of(broker: MetadataBroker) -> BrokerState:
+    if broker.is_fenced:
+        return BrokerState.FENCED
+    return BrokerState.SHUTTING_DOWN if broker.is_in_controlled_shutdown else BrokerState.ACTIVE
 
 
 @dataclass(frozen=True)
@@ -89,7 +171,7 @@ class ClusterSummary:
 
     @classmethod
     def of(cls, name: str, response: MetadataResponse) -> Self:
-        brokers = tuple(BrokerDescription.of(each) for each in response.brokers)
+        brokers = tuple(BrokerDescription.of(each, response.topics) for each in response.brokers)
         return cls(name, response.cluster_id, response.controller_id, brokers, len(response.topics))
 
 

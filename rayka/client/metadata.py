@@ -1,8 +1,9 @@
 """What a client knows of its cluster: brokers, topics, leaders; asked for when needed and kept for a while.
 
 Invariants: one request at a time, shared by all who ask meanwhile; a topic counts as unknown only when the
-active controller says so, because a broker may not have heard of a new one yet. Kafka: Metadata, NetworkClient's
-metadata updater (G18). Left out: the leader hints of KIP-951.
+active controller says so, because a broker may not have heard of a new one yet; what is known is never replaced by
+what a broker says that has not heard as much. Kafka: Metadata, NetworkClient's metadata updater (G18). Left out: the
+leader hints of KIP-951.
 """
 
 import asyncio
@@ -10,10 +11,10 @@ import difflib
 import logging
 from collections.abc import Iterable, Sequence
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from rayka.client.bootstrap import ClientConfig
-from rayka.client.retry import Backoff, Retry
+from rayka.client.retry import Backoff, Retry, telling
 from rayka.errors import (
     ApiError,
     ErrorCode,
@@ -26,7 +27,7 @@ from rayka.errors import (
     UnknownTopicOrPartition,
     error_for,
 )
-from rayka.ids import NO_NODE, node_name
+from rayka.ids import NO_NODE, NO_OFFSET, node_name
 from rayka.ports import Network, Request
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.cluster import MetadataBroker, MetadataRequest, MetadataResponse, MetadataTopic
@@ -34,6 +35,9 @@ from rayka.protocol.cluster import MetadataBroker, MetadataRequest, MetadataResp
 ResponseT = TypeVar("ResponseT")
 _NODE_TIMEOUT_MS = 5_000  # one unresponsive node must not use up the whole budget
 _NAMES_SHOWN = 5
+_UNREACHABLE_MAX = (
+    3  # tries in a row; a broker that then cannot be reached serves nobody who might miss something
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,14 @@ class NoSuchTopic(UnknownTopicOrPartition):
     """The active controller knows no such topic (or partition), so asking again is no use."""
 
     retriable = False
+
+
+class _Known(NamedTuple):
+    """A topic, when its metadata came, and which part of the metadata log they were made from."""
+
+    topic: MetadataTopic
+    fetched_at_s: float
+    metadata_offset: int
 
 
 class ClusterMetadata:
@@ -56,13 +68,16 @@ class ClusterMetadata:
         self._request_timeout_ms = config.request_timeout_ms
         self._node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
         self._backoff = Backoff.of(config, random)
-        self._topics: dict[str, MetadataTopic] = {}
-        self._fetched_at_s: dict[str, float] = {}
+        self._cluster_id = ""
+        self._brokers_offset = NO_OFFSET
+        self._topics: dict[str, _Known] = {}
         self._missing: dict[str, ApiError] = {}  # topics that the controller refused, until they are known
         self._wanted: dict[str, None] = {}
         self._upcoming: asyncio.Task[RaykaError | None] | None = None
         self._one_at_a_time = asyncio.Lock()
         self._last_answered = NO_NODE
+        self._doubted: dict[int, None] = {}  # nodes that failed, asked after the others
+        self._does_anyone_answer = True
         self._active = ActiveController(network)
         self._failed_controller_id = NO_NODE
 
@@ -75,12 +90,13 @@ class ClusterMetadata:
         One that is past its maximum age is asked for again in the background.
         """
         known = self._topics.get(name)
-        if known is not None:
-            loop = asyncio.get_running_loop()
-            if loop.time() - self._fetched_at_s[name] > self._max_age_s:
-                self._fetched_at_s[name] = loop.time()
-                self._ask_soon((name,))
-        return known
+        if known is None:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        if now_s - known.fetched_at_s > self._max_age_s:
+            self._topics[name] = known._replace(fetched_at_s=now_s)
+            self._ask_soon((name,))
+        return known.topic
 
     async def topic(self, name: str, timeout_ms: int) -> MetadataTopic:
         """The topic, asked for if it is not cached.
@@ -99,7 +115,8 @@ class ClusterMetadata:
             if isinstance(problem, ApiError) and not problem.retriable:
                 raise problem
             if name not in self._topics and not await retry.pause():
-                raise problem if isinstance(problem, UnavailableError) else self._unavailable(str(problem))
+                is_said = problem is None or isinstance(problem, UnavailableError)
+                raise problem if problem and is_said else self._unavailable(str(problem), problem)
 
     async def refresh(self, names: Iterable[str]) -> RaykaError | None:
         """Asks for the topics again, once, together with all who ask meanwhile; returns what went wrong, or None.
@@ -111,6 +128,10 @@ class ClusterMetadata:
     def missing(self, name: str) -> ApiError | None:
         """Why the topic cannot be used, when the last refresh found that it is gone."""
         return self._missing.get(name)
+
+    def doubt(self, node_id: int) -> None:
+        """The node failed to answer something: others are asked before it, until it answers."""
+        self._doubted[node_id] = None
 
     async def describe(self, names: tuple[str, ...] | None, timeout_ms: int) -> MetadataResponse:
         """The controller's own, newest image of these topics, or of all; not cached."""
@@ -129,36 +150,68 @@ class ClusterMetadata:
     ) -> "tuple[ResponseT, bool]":
         """As `call_controller`, and whether an earlier attempt that failed may have been executed."""
         retry, may_have_run = Retry(timeout_ms, self._backoff), False
-        while True:
-            try:
-                if self.controller_id == NO_NODE:
-                    self.controller_id = await self._find_controller()
-                attempt_ms = min(retry.remaining_ms, self._request_timeout_ms)
-                return await self._network.call(self.controller_id, request, attempt_ms), may_have_run
-            except (ApiError, UnavailableError) as error:
-                if isinstance(error, ApiError) and not error.retriable:
-                    raise
-                may_have_run |= _may_have_run(error)
-                self._on_controller_failed(error)
-                problem = error
-            if not await retry.pause():
-                raise self._unavailable(f"the active controller did not answer: {problem}") from problem
+        problem: RaykaError | None = None
+        with telling(lambda: self._awaited(problem)):
+            while True:
+                try:
+                    if self.controller_id == NO_NODE:
+                        self.controller_id = await self._find_controller()
+                    attempt_ms = min(retry.remaining_ms, self._request_timeout_ms)
+                    return await self._network.call(self.controller_id, request, attempt_ms), may_have_run
+                except (ApiError, UnavailableError) as error:
+                    if isinstance(error, ApiError) and not error.retriable:
+                        raise
+                    may_have_run |= _may_have_run(error)
+                    self._on_controller_failed(error)
+                    problem = error
+                if not await retry.pause():
+                    reason = f"the active controller did not answer: {problem}"
+                    raise self._unavailable(reason, problem) from problem
 
     async def wait_until_applied(self, metadata_offset: int, timeout_ms: int) -> None:
-        """Returns when every usable broker has applied the metadata log up to an offset, or is UnavailableError."""
-        retry = Retry(timeout_ms, self._backoff)
-        for broker in self.brokers:
-            request = MetadataRequest((), min_metadata_offset=metadata_offset)
-            while not broker.is_fenced:
-                try:
-                    await self._network.call(broker.node_id, request, retry.remaining_ms)
-                    break
-                except ApiError as error:
-                    if not error.retriable:
-                        raise
-                    if not await retry.pause():
-                        late = f"{node_name(broker.node_id)} is behind metadata offset {metadata_offset}"
-                        raise self._unavailable(f"{late}: {error}") from error
+        """Returns when every usable broker has applied the metadata log up to an offset, or is UnavailableError.
+
+        One that is fenced meanwhile, or cannot be reached, is not waited for: it hears of everything before it serves
+        again (H5).
+        """
+        retry, tries = Retry(timeout_ms, self._backoff), 0
+        if not self.brokers:
+            await self._refresh_brokers()
+        waiting = [each.node_id for each in self.brokers if not each.is_fenced]
+        while waiting:
+            asking = (self._problem_of(each, metadata_offset, retry.remaining_ms) for each in waiting)
+            problems = dict(zip(waiting, await asyncio.gather(*asking), strict=True))
+            tries += 1
+            behind = {
+                node_id: problem
+                for node_id, problem in problems.items()
+                if problem and not (isinstance(problem, NetworkException) and tries >= _UNREACHABLE_MAX)
+            }
+            if behind and not await retry.pause():
+                node_id, problem = next(iter(behind.items()))
+                late = f"{node_name(node_id)} is behind metadata offset {metadata_offset}"
+                raise self._unavailable(f"{late}: {problem}", problem) from problem
+            if behind:
+                await self._refresh_brokers()
+            waiting = [each.node_id for each in self.brokers if each.node_id in behind and not each.is_fenced]
+
+    async def _problem_of(self, broker_id: int, metadata_offset: int, timeout_ms: int) -> ApiError | None:
+        """Why the broker has not applied the metadata log up to that offset. Raises what no retry mends."""
+        request = MetadataRequest((), min_metadata_offset=metadata_offset)
+        try:
+            await self._network.call(broker_id, request, min(timeout_ms, self._node_timeout_ms))
+        except ApiError as error:
+            if not error.retriable:
+                raise
+            return error
+        return None
+
+    async def _refresh_brokers(self) -> None:
+        """Who is fenced, as the controller knows it; stays as it was when nobody can say."""
+        try:
+            self._store(await self._ask_controller(()))
+        except ApiError as error:
+            logger.debug("brokers of %s: %s", self.cluster_name, error)
 
     # ---- One attempt, shared ------------------------------------------------------------------------------
 
@@ -201,13 +254,20 @@ class ClusterMetadata:
                 self._missing[name] = no_such_topic(name, self.cluster_name, known)
 
     def _store(self, response: MetadataResponse) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self.brokers, self.controller_id = response.brokers, response.controller_id
+        now_s, offset = asyncio.get_running_loop().time(), response.metadata_offset
+        if response.cluster_id != self._cluster_id:  # offsets of another cluster say nothing
+            self._cluster_id, self._brokers_offset = response.cluster_id, NO_OFFSET
+            self._topics.clear()
+        self.controller_id = response.controller_id
+        if offset >= self._brokers_offset:
+            self.brokers, self._brokers_offset = response.brokers, offset
         for topic in response.topics:
             if topic.error_code is ErrorCode.NONE:
                 assert all(each.partition == index for index, each in enumerate(topic.partitions)), topic
-                self._topics[topic.name] = topic
-                self._fetched_at_s[topic.name] = now_s
+                known = self._topics.get(topic.name)
+                if known is None or known.metadata_offset <= offset:
+                    known = _Known(topic, now_s, offset)
+                self._topics[topic.name] = known._replace(fetched_at_s=now_s)
                 self._missing.pop(topic.name, None)
             elif not _is_unknown(topic):
                 self._missing[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
@@ -225,17 +285,24 @@ class ClusterMetadata:
                 if not error.retriable:
                     raise
                 problem = error
+                self.doubt(node_id)
             else:
-                self._last_answered = node_id
+                self._last_answered, self._does_anyone_answer = node_id, True
+                self._doubted.pop(node_id, None)
                 return node_id, response
+        self._does_anyone_answer = False
         asked = ", ".join(node_name(each) for each in tried) or "no node (none is known)"
-        raise self._unavailable(f"asked {asked}; last error: {problem}") from problem
+        raise self._unavailable(f"asked {asked}; last error: {problem}", problem) from problem
 
     async def _candidates(self) -> list[int]:
-        """The node that answered last, then the brokers known, then those the network knows; each once."""
+        """The node that answered last, then the brokers known, then those the network knows; each once.
+
+        Those that failed since they answered come last.
+        """
         known = [each.node_id for each in self.brokers if not each.is_fenced]
         order = [self._last_answered, *known, *await self._network.node_ids()]
-        return [each for each in dict.fromkeys(order) if each != NO_NODE]
+        found = [each for each in dict.fromkeys(order) if each != NO_NODE]
+        return sorted(found, key=lambda each: each in self._doubted)
 
     async def _find_controller(self) -> int:
         """What the brokers say, unless that is who has just failed: then the controllers themselves are asked."""
@@ -266,8 +333,19 @@ class ClusterMetadata:
         except TimeoutError:
             return self._unavailable("no node answered in time")
 
-    def _unavailable(self, reason: str) -> UnavailableError:
-        return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; is it running?")
+    def _unavailable(self, reason: str, problem: RaykaError | None = None) -> UnavailableError:
+        """Of a cluster of which somebody answers nobody asks whether it runs."""
+        if self._does_anyone_answer or isinstance(problem, NotController):
+            hint = "a majority of its controllers must run, see `rayka quorum status`"
+        else:
+            hint = "is it running?"
+        return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; {hint}")
+
+    def _awaited(self, problem: RaykaError | None) -> str:
+        name = "an active controller" if self.controller_id == NO_NODE else node_name(self.controller_id)
+        return f"cluster {self.cluster_name!r}: still waiting for {name}" + (
+            f" ({problem})" if problem else ""
+        )
 
 
 def _may_have_run(error: RaykaError) -> bool:

@@ -4,11 +4,17 @@ Kafka: ExponentialBackoff (G18): 100 ms, doubling up to 1000 ms, 20 % jitter.
 """
 
 import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from random import Random
 
 from rayka.client.bootstrap import ClientConfig
 
 JITTER = 0.2
+_TELL_AFTER_S = 3.0
+
+logger = logging.getLogger(__name__)
 
 
 class Backoff:
@@ -58,3 +64,13 @@ class Retry:
             return False
         await asyncio.sleep(pause_s)
         return True
+
+
+@contextmanager
+def telling(awaited: Callable[[], str]) -> Iterator[None]:
+    """Warns once, in the log (in a command: on stderr), when what happens inside takes seconds; `awaited` says why."""
+    timer = asyncio.get_running_loop().call_later(_TELL_AFTER_S, lambda: logger.warning("%s", awaited()))
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,114 @@
+"""The brain of an `Admin`, on the IO thread: topics and the cluster; the other parts are objects of their own.
+
+What changes the metadata is asked of the active controller, and has been done when every usable broker has applied it.
+A request that is repeated after a lost answer recognises its own work. Kafka: KafkaAdminClient.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from rayka.client.admin_configs import AsyncConfigAdmin
+from rayka.client.admin_partitions import AsyncPartitionAdmin
+from rayka.client.admin_quorum import AsyncQuorumAdmin
+from rayka.client.admin_results import ClusterSummary, TopicDescription
+from rayka.client.bootstrap import ClusterHandle
+from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.retry import Backoff
+from rayka.config import AdminConfig
+from rayka.errors import ErrorCode, error_for
+from rayka.protocol.cluster import MetadataTopic
+from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions
+from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic, TopicResult
+
+
+class AsyncAdmin:
+    """See the module. `quorum`, `partitions` and `configs` take the timeout that `timeout_ms` holds."""
+
+    def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
+        self.cluster_name = handle.name
+        self.timeout_ms = config.default_api_timeout_ms
+        network, backoff = handle.network(), Backoff.of(config, random)
+        self._metadata = ClusterMetadata(network, handle.name, config, random)
+        self.quorum = AsyncQuorumAdmin(network, handle.name, backoff)
+        self.partitions = AsyncPartitionAdmin(network, self._metadata, backoff, config.request_timeout_ms)
+        self.configs = AsyncConfigAdmin(self._metadata)
+
+    def __repr__(self) -> str:
+        return f"<AsyncAdmin of {self.cluster_name}>"
+
+    async def create_topic(self, topic: NewTopic) -> TopicDescription:
+        request = CreateTopicsRequest((topic,))
+        response, may_have_run = await self._metadata.call_controller_again(request, self.timeout_ms)
+        if may_have_run and response.topics[0].error_code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            existing = TopicDescription.of(await self._topic(topic.name))
+            if not existing.is_as_asked(topic):
+                self._check(response.topics)
+        else:
+            self._check(response.topics)
+        await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)
+        return TopicDescription.of(await self._topic(topic.name))
+
+    async def delete_topic(self, name: str) -> None:
+        response = await self._metadata.call_controller(DeleteTopicsRequest((name,)), self.timeout_ms)
+        if response.topics[0].error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise no_such_topic(name, self.cluster_name, await self.list_topics())
+        self._check(response.topics)
+        await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)
+
+    async def create_partitions(self, wanted: NewPartitions) -> TopicDescription:
+        request = CreatePartitionsRequest((wanted,))
+        response, may_have_run = await self._metadata.call_controller_again(request, self.timeout_ms)
+        (result,) = response.topics
+        if result.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise no_such_topic(wanted.name, self.cluster_name, await self.list_topics())
+        if may_have_run and result.error_code is ErrorCode.INVALID_PARTITIONS:
+            existing = await self._topic(wanted.name)
+            if not _has_partitions(existing, wanted):
+                self._check(response.topics)
+        else:
+            self._check(response.topics)
+        await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)
+        return TopicDescription.of(await self._topic(wanted.name))
+
+    async def list_topics(self) -> list[str]:
+        response = await self._metadata.describe(None, self.timeout_ms)
+        return sorted(each.name for each in response.topics)
+
+    async def describe_topics(self, names: tuple[str, ...] | None) -> list[TopicDescription]:
+        topics = (await self._metadata.describe(names, self.timeout_ms)).topics
+        for each in topics:
+            await self._check_known(each)
+        lags = await self.partitions.lags(topics, self.timeout_ms)
+        return [TopicDescription.of(each, lags) for each in topics]
+
+    async def describe_cluster(self) -> ClusterSummary:
+        response = await self._metadata.describe(None, self.timeout_ms)
+        return ClusterSummary.of(self.cluster_name, response)
+
+    async def _topic(self, name: str) -> MetadataTopic:
+        response = await self._metadata.describe((name,), self.timeout_ms)
+        (found,) = response.topics
+        await self._check_known(found)
+        return found
+
+    async def _check_known(self, topic: MetadataTopic) -> None:
+        if topic.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise no_such_topic(topic.name, self.cluster_name, await self.list_topics())
+        if topic.error_code is not ErrorCode.NONE:
+            raise error_for(topic.error_code, f"topic {topic.name!r} of cluster {self.cluster_name!r}")
+
+    def _check(self, results: Sequence[TopicResult]) -> None:
+        for each in results:
+            if each.error_code is not ErrorCode.NONE:
+                where = f"topic {each.name!r} of cluster {self.cluster_name!r}"
+                raise error_for(each.error_code, f"{where}: {each.error_message or each.error_code.name}")
+
+
+def _has_partitions(topic: MetadataTopic, wanted: NewPartitions) -> bool:
+    """Whether a request for those partitions may have made the last of these."""
+    if len(topic.partitions) != wanted.partition_count:
+        return False
+    if wanted.assignments is None:
+        return True
+    newest = topic.partitions[-len(wanted.assignments) :]
+    return tuple(each.replicas for each in newest) == wanted.assignments

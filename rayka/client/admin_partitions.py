@@ -1,0 +1,240 @@
+"""The part of an `Admin`'s brain that is about partitions: their replicas, leaders, logs and lags.
+
+What moves replicas or leaders goes to the active controller; what is about logs goes to the brokers that have them,
+all at once. Kafka: KafkaAdminClient's alterPartitionReassignments, electLeaders, deleteRecords, describeLogDirs (B45,
+B46, G11).
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from uuid import UUID
+
+from rayka.client.admin_partition_results import (
+    BrokerLogDirs,
+    ElectionOutcome,
+    LogDir,
+    PartitionReassignment,
+)
+from rayka.client.admin_results import Lags
+from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.offset_lookup import check_partition
+from rayka.client.retry import Backoff, Retry
+from rayka.errors import (
+    ApiError,
+    BrokerIdNotRegistered,
+    ErrorCode,
+    LeaderNotAvailable,
+    error_for,
+)
+from rayka.ids import NO_NODE, TopicPartition, node_name
+from rayka.ports import Network
+from rayka.protocol.cluster import MetadataTopic
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DescribeLogDirsRequest,
+    ElectionType,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    PartitionResult,
+    Reassignment,
+)
+
+Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
+_NODE_TIMEOUT_MS = 3_000  # one that hangs must not hold up what the others say
+
+
+class AsyncPartitionAdmin:
+    """See the module."""
+
+    def __init__(
+        self, network: Network, metadata: ClusterMetadata, backoff: Backoff, request_timeout_ms: int
+    ) -> None:
+        self._network = network
+        self._metadata = metadata
+        self._backoff = backoff
+        self._request_timeout_ms = request_timeout_ms
+
+    def __repr__(self) -> str:
+        return f"<AsyncPartitionAdmin of {self._metadata.cluster_name}>"
+
+    # ---- Replicas and leaders --------------------------------------------------------------------------------------
+
+    async def list_reassignments(
+        self, partitions: tuple[TopicPartition, ...] | None, timeout_ms: int
+    ) -> list[PartitionReassignment]:
+        """Those under way, by topic and partition."""
+        request = ListPartitionReassignmentsRequest(partitions)
+        response = await self._metadata.call_controller(request, timeout_ms)
+        return [PartitionReassignment.of(each) for each in response.reassignments]
+
+    async def alter_reassignments(self, assignment: Assignment, timeout_ms: int) -> None:
+        """Begins or cancels them. A cancellation whose answer was lost finds nothing to cancel: it has been done."""
+        wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in sorted(assignment.items()))
+        request = AlterPartitionReassignmentsRequest(wanted)
+        response, may_have_run = await self._metadata.call_controller_again(request, timeout_ms)
+        refused = []
+        for asked, result in zip(wanted, response.partitions, strict=True):
+            is_gone = result.error_code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+            if result.error_code is not ErrorCode.NONE and not (may_have_run and is_gone):
+                assert (asked.topic, asked.partition) == (result.topic, result.partition), result
+                refused.append(result)
+        if refused:
+            raise self._refusal(refused, len(wanted))
+        await self._metadata.wait_until_applied(response.metadata_offset, timeout_ms)
+
+    async def elect_leaders(
+        self, election: ElectionType, partitions: tuple[TopicPartition, ...] | None, timeout_ms: int
+    ) -> list[ElectionOutcome]:
+        """One outcome for each partition asked for, or for each that had another leader than the wanted one."""
+        response = await self._metadata.call_controller(ElectLeadersRequest(election, partitions), timeout_ms)
+        await self._metadata.wait_until_applied(response.metadata_offset, timeout_ms)
+        return [ElectionOutcome.of(each) for each in response.partitions]
+
+    def _refusal(self, refused: Sequence[PartitionResult], asked_count: int) -> ApiError:
+        """The first one's error, and whether there are others."""
+        first = refused[0]
+        rest = f"; {len(refused)} of {asked_count} partitions were refused, the others are under way"
+        said = first.error_message or first.error_code.name
+        where = f"{TopicPartition(first.topic, first.partition)} of cluster {self._metadata.cluster_name!r}"
+        return error_for(first.error_code, f"{where}: {said}{rest * (asked_count > 1)}")
+
+    # ---- Logs ------------------------------------------------------------------------------------------------------
+
+    async def log_dirs(
+        self, broker_ids: Sequence[int] | None, topics: tuple[str, ...] | None, timeout_ms: int
+    ) -> list[BrokerLogDirs]:
+        """What these brokers, or all that are registered, have on their disks; asked all at once."""
+        response = await self._metadata.describe((), timeout_ms)
+        registered = [each.node_id for each in response.brokers]
+        for broker_id in broker_ids or ():
+            if broker_id not in registered:
+                known = ", ".join(map(str, registered)) or "none"
+                name = self._metadata.cluster_name
+                raise BrokerIdNotRegistered(f"cluster {name!r} has no broker {broker_id}; it has {known}")
+        asked = registered if broker_ids is None else broker_ids
+        return await self._ask_log_dirs(asked, topics, timeout_ms)
+
+    async def lags(self, topics: Sequence[MetadataTopic], timeout_ms: int) -> Lags:
+        """How far each replica is behind its leader's log end; None for one that is not known (see the results)."""
+        holders = {
+            broker_id: None
+            for topic in topics
+            for partition in topic.partitions
+            for broker_id in partition.replicas
+        }
+        names = tuple(each.name for each in topics)
+        ends: dict[tuple[UUID, int, int], int] = {}
+        for answer in await self._ask_log_dirs(tuple(holders), names, timeout_ms):
+            for directory in answer.directories:
+                for log in directory.replicas:
+                    ends[log.topic_id, log.partition, answer.broker_id] = log.log_end_offset
+        found: dict[TopicPartition, tuple[int | None, ...]] = {}
+        for topic in topics:
+            for partition in topic.partitions:
+                of_broker = partial(_end_offset, ends, topic.topic_id, partition.partition)
+                leader_end = of_broker(partition.leader_id)
+                lags = tuple(_lag(leader_end, of_broker(each)) for each in partition.replicas)
+                found[TopicPartition(topic.name, partition.partition)] = lags
+        return found
+
+    async def _ask_log_dirs(
+        self, broker_ids: Sequence[int], topics: tuple[str, ...] | None, timeout_ms: int
+    ) -> list[BrokerLogDirs]:
+        asking = (self._log_dirs_of(each, topics, min(timeout_ms, _NODE_TIMEOUT_MS)) for each in broker_ids)
+        return list(await asyncio.gather(*asking))
+
+    async def _log_dirs_of(
+        self, broker_id: int, topics: tuple[str, ...] | None, timeout_ms: int
+    ) -> BrokerLogDirs:
+        try:
+            response = await self._network.call(broker_id, DescribeLogDirsRequest(topics), timeout_ms)
+        except ApiError as error:
+            return BrokerLogDirs(broker_id, (), str(error))
+        return BrokerLogDirs(broker_id, tuple(LogDir.of(each) for each in response.directories))
+
+    async def delete_records(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """The lowest log start offset of each partition afterwards. Raises as `Admin.delete_records`."""
+        retry = Retry(timeout_ms, self._backoff)
+        low_watermarks: dict[TopicPartition, int] = {}
+        while True:
+            left = {tp: offset for tp, offset in offsets.items() if tp not in low_watermarks}
+            problem = await self._delete_once(left, low_watermarks, retry.remaining_ms)
+            if problem is None:
+                return {tp: low_watermarks[tp] for tp in offsets}
+            if not problem.retriable or not await retry.pause():
+                raise problem
+
+    async def _delete_once(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        low_watermarks: dict[TopicPartition, int],
+        timeout_ms: int,
+    ) -> ApiError | None:
+        """Asks each leader once; adds to `low_watermarks`, and returns the gravest error."""
+        by_leader = await self._by_leader(offsets, timeout_ms)
+        asking = [self._delete_at(each, parts, timeout_ms) for each, parts in by_leader.items()]
+        problems: list[ApiError] = []
+        for outcomes in await asyncio.gather(*asking):
+            for tp, outcome in outcomes:
+                if isinstance(outcome, int):
+                    low_watermarks[tp] = outcome
+                else:
+                    problems.append(outcome)
+        return min(problems, key=lambda each: each.retriable, default=None)
+
+    async def _by_leader(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[int, list[tuple[TopicPartition, DeleteRecordsPartition]]]:
+        """What is asked of each leader, by the controller's newest image; of -1 what nobody leads."""
+        names = tuple(dict.fromkeys(tp.topic for tp in offsets))
+        topics = {each.name: each for each in (await self._metadata.describe(names, timeout_ms)).topics}
+        by_leader: dict[int, list[tuple[TopicPartition, DeleteRecordsPartition]]] = {}
+        for tp, offset in offsets.items():
+            topic = topics[tp.topic]
+            if topic.error_code is not ErrorCode.NONE:
+                raise no_such_topic(tp.topic, self._metadata.cluster_name, await self._names(timeout_ms))
+            check_partition(topic, tp.partition)
+            part = DeleteRecordsPartition(topic.topic_id, tp.partition, offset)
+            by_leader.setdefault(topic.partitions[tp.partition].leader_id, []).append((tp, part))
+        return by_leader
+
+    async def _delete_at(
+        self, leader_id: int, parts: Sequence[tuple[TopicPartition, DeleteRecordsPartition]], timeout_ms: int
+    ) -> list[tuple[TopicPartition, int | ApiError]]:
+        if leader_id == NO_NODE:
+            return [(tp, LeaderNotAvailable(f"{tp} has no leader just now")) for tp, _ in parts]
+        timeout_ms = min(timeout_ms, self._request_timeout_ms)
+        request = DeleteRecordsRequest(timeout_ms, tuple(part for _, part in parts))
+        try:
+            response = await self._network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
+        except ApiError as error:
+            return [(tp, error) for tp, _ in parts]
+        outcomes: list[tuple[TopicPartition, int | ApiError]] = []
+        for (tp, _), result in zip(parts, response.partitions, strict=True):
+            if result.error_code is ErrorCode.NONE:
+                outcomes.append((tp, result.low_watermark))
+            else:
+                said = result.error_message or result.error_code.name
+                where = f"{tp} at {node_name(leader_id)} of cluster {self._metadata.cluster_name!r}"
+                outcomes.append((tp, error_for(result.error_code, f"{where}: {said}")))
+        return outcomes
+
+    async def _names(self, timeout_ms: int) -> list[str]:
+        response = await self._metadata.describe(None, timeout_ms)
+        return sorted(each.name for each in response.topics)
+
+
+def _end_offset(
+    ends: Mapping[tuple[UUID, int, int], int], topic_id: UUID, partition: int, broker_id: int
+) -> int | None:
+    return ends.get((topic_id, partition, broker_id))
+
+
+def _lag(leader_end: int | None, replica_end: int | None) -> int | None:
+    """Never below 0: the replica may have answered later than its leader."""
+    return None if leader_end is None or replica_end is None else max(0, leader_end - replica_end)
