@@ -9,7 +9,7 @@ import posixpath
 from collections.abc import Sequence
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord, StorageError
+from rayka.errors import CorruptRecord, DamagedLog, StorageError
 from rayka.ids import (
     METADATA_TOPIC,
     METADATA_TOPIC_ID,
@@ -58,8 +58,8 @@ class QuorumDirectory:
         path = settings.data_dirs[0]
         directory = await LogDirectory.open(settings.disk, path, node_id=settings.node_id)
         try:
-            if settings.disk.exists(metadata_directory(path)):
-                await settings.disk.sync([], [metadata_directory(path)])
+            _check_exists(settings, metadata_directory(path))
+            await settings.disk.sync([], [metadata_directory(path)])
             snapshots = SnapshotStore(settings.disk, metadata_directory(path))
             log = directory.open_log(
                 _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=now_ms, is_always_synced=True
@@ -155,6 +155,15 @@ class QuorumDirectory:
     def release(self) -> None:
         """Gives up the lock and nothing else, as the end of the process would."""
         self._directory.release()
+
+
+def _check_exists(settings: NodeSettings, path: str) -> None:
+    """It was made before the directory was formatted."""
+    if not settings.disk.exists(path):
+        raise DamagedLog(
+            f"{path} is missing, and with it the metadata: {settings.data_dirs[0]} was formatted for a controller."
+            " Restore it from a copy, or replace the node by an empty one and add that to the voters"
+        )
 
 
 def _check_whole(log: Log) -> None:

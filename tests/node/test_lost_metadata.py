@@ -6,8 +6,16 @@ from collections.abc import Callable
 import pytest
 
 from rayka.errors import DamagedLog
+from rayka.node.format import format_first_voters
 from rayka.testing.memory_disk import MemoryDisk
-from tests.node.controller_support import DATA_DIR, METADATA_DIR, new_cluster, new_topic, started
+from tests.node.controller_support import (
+    DATA_DIR,
+    METADATA_DIR,
+    new_cluster,
+    new_topic,
+    settings,
+    started,
+)
 
 
 def _remove_segments(disk: MemoryDisk) -> None:
@@ -43,5 +51,16 @@ def test_a_controller_whose_log_is_gone_refuses_to_start(
         for _ in range(2):
             with pytest.raises(DamagedLog, match=rf"{DATA_DIR}.*Restore it from a copy"):
                 await started(disk)
+
+    asyncio.run(scenario())
+
+
+def test_a_formatted_controller_whose_metadata_directory_is_gone_refuses_to_start() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        await format_first_voters([settings(disk)])
+        _remove_all(disk)
+        with pytest.raises(DamagedLog, match=rf"{METADATA_DIR} is missing.*Restore it from a copy"):
+            await started(disk)
 
     asyncio.run(scenario())
