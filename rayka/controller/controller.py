@@ -1,8 +1,8 @@
 """The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of
-brokers are soft state beside it (H6): nothing is lost with them but time. The node calls `on_heartbeat` and
-`on_sweep` for those.
+brokers are soft state beside it (H6): nothing is lost with them but time. The node calls `on_heartbeat`, `on_exit`
+and `on_sweep` for those.
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.
@@ -15,15 +15,20 @@ from typing import Any
 import msgspec
 
 from rayka.config import BrokerConfig
-from rayka.controller.heartbeats import fence, heartbeat
+from rayka.controller.alter_partition import alter_partitions
+from rayka.controller.balancing import balance_leaders
+from rayka.controller.elections import Elections
+from rayka.controller.heartbeats import exited_broker, fence, heartbeat, report_exit
 from rayka.controller.producer_ids import allocate_producer_ids
 from rayka.controller.registration import check_registration, register
+from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.sessions import BrokerSessions
 from rayka.controller.topics import create_topics, delete_topics
 from rayka.errors import UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import (
+    ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
     METADATA_VERSION_MAX,
     METADATA_VERSION_MIN,
@@ -43,6 +48,12 @@ from rayka.protocol.cluster import (
     RegisterBrokerResponse,
 )
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from rayka.protocol.replication import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ReportExitRequest,
+    ReportExitResponse,
+)
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -66,6 +77,14 @@ class FenceStaleBroker(msgspec.Struct, frozen=True):
     """
 
 
+class BalanceLeaders(msgspec.Struct, frozen=True):
+    """A timer's request: put right who leads the partitions that this broker is the first replica of. The response:
+    whether there is more to do (B46).
+    """
+
+    broker_id: int
+
+
 class Controller:
     """Decides on the image; see `Shard` for the contract of `handle` and `replay`."""
 
@@ -76,6 +95,7 @@ class Controller:
         self._random = random
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._delta = MetadataDelta(MetadataImage())
+        self._replicas = ReplicaIndex()
 
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
@@ -96,8 +116,13 @@ class Controller:
     def image(self, next_offset: int) -> MetadataImage:
         """The image of everything replayed, which reaches up to `next_offset`."""
         if self._delta.image.next_offset != next_offset:
-            self._delta = MetadataDelta(self._delta.apply(next_offset))
+            image = self._delta.apply(next_offset)
+            self._replicas.update(self._delta, image)
+            self._delta = MetadataDelta(image)
         return self._delta.image
+
+    def _elections(self, image: MetadataImage) -> Elections:
+        return Elections(image, self._config, self._replicas)
 
     # ---- Soft state --------------------------------------------------------------------------------------------------
 
@@ -106,6 +131,12 @@ class Controller:
         broker = self.image(next_offset).brokers.get(request.broker_id)
         if broker is not None and broker.broker_epoch == request.broker_epoch:
             self._sessions.touch(broker, metadata_offset=request.current_metadata_offset, now_ms=now_ms)
+
+    def on_exit(self, request: ReportExitRequest, *, next_offset: int) -> None:
+        """The process of a broker has ended; what it sent before and comes late does not count."""
+        broker = exited_broker(self.image(next_offset), request)
+        if broker is not None:
+            self._sessions.end(broker)
 
     def on_sweep(self, *, now_ms: int, next_offset: int) -> None:
         """Before stale brokers are looked for: those never heard of in their epoch count as just
@@ -119,7 +150,10 @@ class Controller:
         self, _: BootstrapMetadata, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, None]:
         if image.metadata_version == 0:
-            return Result([FeatureLevelRecord(name=METADATA_VERSION, level=METADATA_VERSION_MAX)], None)
+            levels = {METADATA_VERSION: METADATA_VERSION_MAX, ELIGIBLE_LEADER_REPLICAS: 1}
+            return Result(
+                [FeatureLevelRecord(name=name, level=level) for name, level in levels.items()], None
+            )
         if not METADATA_VERSION_MIN <= image.metadata_version <= METADATA_VERSION_MAX:
             raise UnsupportedVersion(
                 f"the cluster is at metadata.version {image.metadata_version}, this controller knows "
@@ -133,20 +167,36 @@ class Controller:
         check_registration(
             image, request, cluster_id=self._cluster_id, sessions=self._sessions, now_ms=now_ms
         )
-        records, broker_epoch = register(image, request)
+        records, broker_epoch = register(self._elections(image), request)
         return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id), is_atomic=False)
 
     def _heartbeat(
         self, request: HeartbeatRequest, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, HeartbeatResponse]:
-        return heartbeat(image, request, self._sessions)
+        return heartbeat(self._elections(image), request, self._sessions)
+
+    def _report_exit(
+        self, request: ReportExitRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, ReportExitResponse]:
+        return report_exit(self._elections(image), request)
+
+    def _alter_partitions(
+        self, request: AlterPartitionRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, AlterPartitionResponse]:
+        return alter_partitions(self._elections(image), request)
+
+    def _balance_leaders(
+        self, request: BalanceLeaders, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, bool]:
+        return balance_leaders(self._elections(image), request.broker_id, self._config)
 
     def _fence_stale_broker(
         self, _: FenceStaleBroker, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, bool]:
         unfenced = [broker for broker in image.brokers.values() if not broker.is_fenced]
         stale = [broker for broker in unfenced if not self._sessions.is_alive(broker, now_ms)]
-        return Result(fence(image, stale[0]) if stale else (), len(stale) > 1, is_atomic=False)
+        records = fence(self._elections(image), stale[0]) if stale else ()
+        return Result(records, len(stale) > 1, is_atomic=False)
 
     def _write_no_op(self, _: WriteNoOp, image: MetadataImage, now_ms: int) -> Result[MetadataRecord, None]:
         return Result([NoOpRecord()], None)
@@ -180,6 +230,9 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     FenceStaleBroker: Controller._fence_stale_broker,
     RegisterBrokerRequest: Controller._register,
     HeartbeatRequest: Controller._heartbeat,
+    ReportExitRequest: Controller._report_exit,
+    AlterPartitionRequest: Controller._alter_partitions,
+    BalanceLeaders: Controller._balance_leaders,
     CreateTopicsRequest: Controller._create_topics,
     DeleteTopicsRequest: Controller._delete_topics,
     AllocateProducerIdsRequest: Controller._allocate_producer_ids,

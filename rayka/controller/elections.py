@@ -1,69 +1,101 @@
-"""Who leads a partition, and what changes of partitions follow when a broker comes, goes or loses a
-directory.
+"""What changes of partitions follow when a broker comes, goes or loses a directory.
 
-A broker is electable for a partition while it is active and the directory of its replica works. Unclean
-elections do not exist: a partition whose ISR has nobody electable has no leader and keeps its ISR. Kafka:
-`PartitionChangeBuilder`, `ReplicationControlManager.generateLeaderAndIsrUpdates` (B40, B43, B44).
+A broker is electable for a partition while it is active and the directory of its replica works. Who then leads is
+decided in `partition_change`; here is which partitions are concerned, and with what rules of their topics. Kafka:
+`ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor` (B44).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from uuid import UUID
 
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.controller.partition_change import PartitionChangeBuilder
+from rayka.controller.replica_index import ReplicaIndex
 from rayka.ids import TopicIdPartition
+from rayka.metadata.configs import topic_config
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
-from rayka.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
+from rayka.metadata.records import PartitionChangeRecord
 
 
-def elect(partition: PartitionImage, isr: tuple[int, ...], brokers: Mapping[int, BrokerImage]) -> int:
-    """The leader while it may stay, else the first electable replica in the ISR, in replica order, else -1
-    (B40).
-    """
-    order = [partition.leader_id, *partition.replicas]
-    electable = (each for each in order if each in isr and _is_electable(partition, brokers.get(each)))
-    return next(electable, NO_LEADER)
+class Elections:
+    """Changes of the partitions of one image. `brokers`: as they are to be, where that differs from the image."""
 
+    def __init__(
+        self,
+        image: MetadataImage,
+        config: BrokerConfig,
+        replicas: ReplicaIndex,
+        *,
+        brokers: Mapping[int, BrokerImage] | None = None,
+    ) -> None:
+        self.image = image
+        self._config = config
+        self._replicas = replicas
+        self._brokers = image.brokers if brokers is None else brokers
+        self._rules: dict[UUID, TopicConfig] = {}
+        self._directories: dict[int, Collection[UUID]] = {}
 
-def changes_after(image: MetadataImage, broker: BrokerImage) -> list[PartitionChangeRecord]:
-    """What follows for partitions when a broker becomes as given: fenced or not, shutting down, a directory
-    offline.
+    def __repr__(self) -> str:
+        return f"<Elections {self.image!r} {self._replicas!r}>"
 
-    Where it is not electable any more it leaves the ISR, unless it is the last member (B43), and the lead;
-    where nobody leads and it is electable now it takes the lead (B44).
-    """
-    brokers = {**image.brokers, broker.broker_id: broker}
-    changes = [
-        _change(key, partition, _isr_after(partition, broker), brokers)
-        for key, partition in image.partitions()
-        if broker.broker_id in partition.isr
-    ]
-    return [change for change in changes if change is not None]
+    def replicas_of(self, broker_id: int) -> list[tuple[TopicIdPartition, PartitionImage]]:
+        """The partitions of which the broker holds a replica."""
+        return [(key, self._partition(key)) for key in self._replicas.of(broker_id)]
 
+    def leads_any(self, broker_id: int) -> bool:
+        """Whether some partition is led by the broker."""
+        return any(self._partition(key).leader_id == broker_id for key in self._replicas.of(broker_id))
 
-def leads_any(image: MetadataImage, broker_id: int) -> bool:
-    """Whether some partition is led by the broker."""
-    return any(partition.leader_id == broker_id for _, partition in image.partitions())
+    def is_electable(self, partition: PartitionImage, broker_id: int) -> bool:
+        """Whether the broker may lead the partition and be in its ISR, as far as it depends on the broker (B40)."""
+        directories = self._directories.get(broker_id)
+        if directories is None:
+            broker = self._brokers.get(broker_id)
+            directories = broker.online_directories if broker is not None and broker.is_active else ()
+            self._directories[broker_id] = directories
+        return partition.directory_of(broker_id) in directories
 
+    def change(self, key: TopicIdPartition) -> PartitionChangeBuilder:
+        """A change of the partition under the rules of its topic; as it stands, an election if one is needed."""
+        partition = self._partition(key)
+        rules = self._rules.get(key.topic_id)
+        if rules is None:
+            name = self.image.topics_by_id[key.topic_id].name
+            rules = self._rules[key.topic_id] = topic_config(self.image, self._config, name)
+        builder = PartitionChangeBuilder(
+            key,
+            partition,
+            is_electable=lambda broker_id: self.is_electable(partition, broker_id),
+            min_isr=min(rules.min_insync_replicas, len(partition.replicas)),
+            has_elr=self.image.has_eligible_leader_replicas,
+        )
+        return builder.is_unclean_election_allowed(rules.unclean_leader_election_enable)
 
-def _isr_after(partition: PartitionImage, broker: BrokerImage) -> tuple[int, ...]:
-    if _is_electable(partition, broker):
-        return partition.isr
-    return tuple(each for each in partition.isr if each != broker.broker_id) or partition.isr
+    def after(self, broker: BrokerImage, *, is_unclean_shutdown: bool = False) -> list[PartitionChangeRecord]:
+        """What follows when a broker becomes as given: fenced or not, shutting down, a directory offline.
 
+        Where it is not electable any more it leaves the ISR and the lead; where nobody leads and it is electable now
+        there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
+        """
+        brokers = {**self.image.brokers, broker.broker_id: broker}
+        then = Elections(self.image, self._config, self._replicas, brokers=brokers)
+        lost = (broker.broker_id,) if is_unclean_shutdown else ()
+        changes = [then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id)]
+        return [change for change in changes if change is not None]
 
-def _is_electable(partition: PartitionImage, broker: BrokerImage | None) -> bool:
-    if broker is None or not broker.is_active:
-        return False
-    return partition.directory_of(broker.broker_id) in broker.online_directories
+    def _after(
+        self, broker_id: int, key: TopicIdPartition, lost: tuple[int, ...]
+    ) -> PartitionChangeRecord | None:
+        partition = self._partition(key)
+        if self.is_electable(partition, broker_id):
+            return None if partition.has_leader else self.change(key).build()
+        known = partition.isr + (partition.eligible_leader_replicas if lost else ())
+        if broker_id not in known:
+            return None
+        isr = tuple(each for each in partition.isr if each != broker_id)
+        return self.change(key).target_isr(isr).unclean_shutdown_replicas(lost).build()
 
-
-def _change(
-    key: TopicIdPartition, partition: PartitionImage, isr: tuple[int, ...], brokers: Mapping[int, BrokerImage]
-) -> PartitionChangeRecord | None:
-    leader_id = elect(partition, isr, brokers)
-    if isr == partition.isr and leader_id == partition.leader_id:
-        return None
-    return PartitionChangeRecord(
-        topic_id=key.topic_id,
-        partition=key.partition,
-        isr=None if isr == partition.isr else isr,
-        leader_id=NO_LEADER_CHANGE if leader_id == partition.leader_id else leader_id,
-    )
+    def _partition(self, key: TopicIdPartition) -> PartitionImage:
+        partition = self.image.partition(key)
+        assert partition is not None, f"{self!r}: there is no {key}"
+        return partition

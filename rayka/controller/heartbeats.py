@@ -1,18 +1,21 @@
-"""What the controller makes of a broker by its heartbeats and its silence (H4-H6).
+"""What the controller makes of a broker by its heartbeats, its silence (H4-H6) and its end.
 
-Kafka: `BrokerHeartbeatManager.calculateNextBrokerState`, `ReplicationControlManager.processBrokerHeartbeat`.
+That a process ended is known when Ray has recorded its exit (design §4): the broker is fenced at once, and a heartbeat
+of it that comes late is refused, or it would be unfenced until its session ends. Kafka:
+`BrokerHeartbeatManager.calculateNextBrokerState`, `ReplicationControlManager.processBrokerHeartbeat`.
 """
 
 from enum import Enum
 
 import msgspec
 
-from rayka.controller.elections import changes_after, leads_any
+from rayka.controller.elections import Elections
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
 from rayka.protocol.cluster import HeartbeatRequest, HeartbeatResponse
+from rayka.protocol.replication import ReportExitRequest, ReportExitResponse
 from rayka.shard.shard import Result
 
 
@@ -29,11 +32,18 @@ _FENCED_STATES = (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
 
 
 def heartbeat(
-    image: MetadataImage, request: HeartbeatRequest, sessions: BrokerSessions
+    elections: Elections, request: HeartbeatRequest, sessions: BrokerSessions
 ) -> Result[MetadataRecord, HeartbeatResponse]:
-    """The broker's next state, and the records that lead there; none while it stays what it is (H4)."""
-    broker = registered_broker(image, request.broker_id, request.broker_epoch)
-    state = _next_state(image, broker, request, sessions)
+    """The broker's next state, and the records that lead there; none while it stays what it is (H4).
+
+    Raises BrokerIdNotRegistered, StaleBrokerEpoch.
+    """
+    broker = registered_broker(elections.image, request.broker_id, request.broker_epoch)
+    if sessions.has_exited(broker):
+        raise StaleBrokerEpoch(
+            f"broker {broker.broker_id}: the exit of this process was reported; start another"
+        )
+    state = _next_state(elections, broker, request, sessions)
     becomes = msgspec.structs.replace(
         broker,
         is_fenced=state in _FENCED_STATES,
@@ -46,12 +56,29 @@ def heartbeat(
         is_fenced=becomes.is_fenced,
         should_shut_down=state is BrokerState.SHUTDOWN_NOW,
     )
-    return Result(_records(image, broker, becomes), response, is_atomic=False)
+    return Result(_records(elections, broker, becomes), response, is_atomic=False)
 
 
-def fence(image: MetadataImage, broker: BrokerImage) -> list[MetadataRecord]:
+def fence(elections: Elections, broker: BrokerImage) -> list[MetadataRecord]:
     """The records that fence a broker: its partitions first, then itself (B44)."""
-    return _records(image, broker, msgspec.structs.replace(broker, is_fenced=True))
+    return _records(elections, broker, msgspec.structs.replace(broker, is_fenced=True))
+
+
+def report_exit(
+    elections: Elections, request: ReportExitRequest
+) -> Result[MetadataRecord, ReportExitResponse]:
+    """Fences the broker if it is that process that is registered; another one lives on."""
+    broker = exited_broker(elections.image, request)
+    if broker is None:
+        return Result((), ReportExitResponse(is_fenced=False))
+    return Result(fence(elections, broker), ReportExitResponse(is_fenced=True), is_atomic=False)
+
+
+def exited_broker(image: MetadataImage, request: ReportExitRequest) -> BrokerImage | None:
+    """The broker whose process ended; None when it is not registered, or not any more."""
+    broker = image.brokers.get(request.broker_id)
+    is_it = broker is not None and broker.registration.incarnation_id == request.incarnation_id
+    return broker if is_it else None
 
 
 def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
@@ -68,7 +95,7 @@ def registered_broker(image: MetadataImage, broker_id: int, broker_epoch: int) -
 
 
 def _next_state(
-    image: MetadataImage, broker: BrokerImage, request: HeartbeatRequest, sessions: BrokerSessions
+    elections: Elections, broker: BrokerImage, request: HeartbeatRequest, sessions: BrokerSessions
 ) -> BrokerState:
     """H5."""
     if broker.is_fenced:
@@ -77,14 +104,13 @@ def _next_state(
         can_serve = not request.want_fence and _is_caught_up(broker, request)
         return BrokerState.UNFENCED if can_serve else BrokerState.FENCED
     if broker.is_in_controlled_shutdown:
-        is_done = not leads_any(image, broker.broker_id) and sessions.have_seen_shutdown(
-            broker, image.brokers
-        )
+        have_all_seen = sessions.have_seen_shutdown(broker, elections.image.brokers)
+        is_done = have_all_seen and not elections.leads_any(broker.broker_id)
         return BrokerState.SHUTDOWN_NOW if is_done else BrokerState.CONTROLLED_SHUTDOWN
     if request.want_fence:
         return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
     if request.want_shut_down:
-        leads = leads_any(image, broker.broker_id)
+        leads = elections.leads_any(broker.broker_id)
         return BrokerState.CONTROLLED_SHUTDOWN if leads else BrokerState.SHUTDOWN_NOW
     return BrokerState.UNFENCED
 
@@ -94,7 +120,7 @@ def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:
     return request.current_metadata_offset >= broker.broker_epoch
 
 
-def _records(image: MetadataImage, broker: BrokerImage, becomes: BrokerImage) -> list[MetadataRecord]:
+def _records(elections: Elections, broker: BrokerImage, becomes: BrokerImage) -> list[MetadataRecord]:
     if becomes == broker:
         return []
     names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
@@ -104,4 +130,4 @@ def _records(image: MetadataImage, broker: BrokerImage, becomes: BrokerImage) ->
     change = BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, **changed
     )
-    return [*changes_after(image, becomes), change]
+    return [*elections.after(becomes), change]

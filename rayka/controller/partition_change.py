@@ -18,13 +18,13 @@ from uuid import UUID
 
 import msgspec
 
-from rayka.config import BrokerConfig, TopicConfig
+from rayka.config import BrokerConfig
 from rayka.ids import TopicIdPartition
+from rayka.metadata.configs import topic_config
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
 from rayka.protocol.replication import LeaderRecoveryState
 
-_TOPIC_RULES = ("min.insync.replicas", "unclean.leader.election.enable")
 _FIELDS = (
     "isr",
     "replicas",
@@ -202,18 +202,9 @@ class PartitionChangeBuilder:
         )
 
 
-def topic_rules(image: MetadataImage, config: BrokerConfig, topic_name: str) -> TopicConfig:
-    """The topic's configuration, of which the controller itself follows `min.insync.replicas` and whether unclean
-    elections are allowed: its own, else the cluster's, else this node's.
-    """
-    of_cluster = image.broker_configs(None)
-    overrides = {name: of_cluster[name] for name in _TOPIC_RULES if name in of_cluster}
-    return config.topic_config({**overrides, **image.topic_configs(topic_name)})
-
-
 def effective_min_isr(image: MetadataImage, config: BrokerConfig, topic_name: str, replica_count: int) -> int:
     """How many replicas must be in sync before records of the topic are committed; never more than there are (B1)."""
-    return min(topic_rules(image, config, topic_name).min_insync_replicas, replica_count)
+    return min(topic_config(image, config, topic_name).min_insync_replicas, replica_count)
 
 
 def _with_reassignment_completed(partition: PartitionImage) -> PartitionImage:

@@ -4,11 +4,16 @@ A new process of a broker normally waits for the old one's session to end. It ne
 directory that the old one registered: it holds their locks, so the old process is dead (design §4). It starts
 fenced, and its epoch is the offset of its registration record, which is written last: if this controller dies
 before it, the broker registers again.
+
+Whether it has lost anything it says by `previous_broker_epoch`: the epoch of the registration that it replaces means
+no, its directories hold all that the process before it had appended. Anything else is an unclean shutdown: the broker
+may lack what it acknowledged, so it leaves every ISR and every ELR, even as the last member (B42). Without eligible
+leader replicas nothing can be told apart, and it leaves as a fenced one does (B43).
 """
 
 import msgspec
 
-from rayka.controller.elections import changes_after
+from rayka.controller.elections import Elections
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
 from rayka.metadata.image import BrokerImage, MetadataImage
@@ -49,19 +54,22 @@ def check_registration(
             )
 
 
-def register(image: MetadataImage, request: RegisterBrokerRequest) -> tuple[list[MetadataRecord], int]:
+def register(elections: Elections, request: RegisterBrokerRequest) -> tuple[list[MetadataRecord], int]:
     """The records of a registration that was checked, and the broker's epoch (H3).
 
     The process that is registered already keeps its epoch and its state, and writes nothing if nothing
-    changed. Another one takes the broker's partitions as a fenced broker would leave them, whether it lost
-    anything or not: the last member of an ISR stays (B43).
+    changed. Another one takes the broker's partitions as a fenced broker leaves them, or one that lost what it had.
     """
+    image = elections.image
     registered = image.brokers.get(request.broker_id)
     if registered is None:
         return [_record(request, image.next_offset)], image.next_offset
     if registered.registration.incarnation_id == request.incarnation_id:
         return _amend(registered, request), registered.broker_epoch
-    changes = changes_after(image, msgspec.structs.replace(registered, is_fenced=True))
+    is_unclean = request.previous_broker_epoch != registered.broker_epoch
+    changes = elections.after(
+        msgspec.structs.replace(registered, is_fenced=True), is_unclean_shutdown=is_unclean
+    )
     broker_epoch = image.next_offset + len(changes)
     return [*changes, _record(request, broker_epoch)], broker_epoch
 

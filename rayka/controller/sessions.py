@@ -24,6 +24,7 @@ class BrokerSessions:
         self._timeout_ms = session_timeout_ms
         self._contacts: dict[int, _Contact] = {}
         self._shutdown_offsets: dict[int, int] = {}
+        self._exited: dict[int, int] = {}
 
     def __repr__(self) -> str:
         return f"<BrokerSessions {[(key, contact.last_ms) for key, contact in self._contacts.items()]}>"
@@ -31,6 +32,14 @@ class BrokerSessions:
     def touch(self, broker: BrokerImage, *, metadata_offset: int, now_ms: int) -> None:
         """The broker was heard of; it has applied the metadata up to this offset, inclusive."""
         self._contacts[broker.broker_id] = _Contact(broker.broker_epoch, now_ms, metadata_offset)
+
+    def end(self, broker: BrokerImage) -> None:
+        """The broker's process is known to have ended: nothing in its name counts any more."""
+        self._exited[broker.broker_id] = broker.broker_epoch
+
+    def has_exited(self, broker: BrokerImage) -> bool:
+        """Whether the process that is registered is known to have ended."""
+        return self._exited.get(broker.broker_id) == broker.broker_epoch
 
     def begin(self, brokers: Mapping[int, BrokerImage], now_ms: int) -> None:
         """Starts the clocks of those not heard of in their epoch."""
@@ -43,6 +52,8 @@ class BrokerSessions:
 
     def remaining_ms(self, broker: BrokerImage, now_ms: int) -> int:
         """How long its session still lasts without another contact."""
+        if self.has_exited(broker):
+            return 0
         contact = self._contact(broker)
         return self._timeout_ms if contact is None else max(0, contact.last_ms + self._timeout_ms - now_ms)
 

@@ -18,15 +18,23 @@ from typing import Any
 
 import msgspec
 
-from rayka.controller.controller import BootstrapMetadata, Controller, FenceStaleBroker, WriteNoOp
+from rayka.controller.controller import (
+    BalanceLeaders,
+    BootstrapMetadata,
+    Controller,
+    FenceStaleBroker,
+    WriteNoOp,
+)
 from rayka.errors import KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.records import MetadataRecord, decode_record, encode_record
 from rayka.node.controller_requests import (
+    check_alter_partition,
     check_create_topics,
     check_delete_topics,
     check_heartbeat,
     check_register_broker,
+    check_report_exit,
 )
 from rayka.node.quorum_apis import QuorumApis
 from rayka.node.quorum_log import QuorumLog
@@ -46,6 +54,12 @@ from rayka.protocol.cluster import (
     StatusResponse,
 )
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
+from rayka.protocol.replication import (
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ReportExitRequest,
+    ReportExitResponse,
+)
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -125,6 +139,7 @@ class ControllerNode(QuorumApis):
         self._tasks.start("shard", self._until_disk_fails(shard.run))
         self._tasks.start("snapshots", self._until_disk_fails(self._snapshots(log, shard).run))
         self._tasks.start("sweep", self._sweep_forever(self._parts))
+        self._tasks.start("balance", self._balance_forever(self._parts))
         if self._settings.config.metadata_max_idle_interval_ms > 0:
             self._tasks.start("no-op", self._write_no_ops(self._parts))
 
@@ -197,6 +212,19 @@ class ControllerNode(QuorumApis):
         response: HeartbeatResponse = await parts.shard.submit(request)
         return response
 
+    async def report_exit(self, request: ReportExitRequest) -> ReportExitResponse:
+        check_report_exit(request)
+        parts = self._open()
+        parts.shard.check_active()
+        parts.shard.shard.on_exit(request, next_offset=parts.log.next_offset)
+        response: ReportExitResponse = await parts.shard.submit(request)
+        return response
+
+    async def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
+        check_alter_partition(request)
+        response: AlterPartitionResponse = await self._open().shard.submit(request)
+        return response
+
     async def allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> AllocateProducerIdsResponse:
         response: AllocateProducerIdsResponse = await self._open().shard.submit(request)
         return response
@@ -258,6 +286,21 @@ class ControllerNode(QuorumApis):
                 while parts.shard.run_request(FenceStaleBroker()).response:
                     pass
             await asyncio.sleep(interval_s)
+
+    async def _balance_forever(self, parts: _Parts) -> None:
+        """While active, puts leaders right, the preferred replicas of one broker after another (B46, A68)."""
+        interval_s = self._settings.config.leader_imbalance_check_interval_seconds
+        while self._failure is None:
+            await asyncio.sleep(interval_s)
+            for broker_id in self._broker_ids(parts):
+                while parts.shard.is_active and parts.shard.run_request(BalanceLeaders(broker_id)).response:
+                    await asyncio.sleep(0)  # others have their turn between two batches
+
+    @staticmethod
+    def _broker_ids(parts: _Parts) -> list[int]:
+        if not parts.shard.is_active:
+            return []
+        return list(parts.shard.shard.image(parts.log.next_offset).brokers)
 
     def _begin_sessions(self, parts: _Parts) -> None:
         parts.shard.shard.on_sweep(now_ms=self._now_ms(), next_offset=parts.log.next_offset)

@@ -3,12 +3,14 @@
 Each function raises InvalidRequest that names the field, what was expected and what was found.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rayka.errors import InconsistentClusterId, InvalidRequest
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID
 from rayka.protocol.cluster import HeartbeatRequest, RegisterBrokerRequest
 from rayka.protocol.fetch import FetchRequest
+from rayka.protocol.replication import AlterPartitionRequest, ReportExitRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest
 from rayka.raft.quorum import METADATA_PARTITION
 
@@ -62,6 +64,15 @@ def check_heartbeat(request: HeartbeatRequest) -> None:
     _check_each_once("offline_directory_ids", [str(each) for each in request.offline_directory_ids])
 
 
+def check_alter_partition(request: AlterPartitionRequest) -> None:
+    _require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
+    _check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in request.partitions])
+
+
+def check_report_exit(request: ReportExitRequest) -> None:
+    _require(request.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", request.incarnation_id)
+
+
 def check_create_topics(request: CreateTopicsRequest) -> None:
     _check_each_once("topics", [topic.name for topic in request.topics])
 
@@ -71,7 +82,7 @@ def check_delete_topics(request: DeleteTopicsRequest) -> None:
 
 
 def _check_each_once(field: str, names: Sequence[str]) -> None:
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     _require(not repeated, field, "each once", repeated)
 
 

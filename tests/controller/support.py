@@ -9,7 +9,12 @@ from rayka.config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller, FenceStaleBroker
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
-from rayka.metadata.records import MetadataRecord
+from rayka.metadata.records import (
+    ELIGIBLE_LEADER_REPLICAS,
+    METADATA_VERSION,
+    FeatureLevelRecord,
+    MetadataRecord,
+)
 from rayka.protocol.cluster import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -21,6 +26,8 @@ from tests.metadata.support import directory
 
 CLUSTER_ID = "cluster-a"
 SESSION_MS = 9_000
+WITHOUT_ELR = [FeatureLevelRecord(name=METADATA_VERSION, level=1)]  # how an older cluster began (B43)
+WITH_ELR = [*WITHOUT_ELR, FeatureLevelRecord(name=ELIGIBLE_LEADER_REPLICAS, level=1)]
 
 
 class Machine:

@@ -4,10 +4,10 @@ import pytest
 
 from rayka.controller.controller import FenceStaleBroker
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
-from rayka.metadata.records import BrokerRegistrationChangeRecord, PartitionChangeRecord
+from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord, PartitionChangeRecord
 from rayka.protocol.cluster import HeartbeatRequest
 from rayka.protocol.topics import NewTopic
-from tests.controller.support import SESSION_MS, Machine
+from tests.controller.support import SESSION_MS, WITHOUT_ELR, Machine
 from tests.metadata.support import active, directory, partition, topic
 
 
@@ -66,8 +66,9 @@ def test_each_round_fences_one_broker() -> None:  # H6
     machine.start(1, 2, 3)
     machine.now_ms = SESSION_MS
     machine.heartbeat(2)
+    epoch = machine.image.brokers[1].broker_epoch
     written = machine.written_by(FenceStaleBroker())
-    assert written == [BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, is_fenced=True)]
+    assert written == [BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=epoch, is_fenced=True)]
     assert machine.sweep() == 1
     assert [broker.is_fenced for broker in machine.image.brokers.values()] == [True, False, True]
 
@@ -84,8 +85,8 @@ def test_a_new_controller_takes_every_broker_for_just_contacted() -> None:  # H6
     assert machine.image.brokers[1].is_fenced
 
 
-def test_the_last_member_of_an_isr_stays_when_it_is_fenced_and_nobody_leads() -> None:  # B43
-    machine = Machine()
+def test_without_elrs_the_last_member_of_an_isr_stays_when_it_is_fenced_and_nobody_leads() -> None:  # B43
+    machine = Machine(records=WITHOUT_ELR)
     machine.start(1)
     machine.create(NewTopic("orders", 1, 1))
     machine.heartbeat(1, want_fence=True)
@@ -120,10 +121,26 @@ def test_a_fenced_broker_leaves_every_isr_and_the_next_replica_in_sync_leads() -
     assert repr(machine.partition(number=1)) == led_by_another
 
 
-def test_a_broker_outside_the_isr_does_not_lead() -> None:  # B44: no unclean election
-    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2), isr=(1,))])
+def test_the_last_member_of_an_isr_leaves_it_for_the_elr_and_nobody_leads() -> None:  # B42
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
     machine.heartbeat(1, want_fence=True)
-    assert (machine.partition().leader_id, machine.partition().isr) == (-1, (1,))
+    assert (
+        repr(machine.partition())
+        == "<PartitionImage leader=-1 epoch=1 isr=[] elr=[1] replicas=[1] partition_epoch=1>"
+    )
+    assert machine.partition().last_known_elr == (1,)
+
+
+@pytest.mark.parametrize(("before", "isr", "elr"), [((), (), (1,)), (WITHOUT_ELR, (1,), ())])
+def test_a_broker_outside_isr_and_elr_does_not_lead(
+    before: list[MetadataRecord], isr: tuple[int, ...], elr: tuple[int, ...]
+) -> None:  # B44: no unclean election
+    machine = Machine(records=[*before, *active(1, 2), topic(), partition(0, (1, 2), isr=(1,))])
+    machine.heartbeat(1, want_fence=True)
+    left = machine.partition()
+    assert (left.leader_id, left.isr, left.eligible_leader_replicas) == (-1, isr, elr)
 
 
 def test_a_failed_directory_takes_its_partitions_and_no_others_out_of_the_lead() -> None:  # H4
@@ -185,13 +202,17 @@ def test_a_leader_gives_its_partitions_away_and_then_shuts_down() -> None:  # H5
     assert machine.image.brokers[1].is_fenced
 
 
-def test_the_only_broker_shuts_down_too_and_its_partitions_wait_for_it() -> None:  # H5, B43
-    machine = Machine()
+@pytest.mark.parametrize(("before", "isr", "elr"), [((), (), (1,)), (WITHOUT_ELR, (1,), ())])
+def test_the_only_broker_shuts_down_too_and_its_partitions_wait_for_it(
+    before: list[MetadataRecord], isr: tuple[int, ...], elr: tuple[int, ...]
+) -> None:  # H5, B42, B43
+    machine = Machine(records=before)
     machine.start(1)
     machine.create(NewTopic("orders", 1, 1))
     assert not machine.heartbeat(1, want_shut_down=True).should_shut_down
     assert machine.heartbeat(1, want_shut_down=True).should_shut_down
-    assert (machine.partition().leader_id, machine.partition().isr) == (-1, (1,))
+    left = machine.partition()
+    assert (left.leader_id, left.isr, left.eligible_leader_replicas) == (-1, isr, elr)
 
 
 def test_a_broker_in_controlled_shutdown_gets_no_new_partitions() -> None:  # H8

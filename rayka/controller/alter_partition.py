@@ -1,0 +1,132 @@
+"""A leader proposes another ISR, and the controller commits it or says why not. Kafka:
+`ReplicationControlManager.alterPartition`, `validateAlterPartitionData` (B13).
+
+Every partition has its own answer. One that names later epochs than this controller knows is told NOT_CONTROLLER:
+another one is active. A proposal that is committed may end a reassignment and with it the proposer's lead: then it has
+an effect and is answered by an error, NEW_LEADER_ELECTED, so that the proposer waits for the metadata.
+
+Beyond Kafka, a member whose directory is offline is not eligible either: it would stay in the ISR until it lags.
+"""
+
+from rayka.controller.elections import Elections
+from rayka.controller.heartbeats import registered_broker
+from rayka.errors import ErrorCode
+from rayka.ids import NO_EPOCH, TopicIdPartition
+from rayka.metadata.delta import changed_partition
+from rayka.metadata.image import PartitionImage
+from rayka.metadata.records import NO_LEADER_CHANGE, MetadataRecord, PartitionChangeRecord
+from rayka.protocol.replication import (
+    AlterPartitionItem,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    AlterPartitionResult,
+    IsrMember,
+    LeaderRecoveryState,
+)
+from rayka.shard.shard import Result
+
+
+def alter_partitions(
+    elections: Elections, request: AlterPartitionRequest
+) -> Result[MetadataRecord, AlterPartitionResponse]:
+    """One answer for each proposal. Raises BrokerIdNotRegistered, StaleBrokerEpoch for all of them."""
+    registered_broker(elections.image, request.broker_id, request.broker_epoch)
+    altered = [_altered(elections, request.broker_id, item) for item in request.partitions]
+    records = [record for record, _ in altered if record is not None]
+    return Result(records, AlterPartitionResponse(tuple(result for _, result in altered)), is_atomic=False)
+
+
+def _altered(
+    elections: Elections, proposer_id: int, item: AlterPartitionItem
+) -> tuple[PartitionChangeRecord | None, AlterPartitionResult]:
+    key = TopicIdPartition(item.topic_id, item.partition)
+    partition = elections.image.partition(key)
+    if partition is None:
+        return None, _unknown(elections, item)
+    refusal = _refusal_of_epochs(partition, proposer_id, item) or _refusal_of_isr(elections, partition, item)
+    if refusal is not None:
+        return None, _refused(item, *refusal)
+    change = elections.change(key).target_isr(tuple(member.broker_id for member in item.isr))
+    record = change.leader_recovery_state(item.leader_recovery_state).build()
+    if record is None:
+        return None, _committed(item, partition)
+    after = changed_partition(partition, record)
+    if record.leader_id not in (NO_LEADER_CHANGE, proposer_id):
+        message = f"this ISR ends a reassignment, after which broker {after.leader_id} leads"
+        return record, _refused(item, ErrorCode.NEW_LEADER_ELECTED, message)
+    return record, _committed(item, after)
+
+
+def _refusal_of_epochs(
+    partition: PartitionImage, proposer_id: int, item: AlterPartitionItem
+) -> tuple[ErrorCode, str] | None:
+    """Whether the proposal is of the leader, and on top of what is committed."""
+    epochs = f"epochs {item.leader_epoch} and {item.partition_epoch} of leader and partition, this controller's are "
+    epochs += f"{partition.leader_epoch} and {partition.partition_epoch}"
+    if item.leader_epoch > partition.leader_epoch or item.partition_epoch > partition.partition_epoch:
+        return ErrorCode.NOT_CONTROLLER, f"{epochs}: it is not the active one any more"
+    if item.leader_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH, epochs
+    if proposer_id != partition.leader_id:
+        return ErrorCode.INVALID_REQUEST, f"broker {partition.leader_id} leads, not {proposer_id}"
+    if item.partition_epoch < partition.partition_epoch:
+        return ErrorCode.INVALID_UPDATE_VERSION, epochs
+    return None
+
+
+def _refusal_of_isr(
+    elections: Elections, partition: PartitionImage, item: AlterPartitionItem
+) -> tuple[ErrorCode, str] | None:
+    """Whether such an ISR may be, and all its members run."""
+    isr = [member.broker_id for member in item.isr]
+    if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
+        return (
+            ErrorCode.INVALID_REQUEST,
+            f"isr: expected some of {partition.replicas}, each once, found {isr}",
+        )
+    if partition.leader_id not in isr:
+        return ErrorCode.INVALID_REQUEST, f"isr: expected leader {partition.leader_id} among it, found {isr}"
+    if item.leader_recovery_state is LeaderRecoveryState.RECOVERING:
+        if len(isr) > 1:
+            return ErrorCode.INVALID_REQUEST, f"isr: a leader that recovers is alone in it, found {isr}"
+        if partition.leader_recovery_state is LeaderRecoveryState.RECOVERED:
+            return ErrorCode.INVALID_REQUEST, "leader_recovery_state: the leader has recovered already"
+    ineligible = [each for each in item.isr if not _is_eligible(elections, partition, each)]
+    if ineligible:
+        return ErrorCode.INELIGIBLE_REPLICA, f"isr: not running, or not in that broker epoch: {ineligible}"
+    return None
+
+
+def _is_eligible(elections: Elections, partition: PartitionImage, member: IsrMember) -> bool:
+    if not elections.is_electable(partition, member.broker_id):
+        return False
+    broker = elections.image.brokers[member.broker_id]
+    return member.broker_epoch in (NO_EPOCH, broker.broker_epoch)
+
+
+def _unknown(elections: Elections, item: AlterPartitionItem) -> AlterPartitionResult:
+    if item.topic_id in elections.image.topics_by_id:
+        message = f"topic {item.topic_id} has no partition {item.partition}"
+        return _refused(item, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message)
+    return _refused(item, ErrorCode.UNKNOWN_TOPIC_ID, f"no topic has the id {item.topic_id}")
+
+
+def _refused(item: AlterPartitionItem, error_code: ErrorCode, message: str) -> AlterPartitionResult:
+    return AlterPartitionResult(
+        item.topic_id,
+        item.partition,
+        error_code=error_code,
+        error_message=f"partition {item.partition}: {message}",
+    )
+
+
+def _committed(item: AlterPartitionItem, partition: PartitionImage) -> AlterPartitionResult:
+    return AlterPartitionResult(
+        item.topic_id,
+        item.partition,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        isr=partition.isr,
+        leader_recovery_state=partition.leader_recovery_state,
+        partition_epoch=partition.partition_epoch,
+    )
