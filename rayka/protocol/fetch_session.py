@@ -1,9 +1,11 @@
 """The caller's half of an incremental fetch session: says only what changed since its last request.
 
 The caller states what it wants of each partition; `next` gives what the node does not know yet, so a request costs as
-much as has changed, not as much as is wanted. Invariants: one request at a time; whatever cannot be known to have
-arrived (a broken call, a session that the node has forgotten) is said again, in full, in a new session. The node's half
-is `rayka.node.fetch_sessions`. Kafka: `FetchSessionHandler` (G14).
+much as has changed, not as much as is wanted. Invariants: nothing follows a request that begins a session before its
+answer, which names the session; a later request may overtake one that the node still holds back, and then only the
+later one's end counts; whatever cannot be known to have arrived (a broken call, a session that the node has forgotten)
+is said again, in full, in a new session. The node's half is `rayka.node.fetch_sessions`. Kafka: `FetchSessionHandler`
+(G14).
 """
 
 from typing import NamedTuple
@@ -68,14 +70,16 @@ class FetchSessionHandler:
         return self._wanted.get((topic_id, partition))
 
     def next(self) -> SessionRequest:
-        """What to send now. Its end is told by `on_response` or `on_failure`, before the next one."""
-        if self._epoch == FIRST_SESSION_EPOCH:
+        """What to send now. Its end is told by `on_response` or `on_failure`, unless a later one overtakes it."""
+        epoch = self._epoch
+        if epoch == FIRST_SESSION_EPOCH:
             partitions, forgotten = tuple(self._wanted.values()), ()
         else:
             partitions = tuple(self._wanted[key] for key in self._changed)
             forgotten = tuple(TopicIdPartition(*key) for key in self._forgotten)
+            self._epoch = next_session_epoch(epoch)
         self._changed, self._forgotten = {}, {}
-        return SessionRequest(self._session_id, self._epoch, partitions, forgotten)
+        return SessionRequest(self._session_id, epoch, partitions, forgotten)
 
     def on_response(self, response: FetchResponse) -> None:
         """The node has answered. After an error, and when it keeps no session, everything is said again."""
@@ -83,8 +87,8 @@ class FetchSessionHandler:
             self.on_failure()
         elif response.session_id == NO_SESSION:
             self._session_id, self._epoch = NO_SESSION, FIRST_SESSION_EPOCH
-        else:
-            self._session_id, self._epoch = response.session_id, next_session_epoch(self._epoch)
+        elif self._epoch == FIRST_SESSION_EPOCH:
+            self._session_id, self._epoch = response.session_id, next_session_epoch(FIRST_SESSION_EPOCH)
 
     def on_failure(self) -> None:
         """No answer, so nobody knows what the node has heard: the next request begins anew and ends what was."""
