@@ -72,11 +72,10 @@ class FetchSessionHandler:
     def next(self) -> SessionRequest:
         """What to send now. Its end is told by `on_response` or `on_failure`, unless a later one overtakes it."""
         epoch = self._epoch
-        if epoch == FIRST_SESSION_EPOCH:
-            partitions, forgotten = tuple(self._wanted.values()), ()
-        else:
-            partitions = tuple(self._wanted[key] for key in self._changed)
-            forgotten = tuple(TopicIdPartition(*key) for key in self._forgotten)
+        is_first = epoch == FIRST_SESSION_EPOCH
+        partitions = tuple(self._wanted[key] for key in (self._wanted if is_first else self._changed))
+        forgotten = tuple(TopicIdPartition(*key) for key in (() if is_first else self._forgotten))
+        if not is_first:
             self._epoch = next_session_epoch(epoch)
         self._changed, self._forgotten = {}, {}
         return SessionRequest(self._session_id, epoch, partitions, forgotten)
