@@ -211,8 +211,7 @@ class BrokerConfig(_Config):
 
         Raises ConfigError as `parse`, and for a key that takes effect at the start of a node only.
         """
-        static = {name: getattr(self, name) for name in self.model_fields_set}
-        own = {snake(key): value for key, value in dynamic.items()}
+        own = {snake(key) for key in dynamic}
         fixed = sorted(
             key for key in own if key in type(self).model_fields and key not in DYNAMIC_BROKER_KEYS
         )
@@ -220,7 +219,8 @@ class BrokerConfig(_Config):
             raise ConfigError(
                 f"{what}: {dotted(fixed[0])!r} takes effect when a node starts; set it in the cluster's specification"
             )
-        return self.parse({**static, **own}, what=what)
+        static = {name: getattr(self, name) for name in self.model_fields_set if name not in own}
+        return self.parse({**static, **dynamic}, what=what)
 
 
 BROKER_SYNONYMS = {

@@ -1,8 +1,9 @@
 """Which brokers hold the replicas of new partitions, and in which of their directories (B47).
 
-Striped: the first replica of each partition comes from the next rack, starting at a random one; the others
-from the racks after it, and inside a rack brokers take turns. Unfenced brokers come before fenced ones, the
-first replica is unfenced, no broker holds two replicas of a partition. Kafka: `StripedReplicaPlacer`.
+Who asks may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
+rack, starting at a random one; the others from the racks after it, and inside a rack brokers take turns. Unfenced
+brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. Kafka:
+`StripedReplicaPlacer`, `ReplicationControlManager.validateManualPartitionAssignment`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,8 +12,9 @@ from random import Random
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.errors import InvalidReplicationFactor
+from rayka.errors import InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.metadata.image import BrokerImage, MetadataImage
+from rayka.metadata.records import PartitionRecord
 
 
 class Placement(NamedTuple):
@@ -26,6 +28,7 @@ class ReplicaPlacer:
     """Places the partitions of one request, one after another."""
 
     def __init__(self, image: MetadataImage, random: Random) -> None:
+        self._brokers = image.brokers
         usable = [broker for broker in image.brokers.values() if _is_usable(broker)]
         names = sorted({broker.registration.rack for broker in usable})
         self._racks = [
@@ -34,7 +37,7 @@ class ReplicaPlacer:
         self._first_rack = random.randrange(len(names)) if names else 0
         self._unfenced_count = sum(not broker.is_fenced for broker in usable)
         self._usable_count = len(usable)
-        self._directories = _Directories(image, usable)
+        self._directories = _Directories(image)
 
     def place(self, partition_count: int, replication_factor: int) -> list[Placement]:
         """Replicas for so many partitions. Raises InvalidReplicationFactor when there are not enough
@@ -43,11 +46,46 @@ class ReplicaPlacer:
         self._check(replication_factor)
         return [self._place_one(replication_factor) for _ in range(partition_count)]
 
+    def place_on(self, brokers: Sequence[int]) -> Placement:
+        """Replicas on these brokers, in this order. Raises InvalidReplicaAssignment as `check_brokers` and
+        `directory_on`.
+        """
+        self.check_brokers(brokers)
+        return Placement(tuple(brokers), tuple(self.directory_on(each) for each in brokers))
+
+    def check_brokers(self, brokers: Sequence[int]) -> None:
+        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, an unknown one."""
+        unknown = sorted({each for each in brokers if each not in self._brokers})
+        if not brokers or len(set(brokers)) < len(brokers):
+            raise InvalidReplicaAssignment(
+                f"expected the brokers of one replica or more, each once, found {list(brokers)}"
+            )
+        if unknown:
+            raise InvalidReplicaAssignment(
+                f"brokers {unknown} are not registered; expected some of {sorted(self._brokers)}"
+            )
+
+    def directory_on(self, broker_id: int) -> UUID:
+        """Where one more replica goes on a registered broker. Raises InvalidReplicaAssignment when no directory of it
+        works.
+        """
+        if not self._brokers[broker_id].online_directories:
+            raise InvalidReplicaAssignment(
+                f"all data directories of broker {broker_id} have failed; mend its disks or name another broker"
+            )
+        return self._directories.choose(broker_id)
+
     def _check(self, replication_factor: int) -> None:
-        if not 1 <= replication_factor <= self._usable_count:
+        if replication_factor < 1:
             raise InvalidReplicationFactor(
-                f"replication factor {replication_factor} cannot be reached with {self._usable_count} brokers; "
-                "expected 1 up to the number of brokers that are registered and not shutting down"
+                f"replication factor: expected 1 or more, found {replication_factor}"
+            )
+        if replication_factor > self._usable_count:
+            instead = f" or ask for at most {self._usable_count}" if self._usable_count else ""
+            raise InvalidReplicationFactor(
+                f"replication factor {replication_factor} is above the number of brokers that can hold a replica, "
+                f"{self._usable_count} (registered, not shutting down, with a directory that works); "
+                f"start {replication_factor - self._usable_count} more{instead}"
             )
         if not self._unfenced_count:
             raise InvalidReplicationFactor(
@@ -84,8 +122,10 @@ class _Rack:
 class _Directories:
     """The working directories of each broker, with how many replicas they hold."""
 
-    def __init__(self, image: MetadataImage, brokers: Sequence[BrokerImage]) -> None:
-        self._counts = {each.broker_id: dict.fromkeys(each.online_directories, 0) for each in brokers}
+    def __init__(self, image: MetadataImage) -> None:
+        self._counts = {
+            each.broker_id: dict.fromkeys(each.online_directories, 0) for each in image.brokers.values()
+        }
         if any(len(counts) > 1 for counts in self._counts.values()):
             for _, partition in image.partitions():
                 for broker_id, directory_id in zip(partition.replicas, partition.directories, strict=True):
@@ -98,6 +138,37 @@ class _Directories:
         chosen = min(counts, key=lambda directory_id: counts[directory_id])
         counts[chosen] += 1
         return chosen
+
+
+def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: Placement) -> PartitionRecord:
+    """A partition as it begins: in sync are those who are active, and the first of them leads.
+
+    Raises InvalidReplicaAssignment when nobody is.
+    """
+    isr = tuple(each for each in placement.replicas if image.brokers[each].is_active)
+    if not isr:
+        raise InvalidReplicaAssignment(
+            f"partition {number}: all of brokers {list(placement.replicas)} are fenced or shutting down, so none can "
+            "lead; start one of them or name others"
+        )
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition=number,
+        replicas=placement.replicas,
+        directories=placement.directories,
+        isr=isr,
+        leader_id=isr[0],
+    )
+
+
+def check_replica_counts(assignments: Sequence[Sequence[int]], replication_factor: int) -> None:
+    """Raises InvalidReplicaAssignment unless each partition has so many replicas."""
+    for number, brokers in enumerate(assignments):
+        if len(brokers) != replication_factor:
+            raise InvalidReplicaAssignment(
+                f"assignment {number}: expected {replication_factor} replicas as the topic's other partitions have, "
+                f"found {list(brokers)}"
+            )
 
 
 def _is_usable(broker: BrokerImage) -> bool:

@@ -1,17 +1,19 @@
 """Topics created and deleted. Kafka: `ReplicationControlManager.createTopics`, `Topic.validate`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from rayka.config import BrokerConfig, TopicConfig
-from rayka.controller.placement import Placement, ReplicaPlacer
+from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
 from rayka.errors import (
     ApiError,
     ConfigError,
     ErrorCode,
     InvalidConfig,
     InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidRequest,
     InvalidTopic,
     TopicAlreadyExists,
 )
@@ -20,7 +22,6 @@ from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import (
     ConfigRecord,
     MetadataRecord,
-    PartitionRecord,
     RemoveTopicRecord,
     TopicRecord,
 )
@@ -100,20 +101,39 @@ class _Creation:
         check_topic_name(topic.name)
         if topic.name in self._image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
-        partition_count = self._checked_partition_count(topic)
         configs = checked_configs(topic.name, topic.configs)
-        replication_factor = topic.replication_factor
+        placements = self._placements(topic)
+        record = TopicRecord(name=topic.name, topic_id=random_uuid(self._random))
+        self.records += self._records(record, configs, placements)
+        return TopicResult(topic.name, record.topic_id)
+
+    def _placements(self, topic: NewTopic) -> list[Placement]:
+        if topic.assignments is not None:
+            return self._assigned(topic, topic.assignments)
+        partition_count, replication_factor = topic.partition_count, topic.replication_factor
+        if partition_count == DEFAULT_COUNT:
+            partition_count = self._config.num_partitions
         if replication_factor == DEFAULT_COUNT:
             replication_factor = self._config.default_replication_factor
-        placements = self._placer.place(partition_count, replication_factor)
-        topic_id = random_uuid(self._random)
-        self.records += self._records(TopicRecord(name=topic.name, topic_id=topic_id), configs, placements)
-        return TopicResult(topic.name, topic_id)
+        self._check_partition_count(topic, partition_count)
+        return self._placer.place(partition_count, replication_factor)
 
-    def _checked_partition_count(self, topic: NewTopic) -> int:
-        count = (
-            self._config.num_partitions if topic.partition_count == DEFAULT_COUNT else topic.partition_count
-        )
+    def _assigned(self, topic: NewTopic, assignments: Sequence[Sequence[int]]) -> list[Placement]:
+        counts = (topic.partition_count, topic.replication_factor)
+        if counts != (DEFAULT_COUNT, DEFAULT_COUNT):
+            raise InvalidRequest(
+                f"topic {topic.name!r}: expected no counts beside the assignments, found {counts[0]} partitions with "
+                f"{counts[1]} replicas; leave one or the other out"
+            )
+        if not assignments:
+            raise InvalidReplicaAssignment(
+                f"topic {topic.name!r}: expected the replicas of a partition or more, found none"
+            )
+        self._check_partition_count(topic, len(assignments))
+        check_replica_counts(assignments, len(assignments[0]))
+        return [self._placer.place_on(brokers) for brokers in assignments]
+
+    def _check_partition_count(self, topic: NewTopic, count: int) -> None:
         if not 1 <= count <= PARTITIONS_MAX:
             raise InvalidPartitions(
                 f"topic {topic.name!r}: expected 1 to {PARTITIONS_MAX:,} partitions, found {count}"
@@ -124,7 +144,6 @@ class _Creation:
                 f"topic {topic.name!r}: it and those before it make {record_count:,} records, expected at most "
                 f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; use another request for it"
             )
-        return count
 
     def _records(
         self, topic: TopicRecord, configs: Mapping[str, str], placements: list[Placement]
@@ -137,19 +156,10 @@ class _Creation:
             for key in sorted(configs)
         )
         records += (
-            self._partition_record(topic, number, placement) for number, placement in enumerate(placements)
+            new_partition(self._image, topic.topic_id, number, placement)
+            for number, placement in enumerate(placements)
         )
         return records
-
-    def _partition_record(self, topic: TopicRecord, number: int, placement: Placement) -> PartitionRecord:
-        return PartitionRecord(
-            topic_id=topic.topic_id,
-            partition=number,
-            replicas=placement.replicas,
-            directories=placement.directories,
-            isr=tuple(each for each in placement.replicas if self._image.brokers[each].is_active),
-            leader_id=placement.replicas[0],
-        )
 
 
 def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from uuid import UUID
 
 import msgspec
 
-from rayka.ids import NO_NODE, TopicIdPartition
+from rayka.errors import UnknownTopicOrPartition
+from rayka.ids import NO_NODE, TopicIdPartition, TopicPartition
 from rayka.metadata.records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
@@ -163,3 +164,15 @@ class MetadataImage:
         for topic in self.topics.values():
             for number, partition in enumerate(topic.partitions):
                 yield TopicIdPartition(topic.topic_id, number), partition
+
+
+def named_partition(image: MetadataImage, name: TopicPartition) -> tuple[TopicIdPartition, PartitionImage]:
+    """The partition that somebody asks about by name. Raises UnknownTopicOrPartition, saying which there are."""
+    topic = image.topics.get(name.topic)
+    if topic is None:
+        raise UnknownTopicOrPartition(f"there is no topic {name.topic!r}")
+    if not 0 <= name.partition < len(topic.partitions):
+        raise UnknownTopicOrPartition(
+            f"topic {name.topic!r} has partitions 0 to {len(topic.partitions) - 1}, found {name.partition}"
+        )
+    return TopicIdPartition(topic.topic_id, name.partition), topic.partitions[name.partition]

@@ -1,0 +1,80 @@
+"""More partitions for topics that exist. Kafka: `ReplicationControlManager.createPartitions`."""
+
+from random import Random
+
+from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
+from rayka.errors import ApiError, InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
+from rayka.metadata.image import MetadataImage, TopicImage
+from rayka.metadata.records import MetadataRecord
+from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
+from rayka.protocol.topics import TopicResult
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
+
+PARTITIONS_MAX = (
+    100_000  # of one topic: their numbers have five digits, for which a topic's longest name leaves room
+)
+
+
+def create_partitions(
+    image: MetadataImage, request: CreatePartitionsRequest, *, random: Random
+) -> Result[MetadataRecord, CreatePartitionsResponse]:
+    """Extends what can be extended; every other topic has its error in the response."""
+    extension = _Extension(image, random)
+    results = tuple(extension.try_extend(topic) for topic in request.topics)
+    metadata_offset = image.next_offset + len(extension.records)
+    return Result(extension.records, CreatePartitionsResponse(results, metadata_offset))
+
+
+class _Extension:
+    """The topics of one request, one after another: each placed where those before it are counted."""
+
+    def __init__(self, image: MetadataImage, random: Random) -> None:
+        self._image = image
+        self._placer = ReplicaPlacer(image, random)
+        self.records: list[MetadataRecord] = []
+
+    def try_extend(self, wanted: NewPartitions) -> TopicResult:
+        try:
+            return self._extend(wanted)
+        except ApiError as refusal:
+            return TopicResult(wanted.name, error_code=refusal.code, error_message=str(refusal))
+
+    def _extend(self, wanted: NewPartitions) -> TopicResult:
+        topic = self._image.topics.get(wanted.name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {wanted.name!r}")
+        self._check_count(topic, wanted.partition_count)
+        placements = self._placements(topic, wanted)
+        self.records += [
+            new_partition(self._image, topic.topic_id, number, placement)
+            for number, placement in enumerate(placements, len(topic.partitions))
+        ]
+        return TopicResult(topic.name, topic.topic_id)
+
+    def _check_count(self, topic: TopicImage, partition_count: int) -> None:
+        count = len(topic.partitions)
+        if not count < partition_count <= PARTITIONS_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r} has {count} partitions: expected more, up to {PARTITIONS_MAX:,}, "
+                f"found {partition_count}; partitions cannot be taken away"
+            )
+        record_count = len(self.records) + partition_count - count
+        if record_count > RECORDS_PER_BATCH_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r}: the request would add {record_count:,} partitions in all, expected at most "
+                f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; make several requests of it"
+            )
+
+    def _placements(self, topic: TopicImage, wanted: NewPartitions) -> list[Placement]:
+        added_count = wanted.partition_count - len(topic.partitions)
+        first = topic.partitions[0]
+        replication_factor = len(first.replicas) - len(first.removing_replicas)
+        if wanted.assignments is None:
+            return self._placer.place(added_count, replication_factor)
+        if len(wanted.assignments) != added_count:
+            raise InvalidReplicaAssignment(
+                f"topic {topic.name!r}: expected the replicas of {added_count} new partitions, found those of "
+                f"{len(wanted.assignments)}"
+            )
+        check_replica_counts(wanted.assignments, replication_factor)
+        return [self._placer.place_on(brokers) for brokers in wanted.assignments]

@@ -1,0 +1,38 @@
+"""A broker that is gone for good is forgotten. Kafka: `QuorumController.unregisterBroker`, which also forgets one that
+runs or holds replicas; here that is refused, since nobody could say any more where those replicas were.
+"""
+
+from rayka.errors import BrokerIdNotRegistered, InvalidRequest
+from rayka.metadata.image import MetadataImage
+from rayka.metadata.records import ConfigRecord, MetadataRecord, UnregisterBrokerRecord
+from rayka.protocol.configs import ResourceType
+from rayka.protocol.partition_admin import UnregisterBrokerRequest, UnregisterBrokerResponse
+from rayka.shard.shard import Result
+
+
+def unregister_broker(
+    image: MetadataImage, request: UnregisterBrokerRequest
+) -> Result[MetadataRecord, UnregisterBrokerResponse]:
+    """Forgets the broker and its configuration. Raises BrokerIdNotRegistered, or InvalidRequest that says what to do
+    first.
+    """
+    broker = image.brokers.get(request.broker_id)
+    if broker is None:
+        raise BrokerIdNotRegistered(
+            f"broker {request.broker_id} is not registered; those that are: {sorted(image.brokers)}"
+        )
+    if not broker.is_fenced:
+        raise InvalidRequest(f"{broker!r} runs: expected one that is fenced; stop it first")
+    held_count = sum(broker.broker_id in partition.replicas for _, partition in image.partitions())
+    if held_count:
+        raise InvalidRequest(
+            f"broker {broker.broker_id} holds replicas of {held_count:,} partitions, expected none; reassign them first"
+        )
+    configs = [
+        ConfigRecord(
+            resource_type=ResourceType.BROKER, resource_name=str(broker.broker_id), name=name, value=None
+        )
+        for name in image.broker_configs(broker.broker_id)
+    ]
+    forgotten = UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
+    return Result([*configs, forgotten], UnregisterBrokerResponse())
