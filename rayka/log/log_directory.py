@@ -226,6 +226,10 @@ class LogDirectory:
                 found[topic_partition] = self._topic_id(topic_partition)
         return found
 
+    def has_log(self, topic_partition: TopicPartition) -> bool:
+        """Whether the partition has a directory here, opened or not."""
+        return self._disk.exists(self._log_path(topic_partition))
+
     def open_log(
         self,
         topic_partition: TopicPartition,
