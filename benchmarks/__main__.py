@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks.harness import Row
 from benchmarks.report import README, print_table, write_json, write_readme
 
-NAMES = ("limits", "batch", "recovery", "client", "footprint", "quorum", "simulator", "spark")
+NAMES = ("limits", "batch", "recovery", "client", "footprint", "quorum", "replication", "simulator", "spark")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 
 
@@ -32,21 +32,21 @@ PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
     "--kafka",
     "kafka_jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A directory with Kafka's jars: the clients' rows get Kafka as their peer.",
+    help="A directory with Kafka's jars: the rows of clients and replication get Kafka as their peer.",
 )
 def main(
     names: tuple[str, ...], quick: bool, json_path: Path | None, readme: bool, kafka_jars: Path | None
 ) -> None:
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
-    NAMES: limits, batch, recovery, client, footprint, quorum, simulator, spark.
+    NAMES: limits, batch, recovery, client, footprint, quorum, replication, simulator, spark.
     """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
     tables: dict[str, list[Row]] = {}
     for name in names or NAMES:
-        options: dict[str, Any] = {"kafka_jars": kafka_jars} if name == "client" else {}
+        options: dict[str, Any] = {"kafka_jars": kafka_jars} if name in ("client", "replication") else {}
         with console.status(f"{name}…"):
             tables[name] = importlib.import_module(f"benchmarks.{name}").run(quick=quick, **options)
         print_table(name, tables[name], console)

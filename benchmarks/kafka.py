@@ -1,16 +1,18 @@
-"""Apache Kafka beside rayka: one broker of its own on this machine, driven by confluent-kafka.
+"""Apache Kafka beside rayka: brokers of its own on this machine, driven by confluent-kafka.
 
 Optional. Needs a directory with Kafka's jars, the package `confluent-kafka` and Java; `README.md` says how. Defaults
-but for what the comparison needs: one replica, and a client that batches by megabytes as rayka's does.
+but for what the comparison needs: as many replicas as rayka has, and a client that batches by megabytes as rayka's
+does. With several brokers each of them is a controller, too.
 """
 
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,54 +21,111 @@ from benchmarks.limits import seconds
 
 _START_TIMEOUT_S = 60.0
 _HEAP = "768m"
+_CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 _PROPERTIES = """\
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller_port}
+node.id={node_id}
+controller.quorum.voters={voters}
 listeners=PLAINTEXT://127.0.0.1:{broker_port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=PLAINTEXT://127.0.0.1:{broker_port}
 controller.listener.names=CONTROLLER
-log.dirs={directory}/logs
+log.dirs={directory}/logs-{node_id}
 offsets.topic.replication.factor=1
 auto.create.topics.enable=false
 """
 
 
 @contextmanager
-def running_kafka(jars: Path, directory: Path) -> Iterator["Kafka"]:
+def running_kafka(jars: Path, directory: Path, *, brokers: int = 1) -> Iterator["Kafka"]:
     """A fresh Kafka for the time of the block, in a directory that is removed with it."""
     directory.mkdir()
-    ports = {"broker_port": _free_port(), "controller_port": _free_port()}
-    properties = directory / "server.properties"
-    properties.write_text(_PROPERTIES.format(directory=directory, **ports))
-    _java(
-        jars, "kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qk", "-c", str(properties)
-    ).wait()
-    process = _java(jars, "kafka.Kafka", str(properties))
+    ports = {node_id: (_free_port(), _free_port()) for node_id in range(1, brokers + 1)}
+    voters = ",".join(f"{node_id}@127.0.0.1:{controller}" for node_id, (_, controller) in ports.items())
+    for node_id, (broker_port, controller_port) in ports.items():
+        properties = _properties_path(directory, node_id)
+        properties.write_text(
+            _PROPERTIES.format(
+                node_id=node_id,
+                voters=voters,
+                directory=directory,
+                broker_port=broker_port,
+                controller_port=controller_port,
+            )
+        )
+        _java(jars, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)).wait()
+    kafka = Kafka(jars, directory, {node_id: broker_port for node_id, (broker_port, _) in ports.items()})
     try:
-        _await_port(ports["broker_port"], process)
-        yield Kafka(f"127.0.0.1:{ports['broker_port']}")
+        kafka.start()
+        yield kafka
     finally:
-        process.terminate()
-        process.wait()
+        kafka.end()
         shutil.rmtree(directory)
 
 
 class Kafka:
-    """A running Kafka, and what a Python client reaches with it."""
+    """A Kafka of some brokers, and what a Python client reaches with it."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, jars: Path, directory: Path, ports: dict[int, int]) -> None:
+        self._jars = jars
+        self._directory = directory
+        self._ports = ports
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._address = ",".join(f"127.0.0.1:{port}" for port in ports.values())
 
-    def create_topic(self, name: str, partitions: int) -> None:
+    # ---- Brokers ----
+
+    def start(self) -> None:
+        """Starts every broker that does not run; returns when all answer."""
+        for node_id in self._ports:
+            process = self._processes.get(node_id)
+            if process is None or process.poll() is not None:
+                properties = str(_properties_path(self._directory, node_id))
+                self._processes[node_id] = _java(self._jars, "kafka.Kafka", properties)
+        for node_id, port in self._ports.items():
+            _await_port(port, self._processes[node_id])
+
+    def end(self) -> None:
+        """Ends every broker."""
+        for process in self._processes.values():
+            process.terminate()
+        for process in self._processes.values():
+            process.wait()
+
+    def end_leader(self, topic: str, signal_number: signal.Signals) -> None:
+        """Sends the signal to the process that leads the topic's first partition."""
+        self._processes[self._leader(topic)].send_signal(signal_number)
+
+    def await_in_sync(self, topic: str, replicas: int) -> None:
+        """Returns when so many replicas of the topic's first partition are in sync."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while len(self._partition(topic).isrs) < replicas:
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"{topic} has not got {replicas} replicas in sync: {self._partition(topic)}"
+                )
+            time.sleep(0.2)
+
+    def _leader(self, topic: str) -> int:
+        return int(self._partition(topic).leader)
+
+    def _partition(self, topic: str) -> Any:
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient({"bootstrap.servers": self._address})
+        return admin.list_topics(topic, 10).topics[topic].partitions[0]
+
+    # ---- Clients ----
+
+    def create_topic(self, name: str, partitions: int, *, replicas: int = 1, min_isr: int = 1) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self._address})
-        admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        topic = NewTopic(name, partitions, replicas, config={"min.insync.replicas": str(min_isr)})
+        admin.create_topics([topic])[name].result(30)
 
-    def produce_rate(self, topic: str, values: Sequence[bytes], repeats: int) -> float:
-        """Records/s of a loop of `produce` until `flush` returns; acks=1."""
-        producer = self._producer(linger_ms=5)
+    def produce_rate(self, topic: str, values: Sequence[bytes], repeats: int, *, acks: str = "1") -> float:
+        """Records/s of a loop of `produce` until `flush` returns; idempotent with acks=all."""
+        producer = self._producer(linger_ms=5, acks=acks)
         producer.list_topics(topic, 10)
 
         def loop() -> None:
@@ -80,14 +139,29 @@ class Kafka:
 
     def round_trip_p50(self, topic: str, size_bytes: int, count: int) -> float:
         """Median seconds of one `produce` and `flush`; linger 0, acks=1."""
-        producer, value = self._producer(linger_ms=0), bytes(size_bytes)
+        return statistics.median(self.round_trips(topic, size_bytes, count))
+
+    def round_trips(self, topic: str, size_bytes: int, count: int, *, acks: str = "1") -> list[float]:
+        """Seconds of each `produce` and `flush`, one record in flight; linger 0."""
+        producer, value = self._producer(linger_ms=0, acks=acks), bytes(size_bytes)
 
         def round_trip() -> None:
             producer.produce(topic, value)
             producer.flush()
 
         round_trip()
-        return statistics.median(seconds(round_trip) for _ in range(count))
+        return [seconds(round_trip) for _ in range(count)]
+
+    def sender(self, topic: str) -> Callable[[bytes, Callable[[], None]], None]:
+        """A function that sends one record to the topic's first partition, acks=all, and calls back when it is in."""
+        producer = self._producer(linger_ms=0, acks="all")
+
+        def send(value: bytes, on_acknowledged: Callable[[], None]) -> None:
+            if value:
+                producer.produce(topic, value, partition=0, on_delivery=_reporting(on_acknowledged))
+            producer.poll(0)
+
+        return send
 
     def consume_rate(self, topic: str, count: int) -> float:
         """Records/s of `consume(10000)` from the first to the last of so many records, values looked at."""
@@ -99,12 +173,13 @@ class Kafka:
         consumer.close()
         return count / taken_s
 
-    def _producer(self, *, linger_ms: int) -> Any:
+    def _producer(self, *, linger_ms: int, acks: str = "1") -> Any:
         from confluent_kafka import Producer
 
+        promises = {"acks": acks, "enable.idempotence": acks == "all", "retry.backoff.ms": 50}
         batching = {"linger.ms": linger_ms, "batch.size": 1_000_000, "batch.num.messages": 100_000}
         queue = {"queue.buffering.max.messages": 2_000_000, "queue.buffering.max.kbytes": 1 << 20}
-        return Producer({"bootstrap.servers": self._address, "acks": 1, **batching, **queue})
+        return Producer({"bootstrap.servers": self._address, **promises, **batching, **queue})
 
     def _consumer(self, topic: str) -> Any:
         from confluent_kafka import Consumer, TopicPartition
@@ -116,6 +191,18 @@ class Kafka:
         partitions = consumer.list_topics(topic, 10).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         return consumer
+
+
+def _reporting(on_acknowledged: Callable[[], None]) -> Callable[[Any, Any], None]:
+    def report(error: Any, _: Any) -> None:
+        if error is None:
+            on_acknowledged()
+
+    return report
+
+
+def _properties_path(directory: Path, node_id: int) -> Path:
+    return directory / f"server-{node_id}.properties"
 
 
 def _produce(producer: Any, topic: str, value: bytes) -> None:

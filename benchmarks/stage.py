@@ -42,10 +42,11 @@ def local_ray() -> Iterator[Path]:
 
 
 @contextmanager
-def running_cluster(directory: Path, *, controllers: int = 1) -> Iterator[rayka.Cluster]:
-    """Controllers and one broker on the Ray of this process."""
-    name = f"bench-{controllers}"
-    with rayka.Cluster.start(name=name, controllers=controllers, data_dir=str(directory / name)) as cluster:
+def running_cluster(directory: Path, *, controllers: int = 1, brokers: int = 1) -> Iterator[rayka.Cluster]:
+    """Controllers and brokers on the Ray of this process."""
+    name = f"bench-{controllers}-{brokers}"
+    counts = {"controllers": controllers, "brokers": brokers}
+    with rayka.Cluster.start(name=name, data_dir=str(directory / name), **counts) as cluster:
         yield cluster
 
 

@@ -1,0 +1,319 @@
+"""Three replicas: what an acknowledgement by all costs, how long writes pause when a leader ends, and what thousands of
+partitions cost.
+
+Three brokers, replication factor 3, `min.insync.replicas=2`, acks=all, idempotent. Kafka, where its jars are given,
+runs beside it with the same settings, and each of its figures is taken right after ours.
+"""
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import ray
+
+import rayka
+from benchmarks.gaps import Gap, longest_gap, watch
+from benchmarks.harness import Bar, Row
+from benchmarks.kafka import Kafka, running_kafka
+from benchmarks.limits import NoopActor, payloads, seconds
+from benchmarks.stage import local_ray, running_cluster
+from rayka.actors import launch
+from rayka.client import io_thread
+from rayka.errors import ApiError
+from rayka.ports import Network
+from rayka.protocol.cluster import MetadataPartition, MetadataRequest
+
+BROKERS, PARTITIONS, MIN_ISR = 3, 6, 2
+MANY_PARTITIONS = 2_000
+CPU_MAX_PERCENT, RSS_MAX_BYTES = 5.0, 300e6
+GAP_MAX_S, HANDOVER_GAP_MAX_S, ELECTION_MAX_S = 4.0, 0.3, 2.0
+SESSION_S = 9.0  # both clusters' default: what may pass before a broker that says nothing is dead
+_WAIT_S = 60.0
+_numbers = count()
+
+
+def run(*, quick: bool = False, kafka_jars: Path | None = None) -> list[Row]:
+    with (
+        local_ray() as directory,
+        running_cluster(directory, brokers=BROKERS) as cluster,
+        ExitStack() as stack,
+    ):
+        kafka = None
+        if kafka_jars is not None:
+            kafka = stack.enter_context(running_kafka(kafka_jars, directory / "kafka", brokers=BROKERS))
+        noop = NoopActor()
+        stack.callback(noop.close)
+        return list(_Replication(cluster, noop, kafka, quick=quick).rows())
+
+
+class _Replication:
+    """The rows of one run."""
+
+    def __init__(self, cluster: rayka.Cluster, noop: NoopActor, kafka: Kafka | None, *, quick: bool) -> None:
+        self._cluster = cluster
+        self._noop = noop
+        self._kafka = kafka
+        self._rounds = 1 if quick else 5
+        self._is_quick = quick
+
+    def rows(self) -> Iterator[Row]:
+        yield self._rate(1000, "1 KB", records=20_000, bar=Bar(1.2))
+        yield self._rate(100, "100 B", records=100_000, bar=Bar(1.2))
+        yield from self._latency()
+        yield self._kill()
+        yield self._controlled_stop()
+        yield from self._many_partitions()
+
+    def _topic(self, partitions: int) -> str:
+        name = f"topic-{next(_numbers)}"
+        with rayka.Admin(cluster=self._cluster) as admin:
+            admin.create_topic(
+                name,
+                partitions=partitions,
+                replication_factor=BROKERS,
+                configs={"min.insync.replicas": str(MIN_ISR)},
+            )
+        if self._kafka is not None:
+            self._kafka.create_topic(name, partitions, replicas=BROKERS, min_isr=MIN_ISR)
+        return name
+
+    # ---- Throughput and latency ----
+
+    def _rate(self, size_bytes: int, size: str, *, records: int, bar: Bar) -> Row:
+        topic, values = self._topic(PARTITIONS), payloads(10_000, size_bytes)
+        repeats = records * (1 if self._is_quick else 5) // len(values)
+        batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+        with rayka.Producer(cluster=self._cluster) as producer:
+
+            def send() -> None:
+                for _ in range(repeats):
+                    producer.send_batch(topic, batch)
+                producer.flush()
+
+            def ours() -> float:
+                return repeats * batch.num_rows * size_bytes / seconds(send)
+
+            def theirs() -> float:
+                assert self._kafka is not None
+                return self._kafka.produce_rate(topic, values, repeats, acks="all") * size_bytes
+
+            ours()
+            pairs = [(ours(), theirs() if self._kafka else None) for _ in range(self._rounds + 1)]
+        value, peer = statistics.median(pair[0] for pair in pairs[1:]), None
+        ratios = [mine / other for mine, other in pairs[1:] if other is not None]
+        if ratios:
+            peer = value / statistics.median(ratios)
+        return Row(
+            what="send_batch, acks=all, until flush returns",
+            settings=f"{size}, {BROKERS} replicas, {PARTITIONS} partitions",
+            value=value,
+            unit="B/s",
+            limit=peer,
+            limit_what="Kafka with confluent-kafka's produce, right after",
+            share=statistics.median(ratios) if ratios else None,
+            bar=bar,
+            peer=peer,
+        )
+
+    def _latency(self) -> Iterator[Row]:
+        topic, calls = self._topic(1), 100 if self._is_quick else 1000
+        value = bytes(1000)
+        with rayka.Producer(cluster=self._cluster, linger_ms=0) as producer:
+            producer.send(topic, value=value).result()
+            taken: list[float] = []
+            limits: list[float] = []
+            for _ in range(self._rounds):
+                limits.append(self._noop.round_trip_p50(len(value), calls // 5))
+                taken += [
+                    seconds(lambda: producer.send(topic, value=value).result())
+                    for _ in range(calls // self._rounds)
+                ]
+        theirs = sorted(self._kafka.round_trips(topic, 1000, calls, acks="all")) if self._kafka else []
+        limit = statistics.median(limits)
+        for name, share, bar in (("p50", 0.5, 3.5), ("p99", 0.99, 8.0)):
+            mine = sorted(taken)[int(len(taken) * share)]
+            yield Row(
+                what=f"produce acks=all {name}",
+                settings=f"1 KB, {BROKERS} replicas, one record in flight",
+                value=mine,
+                unit="s",
+                limit=limit,
+                limit_what="round trip p50 of a no-op actor, same bytes",
+                share=mine / limit,
+                bar=Bar(bar, at_most=True),
+                peer=theirs[int(len(theirs) * share)] if theirs else None,
+            )
+
+    # ---- The end of a leader ----
+
+    def _kill(self) -> Row:
+        def kill(node_id: int) -> None:
+            os.kill(self._pid(node_id), signal.SIGKILL)
+
+        return self._gap_row("kill -9 of the leader", kill, lambda _: None, signal.SIGKILL, GAP_MAX_S)
+
+    def _controlled_stop(self) -> Row:
+        def stop(node_id: int) -> None:
+            launch.find(self._cluster.name, node_id).stop.remote()
+
+        def bring_back(node_id: int) -> None:
+            ray.kill(launch.find(self._cluster.name, node_id), no_restart=False)
+
+        return self._gap_row(
+            "controlled stop of the leader", stop, bring_back, signal.SIGTERM, HANDOVER_GAP_MAX_S
+        )
+
+    def _gap_row(
+        self,
+        what: str,
+        end: Callable[[int], None],
+        bring_back: Callable[[int], None],
+        signal_number: signal.Signals,
+        max_s: float,
+    ) -> Row:
+        topic = self._topic(1)
+        ours, elected, theirs = [], [], []
+        for _ in range(self._rounds):
+            gap, elected_s = self._gap_of_ours(topic, end, bring_back)
+            ours.append(gap.longest_s)
+            elected.append(elected_s)
+            if self._kafka is not None:
+                theirs.append(self._gap_of_theirs(topic, signal_number).longest_s)
+        value = statistics.median(ours)
+        return Row(
+            what=f"{what}, longest gap between acknowledgements",
+            settings=f"500 records/s, {BROKERS} replicas, default timeouts (session {SESSION_S:g} s)",
+            value=value,
+            unit="s",
+            limit=max_s,
+            limit_what="what is allowed",
+            share=value / max_s,
+            bar=Bar(1.0, at_most=True),
+            peer=statistics.median(theirs) if theirs else None,
+            note=f"another leads after {statistics.median(elected):.2f} s; all runs: {_listed(ours)} s; "
+            f"Kafka's: {_listed(theirs) or 'not run'}",
+        )
+
+    def _gap_of_ours(
+        self, topic: str, end: Callable[[int], None], bring_back: Callable[[int], None]
+    ) -> tuple[Gap, float]:
+        leader_id = self._await_in_sync(topic)
+        other_id, network = leader_id % BROKERS + 1, self._cluster.network()
+        with rayka.Producer(cluster=self._cluster, linger_ms=0) as producer:
+
+            def send(value: bytes, on_acknowledged: Callable[[], None]) -> None:
+                if value:
+                    producer.send(
+                        topic,
+                        value=value,
+                        partition=0,
+                        on_delivery=lambda error, _: on_acknowledged() if error is None else None,
+                    )
+
+            elected: list[Callable[[], float]] = []
+
+            def act() -> None:
+                end(leader_id)
+                elected.append(watch(lambda: not _led_by(network, other_id, topic, leader_id)))
+
+            gap = longest_gap(send, act)
+        elected_s = elected[0]()
+        bring_back(leader_id)
+        self._await_in_sync(topic)
+        return gap, elected_s
+
+    def _gap_of_theirs(self, topic: str, signal_number: signal.Signals) -> Gap:
+        assert self._kafka is not None
+        self._kafka.await_in_sync(topic, BROKERS)
+        send, kafka = self._kafka.sender(topic), self._kafka
+        gap = longest_gap(send, lambda: kafka.end_leader(topic, signal_number))
+        kafka.start()
+        kafka.await_in_sync(topic, BROKERS)
+        return gap
+
+    def _await_in_sync(self, topic: str) -> int:
+        """The leader of the topic's first partition, once all its replicas are in sync and all nodes run."""
+        deadline = time.monotonic() + _WAIT_S
+        with rayka.Admin(cluster=self._cluster) as admin:
+            while time.monotonic() < deadline:
+                partition = admin.describe_topic(topic).partitions[0]
+                if len(partition.isr) == BROKERS and partition.leader_id > 0:
+                    return partition.leader_id
+                time.sleep(0.1)
+        raise RuntimeError(f"{topic} has not got all its replicas in sync: {partition}")
+
+    def _pid(self, node_id: int) -> int:
+        return next(each.pid for each in self._cluster.describe().nodes if each.node_id == node_id)
+
+    # ---- Many partitions ----
+
+    def _many_partitions(self) -> Iterator[Row]:
+        topic = self._topic(200 if self._is_quick else MANY_PARTITIONS)
+        brokers = [each for each in self._cluster.describe().nodes if "broker" in each.roles]
+        processes = [psutil.Process(each.pid) for each in brokers]
+        time.sleep(2 if self._is_quick else 10)  # until what the creation caused is over
+        for each in processes:
+            each.cpu_percent()
+        time.sleep(3 if self._is_quick else 20)
+        settings = f"{MANY_PARTITIONS:,} partitions, {BROKERS} replicas, {BROKERS} brokers, idle"
+        cpu, rss = (
+            max(each.cpu_percent() for each in processes),
+            max(each.memory_info().rss for each in processes),
+        )
+        for what, value, unit, most in (
+            ("CPU of a broker", cpu, "% of a core", CPU_MAX_PERCENT),
+            ("RSS of a broker", float(rss), "B", RSS_MAX_BYTES),
+        ):
+            yield Row(
+                what=what,
+                settings=settings,
+                value=value,
+                unit=unit,
+                limit=most,
+                limit_what="what is allowed",
+                share=value / most,
+                bar=Bar(1.0, at_most=True),
+                note="the largest of the three",
+            )
+        yield self._many_elections(topic)
+
+    def _many_elections(self, topic: str) -> Row:
+        """From when the controller knows of the broker's end until every partition has another leader."""
+        leader_id = self._await_in_sync(topic)
+        other_id, network = leader_id % BROKERS + 1, self._cluster.network()
+        led_count = len(_led_by(network, other_id, topic, leader_id))
+        os.kill(self._pid(leader_id), signal.SIGKILL)
+        first = watch(lambda: len(_led_by(network, other_id, topic, leader_id)) < led_count)
+        last = watch(lambda: not _led_by(network, other_id, topic, leader_id))
+        value = last() - first()
+        return Row(
+            what="new leaders for all partitions of a broker",
+            settings=f"{MANY_PARTITIONS:,} partitions, {BROKERS} replicas, kill -9",
+            value=value,
+            unit="s",
+            limit=ELECTION_MAX_S,
+            limit_what="what is allowed",
+            share=value / ELECTION_MAX_S,
+            bar=Bar(1.0, at_most=True),
+            note="from the first partition with another leader to the last, as a broker tells it",
+        )
+
+
+def _led_by(network: Network, asked_id: int, topic: str, leader_id: int) -> list[MetadataPartition]:
+    """The partitions of the topic that the broker leads, or nobody, as another broker knows it."""
+    try:
+        response = io_thread.run(network.call(asked_id, MetadataRequest((topic,)), 1_000), _WAIT_S)
+    except ApiError:
+        return [MetadataPartition(0, leader_id, 0, (), ())]  # not known: as before
+    return [each for each in response.topics[0].partitions if each.leader_id in (leader_id, -1)]
+
+
+def _listed(figures: list[float]) -> str:
+    return ", ".join(f"{each:.2f}" for each in figures)
