@@ -159,7 +159,7 @@ class ListOffsetsResponse(Message, frozen=True, array_like=True):
 
 
 class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=True):
-    """Offsets by time or by position in the log. To the follower `replica_id` the latest is the log end offset (G12)."""
+    """Offsets by time or by position in the log. For the follower `replica_id` latest is the log end (G12)."""
 
     partitions: tuple[ListOffsetsPartition, ...]
     isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
