@@ -17,13 +17,18 @@ import msgspec
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.balancing import balance_leaders
+from rayka.controller.configs import alter_configs, bootstrap_configs, describe_configs
+from rayka.controller.create_partitions import create_partitions
+from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.elections import Elections
 from rayka.controller.heartbeats import exited_broker, fence, heartbeat, report_exit
 from rayka.controller.producer_ids import allocate_producer_ids
+from rayka.controller.reassignment import alter_reassignments, list_reassignments
 from rayka.controller.registration import check_registration, register
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.sessions import BrokerSessions
 from rayka.controller.topics import create_topics, delete_topics
+from rayka.controller.unregister import unregister_broker
 from rayka.errors import UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -46,6 +51,24 @@ from rayka.protocol.cluster import (
     MetadataResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
+)
+from rayka.protocol.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
 )
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.protocol.replication import (
@@ -151,9 +174,8 @@ class Controller:
     ) -> Result[MetadataRecord, None]:
         if image.metadata_version == 0:
             levels = {METADATA_VERSION: METADATA_VERSION_MAX, ELIGIBLE_LEADER_REPLICAS: 1}
-            return Result(
-                [FeatureLevelRecord(name=name, level=level) for name, level in levels.items()], None
-            )
+            features = [FeatureLevelRecord(name=name, level=level) for name, level in levels.items()]
+            return Result([*features, *bootstrap_configs(self._config)], None)
         if not METADATA_VERSION_MIN <= image.metadata_version <= METADATA_VERSION_MAX:
             raise UnsupportedVersion(
                 f"the cluster is at metadata.version {image.metadata_version}, this controller knows "
@@ -211,6 +233,41 @@ class Controller:
     ) -> Result[MetadataRecord, DeleteTopicsResponse]:
         return delete_topics(image, request)
 
+    def _create_partitions(
+        self, request: CreatePartitionsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, CreatePartitionsResponse]:
+        return create_partitions(image, request, random=self._random)
+
+    def _alter_reassignments(
+        self, request: AlterPartitionReassignmentsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, AlterPartitionReassignmentsResponse]:
+        return alter_reassignments(self._elections(image), request, config=self._config, random=self._random)
+
+    def _list_reassignments(
+        self, request: ListPartitionReassignmentsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, ListPartitionReassignmentsResponse]:
+        return list_reassignments(image, request)
+
+    def _elect_leaders(
+        self, request: ElectLeadersRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, ElectLeadersResponse]:
+        return elect_leaders(self._elections(image), request)
+
+    def _unregister_broker(
+        self, request: UnregisterBrokerRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, UnregisterBrokerResponse]:
+        return unregister_broker(image, request)
+
+    def _describe_configs(
+        self, request: DescribeConfigsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, DescribeConfigsResponse]:
+        return describe_configs(image, request, config=self._config)
+
+    def _alter_configs(
+        self, request: IncrementalAlterConfigsRequest, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, IncrementalAlterConfigsResponse]:
+        return alter_configs(self._elections(image), request, config=self._config)
+
     def _allocate_producer_ids(
         self, request: AllocateProducerIdsRequest, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, AllocateProducerIdsResponse]:
@@ -235,6 +292,13 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     BalanceLeaders: Controller._balance_leaders,
     CreateTopicsRequest: Controller._create_topics,
     DeleteTopicsRequest: Controller._delete_topics,
+    CreatePartitionsRequest: Controller._create_partitions,
+    AlterPartitionReassignmentsRequest: Controller._alter_reassignments,
+    ListPartitionReassignmentsRequest: Controller._list_reassignments,
+    ElectLeadersRequest: Controller._elect_leaders,
+    UnregisterBrokerRequest: Controller._unregister_broker,
+    DescribeConfigsRequest: Controller._describe_configs,
+    IncrementalAlterConfigsRequest: Controller._alter_configs,
     AllocateProducerIdsRequest: Controller._allocate_producer_ids,
     MetadataRequest: Controller._metadata,
 }

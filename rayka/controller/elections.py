@@ -6,6 +6,7 @@ decided in `partition_change`; here is which partitions are concerned, and with 
 """
 
 from collections.abc import Collection, Mapping
+from typing import Self
 from uuid import UUID
 
 from rayka.config import BrokerConfig, TopicConfig
@@ -37,6 +38,10 @@ class Elections:
 
     def __repr__(self) -> str:
         return f"<Elections {self.image!r} {self._replicas!r}>"
+
+    def at(self, image: MetadataImage) -> Self:
+        """Those of another image with the same replicas and brokers, such as one with other configurations."""
+        return type(self)(image, self._config, self._replicas)
 
     def replicas_of(self, broker_id: int) -> list[tuple[TopicIdPartition, PartitionImage]]:
         """The partitions of which the broker holds a replica."""

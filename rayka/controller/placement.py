@@ -54,7 +54,7 @@ class ReplicaPlacer:
         return Placement(tuple(brokers), tuple(self.directory_on(each) for each in brokers))
 
     def check_brokers(self, brokers: Sequence[int]) -> None:
-        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, an unknown one."""
+        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, one unknown."""
         unknown = sorted({each for each in brokers if each not in self._brokers})
         if not brokers or len(set(brokers)) < len(brokers):
             raise InvalidReplicaAssignment(

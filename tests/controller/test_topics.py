@@ -122,7 +122,7 @@ def test_a_deleted_topic_is_gone_with_its_configs_and_the_name_is_free(machine: 
     machine.create(NewTopic("orders", 1, 1, {"flush": "batch"}))
     first_id = machine.image.topics["orders"].topic_id
     assert machine.written_by(DeleteTopicsRequest(("orders",))) == [RemoveTopicRecord(topic_id=first_id)]
-    assert (dict(machine.image.topics), dict(machine.image.configs)) == ({}, {})
+    assert (dict(machine.image.topics), dict(machine.image.topic_configs("orders"))) == ({}, {})
     assert error_of(machine, NewTopic("orders", 1, 1)) is ErrorCode.NONE
     assert machine.image.topics["orders"].topic_id != first_id
 

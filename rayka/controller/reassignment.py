@@ -1,0 +1,159 @@
+"""Partitions moved to other replicas (B45).
+
+A reassignment begins with one record: the new replicas join the old ones, and the record says which are being added and
+which removed. It ends by itself, in the builder, with the change that brings the last of the added ones into the ISR.
+Another one may replace it on the way; whatever is under way, `replicas` less those being added are what a cancel goes
+back to. So replicas that only the replaced one was adding are dropped at once, unless nobody else is in sync.
+
+Kafka: `ReplicationControlManager.alterPartitionReassignments`, `PartitionReassignmentReplicas`,
+`PartitionReassignmentRevert`. There, what the replaced reassignment was adding is kept until the new one ends, and a
+cancel leaves it; here a cancel restores the original set.
+"""
+
+from collections.abc import Iterator
+from random import Random
+from typing import NamedTuple
+
+from rayka.config import BrokerConfig
+from rayka.controller.elections import Elections
+from rayka.controller.placement import ReplicaPlacer
+from rayka.errors import ApiError, InvalidReplicaAssignment, NoReassignmentInProgress
+from rayka.ids import TopicIdPartition, TopicPartition
+from rayka.metadata.configs import topic_config
+from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
+from rayka.metadata.records import MetadataRecord, PartitionChangeRecord
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    OngoingReassignment,
+    PartitionResult,
+    Reassignment,
+)
+from rayka.protocol.replication import LeaderRecoveryState
+from rayka.shard.shard import Result
+
+
+def alter_reassignments(
+    elections: Elections, request: AlterPartitionReassignmentsRequest, *, config: BrokerConfig, random: Random
+) -> Result[MetadataRecord, AlterPartitionReassignmentsResponse]:
+    """Begins, replaces or cancels what can be; every other partition has its error in the response."""
+    reassigning = _Reassigning(elections, config, ReplicaPlacer(elections.image, random))
+    results = tuple(reassigning.try_alter(wanted) for wanted in request.partitions)
+    metadata_offset = elections.image.next_offset + len(reassigning.records)
+    response = AlterPartitionReassignmentsResponse(results, metadata_offset)
+    return Result(reassigning.records, response, is_atomic=False)
+
+
+def list_reassignments(
+    image: MetadataImage, request: ListPartitionReassignmentsRequest
+) -> Result[MetadataRecord, ListPartitionReassignmentsResponse]:
+    """Those under way, by topic and partition; a partition that does not exist is not on its way."""
+    return Result((), ListPartitionReassignmentsResponse(tuple(_ongoing(image, request))))
+
+
+def _ongoing(
+    image: MetadataImage, request: ListPartitionReassignmentsRequest
+) -> Iterator[OngoingReassignment]:
+    wanted = None if request.partitions is None else set(request.partitions)
+    for name in sorted(image.topics):
+        for number, partition in enumerate(image.topics[name].partitions):
+            if _is_reassigned(partition) and (wanted is None or TopicPartition(name, number) in wanted):
+                yield OngoingReassignment(
+                    name, number, partition.replicas, partition.adding_replicas, partition.removing_replicas
+                )
+
+
+class _Target(NamedTuple):
+    """What a partition becomes at once."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    isr: tuple[int, ...]
+    is_unclean: bool = False
+
+
+class _Reassigning:
+    """The partitions of one request, one after another: directories are chosen where those before are counted."""
+
+    def __init__(self, elections: Elections, config: BrokerConfig, placer: ReplicaPlacer) -> None:
+        self._elections = elections
+        self._config = config
+        self._placer = placer
+        self.records: list[MetadataRecord] = []
+
+    def try_alter(self, wanted: Reassignment) -> PartitionResult:
+        try:
+            self._alter(wanted)
+        except ApiError as refusal:
+            return PartitionResult(wanted.topic, wanted.partition, refusal.code, str(refusal))
+        return PartitionResult(wanted.topic, wanted.partition)
+
+    def _alter(self, wanted: Reassignment) -> None:
+        name = TopicPartition(wanted.topic, wanted.partition)
+        key, partition = named_partition(self._elections.image, name)
+        if wanted.replicas is None:
+            target = self._cancelled(name, partition)
+        else:
+            self._placer.check_brokers(wanted.replicas)
+            target = _begun(name, partition, wanted.replicas)
+        record = self._record(key, partition, target)
+        if record is not None:
+            self.records.append(record)
+
+    def _cancelled(self, name: TopicPartition, partition: PartitionImage) -> _Target:
+        if not _is_reassigned(partition):
+            raise NoReassignmentInProgress(f"{name!r} has no reassignment under way to cancel")
+        original = _original(partition)
+        isr = tuple(each for each in partition.isr if each in original)
+        if isr or not partition.isr:
+            return _Target(original, (), (), isr)
+        if not topic_config(self._elections.image, self._config, name.topic).unclean_leader_election_enable:
+            raise InvalidReplicaAssignment(
+                f"{name!r}: only replicas that the reassignment adds, {list(partition.isr)}, are in sync; wait for one "
+                f"of {list(original)}, or enable unclean.leader.election.enable, which loses records"
+            )
+        running = (each for each in original if self._elections.is_electable(partition, each))
+        return _Target(original, (), (), (next(running, original[0]),), is_unclean=True)
+
+    def _record(
+        self, key: TopicIdPartition, partition: PartitionImage, target: _Target
+    ) -> PartitionChangeRecord | None:
+        directories = tuple(
+            partition.directory_of(each) or self._placer.directory_on(each) for each in target.replicas
+        )
+        change = (
+            self._elections.change(key).target_replicas(target.replicas, directories).target_isr(target.isr)
+        )
+        if target.is_unclean:
+            change = change.leader_recovery_state(LeaderRecoveryState.RECOVERING)
+        return change.adding_replicas(target.adding).removing_replicas(target.removing).build()
+
+
+def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, ...]) -> _Target:
+    original = _original(partition)
+    removing = tuple(each for each in original if each not in wanted)
+    replicas = (*wanted, *removing)
+    whole = partition.isr or partition.eligible_leader_replicas
+    if whole and not any(each in replicas for each in whole):
+        raise InvalidReplicaAssignment(
+            f"{name!r}: only replicas {list(whole)} hold all its records, which the reassignment under way adds; name "
+            f"one of them among the replicas, or wait until one of {list(replicas)} is in sync"
+        )
+    return _Target(
+        replicas,
+        adding=tuple(each for each in wanted if each not in original),
+        removing=removing,
+        isr=tuple(each for each in partition.isr if each in replicas),
+    )
+
+
+def _original(partition: PartitionImage) -> tuple[int, ...]:
+    """What a cancel goes back to; all replicas while nothing is under way."""
+    return tuple(each for each in partition.replicas if each not in partition.adding_replicas)
+
+
+def _is_reassigned(partition: PartitionImage) -> bool:
+    return bool(partition.adding_replicas or partition.removing_replicas)
