@@ -96,15 +96,21 @@ class MetadataDelta:
         )
 
     def _change_broker(self, record: BrokerRegistrationChangeRecord) -> None:
-        broker = self._brokers.get(record.broker_id) or self.image.brokers[record.broker_id]
-        assert broker.broker_epoch == record.broker_epoch, f"{record!r} does not match {broker!r}"
+        broker = self._registered(record.broker_id, record.broker_epoch)
         names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
         self._brokers[record.broker_id] = msgspec.structs.replace(broker, **_given(record, names))
 
     def _unregister_broker(self, record: UnregisterBrokerRecord) -> None:
-        broker = self._brokers.get(record.broker_id) or self.image.brokers[record.broker_id]
-        assert broker.broker_epoch == record.broker_epoch, f"{record!r} does not match {broker!r}"
+        self._registered(record.broker_id, record.broker_epoch)
         self._brokers[record.broker_id] = None
+
+    def _registered(self, broker_id: int, broker_epoch: int) -> BrokerImage:
+        known = self._brokers if broker_id in self._brokers else self.image.brokers
+        broker = known.get(broker_id)
+        expected = f"{self!r}: expected broker {broker_id} in epoch {broker_epoch}"
+        assert broker is not None, f"{expected}, found none"
+        assert broker.broker_epoch == broker_epoch, f"{expected}, found {broker!r}"
+        return broker
 
     def _add_topic(self, record: TopicRecord) -> None:
         assert self._topic(record.topic_id) is None, f"{record!r}: the id is taken"
@@ -207,7 +213,9 @@ class MetadataDelta:
             next_offset=next_offset,
             topics=self._topics_by_name(changed.values()),
             topics_by_id=_merged(self.image.topics_by_id, changed),
-            brokers=_merged(self.image.brokers, self._brokers),
+            brokers=_sorted(_merged(self.image.brokers, self._brokers))
+            if self._brokers
+            else self.image.brokers,
             configs=_merged(
                 self.image.configs, {key: values or None for key, values in self._configs.items()}
             ),
@@ -305,3 +313,8 @@ def _merged(base: Mapping[KeyT, ValueT], changes: Mapping[KeyT, ValueT | None]) 
         else:
             merged[key] = value
     return merged
+
+
+def _sorted(brokers: Mapping[int, BrokerImage]) -> Mapping[int, BrokerImage]:
+    """By id: one that was unregistered and is back would be last or where it was, as its records were grouped."""
+    return {broker_id: brokers[broker_id] for broker_id in sorted(brokers)}

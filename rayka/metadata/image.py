@@ -2,7 +2,7 @@
 
 `MetadataDelta` makes the next one. Two images share every topic, broker and configuration that did not change
 between them, so a new image costs a copy of the maps that changed, not of what they hold. Maps keep the order
-in which their entries came.
+in which their entries came, but for the brokers, which come by their ids.
 
 Kafka: `MetadataImage`, `TopicsImage`, `ClusterImage`, `ConfigurationsImage`, `ProducerIdsImage` (H9).
 """

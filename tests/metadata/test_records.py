@@ -11,17 +11,20 @@ from rayka.ids import ReplicaKey
 from rayka.metadata.batches import decode_metadata_batches
 from rayka.metadata.records import (
     BrokerRegistrationChangeRecord,
+    ClearElrRecord,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
     ProducerIdsRecord,
     RemoveTopicRecord,
+    UnregisterBrokerRecord,
     decode_record,
     encode_record,
 )
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.configs import ResourceType
+from rayka.protocol.replication import LeaderRecoveryState
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from tests.metadata.support import ORDERS, partition, registered, topic
 
@@ -38,6 +41,16 @@ RECORDS: list[MetadataRecord] = [
     FeatureLevelRecord(name="metadata.version", level=1),
     ProducerIdsRecord(broker_id=1, broker_epoch=5, next_producer_id=3000),
     BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=5, offline_directories=(UUID(int=7),)),
+    UnregisterBrokerRecord(broker_id=1, broker_epoch=5),
+    ClearElrRecord(topic_name="orders"),
+    PartitionChangeRecord(
+        topic_id=ORDERS,
+        partition=3,
+        isr=(),
+        eligible_leader_replicas=(1, 2),
+        last_known_elr=(1,),
+        leader_recovery_state=LeaderRecoveryState.RECOVERING,
+    ),
 ]
 
 

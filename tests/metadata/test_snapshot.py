@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +13,9 @@ from rayka.metadata.records import (
     ConfigRecord,
     MetadataRecord,
     PartitionChangeRecord,
+    RegisterBrokerRecord,
     RemoveTopicRecord,
+    UnregisterBrokerRecord,
     decode_record,
     encode_record,
 )
@@ -119,6 +122,22 @@ def test_between_two_images_a_topic_was_deleted_another_changed_and_one_of_an_ol
     assert sorted(delta.reconfigured_topics()) == ["orders", "payments"]
     assert delta.changed_brokers() == [1]
     assert delta.apply(new.next_offset) == new
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+def test_a_broker_that_was_unregistered_and_is_back_is_where_it_was(group: int) -> None:
+    gone = UnregisterBrokerRecord(broker_id=1, broker_epoch=1)
+    image = replayed([registered(2), registered(1), gone, registered(1, epoch=3)], group=group)
+    assert [each.broker_id for each in image_records(image) if isinstance(each, RegisterBrokerRecord)] == [
+        1,
+        2,
+    ]
+
+
+def test_a_broker_that_is_not_registered_does_not_change() -> None:
+    gone = UnregisterBrokerRecord(broker_id=1, broker_epoch=1)
+    with pytest.raises(AssertionError, match="expected broker 1 in epoch 1, found none"):
+        replayed([registered(1), gone, unfenced(1)])
 
 
 def test_an_empty_image_has_no_records() -> None:
