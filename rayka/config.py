@@ -55,9 +55,7 @@ class _Config(BaseModel):
         named: dict[str, Any] = {}
         spelled: dict[str, str] = {}
         for key, value in values.items():
-            name = snake(str(key))
-            if name not in cls.model_fields:
-                raise ConfigError(_unknown_key(str(key), cls.model_fields, what))
+            name = cls.field_of(str(key), what=what)
             if name in named:
                 raise ConfigError(f"{what}: {key!r} is given twice, dotted and in snake_case; keep one")
             named[name], spelled[name] = value, str(key)
@@ -65,6 +63,18 @@ class _Config(BaseModel):
             return cls(**named)
         except ValidationError as error:
             raise ConfigError(f"{what}: {_first_problem(error, spelled)}") from None
+
+    @classmethod
+    def field_of(cls, key: str, *, what: str) -> str:
+        """The field that a dotted or snake_case key names. Raises ConfigError naming the nearest key that is known."""
+        name = snake(key)
+        if name not in cls.model_fields:
+            raise ConfigError(_unknown_key(key, cls.model_fields, what))
+        return name
+
+    def texts(self) -> dict[str, str]:
+        """What is in force, by dotted key, as text."""
+        return {dotted(name): _as_text(getattr(self, name)) for name in sorted(type(self).model_fields)}
 
     def overrides(self) -> dict[str, str]:
         """What was set explicitly, by dotted key, as text."""
@@ -245,6 +255,9 @@ DYNAMIC_BROKER_KEYS = (
     "follower_replication_throttled_rate",
 )
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
+
+UNIFORM_BROKER_KEYS = ("min_insync_replicas", "unclean_leader_election_enable")
+"""Those of them that the controller goes by too, so that no broker has its own."""
 
 
 # ---- Clients -------------------------------------------------------------------------------------------------------
