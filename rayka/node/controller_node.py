@@ -1,10 +1,10 @@
 """A controller: a replica of `__cluster_metadata`, and, while it leads, what decides over brokers, topics and leaders.
 
-One method for each API that it serves, request to response, those of the quorum inherited; what is refused is raised as
-ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory and returns when calls
-are taken, whether there is a quorum or not; the metadata are served by whoever is active, and the others say who that
-is. `stop` hands the lead over and leaves a clean log; `kill` is the end of the process without its end. A disk that
-fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
+One method for each API that it serves, request to response, those of the quorum and of administration inherited; what
+is refused is raised as ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory
+and returns when calls are taken, whether there is a quorum or not; the metadata are served by whoever is active, and
+the others say who that is. `stop` hands the lead over and leaves a clean log; `kill` is the end of the process without
+its end. A disk that fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
 KAFKA_STORAGE_ERROR.
 
 Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
@@ -28,10 +28,9 @@ from rayka.controller.controller import (
 from rayka.errors import KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.records import MetadataRecord, decode_record, encode_record
+from rayka.node.controller_admin import ControllerAdminApis, ResponseT
 from rayka.node.controller_requests import (
     check_alter_partition,
-    check_create_topics,
-    check_delete_topics,
     check_heartbeat,
     check_register_broker,
     check_report_exit,
@@ -42,6 +41,7 @@ from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
 from rayka.node.snapshot_generator import SnapshotGenerator, image_values
 from rayka.node.tasks import Tasks
+from rayka.ports import Request
 from rayka.protocol.cluster import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -60,12 +60,6 @@ from rayka.protocol.replication import (
     ReportExitRequest,
     ReportExitResponse,
 )
-from rayka.protocol.topics import (
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-)
 from rayka.raft.quorum import Quorum
 from rayka.shard.shard import RecordCodec
 
@@ -82,7 +76,7 @@ class _Parts:
     shard: ReplicatedShard[Controller, MetadataRecord]
 
 
-class ControllerNode(QuorumApis):
+class ControllerNode(QuorumApis, ControllerAdminApis):
     """One controller in one process; `settings.data_dirs[0]` is its directory, formatted before."""
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -188,14 +182,8 @@ class ControllerNode(QuorumApis):
         response: MetadataResponse = await shard.submit(request)
         return response
 
-    async def create_topics(self, request: CreateTopicsRequest) -> CreateTopicsResponse:
-        check_create_topics(request)
-        response: CreateTopicsResponse = await self._open().shard.submit(request)
-        return response
-
-    async def delete_topics(self, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
-        check_delete_topics(request)
-        response: DeleteTopicsResponse = await self._open().shard.submit(request)
+    async def submit(self, request: Request[ResponseT]) -> ResponseT:
+        response: ResponseT = await self._open().shard.submit(request)
         return response
 
     async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:

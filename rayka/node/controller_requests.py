@@ -6,10 +6,22 @@ Each function raises InvalidRequest that names the field, what was expected and 
 from collections import Counter
 from collections.abc import Sequence
 
+from rayka.config import dotted
 from rayka.errors import InconsistentClusterId, InvalidRequest
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID
 from rayka.protocol.cluster import HeartbeatRequest, RegisterBrokerRequest
+from rayka.protocol.configs import (
+    AlteredResource,
+    ConfigResourceName,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+)
 from rayka.protocol.fetch import FetchRequest
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    ElectLeadersRequest,
+)
 from rayka.protocol.replication import AlterPartitionRequest, ReportExitRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest
 from rayka.raft.quorum import METADATA_PARTITION
@@ -79,6 +91,33 @@ def check_create_topics(request: CreateTopicsRequest) -> None:
 
 def check_delete_topics(request: DeleteTopicsRequest) -> None:
     _check_each_once("names", request.names)
+
+
+def check_create_partitions(request: CreatePartitionsRequest) -> None:
+    _check_each_once("topics", [topic.name for topic in request.topics])
+
+
+def check_reassignments(request: AlterPartitionReassignmentsRequest) -> None:
+    _check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in request.partitions])
+
+
+def check_elect_leaders(request: ElectLeadersRequest) -> None:
+    if request.partitions is not None:
+        _check_each_once("partitions", [repr(each) for each in request.partitions])
+
+
+def check_describe_configs(request: DescribeConfigsRequest) -> None:
+    _check_each_once("resources", [_resource(each) for each in request.resources])
+
+
+def check_alter_configs(request: IncrementalAlterConfigsRequest) -> None:
+    _check_each_once("resources", [_resource(each) for each in request.resources])
+    for each in request.resources:
+        _check_each_once(f"changes of {_resource(each)}", [dotted(change.name) for change in each.changes])
+
+
+def _resource(each: ConfigResourceName | AlteredResource) -> str:
+    return f"{each.resource_type.name.lower()} {each.resource_name!r}"
 
 
 def _check_each_once(field: str, names: Sequence[str]) -> None:
