@@ -333,7 +333,9 @@ class ProducerConfig(_ClientConfig):
 class ConsumerConfig(_ClientConfig):
     """Configuration of a `Consumer` without a group; names and defaults are Kafka's.
 
-    `local_reads` is rayka's own: segments on this machine are mapped instead of being sent.
+    `local_reads` is rayka's own: segments on this machine are mapped instead of being sent. `client_rack` is where the
+    consumer is, so that it may read from a replica there; with local reads, where nothing is said, the rack of a broker
+    on this machine.
     """
 
     default_api_timeout_ms: int = Field(default=60_000, ge=1)
@@ -345,6 +347,7 @@ class ConsumerConfig(_ClientConfig):
     max_poll_records: int = Field(default=500, ge=1)
     check_crcs: bool = True
     local_reads: bool = True
+    client_rack: str = ""
     key_deserializer: Any = None
     value_deserializer: Any = None
 
