@@ -5,8 +5,11 @@ the same call may succeed later (`clients/.../common/protocol/Errors.java`). The
 No exception crosses an actor boundary: a response carries an `ErrorCode`, and the client raises what `error_for` gives.
 """
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import ClassVar
+
+from rayka.ids import TopicPartition
 
 
 class ErrorCode(IntEnum):
@@ -106,6 +109,19 @@ class OffsetOutOfRange(ApiError):
     """The offset lies outside the partition's log: [log start offset, high watermark]."""
 
     code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class LogTruncation(OffsetOutOfRange):
+    """Records that a consumer has read are not in the log any more: a replica without them became the leader (G16).
+
+    `divergent_offsets`: for each partition the first offset that is known to differ from what was read.
+    """
+
+    def __init__(
+        self, message: str = "", divergent_offsets: Mapping[TopicPartition, int] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.divergent_offsets = dict(divergent_offsets or {})
 
 
 class CorruptRecord(RetriableApiError):

@@ -40,6 +40,7 @@ class Delivery:
         self._deserializers = (key_deserializer, value_deserializer)
         self._ends = end_offsets or {}
         self._fetched: deque[Fetched] = deque()
+        self._generations: dict[TopicPartition, int] = {}  # of the positions
         self._current: _Current | None = None
 
     def add(self, fetched: Sequence[Fetched]) -> None:
@@ -110,6 +111,9 @@ class Delivery:
     def _start(self, fetched: Fetched) -> None:
         """Decodes the next batch of a fetch, or ends the fetch."""
         tp = fetched.topic_partition
+        if self._generations.setdefault(tp, fetched.generation) != fetched.generation:
+            self._generations[tp] = fetched.generation  # the position was reset, perhaps backwards
+            self.positions.pop(tp, None)
         start_offset = max(fetched.fetch_offset, self.positions.get(tp, 0))
         end_offset = self._ends.get(tp)
         remaining = fetched.buffers

@@ -1,9 +1,11 @@
-"""What a consumer is about to fetch: for each partition the next offset, and what has arrived but was not taken yet.
+"""What a consumer is about to fetch: for each partition the next offset, whom to ask, and what has arrived but was not
+taken yet.
 
 The brain of fetching, without IO. Invariants: a partition has at most one fetch in flight, and its fetched data lie in
 offset order without a hole; a result of an older generation (from before a seek) is dropped; fetching stops while a
 partition holds its share of bytes. The next offset is the broker's `next_offset`, never "last record + 1", so
-control records and compaction gaps cannot stall a reader. Kafka: SubscriptionState, FetchBuffer (G16).
+control records and compaction gaps cannot stall a reader. With it goes the epoch of the last batch before it, by which
+a leader finds that what was read is not in its log. Kafka: SubscriptionState, FetchBuffer (G15, G16).
 """
 
 from collections import deque
@@ -12,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayka.errors import RaykaError
-from rayka.ids import TopicPartition
+from rayka.errors import LogTruncation, RaykaError
+from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 START_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
@@ -38,14 +40,32 @@ class FetchTicket(NamedTuple):
     topic_partition: TopicPartition
     generation: int
     fetch_offset: int
+    last_fetched_epoch: int
+
+
+class _ReadReplica(NamedTuple):
+    """A follower that the leader sent the reader to, for some time."""
+
+    node_id: int
+    until_ms: int
 
 
 class _Partition:
-    __slots__ = ("buffered_bytes", "fetch_offset", "generation", "in_flight", "start")
+    __slots__ = (
+        "buffered_bytes",
+        "fetch_offset",
+        "generation",
+        "in_flight",
+        "last_fetched_epoch",
+        "read_replica",
+        "start",
+    )
 
     def __init__(self, start: int | None, generation: int) -> None:
         self.generation = generation
         self.fetch_offset: int | None = None
+        self.last_fetched_epoch = NO_EPOCH
+        self.read_replica: _ReadReplica | None = None
         self.start = start  # the timestamp to look up while the offset is unknown
         self.in_flight = False
         self.buffered_bytes = 0
@@ -114,11 +134,13 @@ class FetchState:
             if each.fetch_offset is None and tp not in self._errors
         ]
 
-    def on_offset(self, topic_partition: TopicPartition, generation: int, offset: int) -> None:
-        """The looked-up start; dropped when somebody sought meanwhile."""
+    def on_offset(
+        self, topic_partition: TopicPartition, generation: int, offset: int, epoch: int = NO_EPOCH
+    ) -> None:
+        """The looked-up start, and its leader epoch where that is known; dropped when somebody sought meanwhile."""
         partition = self._partitions.get(topic_partition)
         if partition is not None and partition.generation == generation and partition.fetch_offset is None:
-            partition.fetch_offset = offset
+            partition.fetch_offset, partition.last_fetched_epoch = offset, epoch
 
     def reset(self, ticket: FetchTicket) -> bool:
         """The ticket's offset is out of range: look the start up anew by the reset policy. False when there is none."""
@@ -127,6 +149,37 @@ class FetchState:
         if self._is_current(ticket):
             self.seek_to_timestamp(ticket.topic_partition, self._reset_to)
         return True
+
+    def on_diverging(self, ticket: FetchTicket, diverging: OffsetAndEpoch) -> None:
+        """What was read before the ticket's offset is not in the leader's log: with a reset policy the first offset
+        that is known to differ is read next, without one the application hears LogTruncation.
+        """
+        if not self._is_current(ticket):
+            return
+        tp, offset = ticket.topic_partition, min(diverging.offset, ticket.fetch_offset)
+        if self._reset_to is None:
+            self.fail(tp, _truncated(ticket, offset))
+            return
+        partition = self._restart(tp)
+        partition.fetch_offset, partition.last_fetched_epoch = offset, diverging.epoch
+
+    # ---- Whom to ask -----------------------------------------------------------------------------------------------
+
+    def read_replica(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
+        """The follower to read from; None: the leader (G15)."""
+        partition = self._partitions.get(topic_partition)
+        chosen = None if partition is None else partition.read_replica
+        return chosen.node_id if chosen is not None and now_ms < chosen.until_ms else None
+
+    def read_from(self, ticket: FetchTicket, node_id: int, until_ms: int) -> None:
+        """The leader says that this replica is nearer; until then it is not asked again."""
+        if self._is_current(ticket):
+            self._partitions[ticket.topic_partition].read_replica = _ReadReplica(node_id, until_ms)
+
+    def read_from_leader(self, topic_partition: TopicPartition) -> None:
+        """Something was wrong with the follower: the leader is asked, which may name another one."""
+        if topic_partition in self._partitions:
+            self._partitions[topic_partition].read_replica = None
 
     # ---- Fetches ---------------------------------------------------------------------------------------------------
 
@@ -141,23 +194,29 @@ class FetchState:
         assert not partition.in_flight, topic_partition
         assert partition.fetch_offset is not None, topic_partition
         partition.in_flight = True
-        return FetchTicket(topic_partition, partition.generation, partition.fetch_offset)
+        return FetchTicket(
+            topic_partition, partition.generation, partition.fetch_offset, partition.last_fetched_epoch
+        )
 
     def end_fetch(self, ticket: FetchTicket) -> None:
         """The fetch ended, well or not; the partition may be fetched again."""
         if self._is_current(ticket):
             self._partitions[ticket.topic_partition].in_flight = False
 
-    def on_fetched(self, ticket: FetchTicket, buffers: tuple[np.ndarray, ...], next_offset: int) -> None:
-        """Data arrived: whole batches, after which the fetch at next_offset continues."""
+    def on_fetched(
+        self, ticket: FetchTicket, buffers: tuple[np.ndarray, ...], next_offset: int, last_epoch: int
+    ) -> None:
+        """Data arrived: whole batches, the last of this epoch, after which the fetch at next_offset continues."""
         if not self._is_current(ticket):
             return
         assert next_offset >= ticket.fetch_offset, (ticket, next_offset)
         partition = self._partitions[ticket.topic_partition]
         partition.fetch_offset = next_offset
         if next_offset > ticket.fetch_offset:
+            partition.last_fetched_epoch = last_epoch
             partition.buffered_bytes += sum(each.size for each in buffers)
-            self._fetched.append(Fetched(*ticket, next_offset, buffers))
+            tp, generation, offset, _ = ticket
+            self._fetched.append(Fetched(tp, generation, offset, next_offset, buffers))
 
     def on_error(self, ticket: FetchTicket, error: RaykaError) -> None:
         """An error that the application must hear; the partition rests until it has."""
@@ -213,3 +272,13 @@ class FetchState:
             self._fetched = deque(each for each in self._fetched if each.topic_partition not in names)
             for tp in names:
                 self._errors.pop(tp, None)
+
+
+def _truncated(ticket: FetchTicket, offset: int) -> LogTruncation:
+    tp = ticket.topic_partition
+    return LogTruncation(
+        f"{tp}: records from offset {offset} on, of those read up to {ticket.fetch_offset} in leader epoch"
+        f" {ticket.last_fetched_epoch}, are not in the log any more: a replica without them was elected leader;"
+        f" seek to {offset} to read what is there now, or set auto_offset_reset",
+        {tp: offset},
+    )

@@ -1,9 +1,10 @@
-"""Fetches for a consumer in the background: one request per leader for all partitions that want data, ahead
+"""Fetches for a consumer in the background: one request per broker for all partitions that want data, ahead
 of the reader.
 
 Invariants: a partition is in at most one request; whoever waits is woken by data, by an error it must hear,
 or by its timeout; errors that pass by themselves are retried with back-off, after a refresh of the metadata
-where that is what they ask for. Kafka: Fetcher, FetchCollector (G16, G18).
+where that is what they ask for. A leader may send the reader to a follower in its rack; whatever goes wrong there sends
+it back to the leader, whose word alone counts on offsets and epochs. Kafka: Fetcher, FetchCollector (G15, G16, G18).
 """
 
 import asyncio
@@ -31,8 +32,9 @@ from rayka.errors import (
     is_retriable,
     needs_metadata,
 )
-from rayka.ids import NO_NODE, NO_OFFSET, TopicPartition
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, TopicPartition
 from rayka.ports import Network
+from rayka.protocol.cluster import MetadataPartition
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 
 logger = logging.getLogger(__name__)
@@ -163,10 +165,11 @@ class Fetcher:
             if offset == NO_OFFSET:  # nothing at or after that time: from the end on
                 latest = await self.lookup.offsets({tp: -1}, self._config.default_api_timeout_ms)
                 offset = latest[tp].offset
-            self.state.on_offset(tp, generations[tp], offset)
+            epoch = result.leader_epoch if offset == result.offset else NO_EPOCH
+            self.state.on_offset(tp, generations[tp], offset, epoch)
 
     def _send_fetches(self) -> None:
-        by_leader: dict[int, tuple[list[FetchPartition], _Tickets]] = {}
+        by_node: dict[int, tuple[list[FetchPartition], _Tickets]] = {}
         stale: dict[str, None] = {}
         for tp in self.state.fetchable():
             topic = self.metadata.cached(tp.topic)
@@ -178,18 +181,28 @@ class Fetcher:
                 continue
             leader = topic.partitions[tp.partition]
             ticket = self.state.begin_fetch(tp)
-            parts, tickets = by_leader.setdefault(leader.leader_id, ([], {}))
-            limit_bytes = self._config.max_partition_fetch_bytes
+            parts, tickets = by_node.setdefault(self._node_to_ask(tp, leader), ([], {}))
             parts.append(
                 FetchPartition(
-                    topic.topic_id, tp.partition, ticket.fetch_offset, limit_bytes, leader.leader_epoch
+                    topic.topic_id,
+                    tp.partition,
+                    ticket.fetch_offset,
+                    self._config.max_partition_fetch_bytes,
+                    leader.leader_epoch,
+                    ticket.last_fetched_epoch,
                 )
             )
             tickets[topic.topic_id, tp.partition] = ticket
-        for leader_id, (parts, tickets) in by_leader.items():
-            self._spawn(self._fetch(leader_id, tuple(parts), tickets))
+        for node_id, (parts, tickets) in by_node.items():
+            self._spawn(self._fetch(node_id, tuple(parts), tickets))
         if stale:
             self._spawn(self._refresh_later(tuple(stale)))
+
+    def _node_to_ask(self, topic_partition: TopicPartition, leader: MetadataPartition) -> int:
+        """The follower that the leader named, while it may be asked; else the leader (G15)."""
+        chosen = self.state.read_replica(topic_partition, _now_ms())
+        is_usable = any(each.node_id == chosen and not each.is_fenced for each in self.metadata.brokers)
+        return chosen if chosen is not None and is_usable else leader.leader_id
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -204,34 +217,43 @@ class Fetcher:
 
     # ---- One fetch -------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, leader_id: int, partitions: tuple[FetchPartition, ...], tickets: _Tickets) -> None:
+    async def _fetch(self, node_id: int, partitions: tuple[FetchPartition, ...], tickets: _Tickets) -> None:
         request = FetchRequest(
             self._config.fetch_max_wait_ms,
             self._config.fetch_min_bytes,
             self._config.fetch_max_bytes,
             partitions,
             local_directory_ids=self._local.directory_ids(self.metadata.brokers) if self._local else (),
+            rack_id=self._rack(),
         )
         timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
         try:
-            await self._recover(await self._ask(leader_id, request, tickets, timeout_ms), tickets)
+            await self._recover(await self._ask(node_id, request, tickets, timeout_ms), tickets)
         finally:
             for ticket in tickets.values():
                 self.state.end_fetch(ticket)
 
+    def _rack(self) -> str:
+        """Where this reader is: as configured, or where a broker is whose files it can open."""
+        if self._config.client_rack or self._local is None:
+            return self._config.client_rack
+        return self._local.rack(self.metadata.brokers)
+
     async def _ask(
-        self, leader_id: int, request: FetchRequest, tickets: _Tickets, timeout_ms: int
+        self, node_id: int, request: FetchRequest, tickets: _Tickets, timeout_ms: int
     ) -> list[ApiError]:
-        """Keeps what the leader answers; returns the errors that a retry may mend."""
+        """Keeps what the node answers; returns the errors that a retry may mend."""
         try:
-            response = await self._network.call(leader_id, request, timeout_ms)
+            response = await self._network.call(node_id, request, timeout_ms)
             results = [
                 self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions
             ]
             failed = [each for each in results if each is not None]
         except ApiError as error:
-            logger.debug("fetch from node %d: %s", leader_id, error)
+            logger.debug("fetch from node %d: %s", node_id, error)
             failed = [error]
+            for ticket in tickets.values():
+                self.state.read_from_leader(ticket.topic_partition)
             if not error.retriable:
                 for ticket in tickets.values():
                     self.state.on_error(ticket, error)
@@ -241,16 +263,25 @@ class Fetcher:
 
     def _on_result(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
         """Keeps the data; returns an error that a retry may mend."""
-        if result.error_code is ErrorCode.NONE:
-            buffers = self._buffers(result)
-            if buffers is not None:
-                self.state.on_fetched(ticket, buffers, result.next_offset)
+        tp, now_ms = ticket.topic_partition, _now_ms()
+        if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
+            if result.preferred_read_replica != NO_NODE:
+                until_ms = now_ms + self._config.metadata_max_age_ms
+                self.state.read_from(ticket, result.preferred_read_replica, until_ms)
+            elif (buffers := self._buffers(result)) is not None:
+                self.state.on_fetched(ticket, buffers, result.next_offset, result.last_fetched_epoch)
             return None
-        error = error_for(result.error_code, f"{ticket.topic_partition}: {result.error_message}")
+        if self.state.read_replica(tp, now_ms) is not None:
+            self.state.read_from_leader(tp)
+            code = result.error_code or ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return error_for(code, f"{tp}: a follower says: {result.error_message or 'its log differs'}")
+        if result.diverging_epoch is not None:
+            logger.warning("%s: the log was truncated below %d", tp, ticket.fetch_offset)
+            self.state.on_diverging(ticket, result.diverging_epoch)
+            return None
+        error = error_for(result.error_code, f"{tp}: {result.error_message}")
         if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self.state.reset(ticket):
-            logger.warning(
-                "%s: offset %d is out of range; reset", ticket.topic_partition, ticket.fetch_offset
-            )
+            logger.warning("%s: offset %d is out of range; reset", tp, ticket.fetch_offset)
             return None
         if is_retriable(result.error_code) and result.error_code is not ErrorCode.CORRUPT_MESSAGE:
             return error
@@ -294,3 +325,7 @@ class Fetcher:
             logger.error("fetching failed", exc_info=error)
         for tp in self.state.assignment:
             self._hear(tp, known)
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)

@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 
 from rayka.log.mapped_reader import MappedReader, is_local_directory
-from rayka.protocol.cluster import MetadataBroker
+from rayka.protocol.cluster import LogDirectory, MetadataBroker
 from rayka.protocol.fetch import FileRange
 
 logger = logging.getLogger(__name__)
@@ -31,10 +31,21 @@ class LocalReader:
         if self._misses >= _MISSES_MAX:
             return ()
         directories = [each for broker in brokers for each in broker.directories]
-        for each in directories:
-            if each.directory_id not in self._is_local:
-                self._is_local[each.directory_id] = is_local_directory(each.path, each.directory_id)
-        return tuple(each.directory_id for each in directories if self._is_local[each.directory_id])
+        return tuple(each.directory_id for each in directories if self._is_readable(each))
+
+    def rack(self, brokers: Sequence[MetadataBroker]) -> str:
+        """The rack of a broker on this machine; empty when there is none, or its files are not to be read."""
+        if self._misses >= _MISSES_MAX:
+            return ""
+        racks = (each.rack for each in brokers if any(map(self._is_readable, each.directories)))
+        return next(racks, "")
+
+    def _is_readable(self, directory: LogDirectory) -> bool:
+        known = self._is_local.get(directory.directory_id)
+        if known is None:
+            known = is_local_directory(directory.path, directory.directory_id)
+            self._is_local[directory.directory_id] = known
+        return known
 
     def read(self, ranges: Sequence[FileRange]) -> tuple[np.ndarray, ...] | None:
         """The bytes of the ranges, mapped; None when a file is gone or was replaced: ask again."""

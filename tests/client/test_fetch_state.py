@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from rayka.client.fetch_state import FetchState
-from rayka.errors import OffsetOutOfRange
-from rayka.ids import TopicPartition
+from rayka.errors import LogTruncation, OffsetOutOfRange
+from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 
 FIRST, SECOND = TopicPartition("flights", 0), TopicPartition("flights", 1)
 BYTES = np.zeros(64, dtype=np.uint8)
+EPOCH = 3
 
 
 def state(
@@ -41,7 +42,7 @@ def test_the_next_fetch_begins_at_the_brokers_next_offset():  # G16: not at "las
     fetching = state()
     fetching.seek(FIRST, 5)
     ticket = fetching.begin_fetch(FIRST)
-    fetching.on_fetched(ticket, (BYTES,), 17)
+    fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
     fetching.end_fetch(ticket)
     assert fetching.begin_fetch(FIRST).fetch_offset == 17
 
@@ -50,10 +51,10 @@ def test_what_was_fetched_before_a_seek_is_dropped():
     fetching = state()
     fetching.seek(FIRST, 0)
     early = fetching.begin_fetch(FIRST)
-    fetching.on_fetched(early, (BYTES,), 10)
+    fetching.on_fetched(early, (BYTES,), 10, EPOCH)
     late = fetching.begin_fetch(FIRST) if FIRST in fetching.fetchable() else early
     fetching.seek(FIRST, 100)
-    fetching.on_fetched(late, (BYTES,), 20)
+    fetching.on_fetched(late, (BYTES,), 20, EPOCH)
     assert fetching.take() == ()
     assert fetching.begin_fetch(FIRST).fetch_offset == 100
 
@@ -64,7 +65,7 @@ def test_a_partition_assigned_anew_takes_no_result_of_its_former_self():
     ticket = fetching.begin_fetch(FIRST)
     fetching.assign([SECOND])
     fetching.assign([FIRST, SECOND])
-    fetching.on_fetched(ticket, (BYTES,), 10)
+    fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
     assert fetching.take() == ()
 
 
@@ -73,7 +74,7 @@ def test_fetching_stops_while_a_partition_holds_its_share():
     fetching.seek(FIRST, 0)
     fetching.seek(SECOND, 0)
     ticket = fetching.begin_fetch(FIRST)
-    fetching.on_fetched(ticket, (BYTES,), 10)
+    fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
     fetching.end_fetch(ticket)
     assert fetching.fetchable() == [SECOND]
     assert [each.next_offset for each in fetching.take()] == [10]
@@ -84,7 +85,7 @@ def test_fetching_stops_at_the_total():
     fetching = state(total_bytes_max=64)
     fetching.seek(FIRST, 0)
     fetching.seek(SECOND, 0)
-    fetching.on_fetched(fetching.begin_fetch(FIRST), (BYTES,), 10)
+    fetching.on_fetched(fetching.begin_fetch(FIRST), (BYTES,), 10, EPOCH)
     assert fetching.fetchable() == []
 
 
@@ -92,7 +93,7 @@ def test_an_error_is_heard_once_and_after_the_data_before_it():
     fetching = state()
     fetching.seek(FIRST, 0)
     ticket = fetching.begin_fetch(FIRST)
-    fetching.on_fetched(ticket, (BYTES,), 10)
+    fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
     fetching.on_error(ticket, OffsetOutOfRange("gone"))
     assert len(fetching.take()) == 1
     with pytest.raises(OffsetOutOfRange, match="gone"):
@@ -113,3 +114,78 @@ def test_a_late_lookup_does_not_undo_a_seek():
     fetching.seek(FIRST, 42)
     fetching.on_offset(FIRST, generation, 0)
     assert fetching.begin_fetch(FIRST).fetch_offset == 42
+
+
+# ---- Epochs of positions ----
+
+
+def test_a_position_knows_the_epoch_of_what_was_read_before_it():  # G2
+    fetching = state()
+    fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
+    first = fetching.begin_fetch(FIRST)
+    fetching.on_fetched(first, (BYTES,), 17, EPOCH + 1)
+    fetching.end_fetch(first)
+    assert (first.last_fetched_epoch, fetching.begin_fetch(FIRST).last_fetched_epoch) == (EPOCH, EPOCH + 1)
+
+
+def test_a_fetch_that_brings_nothing_keeps_the_epoch():  # G2
+    fetching = state()
+    fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
+    ticket = fetching.begin_fetch(FIRST)
+    fetching.on_fetched(ticket, (), 5, NO_EPOCH)
+    fetching.end_fetch(ticket)
+    assert fetching.begin_fetch(FIRST).last_fetched_epoch == EPOCH
+
+
+def test_after_a_seek_no_epoch_is_known():  # G2
+    fetching = state()
+    fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
+    fetching.seek(FIRST, 3)
+    assert fetching.begin_fetch(FIRST).last_fetched_epoch == NO_EPOCH
+
+
+def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
+    fetching = state()
+    fetching.on_offset(FIRST, fetching.generation(FIRST), 9, EPOCH)
+    ticket = fetching.begin_fetch(FIRST)
+    fetching.on_diverging(ticket, OffsetAndEpoch(6, EPOCH - 1))
+    again = fetching.begin_fetch(FIRST)
+    assert (again.fetch_offset, again.last_fetched_epoch) == (6, EPOCH - 1)
+    assert again.generation != ticket.generation
+
+
+def test_without_a_reset_policy_a_truncation_is_heard_with_its_offset():  # G16
+    fetching = state(reset="none")
+    fetching.on_offset(FIRST, fetching.generation(FIRST), 9, EPOCH)
+    fetching.on_diverging(fetching.begin_fetch(FIRST), OffsetAndEpoch(6, EPOCH - 1))
+    with pytest.raises(LogTruncation, match="records from offset 6 on") as caught:
+        fetching.take()
+    assert caught.value.divergent_offsets == {FIRST: 6}
+
+
+def test_a_truncation_that_is_heard_after_a_seek_changes_nothing():  # G16
+    fetching = state()
+    fetching.seek(FIRST, 9)
+    ticket = fetching.begin_fetch(FIRST)
+    fetching.seek(FIRST, 4)
+    fetching.on_diverging(ticket, OffsetAndEpoch(6, EPOCH))
+    assert fetching.begin_fetch(FIRST).fetch_offset == 4
+
+
+# ---- Whom to ask ----
+
+
+def test_a_read_replica_is_used_until_its_time_is_over():  # G15
+    fetching = state()
+    fetching.seek(FIRST, 0)
+    fetching.read_from(fetching.begin_fetch(FIRST), 2, until_ms=100)
+    assert [fetching.read_replica(FIRST, now_ms) for now_ms in (0, 99, 100)] == [2, 2, None]
+    assert fetching.read_replica(SECOND, 0) is None
+
+
+def test_the_leader_is_asked_again_when_something_was_wrong():  # G15
+    fetching = state()
+    fetching.seek(FIRST, 0)
+    fetching.read_from(fetching.begin_fetch(FIRST), 2, until_ms=100)
+    fetching.read_from_leader(FIRST)
+    assert fetching.read_replica(FIRST, 0) is None
