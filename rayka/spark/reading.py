@@ -1,16 +1,17 @@
 """One task's rows: the batches of one range of offsets, mapped from segment files where they are on this machine,
 fetched from the broker where not, as Arrow batches of a size that suits Spark.
 
-Invariants: rows come in offset order, each once, none outside the range. Files are read first; from the first offset
-that they do not give (gone, replaced, another machine) the broker is asked. While Spark works on one answer the next is
-under way.
+Invariants: rows come in offset order, each once, none outside the range. Files are read first, those of the plan and
+then those of any replica in sync on this machine; from the first offset that they do not give the broker is asked.
+While Spark works on one answer the next is under way.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa
 
 from rayka.client import io_thread
@@ -80,16 +81,39 @@ def _batches(
     file_ranges: tuple[FileRange, ...],
     connect: Callable[[], "TopicClient"],
 ) -> Iterator[RecordBatch]:
-    """The batches that hold the range, from the files as far as they go."""
+    """The batches that hold the range, from files as far as they go: those that the plan names, which are on the
+    planner's machine, then those on this one.
+    """
+    next_offset = yield from _mapped_part(wanted, file_ranges)
+    if next_offset == wanted.end_offset:
+        return
+    client = connect()
+    left = msgspec.structs.replace(wanted, start_offset=next_offset)
+    next_offset = yield from _mapped_part(left, _locate(client, left))
+    if next_offset < wanted.end_offset:
+        yield from _fetched_batches(client, wanted, next_offset, options)
+
+
+def _mapped_part(
+    wanted: OffsetRange, file_ranges: tuple[FileRange, ...]
+) -> Generator[RecordBatch, None, int]:
+    """The batches of the range that the files give; returns where to go on, at the latest at its end."""
     next_offset = wanted.start_offset
     for batch in _mapped_batches(wanted, file_ranges):
         if batch.base_offset >= wanted.end_offset:
-            return
+            return wanted.end_offset
         if batch.next_offset > next_offset:
             next_offset = batch.next_offset
             yield batch
-    if next_offset < wanted.end_offset:
-        yield from _fetched_batches(connect(), wanted, next_offset, options)
+    return min(next_offset, wanted.end_offset)
+
+
+def _locate(client: "TopicClient", wanted: OffsetRange) -> tuple[FileRange, ...]:
+    """The files on this machine that hold the range; none when it is not there (any more): fetching says why."""
+    try:
+        return io_thread.run(client.locate(wanted), _TIMEOUT_SECONDS)
+    except OffsetOutOfRange:
+        return ()
 
 
 def _mapped_batches(wanted: OffsetRange, file_ranges: tuple[FileRange, ...]) -> Iterator[RecordBatch]:

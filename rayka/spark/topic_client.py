@@ -4,6 +4,7 @@ Lives on the client's IO loop. Leaders that move and calls that break off are re
 deleted and created again is an error, not silence: every fetch names the id that the range was planned for.
 """
 
+import logging
 from collections.abc import Iterable
 from random import Random
 from uuid import UUID
@@ -23,7 +24,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.mapped_reader import is_local_directory
-from rayka.protocol.cluster import MetadataPartition
+from rayka.protocol.cluster import MetadataBroker, MetadataPartition
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -37,6 +38,9 @@ from rayka.spark.plan import AvailableRange, OffsetRange
 TIMEOUT_MS = 60_000
 _FETCH_WAIT_MS = 500
 _FETCH_BYTES_MAX = 4 << 20  # the largest messages move fastest between actors
+_EVERYTHING_BYTES = 2**31 - 1  # places in files are small, whatever they hold
+
+logger = logging.getLogger(__name__)
 
 
 class TopicRecreated(InconsistentTopicId):
@@ -67,16 +71,51 @@ class TopicClient:
         return {each: AvailableRange(ids[each], starts[each].offset, ends[each].offset) for each in ids}
 
     async def locate(self, wanted: OffsetRange) -> tuple[FileRange, ...]:
-        """The segment files that hold a range, if this machine can open them; none, or not all, if it cannot."""
+        """The segment files that hold a range, if this machine can open those of its leader or of a replica in sync;
+        none, or not all, if it cannot, or if that replica has yet to hear how far the log is committed.
+        """
         found: list[FileRange] = []
-        offset, local = wanted.start_offset, await self._local_directory_ids(wanted)
-        while local and offset < wanted.end_offset:
-            result = await self.fetch(wanted, offset, local_directory_ids=local)
-            if not result.file_ranges:
+        offset = wanted.start_offset
+        while offset < wanted.end_offset:
+            result = await self._locate_next(wanted, offset)
+            if result is None or not result.file_ranges:
                 break
             found += result.file_ranges
             offset = result.next_offset
         return tuple(found)
+
+    async def _locate_next(self, wanted: OffsetRange, offset: int) -> FetchPartitionResult | None:
+        retry = Retry(TIMEOUT_MS, self._backoff)
+        leader = await self._leader(wanted, retry)
+        nearest = self._nearest(leader)
+        if nearest is None:
+            return None
+        directory_ids = tuple(each.directory_id for each in nearest.directories)
+        if nearest.node_id == leader.leader_id:
+            return await self.fetch(wanted, offset, local_directory_ids=directory_ids)
+        part = FetchPartition(
+            wanted.topic_id, leader.partition, offset, _EVERYTHING_BYTES, leader.leader_epoch
+        )
+        request = FetchRequest(
+            0,
+            0,
+            _EVERYTHING_BYTES,
+            (part,),
+            local_directory_ids=directory_ids,
+            rack_id=nearest.rack or nearest.host,
+        )
+        try:
+            return await self._ask(nearest.node_id, request, f"{wanted.topic_partition!r}", retry)
+        except ApiError as error:
+            logger.info("a follower on this machine is of no use: %s", error)
+            return None
+
+    def _nearest(self, partition: MetadataPartition) -> MetadataBroker | None:
+        """The leader or else a replica in sync, if this machine can open all its data directories."""
+        brokers = {each.node_id: each for each in self._metadata.brokers}
+        wanted = dict.fromkeys((partition.leader_id, *partition.isr))
+        here = (brokers[node_id] for node_id in wanted if node_id in brokers)
+        return next((each for each in here if not each.is_fenced and _is_local(each)), None)
 
     async def fetch(
         self, wanted: OffsetRange, offset: int, *, local_directory_ids: tuple[UUID, ...] = ()
@@ -98,27 +137,25 @@ class TopicClient:
         self, wanted: OffsetRange, offset: int, local_directory_ids: tuple[UUID, ...], retry: Retry
     ) -> FetchPartitionResult:
         leader = await self._leader(wanted, retry)
-        max_bytes = _FETCH_BYTES_MAX if not local_directory_ids else 2**31 - 1
+        max_bytes = _EVERYTHING_BYTES if local_directory_ids else _FETCH_BYTES_MAX
         part = FetchPartition(wanted.topic_id, leader.partition, offset, max_bytes, leader.leader_epoch)
         request = FetchRequest(_FETCH_WAIT_MS, 1, max_bytes, (part,), local_directory_ids=local_directory_ids)
-        response = await self._network.call(leader.leader_id, request, retry.remaining_ms)
-        result = response.partitions[0]
         where = f"{wanted.topic_partition!r} of cluster {self._cluster!r} at offset {offset}"
-        if result.error_code is not ErrorCode.NONE:
-            raise error_for(result.error_code, f"{where}: {result.error_message}")
+        result = await self._ask(leader.leader_id, request, where, retry)
         if result.next_offset <= offset:
             raise RequestTimedOut(
                 f"{where}: nothing came, though offsets up to {wanted.end_offset} were there"
             )
         return result
 
-    async def _local_directory_ids(self, wanted: OffsetRange) -> tuple[UUID, ...]:
-        """The data directories of the range's leader, if this machine can open them; none if it cannot."""
-        leader = await self._leader(wanted, Retry(TIMEOUT_MS, self._backoff))
-        brokers = [each for each in self._metadata.brokers if each.node_id == leader.leader_id]
-        directories = [each for broker in brokers for each in broker.directories]
-        is_local = all(is_local_directory(each.path, each.directory_id) for each in directories)
-        return tuple(each.directory_id for each in directories) if is_local else ()
+    async def _ask(
+        self, node_id: int, request: FetchRequest, where: str, retry: Retry
+    ) -> FetchPartitionResult:
+        response = await self._network.call(node_id, request, retry.remaining_ms)
+        (result,) = response.partitions
+        if result.error_code is not ErrorCode.NONE:
+            raise error_for(result.error_code, f"{where}: {result.error_message}")
+        return result
 
     async def _leader(self, wanted: OffsetRange, retry: Retry) -> MetadataPartition:
         name = wanted.topic_partition.topic
@@ -132,3 +169,8 @@ class TopicClient:
         if leader.leader_id == NO_NODE:
             raise LeaderNotAvailable(f"{wanted.topic_partition!r} has no leader just now")
         return leader
+
+
+def _is_local(broker: MetadataBroker) -> bool:
+    """Whether this machine can open all data directories of the broker."""
+    return all(is_local_directory(each.path, each.directory_id) for each in broker.directories)

@@ -42,6 +42,13 @@ def rows(wanted, file_ranges, client, **options):
     return [row for batch in batches for row in batch.to_pylist()]
 
 
+class ElsewhereClient(TopicClient):
+    """On a machine that holds no replica."""
+
+    async def locate(self, wanted):
+        return ()
+
+
 def located(client, wanted):
     return io_thread.run(client.locate(wanted), TIMEOUT_S)
 
@@ -60,7 +67,7 @@ def test_files_and_the_broker_give_the_same_rows(cluster):
     wanted = planned(client, starting_offsets={"a": {0: 17}}, ending_offsets={"a": {0: RECORD_COUNT - 17}})
     file_ranges = located(client, wanted)
     assert len({each.path for each in file_ranges}) > 2  # several segments
-    fetched = rows(wanted, (), client)
+    fetched = rows(wanted, (), ElsewhereClient(cluster))
     assert [row["offset"] for row in fetched] == list(range(17, RECORD_COUNT - 17))
     assert rows(wanted, file_ranges, None) == fetched
 
@@ -70,11 +77,23 @@ def test_from_the_first_file_that_is_gone_the_broker_is_asked(cluster):
     wanted = planned(client)
     first, second, *_ = located(client, wanted)
     gone = msgspec.structs.replace(second, inode=second.inode + 1)
-    assert [row["offset"] for row in rows(wanted, (first, gone), client)] == list(range(RECORD_COUNT))
+    elsewhere = ElsewhereClient(cluster)
+    assert [row["offset"] for row in rows(wanted, (first, gone), elsewhere)] == list(range(RECORD_COUNT))
+
+
+def test_what_the_plan_could_not_name_is_found_where_the_task_runs(cluster):
+    class UnaskedClient(TopicClient):
+        async def fetch(self, wanted, offset, *, local_directory_ids=()):
+            assert local_directory_ids, "records were sent, though their files are here"
+            return await super().fetch(wanted, offset, local_directory_ids=local_directory_ids)
+
+    client = UnaskedClient(cluster)
+    wanted = planned(client)
+    assert [row["offset"] for row in rows(wanted, (), client)] == list(range(RECORD_COUNT))
 
 
 def test_a_read_that_is_given_up_leaves_nothing_pending(cluster):
-    client = TopicClient(cluster)
+    client = ElsewhereClient(cluster)
     reading = read_range(ReadOptions(("a",)), planned(client), (), lambda: client)
     assert next(reading).num_rows > 0
     reading.close()
@@ -109,7 +128,7 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(has_files):
 def test_a_broker_that_is_down_for_a_while_only_delays_a_read():
     with testing.cluster() as running:
         make_topic(running, "a", 10)
-        client = TopicClient(running)
+        client = ElsewhereClient(running)
         wanted = planned(client)
         running.kill(1)
         running.restart(1)
