@@ -300,6 +300,12 @@ class Accumulator:
         queue.not_before_ms = not_before_ms
         self._settle(queue)
 
+    def go_at_once(self, topic: str, partition: int) -> None:
+        """What paused after a failure goes without delay: the cause is gone."""
+        known = self._topics.get(topic)
+        if known is not None and partition < len(known.queues):
+            known.queues[partition].not_before_ms = 0.0
+
     def on_out_of_order(self, batch: ProducerBatch) -> None:
         """The log lacks something before this batch, which is to be deferred now.
 

@@ -1,22 +1,27 @@
 """The producer's async half: takes ready batches to the brokers that lead them, and answers back to the accumulator.
 
 Everything ready for one broker goes in one request, at most one batch of each partition (C1); several requests may be
-under way. One that fails in a way that passes is repeated, after a refresh of the metadata where that is what the error
-asks for, until `delivery_timeout_ms`. With idempotence the broker knows a repeated batch again, and a broker gives the
-producer its id before the first batch goes; without, a request whose answer was lost may put its records into the log
-twice. Invariant: a batch that was started ends exactly once, also when the loop stops. Kafka: Sender (G18, C11, C12).
+under way. One that fails in a way that passes is repeated until `delivery_timeout_ms`: after a pause, or as soon as a
+new leader is known where it was the leader that failed (`leader_watch`). A call that nobody answers is given up when
+the metadata say that the node leads none of its partitions any more. With idempotence the broker knows a repeated batch
+again, and a broker gives the producer its id before the first batch goes; without, a request whose answer was lost may
+put its records into the log twice. Invariant: a batch that was started ends exactly once, also when the loop stops.
+Kafka: Sender (G18, C11, C12).
 """
 
 import asyncio
 import logging
 import threading
+from asyncio import Timeout
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
 from rayka.client import io_thread
 from rayka.client.accumulator import Accumulator, Limits
 from rayka.client.bootstrap import ClusterHandle
+from rayka.client.leader_watch import LeaderWatch
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.producer_batch import Callback, ProducerBatch
 from rayka.client.retry import Backoff
@@ -31,16 +36,19 @@ from rayka.errors import (
     NetworkException,
     OutOfOrderSequence,
     RaykaError,
+    RequestTimedOut,
     error_for,
 )
 from rayka.ids import NO_NODE, node_name
 from rayka.protocol.batch_header import Codec
-from rayka.protocol.cluster import MetadataTopic
-from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest
+from rayka.protocol.cluster import MetadataPartition, MetadataTopic
+from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import InitProducerIdRequest
 
 REQUEST_BYTES_MAX = 4 << 20
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
+_SLOW_S = 1.0  # without an answer for so long, and metadata may tell why
+_NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +84,9 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight: dict[int, int] = {}  # requests by node
         self._refreshing: dict[str, None] = {}
+        self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
+        self._leaders = LeaderWatch()
+        self._slow: dict[Timeout, tuple[int, Sequence[ProducerBatch]]] = {}  # calls without an answer
         self._is_asking_for_id = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
@@ -159,7 +170,7 @@ class Sender:
             leader_id = self._leader(batch)
             if leader_id == NO_NODE:
                 self._pause(batch, LeaderNotAvailable(f"{batch.topic_partition} has no leader"))
-                self._refresh(batch.topic)
+                self._await_leader(batch)
             elif self.accumulator.needs_producer_id:
                 self._ask_for_producer_id(leader_id, batch.topic)
                 break
@@ -169,10 +180,14 @@ class Sender:
         return by_node
 
     def _leader(self, batch: ProducerBatch) -> int:
+        known = self._known(batch)
+        return NO_NODE if known is None else known.leader_id
+
+    def _known(self, batch: ProducerBatch) -> MetadataPartition | None:
         topic = self._metadata.cached(batch.topic)
-        if topic is None or batch.partition >= len(topic.partitions):
-            return NO_NODE
-        return topic.partitions[batch.partition].leader_id
+        return (
+            topic.partitions[batch.partition] if topic and batch.partition < len(topic.partitions) else None
+        )
 
     def _arm(self, next_ms: float | None) -> None:
         if self._timer is not None:
@@ -225,8 +240,10 @@ class Sender:
             if batches:
                 self._on_answers(node_id, batches, await self._call(node_id, batches))
         except ApiError as error:
+            if isinstance(error, (NetworkException, RequestTimedOut)):
+                self._metadata.doubt(node_id)
             for batch in batches:
-                self._on_error(batch, error)
+                self._on_error(batch, error, node_id)
         except Exception as error:
             logger.exception(
                 "cluster %s: a produce request to %s broke", self.cluster_name, node_name(node_id)
@@ -263,12 +280,41 @@ class Sender:
                 raise NoSuchTopic(f"topic {batch.topic!r} of cluster {self.cluster_name!r} was deleted")
             parts.append(ProducePartition(topic.topic_id, batch.partition, batch.encoded))
         request = ProduceRequest(self._config.acks, timeout_ms, tuple(parts))
-        response = await self._network.call(node_id, request, timeout_ms)
+        response = await self._answer(node_id, request, timeout_ms, batches)
         if len(response.partitions) != len(batches):
             raise NetworkException(
                 f"{node_name(node_id)} answered for {len(response.partitions)} of {len(batches)}"
             )
         return response.partitions
+
+    async def _answer(
+        self, node_id: int, request: ProduceRequest, timeout_ms: int, batches: Sequence[ProducerBatch]
+    ) -> ProduceResponse:
+        """The node's. Raises NetworkException also when it led nothing of this any more before it answered."""
+        scope = asyncio.timeout(None)
+        look = partial(self._look_at_slow, node_id, batches, scope)
+        watching = self._loop.call_later(_SLOW_S, look)
+        try:
+            async with scope:
+                return await self._network.call(node_id, request, timeout_ms)
+        except TimeoutError:
+            raise NetworkException(f"{node_name(node_id)} did not answer while it led") from None
+        finally:
+            watching.cancel()
+            self._slow.pop(scope, None)
+
+    def _look_at_slow(self, node_id: int, batches: Sequence[ProducerBatch], scope: Timeout) -> None:
+        """The answer takes long: from now on it is looked whether the node still leads."""
+        self._metadata.doubt(node_id)
+        self._slow[scope] = (node_id, batches)
+        for topic in dict.fromkeys(each.topic for each in batches):
+            self._refresh(topic)
+
+    def _give_up_on_former_leaders(self) -> None:
+        for scope, (node_id, batches) in list(self._slow.items()):
+            if not any(self._leader(each) == node_id for each in batches):
+                del self._slow[scope]
+                scope.reschedule(self._loop.time())
 
     def _on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
@@ -278,9 +324,11 @@ class Sender:
                 self._on_appended(batch, result)
             else:
                 where = f"{node_name(node_id)} of cluster {self.cluster_name!r}, {batch.topic_partition}"
-                self._on_error(batch, error_for(result.error_code, f"{where}: {result.error_message}"))
+                error = error_for(result.error_code, f"{where}: {result.error_message}")
+                self._on_error(batch, error, node_id)
 
     def _on_appended(self, batch: ProducerBatch, result: ProducePartitionResult) -> None:
+        self._leaders.on_settled(batch.topic, batch.partition)
         with self.lock:
             goes_on = batch.has_more_parts and self.accumulator.holds(batch)
             if goes_on:
@@ -288,8 +336,8 @@ class Sender:
         if not goes_on:
             self._over(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
 
-    def _on_error(self, batch: ProducerBatch, error: ApiError) -> None:
-        """Another try later, or the end."""
+    def _on_error(self, batch: ProducerBatch, error: ApiError, node_id: int) -> None:
+        """Another try later, or at once at a leader that is known by now, or the end."""
         is_out_of_order = isinstance(error, OutOfOrderSequence)
         with self.lock:
             may_retry = (error.retriable or is_out_of_order) and self.accumulator.holds(batch)
@@ -299,17 +347,29 @@ class Sender:
                 self._pause(batch, error)
         if not may_retry:
             self._over(batch, batch.fail(error))
-        elif isinstance(error, InvalidMetadataError):
-            self._refresh(batch.topic)
+        elif isinstance(error, _NO_LEADER_ERRORS) and self._leader(batch) in (node_id, NO_NODE):
+            self._await_leader(batch)
+        elif isinstance(error, _NO_LEADER_ERRORS):
+            with self.lock:
+                self.accumulator.go_at_once(batch.topic, batch.partition)
 
     def _pause(self, batch: ProducerBatch, error: RaykaError | None) -> None:
         pause_ms = self._backoff.pause_ms(batch.failure_count + 1)
         self.accumulator.defer(batch, error, self.now_ms() + pause_ms)
 
-    # ---- Topics ----
+    # ---- Topics and their leaders ----
+
+    def _await_leader(self, batch: ProducerBatch) -> None:
+        known = self._known(batch)
+        if known is not None:
+            self._leaders.on_failed(batch.topic, known)
+        self._refresh(batch.topic)
 
     def _refresh(self, topic: str) -> None:
         if topic not in self._refreshing and not self._is_closed:
+            timer = self._next_refreshes.pop(topic, None)
+            if timer is not None:
+                timer.cancel()
             self._refreshing[topic] = None
             self._run(self._refresh_topic(topic))
 
@@ -325,7 +385,25 @@ class Sender:
             self._fail_all(removed, missing)
         elif known is not None:
             self._set_topic(known)
+            self._go_to_new_leaders(known)
+        self._give_up_on_former_leaders()
+        self._refresh_again(topic)
         self._pump()
+
+    def _refresh_again(self, topic: str) -> None:
+        """Soon, as long as somebody waits for a leader; less soon, as long as a call has no answer."""
+        if self._leaders.is_watched(topic):
+            pause_ms = self._config.retry_backoff_ms
+        elif any(each.topic == topic for _, batches in self._slow.values() for each in batches):
+            pause_ms = self._config.retry_backoff_max_ms
+        else:
+            return
+        self._next_refreshes[topic] = self._loop.call_later(pause_ms / 1000, self._refresh, topic)
+
+    def _go_to_new_leaders(self, topic: MetadataTopic) -> None:
+        with self.lock:
+            for each in self._leaders.on_metadata(topic):
+                self.accumulator.go_at_once(topic.name, each)
 
     def _set_topic(self, topic: MetadataTopic) -> None:
         message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
@@ -341,6 +419,7 @@ class Sender:
     # ---- The end of a batch ----
 
     def _over(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:
+        self._leaders.on_settled(batch.topic, batch.partition)
         with self.lock:
             self.accumulator.finish(batch, is_acknowledged=batch.error is None)
             self.memory_freed.notify_all()

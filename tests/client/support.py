@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.client import io_thread
-from rayka.errors import ErrorCode, NetworkException
+from rayka.errors import ErrorCode, NetworkException, RequestTimedOut
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.cluster import (
@@ -21,13 +21,14 @@ from rayka.protocol.cluster import (
 from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
 
-BROKER, CONTROLLER = 1, 3001
+BROKER, OTHER, CONTROLLER = 1, 2, 3001
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2, "linger_ms": 0}  # options that make tests short
 Answer = ErrorCode | Exception
 
 
 class ScriptedCluster:
-    """A `ClusterHandle` and its `Network`: one broker, one controller, topics by name and partition count.
+    """A `ClusterHandle` and its `Network`: two brokers, one controller, topics by name and partition count. Broker 1
+    leads all, until `move_leaders`; the logs are the same on both.
 
     `answers`: what becomes of the next produced partitions, one after another: an error code, or an error of
     the network. `logs`: the batches of each partition, as they arrived. While `hold` was called, produce
@@ -44,7 +45,13 @@ class ScriptedCluster:
         self.producer_ids = 0  # given out
         self.logs: dict[tuple[str, int], list[RecordBatch]] = {}
         self.requests: list[ProduceRequest] = []
+        self.asked: list[int] = []  # who got them
         self.leader_id = BROKER
+        self.leader_epoch = 0
+        self.metadata_offset = 7
+        self.dead: list[int] = []  # nodes that are not reached
+        self.fenced: list[int] = []
+        self.hung: list[int] = []  # nodes that take calls and never answer
         self.topics_at_broker: dict[str, int] | None = None  # what the broker knows, if not all
         self.is_down = False
         self.metadata_calls = 0
@@ -56,17 +63,22 @@ class ScriptedCluster:
         return self
 
     async def node_ids(self) -> Sequence[int]:
-        return [BROKER, CONTROLLER]
+        return [BROKER, OTHER, CONTROLLER]
 
     async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
-        if self.is_down:
+        if self.is_down or node_id in self.dead:
             raise NetworkException(f"node {node_id} is down")
+        if node_id in self.hung:
+            self._held.set()
+            await asyncio.sleep(timeout_ms / 1000)
+            raise RequestTimedOut(f"node {node_id} did not answer within {timeout_ms} ms")
         if isinstance(request, MetadataRequest):
             return self._metadata(node_id, request)
         if isinstance(request, InitProducerIdRequest):
             return self._new_producer_id()
         assert isinstance(request, ProduceRequest)
         self.requests.append(request)
+        self.asked.append(node_id)
         if self._gate is not None:
             self._held.set()
             await self._gate.wait()
@@ -78,6 +90,12 @@ class ScriptedCluster:
         """Produce requests wait from now on."""
         self._gate = asyncio.Event()
         self._held.clear()
+
+    def move_leaders(self, leader_id: int) -> None:
+        """All partitions have another leader, or with -1 none."""
+        self.leader_id = leader_id
+        self.leader_epoch += 1
+        self.metadata_offset += 1
 
     def wait_until_held(self) -> None:
         """Returns when a produce request waits."""
@@ -103,10 +121,9 @@ class ScriptedCluster:
         if node_id == BROKER and self.topics_at_broker is not None and request.min_metadata_offset < 0:
             known = self.topics_at_broker
         names = tuple(self.topics) if request.topics is None else request.topics
-        broker = MetadataBroker(BROKER, "here", False, ())
-        return MetadataResponse(
-            "id", CONTROLLER, (broker,), tuple(self._topic(each, known) for each in names), 7
-        )
+        brokers = tuple(MetadataBroker(each, "here", each in self.fenced, ()) for each in (BROKER, OTHER))
+        topics = tuple(self._topic(each, known) for each in names)
+        return MetadataResponse("id", CONTROLLER, brokers, topics, self.metadata_offset)
 
     def _new_producer_id(self) -> InitProducerIdResponse:
         answer = self.id_answers.popleft() if self.id_answers else None
@@ -119,7 +136,8 @@ class ScriptedCluster:
         if name not in known:
             return MetadataTopic(name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         partitions = tuple(
-            MetadataPartition(index, self.leader_id, 0, (BROKER,), (BROKER,)) for index in range(known[name])
+            MetadataPartition(index, self.leader_id, self.leader_epoch, (BROKER, OTHER), (BROKER, OTHER))
+            for index in range(known[name])
         )
         return MetadataTopic(name, _topic_id(name), partitions, self.configs)
 

@@ -14,7 +14,7 @@ from rayka.config import AdminConfig
 from rayka.errors import NetworkException, NotController, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.cluster import MetadataRequest, MetadataTopic, NodeState, StatusRequest, StatusResponse
-from tests.client.support import BROKER, CONTROLLER, ScriptedCluster
+from tests.client.support import BROKER, CONTROLLER, OTHER, ScriptedCluster
 
 ResultT = TypeVar("ResultT")
 WAIT_MS = 5_000
@@ -25,8 +25,14 @@ def asked(
     call: Callable[[ClusterMetadata], Awaitable[ResultT]],
     *,
     max_age_ms: int = 300_000,
+    request_timeout_ms: int = 30_000,
 ) -> ResultT:
-    config = AdminConfig(retry_backoff_ms=1, retry_backoff_max_ms=2, metadata_max_age_ms=max_age_ms)
+    config = AdminConfig(
+        retry_backoff_ms=1,
+        retry_backoff_max_ms=2,
+        metadata_max_age_ms=max_age_ms,
+        request_timeout_ms=request_timeout_ms,
+    )
 
     async def run() -> ResultT:
         return await call(ClusterMetadata(cluster.network(), cluster.name, config, Random(1)))
@@ -114,12 +120,64 @@ def test_a_topic_that_is_gone_is_forgotten():
 def test_when_nobody_answers_it_says_whom_it_asked():
     cluster = ScriptedCluster()
     cluster.is_down = True
-    with pytest.raises(
-        UnavailableError, match="'scripted' is not available: asked broker-1, controller-3001; last error"
-    ):
+    asked_all = "'scripted' is not available: asked broker-1, broker-2, controller-3001; last error.*running"
+    with pytest.raises(UnavailableError, match=asked_all):
         asked(cluster, lambda metadata: metadata.topic("orders", 20))
     with pytest.raises(UnavailableError, match="the active controller did not answer"):
         asked(cluster, lambda metadata: metadata.describe(None, 20))
+
+
+def test_nobody_asks_whether_a_cluster_runs_whose_brokers_answer():
+    cluster = ScriptedCluster()
+    cluster.dead.append(CONTROLLER)
+    with pytest.raises(UnavailableError, match=r"did not answer: .*; a majority of its controllers must run"):
+        asked(cluster, lambda metadata: metadata.describe(None, 20))
+
+
+def test_what_is_awaited_for_seconds_is_told_once(caplog: pytest.LogCaptureFixture):
+    cluster = ScriptedCluster()
+    cluster.hung.append(CONTROLLER)
+    with pytest.raises(UnavailableError):
+        asked(cluster, lambda metadata: metadata.describe(None, 3_200))
+    assert caplog.messages == ["cluster 'scripted': still waiting for controller-3001"]
+
+
+def test_a_broker_that_lags_does_not_take_back_what_is_known():
+    async def lagging(metadata: ClusterMetadata) -> None:
+        cluster.move_leaders(OTHER)
+        assert (await metadata.topic("orders", WAIT_MS)).partitions[0].leader_id == OTHER
+        cluster.leader_id, cluster.leader_epoch, cluster.metadata_offset = BROKER, 0, 7
+        await metadata.refresh(("orders",))
+        known = metadata.cached("orders")
+        assert known
+        assert known.partitions[0].leader_id == OTHER
+
+    cluster = ScriptedCluster()
+    asked(cluster, lagging)
+
+
+def test_a_node_that_failed_is_asked_after_the_others():
+    async def doubting(metadata: ClusterMetadata) -> None:
+        await metadata.topic("orders", WAIT_MS)
+        cluster.hung.append(BROKER)
+        metadata.doubt(BROKER)
+        async with asyncio.timeout(WAIT_MS / 2000):
+            assert await metadata.refresh(("orders",)) is None
+
+    cluster = ScriptedCluster()
+    asked(cluster, doubting)
+
+
+@pytest.mark.parametrize("state", ["dead", "hung"])
+def test_a_change_does_not_wait_for_a_broker_that_serves_nobody(state: str):
+    async def change(metadata: ClusterMetadata) -> None:
+        await metadata.describe(None, WAIT_MS)
+        getattr(cluster, state).append(OTHER)
+        cluster.fenced.append(OTHER)  # the client has not heard of it
+        await metadata.wait_until_applied(7, WAIT_MS)
+
+    cluster = ScriptedCluster()
+    asked(cluster, change, request_timeout_ms=50)
 
 
 def test_the_controller_is_found_and_asked():

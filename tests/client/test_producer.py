@@ -293,7 +293,7 @@ def test_stale_metadata_is_refreshed_before_the_retry():  # G18
         calls = cluster.metadata_calls
         cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         producer.send("orders", b"x").result(WAIT_S)
-        assert cluster.metadata_calls == calls + 1
+        assert cluster.metadata_calls > calls
 
 
 def test_without_idempotence_a_lost_answer_may_put_a_record_into_the_log_twice():
@@ -394,7 +394,7 @@ def test_when_nobody_answers_the_error_names_the_cluster_and_who_was_asked():
     cluster.is_down = True
     with Producer(cluster, **QUICK, max_block_ms=20) as producer:
         with pytest.raises(
-            UnavailableError, match=r"'scripted' .* asked broker-1, controller-3001; .*is down"
+            UnavailableError, match=r"'scripted' .* asked broker-1, broker-2, controller-3001; .*is down"
         ):
             producer.send("orders", b"x")
 

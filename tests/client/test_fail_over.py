@@ -1,0 +1,128 @@
+"""A leader that is gone, as producers meet it, against a scripted cluster; and which partitions wait for another."""
+
+import pytest
+
+from rayka import Producer
+from rayka.client.leader_watch import LeaderWatch
+from rayka.errors import DeliveryTimeout, ErrorCode, NetworkException
+from rayka.ids import NO_NODE
+from rayka.protocol.cluster import MetadataPartition, MetadataTopic
+from tests.client.support import BROKER, OTHER, ScriptedCluster
+
+WAIT_S = 10
+PATIENT = {
+    "retry_backoff_ms": 60_000,
+    "retry_backoff_max_ms": 60_000,
+    "linger_ms": 0,
+}  # a pause would be noticed
+
+
+@pytest.mark.parametrize(
+    "failure", [ErrorCode.NOT_LEADER_OR_FOLLOWER, NetworkException("lost")], ids=["refused", "lost"]
+)
+def test_a_new_leader_that_is_known_gets_the_records_without_a_pause(
+    failure: ErrorCode | Exception,
+) -> None:  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **PATIENT) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        cluster.move_leaders(OTHER)  # the producer has not heard of it
+        cluster.answers.append(failure)
+        assert producer.send("orders", b"1").result(WAIT_S).offset == 1
+    assert cluster.asked == [BROKER, BROKER, OTHER]
+
+
+def test_a_leader_is_asked_for_again_and_again_while_there_is_none() -> None:  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1, retry_backoff_max_ms=60_000) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        cluster.move_leaders(NO_NODE)
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        future = producer.send("orders", b"1")
+        calls = cluster.metadata_calls
+        while cluster.metadata_calls < calls + 20:  # by then a pause that only grows lasts for minutes
+            with pytest.raises(TimeoutError):
+                future.result(0.001)
+        cluster.move_leaders(OTHER)
+        assert future.result(WAIT_S).offset == 1
+
+
+def test_a_leader_that_never_answers_is_given_up_when_there_is_another() -> None:
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **PATIENT, request_timeout_ms=60_000) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        cluster.hung.append(BROKER)
+        future = producer.send("orders", b"1")
+        cluster.wait_until_held()
+        cluster.move_leaders(OTHER)
+        assert future.result(WAIT_S).offset == 1
+
+
+def test_a_leader_that_takes_long_and_still_leads_is_waited_for() -> None:
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1, retry_backoff_max_ms=1) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        cluster.hold()
+        future = producer.send("orders", b"1")
+        cluster.wait_until_held()
+        calls = cluster.metadata_calls
+        while cluster.metadata_calls < calls + 5:  # it was looked whether it leads
+            with pytest.raises(TimeoutError):
+                future.result(0.01)
+        cluster.release()
+        assert future.result(WAIT_S).offset == 1
+    assert len(cluster.requests) == 2
+
+
+def test_too_few_replicas_are_waited_for_without_asking_for_metadata() -> None:  # G18
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        calls = cluster.metadata_calls
+        cluster.answers += [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND]
+        assert producer.send("orders", b"1").result(WAIT_S).offset == 1
+    assert cluster.metadata_calls == calls
+
+
+def test_a_partition_that_never_gets_a_leader_ends_with_what_was_wrong() -> None:
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1, delivery_timeout_ms=300) as producer:
+        producer.send("orders", b"0").result(WAIT_S)
+        cluster.move_leaders(NO_NODE)
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        with pytest.raises(DeliveryTimeout, match="orders-0 has no leader"):
+            producer.send("orders", b"1").result(WAIT_S)
+
+
+# ---- Who waits ----
+
+
+def topic(*leaders: tuple[int, int]) -> MetadataTopic:
+    partitions = tuple(
+        MetadataPartition(number, leader_id, epoch, (), ())
+        for number, (leader_id, epoch) in enumerate(leaders)
+    )
+    return MetadataTopic("orders", partitions=partitions)
+
+
+def test_a_partition_waits_until_a_later_epoch_has_a_leader() -> None:
+    watch = LeaderWatch()
+    watch.on_failed("orders", topic((1, 4)).partitions[0])
+    for not_new in (topic((1, 4)), topic((NO_NODE, 5)), topic((2, 3))):
+        assert watch.on_metadata(not_new) == []
+    assert watch.on_metadata(topic((1, 6))) == [0]  # the same node, but it has begun anew
+    assert not watch.is_watched("orders")
+
+
+def test_only_those_that_failed_wait() -> None:
+    watch = LeaderWatch()
+    for each in topic((1, 0), (1, 0), (1, 0)).partitions[:2]:
+        watch.on_failed("orders", each)
+    watch.on_settled("orders", 1)
+    assert watch.on_metadata(topic((2, 1), (2, 1), (2, 1))) == [0]
+
+
+def test_a_partition_that_is_gone_waits_no_more() -> None:
+    watch = LeaderWatch()
+    watch.on_failed("orders", topic((1, 0), (1, 0)).partitions[1])
+    assert watch.on_metadata(topic((1, 0))) == [1]
