@@ -12,6 +12,7 @@ from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.metadata.records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
+    ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
 )
@@ -21,6 +22,7 @@ from rayka.protocol.cluster import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
+from rayka.protocol.configs import ResourceType
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from tests.metadata.support import directory
 
@@ -39,8 +41,7 @@ class Machine:
         )
         self.records: list[MetadataRecord] = []
         self.now_ms = 0
-        for record in records:
-            self._replay(record)
+        self.replay(*records)
         self.handle(BootstrapMetadata())
 
     @property
@@ -50,8 +51,7 @@ class Machine:
     def handle(self, request: Any) -> Any:
         """The response, its records replayed. Raises what the controller raises."""
         result = self.controller.handle(request, now_ms=self.now_ms, next_offset=len(self.records))
-        for record in result.records:
-            self._replay(record)
+        self.replay(*result.records)
         return result.response
 
     def written_by(self, request: Any) -> list[MetadataRecord]:
@@ -59,9 +59,10 @@ class Machine:
         self.handle(request)
         return self.records[count:]
 
-    def _replay(self, record: MetadataRecord) -> None:
-        self.controller.replay(record, len(self.records))
-        self.records.append(record)
+    def replay(self, *records: MetadataRecord) -> None:
+        for record in records:
+            self.controller.replay(record, len(self.records))
+            self.records.append(record)
 
     # ---- Brokers -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +104,10 @@ class Machine:
     def create(self, *topics: NewTopic) -> CreateTopicsResponse:
         response: CreateTopicsResponse = self.handle(CreateTopicsRequest(topics))
         return response
+
+    def configure(self, name: str, key: str, value: str) -> None:
+        """A key of a topic."""
+        self.replay(ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=name, name=key, value=value))
 
     def partition(self, name: str = "orders", number: int = 0) -> PartitionImage:
         found = self.image.partition(TopicIdPartition(self.image.topics[name].topic_id, number))
