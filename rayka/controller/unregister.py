@@ -22,7 +22,7 @@ def unregister_broker(
             f"broker {request.broker_id} is not registered; those that are: {sorted(image.brokers)}"
         )
     if not broker.is_fenced:
-        raise InvalidRequest(f"{broker!r} runs: expected one that is fenced; stop it first")
+        raise InvalidRequest(f"broker {broker.broker_id} runs: expected one that is fenced; stop it first")
     held_count = sum(broker.broker_id in partition.replicas for _, partition in image.partitions())
     if held_count:
         raise InvalidRequest(

@@ -8,6 +8,7 @@ from rayka.errors import ErrorCode
 from rayka.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
 from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
 
 
@@ -93,6 +94,47 @@ def test_the_replication_factor_is_one_up_to_the_number_of_brokers(
     assert (
         error_of(machine, NewTopic("orders", 1, replication_factor)) is ErrorCode.INVALID_REPLICATION_FACTOR
     )
+
+
+def test_who_is_fenced_is_a_replica_but_not_in_sync() -> None:  # B47
+    machine = cluster(2)
+    machine.register(3)
+    assert error_of(machine, NewTopic("orders", 4, 3)) is ErrorCode.NONE
+    assert {
+        (each.replicas[2], each.isr == each.replicas[:2])
+        for each in machine.image.topics["orders"].partitions
+    } == {(3, True)}
+
+
+def test_brokers_may_be_named_instead_of_counts() -> None:
+    machine = cluster(3)
+    create(machine, (3, 1), (1, 2))
+    partitions = machine.image.topics["orders"].partitions
+    assert [(each.replicas, each.isr, each.leader_id) for each in partitions] == [
+        ((3, 1), (3, 1), 3), ((1, 2), (1, 2), 1)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("assignments", [(), ((),), ((1, 1),), ((1, 9),), ((1, 2), (1,)), ((3,),)])
+def test_brokers_that_cannot_be_are_refused(assignments: tuple[tuple[int, ...], ...]) -> None:
+    machine = cluster(2)
+    machine.register(3)  # fenced: it cannot lead
+    topic = NewTopic("orders", assignments=assignments)
+    assert error_of(machine, topic) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "orders" not in machine.image.topics
+
+
+@pytest.mark.parametrize("counts", [(1, -1), (-1, 2), (1, 2)])
+def test_brokers_are_named_or_counts_given_and_not_both(counts: tuple[int, int]) -> None:
+    topic = NewTopic("orders", *counts, assignments=((1, 2),))
+    assert error_of(cluster(2), topic) is ErrorCode.INVALID_REQUEST
+
+
+def test_the_first_named_broker_that_runs_leads() -> None:
+    machine = cluster(2)
+    fence(machine, 1)
+    create(machine, (1, 2))
+    assert (machine.partition().leader_id, machine.partition().isr) == (2, (2,))
 
 
 def test_somebody_must_be_able_to_lead() -> None:  # B47
