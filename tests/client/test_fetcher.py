@@ -1,0 +1,305 @@
+"""Whom a consumer asks, from where, and what it makes of the answers (G2, G15, G16, G18)."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+from rayka.client import io_thread
+from rayka.client.fetch_state import Fetched
+from rayka.client.fetcher import Fetcher
+from rayka.config import ConsumerConfig
+from rayka.errors import ErrorCode, LogTruncation, NetworkException, OffsetOutOfRange
+from rayka.ids import NO_EPOCH, ZERO_ID, OffsetAndEpoch, TopicPartition
+from rayka.protocol.cluster import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+)
+from rayka.protocol.fetch import (
+    FetchPartition,
+    FetchPartitionResult,
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsPartitionResult,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
+
+LEADER, FOLLOWER, CONTROLLER = 1, 2, 3001
+ORDERS = TopicPartition("orders", 0)
+START, EPOCH = 10, 4
+QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 2, "auto_offset_reset": "earliest"}
+TIMEOUT_MS = 10_000
+
+
+class Asked(NamedTuple):
+    node_id: int
+    offset: int
+    last_fetched_epoch: int
+    leader_epoch: int
+    rack_id: str
+
+
+class ScriptedBrokers:
+    """A `ClusterHandle` and its `Network`: a partition, its leader, its follower, and what they answer to fetches.
+
+    A fetch for which there is no answer (left) is held for ever, as one without news is.
+    """
+
+    name = "scripted"
+
+    def __init__(self) -> None:
+        self.answers: deque[dict[str, Any] | Exception] = deque()
+        self.asked: list[Asked] = []
+        self.leader_id, self.leader_epoch = LEADER, EPOCH
+        self.is_follower_fenced = False
+        self.metadata_count = 0
+        self._all_asked = asyncio.Event()
+
+    def network(self) -> "ScriptedBrokers":
+        return self
+
+    async def node_ids(self) -> Sequence[int]:
+        return [LEADER, FOLLOWER]
+
+    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        if isinstance(request, MetadataRequest):
+            return self._metadata()
+        if isinstance(request, ListOffsetsRequest):
+            found = [
+                ListOffsetsPartitionResult(each.topic_id, each.partition, offset=START, leader_epoch=EPOCH)
+                for each in request.partitions
+            ]
+            return ListOffsetsResponse(tuple(found))
+        assert isinstance(request, FetchRequest)
+        return await self._fetch(node_id, request)
+
+    async def until_all_asked(self) -> None:
+        """Returns when a fetch is held because nothing is left to answer; each such fetch counts once."""
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            await self._all_asked.wait()
+        self._all_asked.clear()
+
+    def _metadata(self) -> MetadataResponse:
+        self.metadata_count += 1
+        brokers = (
+            MetadataBroker(LEADER, "here", False, ()),
+            MetadataBroker(FOLLOWER, "there", self.is_follower_fenced, ()),
+        )
+        partition = MetadataPartition(
+            0, self.leader_id, self.leader_epoch, (LEADER, FOLLOWER), (LEADER, FOLLOWER)
+        )
+        return MetadataResponse(
+            "id", CONTROLLER, brokers, (MetadataTopic("orders", ZERO_ID, (partition,)),), 7
+        )
+
+    async def _fetch(self, node_id: int, request: FetchRequest) -> FetchResponse:
+        (part,) = request.partitions
+        assert isinstance(part, FetchPartition)
+        self.asked.append(
+            Asked(
+                node_id,
+                part.fetch_offset,
+                part.last_fetched_epoch,
+                part.current_leader_epoch,
+                request.rack_id,
+            )
+        )
+        if not self.answers:
+            self._all_asked.set()
+            await asyncio.Event().wait()
+        answer = self.answers.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        nothing = FetchPartitionResult(ZERO_ID, 0, next_offset=part.fetch_offset)
+        return FetchResponse((msgspec.structs.replace(nothing, **answer),))
+
+
+def data(next_offset: int, epoch: int = EPOCH) -> dict[str, Any]:
+    records = np.zeros(8, dtype=np.uint8)
+    return {"records": records, "next_offset": next_offset, "last_fetched_epoch": epoch}
+
+
+def follow(*answers: dict[str, Any] | Exception, **options: Any) -> tuple[list[Asked], ScriptedBrokers]:
+    """What is asked until no answer is left; what arrives is taken at once."""
+    return consume(answers, lambda brokers, fetcher: brokers.until_all_asked(), **options)
+
+
+def consume(
+    answers: Sequence[dict[str, Any] | Exception],
+    until: Callable[[ScriptedBrokers, Fetcher], Coroutine[Any, Any, object]],
+    brokers: ScriptedBrokers | None = None,
+    **options: Any,
+) -> tuple[list[Asked], ScriptedBrokers]:
+    async def main() -> tuple[list[Asked], ScriptedBrokers]:
+        scripted = brokers or ScriptedBrokers()
+        scripted.answers.extend(answers)
+        fetcher = Fetcher(scripted, ConsumerConfig(**{**QUICK, **options}), Random(1))
+        await fetcher.assign([ORDERS])
+        polling = asyncio.create_task(poll_forever(fetcher))
+        try:
+            await until(scripted, fetcher)
+        finally:
+            polling.cancel()
+            await fetcher.close()
+        return scripted.asked, scripted
+
+    return io_thread.run(main(), 30)
+
+
+async def poll_forever(fetcher: Fetcher) -> None:
+    taken: list[Fetched] = []
+    while True:
+        await fetcher.poll(TIMEOUT_MS, taken.extend)
+
+
+def consume_alone(answers: Sequence[dict[str, Any]], act: Any, **options: Any) -> None:
+    """As `consume`, without anybody who polls beside."""
+
+    async def main() -> None:
+        scripted = ScriptedBrokers()
+        scripted.answers.extend(answers)
+        fetcher = Fetcher(scripted, ConsumerConfig(**{**QUICK, **options}), Random(1))
+        await fetcher.assign([ORDERS])
+        try:
+            await act(scripted, fetcher)
+        finally:
+            await fetcher.close()
+
+    io_thread.run(main(), 30)
+
+
+PREFER_FOLLOWER = {"preferred_read_replica": FOLLOWER}
+
+# ---- Epochs ----
+
+
+def test_a_fetch_names_the_epoch_of_what_was_read_before() -> None:  # G2
+    asked, _ = follow(data(12, epoch=5), data(15, epoch=6))
+    assert [(each.offset, each.last_fetched_epoch) for each in asked] == [(10, EPOCH), (12, 5), (15, 6)]
+
+
+def test_after_a_truncation_reading_goes_on_where_the_logs_part() -> None:  # G16
+    asked, _ = follow(data(15), {"diverging_epoch": OffsetAndEpoch(12, EPOCH - 1)})
+    assert [(each.offset, each.last_fetched_epoch) for each in asked] == [
+        (10, EPOCH),
+        (15, EPOCH),
+        (12, EPOCH - 1),
+    ]
+
+
+def test_without_a_reset_policy_a_truncation_is_an_error() -> None:  # G16
+    async def seek_and_poll(_: ScriptedBrokers, fetcher: Fetcher) -> None:
+        await fetcher.seek({ORDERS: 10})
+        await fetcher.poll(TIMEOUT_MS, list)
+        with pytest.raises(LogTruncation, match="seek to 12 to read what is there now") as caught:
+            await fetcher.poll(TIMEOUT_MS, list)
+        assert caught.value.divergent_offsets == {ORDERS: 12}
+
+    answers = [data(15), {"diverging_epoch": OffsetAndEpoch(12, EPOCH - 1)}]
+    consume_alone(answers, seek_and_poll, auto_offset_reset="none")
+
+
+def test_a_fenced_epoch_is_asked_again_in_the_new_one() -> None:  # B24, G18
+    brokers = ScriptedBrokers()
+
+    async def elect(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
+        scripted.leader_id, scripted.leader_epoch = FOLLOWER, EPOCH + 1
+        await scripted.until_all_asked()
+
+    fenced = {"error_code": ErrorCode.FENCED_LEADER_EPOCH}
+    asked, _ = consume([fenced], elect, brokers)
+    assert [(each.node_id, each.leader_epoch) for each in asked] == [(LEADER, EPOCH), (FOLLOWER, EPOCH + 1)]
+
+
+def test_an_epoch_that_the_broker_does_not_know_yet_is_asked_again() -> None:  # B24, G18
+    unknown = {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH}
+    asked, brokers = follow(unknown, unknown)
+    assert [(each.node_id, each.offset) for each in asked] == [(LEADER, START)] * 3
+    assert brokers.metadata_count == 1
+
+
+# ---- The rack ----
+
+
+def test_a_reader_says_in_which_rack_it_is() -> None:  # G15
+    asked, _ = follow(client_rack="left")
+    assert asked[0].rack_id == "left"
+
+
+def test_who_is_in_no_rack_and_beside_no_broker_says_none() -> None:  # G15
+    asked, _ = follow()
+    assert asked[0].rack_id == ""
+
+
+def test_a_reader_goes_where_the_leader_sends_it_and_stays() -> None:  # G15
+    asked, _ = follow(PREFER_FOLLOWER, data(12), data(15))
+    assert [(each.node_id, each.offset) for each in asked] == [
+        (LEADER, 10), (FOLLOWER, 10), (FOLLOWER, 12), (FOLLOWER, 15),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE},
+        {"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER},
+        {"error_code": ErrorCode.UNKNOWN_LEADER_EPOCH},
+        {"error_code": ErrorCode.KAFKA_STORAGE_ERROR},
+        {"diverging_epoch": OffsetAndEpoch(3, 1)},
+        NetworkException("gone"),
+    ],
+)
+def test_whatever_a_follower_complains_about_the_leader_is_asked(trouble: Any) -> None:  # G3, G15
+    asked, _ = follow(PREFER_FOLLOWER, trouble, auto_offset_reset="latest")
+    assert [(each.node_id, each.offset) for each in asked] == [(LEADER, 10), (FOLLOWER, 10), (LEADER, 10)]
+
+
+def test_what_the_leader_says_is_out_of_range_is_reset() -> None:  # G3
+    asked, _ = follow(data(15), {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE})
+    assert [each.offset for each in asked] == [10, 15, START]
+
+
+def test_what_the_leader_says_is_out_of_range_is_an_error_without_a_policy() -> None:  # G3
+    async def seek_and_poll(_: ScriptedBrokers, fetcher: Fetcher) -> None:
+        await fetcher.seek({ORDERS: 99})
+        with pytest.raises(OffsetOutOfRange):
+            await fetcher.poll(TIMEOUT_MS, list)
+
+    consume_alone([{"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}], seek_and_poll, auto_offset_reset="none")
+
+
+def test_after_a_while_the_leader_is_asked_who_is_nearest() -> None:  # G15
+    async def until_asked_again(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            while [each.node_id for each in scripted.asked].count(LEADER) < 2:
+                scripted.answers.append({})
+                await asyncio.sleep(0)
+
+    asked, _ = consume([PREFER_FOLLOWER, {}], until_asked_again, metadata_max_age_ms=50)
+    assert FOLLOWER in [each.node_id for each in asked]
+
+
+def test_a_follower_that_is_fenced_is_not_asked() -> None:  # G15
+    brokers = ScriptedBrokers()
+    brokers.is_follower_fenced = True
+    asked, _ = consume([PREFER_FOLLOWER], lambda each, _: each.until_all_asked(), brokers)
+    assert [each.node_id for each in asked] == [LEADER, LEADER]
+
+
+def test_a_position_that_was_sought_has_no_epoch() -> None:  # G2
+    async def seek(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
+        await scripted.until_all_asked()
+        await fetcher.seek({ORDERS: 3})
+        await scripted.until_all_asked()
+
+    asked, _ = consume([], seek)
+    assert (asked[1].offset, asked[1].last_fetched_epoch) == (3, NO_EPOCH)
