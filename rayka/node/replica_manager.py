@@ -27,6 +27,7 @@ from rayka.errors import (
 )
 from rayka.ids import TopicIdPartition, TopicPartition, node_name
 from rayka.log.log_directory import LogDirectory
+from rayka.metadata.configs import topic_config
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, PartitionImage, TopicImage
 from rayka.node.data_directories import DataDirectories
@@ -134,7 +135,8 @@ class ReplicaManager:
             self._delete(key)
         if is_first:
             await self._set_aside_strays(image)
-        for name in delta.reconfigured_topics():
+        is_all = delta.is_reconfigured(self._settings.node_id)
+        for name in image.topics if is_all else delta.reconfigured_topics():
             self._reconfigure(name, image)
         changed = []
         for each in delta.changed_partitions():
@@ -158,9 +160,9 @@ class ReplicaManager:
         try:
             replica = self._replicas.get(key)
             if replica is None:
-                config = self._settings.config.topic_config(image.topic_configs(topic.name))
+                config = self._topic_config(topic.name, image)
                 replica = self._replicas[key] = self._open(topic_partition, each.topic_id, state, config)
-            replica.partition.update_leadership(state)
+            replica.partition.update_state(state, now_ms=self._now_ms())
         except StorageError as error:
             _logger.error("%s is not usable: %s", topic_partition, error)
             directory = self._directories.get(state.directory_of(self._settings.node_id))
@@ -185,18 +187,29 @@ class ReplicaManager:
         if directory.failure is not None:
             raise directory.failure
         log = directory.open_log(topic_partition, topic_id, config, now_ms=self._now_ms())
-        partition = Partition(topic_partition, topic_id, self._settings.node_id, log, config)
+        partition = Partition(
+            topic_partition,
+            topic_id,
+            self._settings.node_id,
+            log,
+            config,
+            brokers=lambda broker_id: self._image.brokers.get(broker_id) if self._image else None,
+            replica_lag_time_max_ms=self._settings.config.replica_lag_time_max_ms,
+        )
         partition.load_high_watermark(directory.high_watermark(topic_partition))
         return Replica(partition, directory, self._flushers[directory])
 
     def _reconfigure(self, name: str, image: MetadataImage) -> None:
         topic = image.topics.get(name)
         if topic is not None:
-            config = self._settings.config.topic_config(image.topic_configs(name))
+            config = self._topic_config(name, image)
             for number in range(len(topic.partitions)):
                 replica = self._replicas.get((topic.topic_id, number))
                 if replica is not None:
                     replica.partition.update_config(config)
+
+    def _topic_config(self, name: str, image: MetadataImage) -> TopicConfig:
+        return topic_config(image, self._settings.config, name, self._settings.node_id)
 
     def _delete(self, key: PartitionKey) -> None:
         unusable = self._unusable.pop(key, None)
@@ -297,7 +310,7 @@ class ReplicaManager:
 
     def _on_synced(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
-            partition.maybe_increment_high_watermark()
+            partition.maybe_increment_high_watermark(self._now_ms())
             self._wake(partition)
 
     def _on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
