@@ -18,7 +18,9 @@ from rayka.metadata.response import metadata_response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
+from rayka.node.delete_records import DeleteRecordsHandler
 from rayka.node.fetch import FetchHandler, ListOffsetsHandler
+from rayka.node.log_dirs import DescribeLogDirsHandler
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.produce import ProduceHandler
 from rayka.node.producer_ids import ProducerIdHandler, expire_producers
@@ -33,6 +35,12 @@ from rayka.protocol.cluster import (
     StatusResponse,
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.partition_admin import (
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+)
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
 
@@ -52,6 +60,8 @@ class _Parts:
     producer_ids: ProducerIdHandler
     fetch: FetchHandler
     list_offsets: ListOffsetsHandler
+    delete_records: DeleteRecordsHandler
+    log_dirs: DescribeLogDirsHandler
 
 
 class BrokerNode:
@@ -105,8 +115,10 @@ class BrokerNode:
             lifecycle,
             ProduceHandler(replicas, settings.wall_clock_ms),
             ProducerIdHandler(lifecycle, link, settings.node_id),
-            FetchHandler(replicas, settings.config.fetch_max_bytes),
+            FetchHandler(replicas, settings),
             ListOffsetsHandler(replicas),
+            DeleteRecordsHandler(replicas),
+            DescribeLogDirsHandler(settings, directories, replicas),
         )
 
     async def stop(self) -> None:
@@ -159,6 +171,12 @@ class BrokerNode:
 
     async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
         return self._serving().list_offsets.handle(request)
+
+    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+        return await self._serving().delete_records.handle(request)
+
+    async def describe_log_dirs(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+        return self._serving().log_dirs.handle(request)
 
     async def metadata(self, request: MetadataRequest) -> MetadataResponse:
         """Brokers and topics as this broker knows them; waits for the offset that the request names."""

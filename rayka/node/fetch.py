@@ -1,19 +1,31 @@
-"""Fetch and ListOffsets on a broker.
+"""Fetch and ListOffsets on a broker, for consumers and for followers.
 
 A fetch is answered at once when it has enough, may not wait, or has an error to tell (G7); otherwise it is
 parked and looks again whenever one of its partitions has news (G8). What it is given is read at the end,
-once. Kafka: `ReplicaManager. fetchMessages`, `DelayedFetch`, `fetchOffsetForTimestamp` (G1-G9, G12).
+once; a follower's position counts when it is looked at first (B6). Kafka: `ReplicaManager.fetchMessages`,
+`DelayedFetch`, `fetchOffsetForTimestamp` (G1-G9, G12).
 """
 
 import asyncio
-from uuid import UUID
 
-import numpy as np
-
-from rayka.errors import ApiError, ErrorCode, StorageError
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    FetchSessionIdNotFound,
+    InvalidFetchSessionEpoch,
+    InvalidRequest,
+    StorageError,
+)
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET
+from rayka.node.fetch_reads import FetchReads, Leader, size_bytes
+from rayka.node.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replica_manager import ReplicaManager
+from rayka.node.settings import NodeSettings
+from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import (
-    NO_RECORDS,
+    FINAL_SESSION_EPOCH,
+    FIRST_SESSION_EPOCH,
+    NO_SESSION,
     FetchPartition,
     FetchPartitionResult,
     FetchRequest,
@@ -24,84 +36,57 @@ from rayka.protocol.fetch import (
     ListOffsetsResponse,
 )
 
+_REFRESHES_PER_LAG = 8  # how often in replica.lag.time.max.ms a follower's idle partitions count as fetched
+
 
 class FetchHandler:
-    """Answers Fetch. `max_bytes` is the broker's own bound of a response (G5)."""
+    """Answers Fetch. `quota` is what throttled followers may take from this broker (G17)."""
 
-    def __init__(self, replicas: ReplicaManager, max_bytes: int) -> None:
-        self._replicas = replicas
-        self._max_bytes = max_bytes
+    def __init__(self, replicas: ReplicaManager, settings: NodeSettings) -> None:
+        config = settings.config
+        self.quota = ReplicationQuota(config.leader_replication_throttled_rate)
+        self._leader = Leader(settings.node_id, replicas, self.quota, config.fetch_max_bytes)
+        self._sessions = FetchSessions(
+            replicas.parked, config.max_incremental_fetch_session_cache_slots, settings.random
+        )
+        self._refresh_ms = config.replica_lag_time_max_ms // _REFRESHES_PER_LAG
+
+    def __repr__(self) -> str:
+        return f"<FetchHandler {self._sessions!r} {self.quota!r}>"
 
     async def handle(self, request: FetchRequest) -> FetchResponse:
-        """One result for each partition, in order."""
-        results = self._read_all(request)
-        if _is_complete(request, results):
-            return FetchResponse(tuple(results))
-        deadline_s = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
-        keys = [(each.topic_id, each.partition) for each in request.partitions]
-        with self._replicas.parked.watch(keys) as watch:
-            while await watch.wait(deadline_s):
-                if self._has_enough(request):
-                    break
-        return FetchResponse(tuple(self._read_all(request)))
+        """One result for each partition, in order; within a session, those with news (G14).
 
-    def _read_all(self, request: FetchRequest) -> list[FetchPartitionResult]:
-        """Up to the bounds, in request order; the first batch of the first partition that has one is given
-        anyway (G6)."""
-        left_bytes, min_one_batch = min(request.max_bytes, self._max_bytes), True
-        results = []
-        for fetch in request.partitions:
-            result = self._read(fetch, left_bytes, min_one_batch, request.local_directory_ids)
-            size_bytes = _size_bytes(result)
-            if size_bytes:
-                min_one_batch, left_bytes = False, max(0, left_bytes - size_bytes)
-            results.append(result)
-        return results
-
-    def _read(
-        self, fetch: FetchPartition, max_bytes: int, min_one_batch: bool, local_ids: tuple[UUID, ...]
-    ) -> FetchPartitionResult:
+        Raises InvalidRequest, with nothing read.
+        """
+        _check(request)
         try:
-            replica = self._replicas.get(fetch.topic_id, fetch.partition)
-            partition = replica.partition
+            context = self._sessions.begin(request, _now_ms())
             try:
-                read = partition.read(
-                    fetch,
-                    max_bytes=max_bytes,
-                    min_one_batch=min_one_batch,
-                    as_file_ranges=replica.directory.directory_id in local_ids,
-                )
-            except StorageError as error:
-                raise self._replicas.on_storage_error(replica, error) from error
-        except ApiError as error:
-            return FetchPartitionResult(fetch.topic_id, fetch.partition, error.code, str(error))
-        return FetchPartitionResult(
-            fetch.topic_id,
-            fetch.partition,
-            high_watermark=read.high_watermark,
-            last_stable_offset=read.high_watermark,
-            log_start_offset=read.log_start_offset,
-            next_offset=read.next_offset,
-            leader_id=partition.leader_id,
-            leader_epoch=partition.leader_epoch,
-            diverging_epoch=read.diverging_epoch,
-            records=np.frombuffer(read.records, dtype=np.uint8) if read.records else NO_RECORDS,
-            file_ranges=read.file_ranges,
-        )
+                return await self._answer(request, context)
+            finally:
+                self._sessions.end(context)
+        except (FetchSessionIdNotFound, InvalidFetchSessionEpoch) as error:
+            return FetchResponse((), error.code, str(error))
 
-    def _has_enough(self, request: FetchRequest) -> bool:
-        """Whether a parked fetch is to be answered now (G8): min_bytes are there, or something is wrong."""
-        found_bytes = 0
-        for fetch in request.partitions:
-            try:
-                partition = self._replicas.get(fetch.topic_id, fetch.partition).partition
-                partition.check_readable(fetch.current_leader_epoch)
-                found_bytes += partition.available_bytes(fetch.fetch_offset, fetch.max_bytes)
-            except (ApiError, StorageError):
-                return True  # reading it gives the error to the caller
-            if found_bytes >= max(1, request.min_bytes):
-                return True
-        return False
+    async def _answer(self, request: FetchRequest, context: FetchContext) -> FetchResponse:
+        deadline_s = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+        reads = self._reads(request, context)
+        if request.replica_id != NO_NODE and context.is_refresh_due(_now_ms(), self._refresh_ms):
+            reads.refresh()
+        results = reads.read_all(is_first=True)
+        if not _is_complete(request, context, results):
+            while await context.watch.wait(deadline_s):
+                if self._reads(request, context).has_enough():
+                    break
+            reads = self._reads(request, context)
+            results = reads.read_all(is_first=False)
+        told = context.tell(results)
+        reads.record_sent(told)
+        return FetchResponse(told, session_id=context.session.session_id)
+
+    def _reads(self, request: FetchRequest, context: FetchContext) -> FetchReads:
+        return FetchReads(self._leader, request, context, _now_ms())
 
 
 class ListOffsetsHandler:
@@ -112,13 +97,16 @@ class ListOffsetsHandler:
 
     def handle(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
         """One result for each partition, in order (G12)."""
-        return ListOffsetsResponse(tuple(map(self._find, request.partitions)))
+        is_follower = request.replica_id != NO_NODE
+        return ListOffsetsResponse(tuple(self._find(each, is_follower) for each in request.partitions))
 
-    def _find(self, each: ListOffsetsPartition) -> ListOffsetsPartitionResult:
+    def _find(self, each: ListOffsetsPartition, is_follower: bool) -> ListOffsetsPartitionResult:
         try:
             replica = self._replicas.get(each.topic_id, each.partition)
             try:
-                found = replica.partition.find_offset(each.timestamp_ms, each.current_leader_epoch)
+                found = replica.partition.find_offset(
+                    each.timestamp_ms, each.current_leader_epoch, is_follower=is_follower
+                )
             except StorageError as error:
                 raise self._replicas.on_storage_error(replica, error) from error
         except ApiError as error:
@@ -132,14 +120,49 @@ class ListOffsetsHandler:
         )
 
 
-def _is_complete(request: FetchRequest, results: list[FetchPartitionResult]) -> bool:
+def _is_complete(request: FetchRequest, context: FetchContext, results: list[FetchPartitionResult]) -> bool:
     """Whether the answer must not wait (G7)."""
-    if request.max_wait_ms <= 0 or not results:
+    if request.max_wait_ms <= 0 or context.is_empty:
         return True
-    if any(each.error_code is not ErrorCode.NONE or each.diverging_epoch for each in results):
-        return True
-    return sum(map(_size_bytes, results)) >= request.min_bytes
+    return any(map(_is_urgent, results)) or sum(map(size_bytes, results)) >= request.min_bytes
 
 
-def _size_bytes(result: FetchPartitionResult) -> int:
-    return int(result.records.size) + sum(each.size_bytes for each in result.file_ranges)
+def _is_urgent(result: FetchPartitionResult) -> bool:
+    """Whether the caller has to act on it, data or not."""
+    return (
+        result.error_code is not ErrorCode.NONE
+        or result.diverging_epoch is not None
+        or result.preferred_read_replica != NO_NODE
+    )
+
+
+def _check(request: FetchRequest) -> None:
+    """Raises InvalidRequest for what no caller of ours sends."""
+    amounts = (request.min_bytes, request.max_bytes, request.session_id)
+    if min(amounts) < 0 or min(request.replica_id, request.replica_epoch, request.session_epoch) < -1:
+        raise InvalidRequest(f"fetch: an amount, an id or an epoch is negative: {request!r:.500}")
+    is_new = request.session_epoch in (FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH)
+    if is_new and request.forgotten:
+        raise InvalidRequest(
+            "fetch: expected no forgotten partitions in a request that begins or has no session"
+        )
+    if not is_new and request.session_id == NO_SESSION:
+        raise InvalidRequest(
+            f"fetch: expected the id of a session with its epoch {request.session_epoch}, found none"
+        )
+    named = {(each.topic_id, each.partition) for each in request.partitions}
+    if len(named) < len(request.partitions):
+        raise InvalidRequest("fetch: expected each partition once, found one twice")
+    for each in request.partitions:
+        _check_partition(each)
+
+
+def _check_partition(fetch: FetchPartition) -> None:
+    if fetch.max_bytes < 0 or min(fetch.current_leader_epoch, fetch.last_fetched_epoch) < NO_EPOCH:
+        raise InvalidRequest(f"fetch: an amount or an epoch is negative: {fetch!r}")
+    if not NO_OFFSET <= fetch.log_start_offset <= max(fetch.fetch_offset, NO_OFFSET):
+        raise InvalidRequest(f"fetch: a log starts at or before its end, found {fetch!r}")
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)

@@ -110,6 +110,10 @@ class ReplicaManager:
         return node_name(self._settings.node_id)
 
     @property
+    def replicas(self) -> list[Replica]:
+        return list(self._replicas.values())
+
+    @property
     def partitions(self) -> list[Partition]:
         return [each.partition for each in self._replicas.values()]
 

@@ -1,0 +1,113 @@
+"""DeleteRecords on a broker: the log of a led partition begins later, and its followers' logs follow.
+
+Invariants: the new start is durable here before it is answered, so that no restart brings records back; a partition is
+answered when every live replica begins there, with its error, or when the time is over. Kafka: `ReplicaManager.
+deleteRecords`, `DelayedDeleteRecords` (G11).
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from rayka.errors import ApiError, RequestTimedOut, StorageError
+from rayka.node.replica_manager import PartitionKey, Replica, ReplicaManager
+from rayka.protocol.partition_admin import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsResult,
+)
+
+
+class _Deletion(NamedTuple):
+    """What the low watermark has to reach, in the leadership that moved the start."""
+
+    asked: DeleteRecordsPartition
+    replica: Replica
+    required_offset: int
+    leader_epoch: int
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.asked.topic_id, self.asked.partition
+
+
+class DeleteRecordsHandler:
+    """Answers DeleteRecords."""
+
+    def __init__(self, replicas: ReplicaManager) -> None:
+        self._replicas = replicas
+
+    async def handle(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+        """One result for each partition, in order; those that are refused do not hold up the others."""
+        deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+        results: list[DeleteRecordsResult] = []
+        waiting: dict[int, _Deletion] = {}  # by place in the request
+        for place, asked in enumerate(request.partitions):
+            try:
+                deletion = self._delete(asked)
+            except ApiError as error:
+                results.append(_refused(asked, error))
+            else:
+                results.append(DeleteRecordsResult(asked.topic_id, asked.partition))
+                waiting[place] = deletion
+        await self._save(list(waiting.values()))
+        with self._replicas.parked.watch(each.key for each in waiting.values()) as watch:
+            self._answer(waiting, results)
+            while waiting and await watch.wait(deadline_s):
+                self._answer(waiting, results)
+        for place, deletion in waiting.items():
+            results[place] = _refused(deletion.asked, _timed_out(deletion, request.timeout_ms))
+        return DeleteRecordsResponse(tuple(results))
+
+    def _delete(self, asked: DeleteRecordsPartition) -> _Deletion:
+        replica = self._replicas.get(asked.topic_id, asked.partition)
+        try:
+            required_offset = replica.partition.delete_records(asked.before_offset)
+        except StorageError as error:
+            raise self._replicas.on_storage_error(replica, error) from error
+        self._replicas.parked.wake(
+            (asked.topic_id, asked.partition)
+        )  # who fetches learns where the log begins now
+        return _Deletion(asked, replica, required_offset, replica.partition.leader_epoch)
+
+    async def _save(self, deletions: list[_Deletion]) -> None:
+        """A directory whose disk fails goes offline, and with it its partitions: the answer says so."""
+        by_path = {each.replica.directory.path: each.replica for each in deletions}
+        for replica in by_path.values():
+            try:
+                await replica.directory.checkpoint(self._replicas.high_watermarks(replica.directory))
+            except StorageError as error:
+                self._replicas.on_storage_error(replica, error)
+
+    def _answer(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
+        """Takes out of `waiting` whatever need not wait any longer."""
+        for place, deletion in list(waiting.items()):
+            try:
+                low_watermark = self._low_watermark(deletion)
+            except ApiError as error:
+                results[place] = _refused(deletion.asked, error)
+            else:
+                if low_watermark < deletion.required_offset:
+                    continue
+                asked = deletion.asked
+                results[place] = DeleteRecordsResult(
+                    asked.topic_id, asked.partition, low_watermark=low_watermark
+                )
+            del waiting[place]
+
+    def _low_watermark(self, deletion: _Deletion) -> int:
+        partition = self._replicas.get(*deletion.key).partition
+        partition.check_readable(deletion.leader_epoch)
+        return partition.low_watermark()
+
+
+def _timed_out(deletion: _Deletion, timeout_ms: int) -> ApiError:
+    low_watermark = deletion.replica.partition.low_watermark()
+    return RequestTimedOut(
+        f"{deletion.replica.partition.topic_partition}: the log begins at {deletion.required_offset} here, but not"
+        f" on every replica within {timeout_ms} ms (one begins at {low_watermark}); they follow"
+    )
+
+
+def _refused(asked: DeleteRecordsPartition, error: ApiError) -> DeleteRecordsResult:
+    return DeleteRecordsResult(asked.topic_id, asked.partition, error.code, str(error))
