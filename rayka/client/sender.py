@@ -56,7 +56,14 @@ logger = logging.getLogger(__name__)
 class Sender:
     """One producer's sender. `lock` guards `accumulator`; any thread may call `wake`, all else is the IO thread's."""
 
-    def __init__(self, handle: ClusterHandle, config: ProducerConfig, random: Random) -> None:
+    def __init__(
+        self,
+        handle: ClusterHandle,
+        config: ProducerConfig,
+        random: Random,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """`loop` is what it runs on: by default the process's IO thread, in the simulator virtual time."""
         self.lock = threading.Lock()
         self.memory_freed = threading.Condition(self.lock)
         self.cluster_name = handle.name
@@ -80,7 +87,7 @@ class Sender:
         self._config = config
         self._codec = Codec[config.compression_type.upper()]
         self._backoff = Backoff.of(config, random)
-        self._loop = io_thread.loop()
+        self._loop = loop or io_thread.loop()
         self._timer: asyncio.TimerHandle | None = None
         self._in_flight: dict[int, int] = {}  # requests by node
         self._refreshing: dict[str, None] = {}
