@@ -1,0 +1,99 @@
+"""The APIs of administration on a controller node: each is checked, decided, committed and answered."""
+
+import asyncio
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+
+from rayka.errors import ErrorCode, InvalidRequest
+from rayka.ids import TopicPartition
+from rayka.ports import Request
+from rayka.protocol.apis import api_of
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    ConfigResourceName,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    CreatePartitionsRequest,
+    ElectionType,
+    ElectLeadersRequest,
+    ListPartitionReassignmentsRequest,
+    NewPartitions,
+    Reassignment,
+)
+from rayka.testing.memory_disk import MemoryDisk
+from tests.node.controller_support import new_cluster, new_topic, started
+
+ORDERS = ConfigResourceName(ResourceType.TOPIC, "orders")
+ORDERS_0 = TopicPartition("orders", 0)
+FLUSH = ConfigChange("flush", AlterConfigOp.SET, "batch")
+PATIENCE_S = 10
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, PATIENCE_S))
+
+
+def altered(*changes: ConfigChange) -> AlteredResource:
+    return AlteredResource(ResourceType.TOPIC, "orders", changes)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CreatePartitionsRequest((NewPartitions("orders", 2), NewPartitions("orders", 3))),
+        AlterPartitionReassignmentsRequest(
+            (Reassignment("orders", 0, (1,)), Reassignment("orders", 0, None))
+        ),
+        ElectLeadersRequest(ElectionType.PREFERRED, (ORDERS_0, ORDERS_0)),
+        DescribeConfigsRequest((ORDERS, ORDERS)),
+        IncrementalAlterConfigsRequest((altered(), altered())),
+        IncrementalAlterConfigsRequest((altered(FLUSH, ConfigChange("flush", AlterConfigOp.DELETE)),)),
+        IncrementalAlterConfigsRequest(
+            (
+                altered(
+                    ConfigChange("segment.ms", AlterConfigOp.DELETE),
+                    ConfigChange("segment_ms", AlterConfigOp.DELETE),
+                ),
+            )
+        ),
+    ],
+    ids=repr,
+)
+def test_what_is_named_twice_is_refused_before_the_core_sees_it(request_: Request[Any]) -> None:
+    async def scenario() -> None:
+        node = await new_cluster(MemoryDisk())
+        with pytest.raises(InvalidRequest, match=r"expected each once, found"):
+            await getattr(node, api_of(request_).name)(request_)
+
+    run(scenario())
+
+
+def test_what_was_answered_is_committed_and_survives_a_power_cut() -> None:
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        node = await new_cluster(disk)
+        await node.create_topics(new_topic("orders"))
+        await node.incremental_alter_configs(IncrementalAlterConfigsRequest((altered(FLUSH),)))
+        await node.create_partitions(CreatePartitionsRequest((NewPartitions("orders", 4),)))
+        node.kill()
+        disk.power_loss(Random(1))
+        node = await started(disk)
+        (described,) = (await node.describe_configs(DescribeConfigsRequest((ORDERS,)))).resources
+        assert "batch" in [entry.value for entry in described.entries if entry.name == "flush"]
+        elected = await node.elect_leaders(
+            ElectLeadersRequest(ElectionType.PREFERRED, (TopicPartition("orders", 3),))
+        )
+        assert [each.error_code for each in elected.partitions] == [ErrorCode.ELECTION_NOT_NEEDED]
+        listed = await node.list_partition_reassignments(ListPartitionReassignmentsRequest())
+        assert listed.reassignments == ()
+
+    run(scenario())
