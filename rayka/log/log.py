@@ -359,9 +359,12 @@ class Log:
     def truncate_to(self, offset: int) -> None:
         """Removes the batch that contains the offset and all after it; readers keep what they mapped.
 
-        The log then ends after the last batch that lies wholly below the offset.
+        The log then ends after the last batch that lies wholly below the offset. An epoch that began there without
+        a record is forgotten even when the log is no longer than that: another leader never had it (B20).
         """
         if offset >= self.log_end_offset:
+            with self._changing():
+                self._epochs.truncate_from_end(self.log_end_offset)
             return
         if offset < self._segments.first.base_offset:
             self.truncate_fully_and_start_at(offset)
@@ -415,6 +418,7 @@ class Log:
             self._write_files(lowered_recovery_point(scan_from))
 
     def _after_truncation(self) -> None:
+        self.log_start_offset = min(self.log_start_offset, self.log_end_offset)
         self.flushed_offset = max(self.log_start_offset, min(self.flushed_offset, self.log_end_offset))
         self._epochs.truncate_from_end(self.log_end_offset)
 

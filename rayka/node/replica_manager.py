@@ -1,20 +1,16 @@
-"""The partitions of one broker: opened, led, deleted as the metadata says; synced, checkpointed, taken
-offline.
+"""The replicas on one broker: opened, led, following, deleted as the metadata says; synced, taken offline.
 
-Invariants: a partition is hosted in one directory, the one that the metadata names; what is on disk and not
-in the metadata is set aside, never served; a delta is applied deletions first, then leaders, and is durable
-before it is visible (H10); when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until the node
-restarts, and the others go on. Kafka: `ReplicaManager`. Left out: followers, moving a partition between
-directories.
+Invariants: a partition is hosted in one directory; what is on disk and not in the metadata is set aside, never served;
+a delta is applied deletions first, then leaders, then followers (H10), and the epochs that begin are durable before it
+is visible; when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until the node restarts, and the others go on.
+Kafka: `ReplicaManager`. Left out: moving a partition between directories.
 """
 
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 from uuid import UUID
 
-from rayka.config import TopicConfig
 from rayka.errors import (
     ApiError,
     DamagedLog,
@@ -27,54 +23,51 @@ from rayka.errors import (
 )
 from rayka.ids import TopicIdPartition, TopicPartition, node_name
 from rayka.log.log_directory import LogDirectory
-from rayka.metadata.configs import topic_config
+from rayka.metadata.configs import broker_config, topic_config
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage, PartitionImage, TopicImage
+from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from rayka.node.checkpoints import Checkpoints
+from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
+from rayka.node.fetchers import ReplicaFetchers
 from rayka.node.flusher import Flusher
+from rayka.node.isr_changes import IsrChanges
+from rayka.node.local_logs import LocalLogs
 from rayka.node.parked import Parked
+from rayka.node.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
-from rayka.partition.partition import Partition
+from rayka.partition.partition import FollowerUpdate, Partition
+from rayka.partition.quota import ReplicationQuota
 
-PartitionKey = tuple[
-    UUID, int
-]  # topic id and number: cheaper to hash than a struct, and asked for in every request
+_Local = tuple[TopicIdPartition, PartitionImage]  # a partition that this broker holds, and its new state
 _logger = logging.getLogger(__name__)
-
-
-class Replica(NamedTuple):
-    """A partition, and the directory and the flusher that it shares with others."""
-
-    partition: Partition
-    directory: LogDirectory
-    flusher: Flusher
-
-
-class Unusable(NamedTuple):
-    """A partition whose log could not be opened, the directory that holds it if that is here, and why."""
-
-    topic_partition: TopicPartition
-    directory: LogDirectory | None
-    error: StorageError
 
 
 class ReplicaManager:
     """All replicas on this broker."""
 
-    def __init__(self, settings: NodeSettings, directories: DataDirectories, tasks: Tasks) -> None:
+    def __init__(
+        self, settings: NodeSettings, directories: DataDirectories, link: ControllerLink, tasks: Tasks
+    ) -> None:
         self._settings = settings
         self._directories = directories
         self._replicas: dict[PartitionKey, Replica] = {}
         self._unusable: dict[PartitionKey, Unusable] = {}
-        self._saved: dict[LogDirectory, dict[TopicPartition, tuple[int, int]]] = {}
+        self._logs = LocalLogs(settings.node_id, directories, self._on_directory_failed)
+        self._checkpoints = Checkpoints(self._replicas.values, self._on_directory_failed)
+        self._fetchers = ReplicaFetchers(settings, directories, tasks, self)
+        self._isr_changes = IsrChanges(settings, link, directories, self._wake)
         self._flushers = {each: self._flusher_of(each) for each in directories.all}
         self._image: MetadataImage | None = None
+        self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
         self.parked: Parked[PartitionKey] = Parked()
         self.on_offline = asyncio.Event()
         for directory, flusher in self._flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
-        tasks.start("checkpoint", self._checkpoint_forever())
+        tasks.start("checkpoint", self._checkpoints.run(directories.all, settings.config))
+        tasks.start("propose ISRs", self._isr_changes.run())
+        tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
 
     def __repr__(self) -> str:
         return f"<ReplicaManager {self._settings.node_id} replicas={len(self._replicas)}>"
@@ -117,114 +110,154 @@ class ReplicaManager:
     def partitions(self) -> list[Partition]:
         return [each.partition for each in self._replicas.values()]
 
+    def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
+        """By partition, as the checkpoint has them (B4)."""
+        return self._checkpoints.high_watermarks(directory)
+
     def problems(self) -> list[str]:
-        """Why something is not usable here, one line each."""
+        """Why something is not usable here, or cannot be copied, one line each."""
         offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
         failed = [str(each.log.failure) for each in self.partitions if each.log.failure and not each.failure]
-        return list(
-            dict.fromkeys([*offline, *failed, *(str(each.error) for each in self._unusable.values())])
-        )
+        unusable = [str(each.error) for each in self._unusable.values()]
+        return list(dict.fromkeys([*offline, *failed, *unusable, *self._fetchers.problems()]))
 
     # ---- Metadata --------------------------------------------------------------------------------------
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Makes this broker's partitions what the new image says (H10)."""
         is_first, self._image = self._image is None, image
-        deleted = set(delta.deleted_topics())
-        here = [*self._replicas, *self._unusable] if deleted else []
-        keys = [key for key in here if key[0] in deleted]
-        await self._forget([self._place(key) for key in keys])
-        for key in keys:
-            await asyncio.sleep(0)  # as below
-            self._delete(key)
+        changed = [(each, image.partition(each)) for each in delta.changed_partitions()]
+        local = [(each, state) for each, state in changed if state is not None and self._holds(state)]
+        await self._delete(self._gone(delta, changed))
         if is_first:
-            await self._set_aside_strays(image)
-        is_all = delta.is_reconfigured(self._settings.node_id)
-        for name in image.topics if is_all else delta.reconfigured_topics():
-            self._reconfigure(name, image)
-        changed = []
-        for each in delta.changed_partitions():
-            await asyncio.sleep(0)  # a recovery takes long: others get their turn between two
-            replica = self._update(each, image)
-            if replica is not None:
-                changed.append(replica)
-        await self._sync(changed)
-        for replica in changed:
+            await self._logs.tidy(image)
+        self._reconfigure(delta, image)
+        updated, new_leaders = await self._update_all(local, image)
+        self._fetchers.assign(updated)
+        synced = await self._logs.sync((each.directory, each.partition.log) for each in new_leaders)
+        self._on_synced([each.partition for each in new_leaders if each.partition.log in synced])
+        for replica in updated:
             self._wake(replica.partition)
 
-    def _update(self, each: TopicIdPartition, image: MetadataImage) -> Replica | None:
-        """The replica after this change; None when it is not here."""
-        topic, state = image.topics_by_id[each.topic_id], image.partition(each)
-        if state is None or self._settings.node_id not in state.replicas:
-            return None
+    def _holds(self, state: PartitionImage) -> bool:
+        return self._settings.node_id in state.replicas
+
+    def _gone(
+        self, delta: MetadataDelta, changed: Iterable[tuple[TopicIdPartition, PartitionImage | None]]
+    ) -> list[PartitionKey]:
+        """What is here and no longer meant to be: its topic was deleted, or it was moved to other brokers."""
+        deleted = set(delta.deleted_topics())
+        here = [*self._replicas, *self._unusable] if deleted else []
+        moved = [
+            (each.topic_id, each.partition)
+            for each, state in changed
+            if state is not None and not self._holds(state)
+        ]
+        return [key for key in here if key[0] in deleted] + [key for key in moved if self._is_here(key)]
+
+    def _is_here(self, key: PartitionKey) -> bool:
+        return key in self._replicas or key in self._unusable
+
+    async def _update_all(
+        self, local: Sequence[_Local], image: MetadataImage
+    ) -> tuple[list[Replica], list[Replica]]:
+        """All that could be brought to their new state, and those among them that begin to lead. Leaders come first:
+        clients wait for them (H10)."""
+        updated, new_leaders = [], []
+        for each, state in sorted(local, key=lambda each: each[1].leader_id != self._settings.node_id):
+            await asyncio.sleep(0)  # a recovery takes long: others get their turn between two
+            known = self._replicas.get((each.topic_id, each.partition))
+            epoch = None if known is None else known.partition.leader_epoch
+            replica = self._update(each, state, image)
+            if replica is not None:
+                updated.append(replica)
+                if replica.partition.is_leader and replica.partition.leader_epoch != epoch:
+                    new_leaders.append(replica)
+        return updated, new_leaders
+
+    def _update(self, each: TopicIdPartition, state: PartitionImage, image: MetadataImage) -> Replica | None:
+        """The replica in its new state; None when it is not usable."""
         key = (each.topic_id, each.partition)
-        if key in self._unusable:
+        if key in self._unusable and self._unusable[key].directory is not None:
             return None
-        topic_partition = TopicPartition(topic.name, each.partition)
+        topic_partition = TopicPartition(image.topics_by_id[each.topic_id].name, each.partition)
         try:
             replica = self._replicas.get(key)
             if replica is None:
-                config = self._topic_config(topic.name, image)
-                replica = self._replicas[key] = self._open(topic_partition, each.topic_id, state, config)
-            replica.partition.update_state(state, now_ms=self._now_ms())
+                replica = self._replicas[key] = self._open(topic_partition, each.topic_id, state, image)
+                self._unusable.pop(key, None)
+            replica.partition.update_state(state, now_ms=_now_ms())
         except StorageError as error:
-            _logger.error("%s is not usable: %s", topic_partition, error)
-            directory = self._directories.get(state.directory_of(self._settings.node_id))
-            self._unusable[key] = Unusable(topic_partition, directory, error)
-            self._replicas.pop(key, None)
-            self.parked.wake(key)
-            if directory is not None and not isinstance(error, DiskFull | DamagedLog):
-                self._on_directory_failed(directory, error)
+            self._on_unusable(key, topic_partition, state, error)
             return None
         return replica
 
     def _open(
-        self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig
+        self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, image: MetadataImage
     ) -> Replica:
-        directory_id = state.directory_of(self._settings.node_id)
-        directory = self._directories.get(directory_id)
-        if directory is None:
-            raise StorageError(
-                f"{topic_partition} lives in directory {directory_id}, which is none of"
-                f" {[each.path for each in self._directories.all]}; start the broker with all its data directories"
-            )
-        if directory.failure is not None:
-            raise directory.failure
-        log = directory.open_log(topic_partition, topic_id, config, now_ms=self._now_ms())
+        settings = self._settings
+        directory = self._logs.directory_of(topic_partition, state)
+        config = topic_config(image, settings.config, topic_partition.topic, settings.node_id)
+        log = directory.open_log(topic_partition, topic_id, config, now_ms=_now_ms())
         partition = Partition(
             topic_partition,
             topic_id,
-            self._settings.node_id,
+            settings.node_id,
             log,
             config,
-            brokers=lambda broker_id: self._image.brokers.get(broker_id) if self._image else None,
-            replica_lag_time_max_ms=self._settings.config.replica_lag_time_max_ms,
+            brokers=self._broker,
+            replica_lag_time_max_ms=settings.config.replica_lag_time_max_ms,
         )
         partition.load_high_watermark(directory.high_watermark(topic_partition))
         return Replica(partition, directory, self._flushers[directory])
 
-    def _reconfigure(self, name: str, image: MetadataImage) -> None:
-        topic = image.topics.get(name)
-        if topic is not None:
-            config = self._topic_config(name, image)
+    def _broker(self, broker_id: int) -> BrokerImage | None:
+        return None if self._image is None else self._image.brokers.get(broker_id)
+
+    def _on_unusable(
+        self, key: PartitionKey, topic_partition: TopicPartition, state: PartitionImage, error: StorageError
+    ) -> None:
+        _logger.error("%s is not usable: %s", topic_partition, error)
+        directory = self._directories.get(state.directory_of(self._settings.node_id))
+        self._unusable[key] = Unusable(topic_partition, directory, error)
+        self._replicas.pop(key, None)
+        self._fetchers.remove([key])
+        self.parked.wake(key)
+        if directory is not None and not isinstance(error, DiskFull | DamagedLog):
+            self._on_directory_failed(directory, error)
+
+    def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """What was written of a topic, or of this broker, counts from the next request on."""
+        settings = self._settings
+        names: Iterable[str] = delta.reconfigured_topics()
+        if delta.is_reconfigured(settings.node_id):
+            names = image.topics
+            own = broker_config(image, settings.config, settings.node_id)
+            self.leader_quota.bytes_per_second = own.leader_replication_throttled_rate
+            self._fetchers.quota.bytes_per_second = own.follower_replication_throttled_rate
+        for topic in [image.topics[name] for name in names if name in image.topics]:
+            config = topic_config(image, settings.config, topic.name, settings.node_id)
             for number in range(len(topic.partitions)):
                 replica = self._replicas.get((topic.topic_id, number))
                 if replica is not None:
                     replica.partition.update_config(config)
 
-    def _topic_config(self, name: str, image: MetadataImage) -> TopicConfig:
-        return topic_config(image, self._settings.config, name, self._settings.node_id)
+    # ---- Deletion --------------------------------------------------------------------------------------
 
-    def _delete(self, key: PartitionKey) -> None:
-        unusable = self._unusable.pop(key, None)
-        if unusable is not None and unusable.directory is not None and unusable.directory.failure is None:
-            self._delete_log(unusable.directory, unusable.topic_partition)
-        replica = self._replicas.pop(key, None)
-        if replica is None:
-            return
-        replica.flusher.forget(replica.partition)
-        self._delete_log(replica.directory, replica.partition.topic_partition)
-        self.parked.wake(key)
+    async def _delete(self, keys: Sequence[PartitionKey]) -> None:
+        """These are not fetched any more, then the checkpoints forget them, then their logs go."""
+        self._fetchers.remove(keys)
+        await self._logs.forget([self._place(key) for key in keys])
+        for key in keys:
+            await asyncio.sleep(0)  # many files may have to go
+            directory, topic_partition = self._place(key)
+            self._unusable.pop(key, None)
+            replica = self._replicas.pop(key, None)
+            if replica is not None:
+                replica.flusher.forget(replica.partition)
+            if directory is not None:
+                self._logs.delete(directory, topic_partition)
+            self.parked.wake(key)
 
     def _place(self, key: PartitionKey) -> tuple[LogDirectory | None, TopicPartition]:
         unusable = self._unusable.get(key)
@@ -233,64 +266,6 @@ class ReplicaManager:
         replica = self._replicas[key]
         return replica.directory, replica.partition.topic_partition
 
-    async def _forget(self, places: Sequence[tuple[LogDirectory | None, TopicPartition]]) -> None:
-        """The checkpoints first: they must not tell of a log that is gone."""
-        for directory in self._directories.all:
-            here = [topic_partition for each, topic_partition in places if each is directory]
-            if not here or directory.failure is not None:
-                continue
-            try:
-                await directory.forget(here)
-            except DiskFull as error:
-                _logger.warning("%s: no checkpoint: %s", directory.path, error)
-            except StorageError as error:
-                self._on_directory_failed(directory, error)
-
-    async def _set_aside_strays(self, image: MetadataImage) -> None:
-        """Takes directories whose topic is not in the metadata out of the way (F4).
-
-        Mostly it was deleted while this broker was down; but metadata that was lost must not take the records along.
-        """
-        strays = [
-            (directory, topic_partition)
-            for directory in self._directories.all
-            for topic_partition, topic_id in directory.partitions().items()
-            if _is_stray(image.topics.get(topic_partition.topic), topic_id)
-        ]
-        await self._forget(strays)
-        for directory, topic_partition in strays:
-            self._set_aside(directory, topic_partition)
-
-    def _set_aside(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
-        try:
-            kept = directory.set_aside_log(topic_partition)
-        except StorageError as error:
-            self._on_directory_failed(directory, error)
-        else:
-            _logger.warning(
-                "%s is not in the metadata: kept in %s; remove it if the topic was deleted",
-                topic_partition,
-                kept,
-            )
-
-    def _delete_log(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
-        try:
-            directory.delete_log(topic_partition)
-        except StorageError as error:
-            self._on_directory_failed(directory, error)
-
-    async def _sync(self, replicas: Sequence[Replica]) -> None:
-        """One sync in each directory for the epochs and files of a whole delta."""
-        for directory in self._directories.all:
-            here = [each for each in replicas if each.directory is directory]
-            if here and directory.failure is None:
-                try:
-                    await directory.sync([each.partition.log for each in here])
-                except StorageError as error:
-                    self._on_directory_failed(directory, error)
-                else:
-                    self._on_synced([each.partition for each in here])
-
     # ---- What happens to partitions --------------------------------------------------------------------
 
     def on_appended(self, replica: Replica) -> None:
@@ -298,11 +273,26 @@ class ReplicaManager:
         replica.flusher.on_appended(replica.partition)
         self._wake(replica.partition)
 
+    def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None:
+        """This broker's copy has grown, or was cut; consumers that read here see up to its high watermark (G15)."""
+        replica.flusher.on_appended(replica.partition)
+        if is_high_watermark_moved:
+            self._wake(replica.partition)
+
+    def on_follower_fetch(self, replica: Replica, update: FollowerUpdate) -> None:
+        """A follower has told how far it is: whoever waits for that looks again, and the ISR may grow (G13)."""
+        if update.is_high_watermark_raised or update.is_low_watermark_raised:
+            self._wake(replica.partition)
+        if update.proposal is not None:
+            self._isr_changes.propose(replica.partition, update.proposal)
+
     def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError:
         """What to answer. A full disk still reads, so only the log that met it stops; any other failure
         takes the directory offline.
         """
-        if not isinstance(replica.partition.log.failure or error, DiskFull):
+        if isinstance(replica.partition.log.failure or error, DiskFull):
+            self._fetchers.remove([key_of(replica.partition)])
+        else:
             self._on_directory_failed(replica.directory, error)
         return KafkaStorageError(f"{replica.partition.topic_partition}: {error}")
 
@@ -313,64 +303,24 @@ class ReplicaManager:
         return Flusher(directory, self._on_synced, on_failed)
 
     def _on_synced(self, partitions: Iterable[Partition]) -> None:
+        now_ms = _now_ms()
         for partition in partitions:
-            partition.maybe_increment_high_watermark(self._now_ms())
+            partition.maybe_increment_high_watermark(now_ms)
+            self._fetchers.on_synced(partition)
             self._wake(partition)
 
     def _on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
         directory.go_offline(error)
-        for replica in self._replicas.values():
-            if replica.directory is directory:
-                replica.partition.failure = error
-                self._wake(replica.partition)
+        failed = [each for each in self._replicas.values() if each.directory is directory]
+        for replica in failed:
+            replica.partition.failure = error
+            self._wake(replica.partition)
+        self._fetchers.remove([key_of(each.partition) for each in failed])
         self.on_offline.set()
 
     def _wake(self, partition: Partition) -> None:
-        self.parked.wake((partition.topic_id, partition.topic_partition.partition))
-
-    # ---- Checkpoints -----------------------------------------------------------------------------------
-
-    def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
-        """By partition, as the checkpoint has them (B4)."""
-        return {
-            each.partition.topic_partition: each.partition.high_watermark
-            for each in self._replicas.values()
-            if each.directory is directory
-        }
-
-    async def _checkpoint_forever(self) -> None:
-        config = self._settings.config
-        interval_ms = min(
-            config.replica_high_watermark_checkpoint_interval_ms,
-            config.log_flush_offset_checkpoint_interval_ms,
-        )
-        while True:
-            await asyncio.sleep(interval_ms / 1000)
-            for directory in self._directories.all:
-                await self._checkpoint(directory)
-
-    async def _checkpoint(self, directory: LogDirectory) -> None:
-        """Saves high watermarks and recovery points, unless nothing has changed since."""
-        state = {
-            each.partition.topic_partition: (each.partition.high_watermark, each.partition.log.flushed_offset)
-            for each in self._replicas.values()
-            if each.directory is directory
-        }
-        if directory.failure is not None or state == self._saved.get(directory):
-            return
-        try:
-            await directory.checkpoint({key: high_watermark for key, (high_watermark, _) in state.items()})
-        except DiskFull as error:
-            _logger.warning("%s: no checkpoint: %s", directory.path, error)
-        except StorageError as error:
-            self._on_directory_failed(directory, error)
-        else:
-            self._saved[directory] = state
-
-    @staticmethod
-    def _now_ms() -> int:
-        return int(asyncio.get_running_loop().time() * 1000)
+        self.parked.wake(key_of(partition))
 
 
-def _is_stray(topic: TopicImage | None, topic_id: UUID | None) -> bool:
-    return topic is None or topic_id not in (None, topic.topic_id)
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)

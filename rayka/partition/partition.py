@@ -1,13 +1,15 @@
 """One replica of one partition: who leads it in which epoch, its log, and how far that is committed.
 
-Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark of one leadership never
-falls; an append happens only while this broker leads; with `flush=batch` the high watermark stays below
-what a power cut would take, so nobody reads, and nobody was told of, a record that can vanish.
+Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark of one leadership never falls;
+the committed ISR is a subset of the maximal ISR, and a leader counts the latter; an append of a producer happens only
+while this broker leads, an append of a leader's records only while it follows, in the epoch they were fetched in; with
+`flush=batch` the high watermark stays below what a power cut would take of this leader's log, so nobody reads, and
+nobody was told of, a record that can vanish.
 
-Kafka: `cluster/Partition.scala` (B1, B4, B15, B16, B18, B24; reads G1-G4, G12). Left out: other replicas
-than this one, so followers, ISR changes and truncation.
+Kafka: `cluster/Partition.scala` (B1-B28; reads G1-G4, G12; G11, G13, G15).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
@@ -25,18 +27,25 @@ from rayka.errors import (
     UnknownLeaderEpoch,
 )
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch, TopicPartition
-from rayka.log.log import LocalRead, Log
-from rayka.metadata.image import PartitionImage
+from rayka.log.log import Log
+from rayka.metadata.image import BrokerImage, PartitionImage
+from rayka.partition import following, reading
+from rayka.partition.follower_states import FollowerFetch, FollowerState, new_states
+from rayka.partition.following import FollowerAppend
+from rayka.partition.isr import IsrState, Outcome, outcome_of
+from rayka.partition.read_replica import choose_read_replica
+from rayka.partition.reading import FoundOffset, ReadLimits, ReadResult
 from rayka.partition.validation import is_stamped_by_broker, validate_batches
+from rayka.partition.watermarks import committed_offset, followed_high_watermark, low_watermark
 from rayka.ports import Buffer
-from rayka.protocol.fetch import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    MAX_TIMESTAMP,
-    FetchPartition,
-    FileRange,
-)
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchPartition
 from rayka.protocol.produce import ACKS_ALL
+from rayka.protocol.replication import (
+    AlterPartitionItem,
+    AlterPartitionResult,
+    IsrMember,
+    LeaderRecoveryState,
+)
 
 
 class Appended(NamedTuple):
@@ -50,37 +59,28 @@ class Appended(NamedTuple):
     needs_sync: bool
 
 
-class ReadResult(NamedTuple):
-    """What a fetch gets of this partition: bytes, or places in files, or where the reader's log diverges
-    (G2)."""
+class FollowerUpdate(NamedTuple):
+    """What a follower's fetch has changed, and what is to be proposed to the controller because of it."""
 
-    high_watermark: int
-    log_start_offset: int
-    next_offset: int
-    records: bytes = b""
-    file_ranges: tuple[FileRange, ...] = ()
-    diverging_epoch: OffsetAndEpoch | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.records) + sum(each.size_bytes for each in self.file_ranges)
+    is_high_watermark_raised: bool = False
+    is_low_watermark_raised: bool = False
+    proposal: AlterPartitionItem | None = None
 
 
-class FoundOffset(NamedTuple):
-    """The answer to ListOffsets; -1 when there is no such record."""
-
-    timestamp_ms: int = NO_TIMESTAMP
-    offset: int = NO_OFFSET
-    leader_epoch: int = NO_EPOCH
+_NO_UPDATE = FollowerUpdate()
 
 
 class Partition:
     """This broker's replica of one partition."""
 
     def __init__(
-        self, topic_partition: TopicPartition, topic_id: UUID, broker_id: int, log: Log, config: TopicConfig
-    ) -> None:
+        self, topic_partition: TopicPartition, topic_id: UUID, broker_id: int, log: Log, config: TopicConfig,
+        *, brokers: Callable[[int], BrokerImage | None], replica_lag_time_max_ms: int,
+    ) -> None:  # fmt: skip
+        """`brokers` gives what the metadata says of a broker now; it is asked at every decision about one."""
         self._broker_id = broker_id
+        self._brokers = brokers
+        self._lag_max_ms = replica_lag_time_max_ms
         self._config = config
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -90,15 +90,18 @@ class Partition:
         self.leader_epoch = NO_EPOCH
         self.partition_epoch = NO_EPOCH
         self.leader_epoch_start_offset = NO_OFFSET
+        self.leader_recovery_state = LeaderRecoveryState.RECOVERED
         self.high_watermark = log.log_start_offset
-        self._isr: tuple[int, ...] = ()
-        self._replica_count = 0
+        self.replicas: tuple[int, ...] = ()
+        self._isr = IsrState()
+        self._followers: dict[int, FollowerState] = {}
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
+        pending = f" maximal={list(self.maximal_isr)}" if self.has_pending_isr else ""
         return (
             f"<Partition {self.topic_partition} {role} epoch={self.leader_epoch} hw={self.high_watermark}"
-            f" leo={self.log.log_end_offset} isr={list(self._isr)}>"
+            f" leo={self.log.log_end_offset} isr={list(self.isr)}{pending}>"
         )
 
     @property
@@ -108,6 +111,26 @@ class Partition:
     @property
     def config(self) -> TopicConfig:
         return self._config
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """Who is in sync, as the controller has committed it; only a leader knows."""
+        return self._isr.committed
+
+    @property
+    def maximal_isr(self) -> tuple[int, ...]:
+        """Who may be in sync once the controller has answered (B2)."""
+        return self._isr.maximal
+
+    @property
+    def has_pending_isr(self) -> bool:
+        """Whether a proposal is under way; there is no other meanwhile (B12)."""
+        return self._isr.is_pending
+
+    @property
+    def remote_replicas(self) -> tuple[FollowerState, ...]:
+        """What a leader knows of its followers (B5)."""
+        return tuple(self._followers.values())
 
     # ---- Leadership ------------------------------------------------------------------------------------
 
@@ -121,34 +144,56 @@ class Partition:
         self._config = config
         self.log.update_config(config)
 
-    def update_leadership(self, state: PartitionImage) -> None:
-        """Takes over what the metadata says; an older state changes nothing (B16).
+    def update_state(self, state: PartitionImage, *, now_ms: int) -> None:
+        """Takes over what the metadata says; an older state changes nothing (B16, B17).
 
-        A new epoch of this broker's leadership begins at its log end offset, also when it will own no record.
+        A newer one ends a pending proposal, which the controller can only refuse now. A state of this very partition
+        epoch does not: it is what the proposal was made upon, and may still be accepted.
         """
         if state.partition_epoch < self.partition_epoch:
             return
-        is_new_epoch = state.leader_epoch > self.leader_epoch
+        assert state.leader_epoch >= self.leader_epoch, f"{self!r}: {state!r}"
+        is_new_leader_epoch = state.leader_epoch > self.leader_epoch
+        is_newer = state.partition_epoch > self.partition_epoch
         self.leader_id, self.leader_epoch = state.leader_id, state.leader_epoch
-        self.partition_epoch = state.partition_epoch
-        self._isr, self._replica_count = state.isr, len(state.replicas)
+        self.partition_epoch, self.replicas = state.partition_epoch, state.replicas
+        self.leader_recovery_state = state.leader_recovery_state
         if not self.is_leader:
+            self._isr, self._followers = IsrState(), {}
             return
-        if is_new_epoch:
+        if is_newer:
+            self._isr = IsrState(state.isr)
+        self._update_followers(is_new_leader_epoch, now_ms)
+        if is_new_leader_epoch:
             self.leader_epoch_start_offset = self.log.log_end_offset
             self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
-        self.maybe_increment_high_watermark()
+        self.maybe_increment_high_watermark(now_ms)
 
-    def maybe_increment_high_watermark(self) -> bool:
-        """Whether the high watermark rose: to the lowest log end offset of the ISR, if that is large enough
-        (B1)."""
-        if not self.is_leader or len(self._isr) < self._effective_min_isr:
+    def _update_followers(self, is_new_leader_epoch: bool, now_ms: int) -> None:
+        """What is known of a follower counts within a leader epoch; who is new has not fetched (B16)."""
+        others = [each for each in self.replicas if each != self._broker_id]
+        fresh = new_states(others, self.isr, now_ms)
+        known = {} if is_new_leader_epoch else self._followers
+        self._followers = {each: known.get(each, fresh[each]) for each in others}
+        assert all(each == self._broker_id or each in self._followers for each in self.maximal_isr), self
+
+    def maybe_increment_high_watermark(self, now_ms: int) -> bool:
+        """Whether the high watermark rose: to what the maximal ISR has, if the ISR is large enough (B1)."""
+        if not self.is_leader or len(self.isr) < self._effective_min_isr:
             return False
-        committed = self._own_committed_offset
+        log_end_offset = self.log.log_end_offset
+        committed = committed_offset(
+            self._own_committed_offset,
+            self._followers.values(),
+            self.maximal_isr,
+            lambda each: (
+                each.is_caught_up(log_end_offset, now_ms, self._lag_max_ms) and self._is_eligible(each)
+            ),
+        )
         if committed <= self.high_watermark:
             return False
         self.high_watermark = committed
-        assert self.log.log_start_offset <= committed <= self.log.log_end_offset, self
+        assert self.log.log_start_offset <= committed <= log_end_offset, self
         return True
 
     @property
@@ -160,7 +205,7 @@ class Partition:
 
     @property
     def _effective_min_isr(self) -> int:
-        return min(self._config.min_insync_replicas, self._replica_count)
+        return min(self._config.min_insync_replicas, len(self.replicas))
 
     # ---- Producing -------------------------------------------------------------------------------------
 
@@ -173,7 +218,7 @@ class Partition:
         RecordBatchTooLarge, and StorageError when the disk fails.
         """
         self._check_leader()
-        if acks == ACKS_ALL and len(self._isr) < self._effective_min_isr:
+        if acks == ACKS_ALL and len(self.isr) < self._effective_min_isr:
             raise NotEnoughReplicas(self._too_few_replicas())
         batches = validate_batches(
             records, self._config, where=str(self.topic_partition), timestamp_ms=timestamp_ms
@@ -184,7 +229,7 @@ class Partition:
         )
         if info.is_duplicate and stamp_ms is not None:
             stamp_ms = info.max_timestamp_ms
-        self.maybe_increment_high_watermark()
+        self.maybe_increment_high_watermark(now_ms)
         return Appended(
             base_offset=info.first_offset,
             required_offset=info.last_offset + 1,
@@ -218,96 +263,300 @@ class Partition:
             return True
         if self.high_watermark < appended.required_offset:
             return False
-        if len(self._isr) < self._effective_min_isr:
+        if len(self.isr) < self._effective_min_isr:
             raise NotEnoughReplicasAfterAppend(self._too_few_replicas())
         return True
+
+    # ---- A leader's followers --------------------------------------------------------------------------
+
+    def record_follower_fetch(self, fetch: FollowerFetch, *, now_ms: int) -> FollowerUpdate:
+        """A replica has everything below its fetch offset: what changes with that (B5, B11, G13).
+
+        Only for the first read of a fetch that was read without error, in the current leader epoch and without
+        diverging (B6, B24). Raises NotLeaderOrFollower when it is not a replica, or an older process of its broker.
+        """
+        self._check_leader()
+        follower = self._followers.get(fetch.replica_id)
+        if follower is None:
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: broker {fetch.replica_id} is none of its replicas {list(self.replicas)}"
+            )
+        log_end_offset = self.log.log_end_offset
+        assert 0 <= fetch.fetch_offset <= log_end_offset, f"{self!r}: {fetch!r}"
+        self._check_broker_epoch(fetch, follower)
+        is_moved = fetch.fetch_offset != follower.log_end_offset
+        old_low = self.low_watermark() if fetch.log_start_offset != follower.log_start_offset else None
+        follower.on_fetch(fetch, log_end_offset, now_ms)
+        proposal = self._maybe_expand_isr(follower)
+        is_raised = is_moved and self.maybe_increment_high_watermark(now_ms)
+        is_low_raised = old_low is not None and self.low_watermark() > old_low
+        if not (is_raised or is_low_raised or proposal):
+            return _NO_UPDATE
+        return FollowerUpdate(is_raised, is_low_raised, proposal)
+
+    def _check_broker_epoch(self, fetch: FollowerFetch, follower: FollowerState) -> None:
+        """A fetch of a process that has ended since says nothing about the log that its successor has."""
+        if fetch.broker_epoch == NO_EPOCH:
+            return
+        broker = self._brokers(fetch.replica_id)
+        known = follower.broker_epoch if broker is None else max(follower.broker_epoch, broker.broker_epoch)
+        if fetch.broker_epoch < known:
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: expected broker {fetch.replica_id} in epoch {known} or later, found"
+                f" {fetch.broker_epoch}; register again"
+            )
+
+    def _maybe_expand_isr(self, follower: FollowerState) -> AlterPartitionItem | None:
+        """A proposal with this follower, if it has all that is committed and all that this epoch began with (B11)."""
+        if follower.replica_id in self.isr or self.has_pending_isr:
+            return None
+        if follower.log_end_offset < max(self.high_watermark, self.leader_epoch_start_offset):
+            return None
+        return self._propose((*self.isr, follower.replica_id)) if self._is_eligible(follower) else None
+
+    def _is_eligible(self, follower: FollowerState) -> bool:
+        """Whether the metadata lets it into the ISR: it is active, and the process that fetched is that one (B11)."""
+        broker = self._brokers(follower.replica_id)
+        if broker is None or not broker.is_active or not follower.has_fetched:
+            return False
+        return follower.broker_epoch in (NO_EPOCH, broker.broker_epoch)
+
+    def maybe_shrink_isr(self, *, now_ms: int) -> AlterPartitionItem | None:
+        """A proposal without the members that have not been caught up for too long (B10). To be asked regularly."""
+        if not self.is_leader or self.has_pending_isr:
+            return None
+        kept = tuple(each for each in self.isr if each == self._broker_id or self._is_in_sync(each, now_ms))
+        return self._propose(kept) if len(kept) < len(self.isr) else None
+
+    def _is_in_sync(self, replica_id: int, now_ms: int) -> bool:
+        return self._followers[replica_id].is_caught_up(self.log.log_end_offset, now_ms, self._lag_max_ms)
+
+    def maybe_recover(self) -> AlterPartitionItem | None:
+        """A proposal that says that this leader, elected uncleanly, has recovered (B41): its log is what it is."""
+        is_recovering = self.leader_recovery_state is LeaderRecoveryState.RECOVERING
+        if not self.is_leader or self.has_pending_isr or not is_recovering:
+            return None
+        return self._propose(self.isr)
+
+    def _propose(self, isr: tuple[int, ...]) -> AlterPartitionItem:
+        """The proposal is pending from now on."""
+        assert not self.has_pending_isr, self
+        assert self._broker_id in isr, f"{self!r}: a leader does not leave the ISR {isr}"
+        item = AlterPartitionItem(
+            self.topic_id,
+            self.topic_partition.partition,
+            self.leader_epoch,
+            self.partition_epoch,
+            tuple(IsrMember(each, self._broker_epoch(each)) for each in isr),
+            LeaderRecoveryState.RECOVERED,
+        )
+        self._isr = IsrState(self.isr, item)
+        return item
+
+    def _broker_epoch(self, replica_id: int) -> int:
+        """Of the process that was seen to fetch; another one that the metadata knows by now may lack records."""
+        if replica_id != self._broker_id:
+            return self._followers[replica_id].broker_epoch
+        broker = self._brokers(replica_id)
+        return NO_EPOCH if broker is None else broker.broker_epoch
+
+    def on_alter_partition(
+        self, item: AlterPartitionItem, result: AlterPartitionResult, *, now_ms: int
+    ) -> AlterPartitionItem | None:
+        """What became of a proposal (B12). What is returned is to be proposed again.
+
+        An answer to a proposal that is not pending any more is ignored: newer metadata came first.
+        """
+        if self._isr.proposal != item:
+            return None
+        outcome = outcome_of(result.error_code)
+        if outcome is Outcome.RETRIED:
+            return item
+        if outcome is Outcome.REVERTED:
+            self._isr = IsrState(self.isr)
+        elif outcome is Outcome.ACCEPTED:
+            self._accept(result)
+        self.maybe_increment_high_watermark(now_ms)
+        return None
+
+    def _accept(self, result: AlterPartitionResult) -> None:
+        """The ISR is what the controller says, if that is of this leader epoch and not older than what is known; of
+        another one the metadata will tell.
+        """
+        if result.leader_epoch != self.leader_epoch or result.partition_epoch < self.partition_epoch:
+            return
+        self._isr, self.partition_epoch = IsrState(result.isr), result.partition_epoch
+        self.leader_recovery_state = result.leader_recovery_state
+
+    def low_watermark(self) -> int:
+        """The lowest log start offset of all live replicas; -1 while one of them has not told it (G11)."""
+        return low_watermark(self.log.log_start_offset, self._followers.values(), self._is_alive)
+
+    def _is_alive(self, replica_id: int) -> bool:
+        broker = self._brokers(replica_id)
+        return broker is not None and not broker.is_fenced
+
+    def delete_records(self, before_offset: int) -> int:
+        """Deletes the records below an offset, -1 for the high watermark. They are gone everywhere once the low
+        watermark has reached the offset returned (G11). Raises OffsetOutOfRange above the high watermark.
+        """
+        self._check_leader()
+        offset = self.high_watermark if before_offset == NO_OFFSET else before_offset
+        if not 0 <= offset <= self.high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.topic_partition}: expected an offset of 0 to the high watermark {self.high_watermark},"
+                f" or -1 for that, found {before_offset}"
+            )
+        self.log.increment_log_start_offset(offset)
+        return offset
+
+    def preferred_read_replica(self, *, rack_id: str, fetch_offset: int, now_ms: int) -> int:
+        """The replica in the reader's rack that it should read from; -1: from here (G15)."""
+        own = self._brokers(self._broker_id)
+        if not self.is_leader or not rack_id or own is None or own.registration.rack == rack_id:
+            return NO_NODE
+        in_sync = [each for each in self._followers.values() if each.replica_id in self.isr]
+        in_rack = [each for each in in_sync if self._is_alive_in(each.replica_id, rack_id)]
+        return choose_read_replica(in_rack, fetch_offset, now_ms)
+
+    def _is_alive_in(self, replica_id: int, rack_id: str) -> bool:
+        broker = self._brokers(replica_id)
+        return broker is not None and not broker.is_fenced and broker.registration.rack == rack_id
+
+    # ---- Following -------------------------------------------------------------------------------------
+
+    def fetch_position(self) -> OffsetAndEpoch:
+        """What to ask the leader for: all behind this log, if its last epoch is the leader's too (B17, B23)."""
+        return OffsetAndEpoch(self.log.log_end_offset, self.log.latest_epoch)
+
+    def append_as_follower(
+        self, records: Buffer, *, leader_epoch: int, high_watermark: int, log_start_offset: int, now_ms: int
+    ) -> FollowerAppend:
+        """Takes an answer that was fetched in this leader epoch: the records, and how far they are committed (B3, B18).
+
+        Raises FencedLeaderEpoch and UnknownLeaderEpoch when the epoch has changed since (B26), CorruptRecord when a
+        batch is damaged or out of place; then nothing is appended.
+        """
+        self._check_following(leader_epoch)
+        batches = following.checked_batches(
+            self.log, records, leader_epoch=leader_epoch, where=str(self.topic_partition)
+        )
+        if batches:
+            following.append(self.log, batches, now_ms)
+        is_moved = self._follow_high_watermark(high_watermark)
+        self.log.increment_log_start_offset(min(log_start_offset, self.high_watermark))
+        return FollowerAppend(self.log.log_end_offset, self.needs_sync, is_moved)
+
+    def truncate_to(self, diverging: OffsetAndEpoch, *, leader_epoch: int) -> None:
+        """The leader's log has parted from this one by the end of that epoch: what it cannot have is cut off (B22).
+
+        Also below the high watermark (B27): after an unclean election, committed records are what the leader has.
+        Raises as `append_as_follower` when the epoch has changed (B26).
+        """
+        self._check_following(leader_epoch)
+        self.log.truncate_to(following.truncation_offset(self.log, diverging))
+        self._follow_high_watermark(self.high_watermark)
+
+    def on_out_of_range(
+        self, *, leader_epoch: int, leader_log_start_offset: int, leader_log_end_offset: int
+    ) -> None:
+        """The leader has no such offset: the log goes on where both of them can (B25). Raises as `truncate_to`."""
+        self._check_following(leader_epoch)
+        following.move_into_range(
+            self.log,
+            leader_log_start_offset=leader_log_start_offset,
+            leader_log_end_offset=leader_log_end_offset,
+        )
+        self._follow_high_watermark(self.high_watermark)
+
+    def _follow_high_watermark(self, high_watermark: int) -> bool:
+        """Whether the high watermark moved; a follower's may fall (B3)."""
+        before = self.high_watermark
+        self.high_watermark = followed_high_watermark(
+            high_watermark, self.log.log_start_offset, self.log.log_end_offset
+        )
+        return self.high_watermark != before
 
     # ---- Reading ---------------------------------------------------------------------------------------
 
     def read(
-        self, fetch: FetchPartition, *, max_bytes: int, min_one_batch: bool, as_file_ranges: bool = False
-    ) -> ReadResult:
-        """Whole batches from the one that contains the fetch offset, below the high watermark (G1-G4).
+        self, fetch: FetchPartition, *, max_bytes: int, min_one_batch: bool, as_file_ranges: bool = False,
+        is_follower: bool = False, any_replica: bool = False,
+    ) -> ReadResult:  # fmt: skip
+        """Whole batches from the one that contains the fetch offset, below the high watermark, for a follower to the
+        log end (G1-G4). With `any_replica` a consumer may read here although another leads (G15).
 
-        `next_offset` follows the last of them. Raises OffsetOutOfRange, what `check_readable` raises, and
-        StorageError when the disk fails.
+        `next_offset` follows the last batch. Raises OffsetOutOfRange, what `check_readable` raises, and StorageError
+        when the disk fails.
         """
-        self.check_readable(fetch.current_leader_epoch)
-        nothing = ReadResult(self.high_watermark, self.log.log_start_offset, fetch.fetch_offset)
-        diverging_epoch = self._diverging_epoch(fetch)
-        if diverging_epoch is not None:
-            return nothing._replace(diverging_epoch=diverging_epoch)
-        read = self.log.file_ranges if as_file_ranges else self.log.read
-        data = read(
-            fetch.fetch_offset,
-            max_bytes=min(max_bytes, fetch.max_bytes),
-            end_offset=self.high_watermark,
-            min_one_batch=min_one_batch,
-        )
-        if isinstance(data, LocalRead):
-            return nothing._replace(file_ranges=data.ranges, next_offset=data.next_offset)
-        return nothing._replace(records=data.records, next_offset=data.next_offset)
-
-    def available_bytes(self, offset: int, max_bytes: int) -> int:
-        """How many bytes of whole batches stand between the offset and the high watermark, at most
-        max_bytes."""
-        local = self.log.file_ranges(
-            offset, max_bytes=max_bytes, end_offset=self.high_watermark, min_one_batch=True
-        )
-        return min(max_bytes, sum(each.size_bytes for each in local.ranges))
-
-    def _diverging_epoch(self, fetch: FetchPartition) -> OffsetAndEpoch | None:
-        """Where the reader's log parts from this one (G2); None while it does not."""
-        if fetch.last_fetched_epoch == NO_EPOCH:
-            return None
-        end = self.log.end_offset_for_epoch(fetch.last_fetched_epoch)
-        if end.epoch == NO_EPOCH:
-            raise OffsetOutOfRange(
-                f"{self.topic_partition}: where epoch {fetch.last_fetched_epoch} ended is not known here"
+        self.check_readable(fetch.current_leader_epoch, any_replica=any_replica and not is_follower)
+        if is_follower and fetch.current_leader_epoch == NO_EPOCH:
+            raise UnknownLeaderEpoch(
+                f"{self.topic_partition}: a follower says which leader epoch it follows, here {self.leader_epoch}"
             )
-        is_diverging = end.epoch < fetch.last_fetched_epoch or end.offset < fetch.fetch_offset
-        return end if is_diverging else None
+        limits = ReadLimits(self._end_offset_for(is_follower), max_bytes, min_one_batch)
+        return reading.read_log(
+            self.log, fetch, limits, high_watermark=self.high_watermark, as_file_ranges=as_file_ranges
+        )
 
-    def find_offset(self, timestamp_ms: int, current_leader_epoch: int) -> FoundOffset:
-        """The earliest, latest, or first offset at or after a time, below the high watermark (G12).
+    def available_bytes(self, offset: int, max_bytes: int, *, is_follower: bool = False) -> int:
+        """How many bytes of whole batches a reader would find from the offset on, at most max_bytes."""
+        end_offset = self._end_offset_for(is_follower)
+        return reading.available_bytes(self.log, offset, end_offset=end_offset, max_bytes=max_bytes)
+
+    def _end_offset_for(self, is_follower: bool) -> int:
+        return self.log.log_end_offset if is_follower else self.high_watermark
+
+    def find_offset(
+        self, timestamp_ms: int, current_leader_epoch: int, *, is_follower: bool = False
+    ) -> FoundOffset:
+        """The earliest, latest, or first offset at or after a time, below what the asker may read (G12).
 
         Raises OffsetNotAvailable while the high watermark has not reached the leader's first offset.
         """
         self.check_readable(current_leader_epoch)
-        if timestamp_ms == EARLIEST_TIMESTAMP:
-            return self._found_at(self.log.log_start_offset)
-        if self.high_watermark < self.leader_epoch_start_offset:
+        if (
+            not is_follower
+            and timestamp_ms != EARLIEST_TIMESTAMP
+            and self.high_watermark < self.leader_epoch_start_offset
+        ):
             raise OffsetNotAvailable(
                 f"{self.topic_partition}: the high watermark {self.high_watermark} has not reached"
                 f" {self.leader_epoch_start_offset}, where leader epoch {self.leader_epoch} began"
             )
+        end_offset = self._end_offset_for(is_follower)
         if timestamp_ms == LATEST_TIMESTAMP:
-            return FoundOffset(NO_TIMESTAMP, self.high_watermark, self.leader_epoch)
-        return self._found_by_time(timestamp_ms)
-
-    def _found_at(self, offset: int) -> FoundOffset:
-        return FoundOffset(NO_TIMESTAMP, offset, self.log.epoch_of(offset))
-
-    def _found_by_time(self, timestamp_ms: int) -> FoundOffset:
-        if timestamp_ms == MAX_TIMESTAMP:
-            found = self.log.max_timestamp(end_offset=self.high_watermark)
-        else:
-            found = self.log.offset_for_timestamp(timestamp_ms, end_offset=self.high_watermark)
-        return FoundOffset() if found is None else FoundOffset(*found)
+            return FoundOffset(NO_TIMESTAMP, end_offset, self.leader_epoch)
+        return reading.find_by_time(self.log, timestamp_ms, end_offset=end_offset)
 
     # ---- Checks ----------------------------------------------------------------------------------------
 
-    def check_readable(self, current_leader_epoch: int) -> None:
+    def check_readable(self, current_leader_epoch: int, *, any_replica: bool = False) -> None:
         """Raises FencedLeaderEpoch when the caller's epoch is older, UnknownLeaderEpoch when it is newer (B24),
-        NotLeaderOrFollower, and KafkaStorageError when the disk has failed. Epoch -1 is not checked.
+        NotLeaderOrFollower unless any replica will do, and KafkaStorageError when the disk has failed. Epoch -1 is
+        not checked.
         """
-        if current_leader_epoch not in (NO_EPOCH, self.leader_epoch):
-            is_older = current_leader_epoch < self.leader_epoch
-            kind: type[ApiError] = FencedLeaderEpoch if is_older else UnknownLeaderEpoch
-            raise kind(
-                f"{self.topic_partition}: leader epoch is {self.leader_epoch}, found {current_leader_epoch}"
+        if current_leader_epoch != NO_EPOCH:
+            self._check_epoch(current_leader_epoch)
+        if any_replica:
+            self._check_online()
+        else:
+            self._check_leader()
+
+    def _check_following(self, leader_epoch: int) -> None:
+        """An answer counts only in the leader epoch in which it was asked for (B26)."""
+        self._check_online()
+        self._check_epoch(leader_epoch)
+        if self.is_leader:
+            raise NotLeaderOrFollower(
+                f"{self.topic_partition}: broker {self._broker_id} leads it, and follows nobody"
             )
-        self._check_leader()
+
+    def _check_epoch(self, leader_epoch: int) -> None:
+        if leader_epoch != self.leader_epoch:
+            is_older = leader_epoch < self.leader_epoch
+            kind: type[ApiError] = FencedLeaderEpoch if is_older else UnknownLeaderEpoch
+            raise kind(f"{self.topic_partition}: leader epoch is {self.leader_epoch}, found {leader_epoch}")
 
     def _check_leader(self) -> None:
         self._check_online()
@@ -323,6 +572,6 @@ class Partition:
 
     def _too_few_replicas(self) -> str:
         return (
-            f"{self.topic_partition}: in sync are {list(self._isr)},"
+            f"{self.topic_partition}: in sync are {list(self.isr)},"
             f" min.insync.replicas={self._config.min_insync_replicas}"
         )

@@ -9,7 +9,8 @@ from rayka.config import TopicConfig
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.log.log import Log
 from rayka.metadata.image import PartitionImage
-from rayka.partition.partition import Appended, Partition, ReadResult
+from rayka.partition.partition import Appended, Partition
+from rayka.partition.reading import ReadResult
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.produce import ACKS_ALL
@@ -39,8 +40,16 @@ def new_partition(
     disk.make_directory("/data")
     topic_config = TopicConfig(**config)
     log = Log.open(disk, "/data/orders-3", topic_config, recovery_point=0, now_ms=0)
-    partition = Partition(TopicPartition("orders", 3), ZERO_ID, BROKER, log, topic_config)
-    partition.update_leadership(state)
+    partition = Partition(
+        TopicPartition("orders", 3),
+        ZERO_ID,
+        BROKER,
+        log,
+        topic_config,
+        brokers=lambda broker_id: None,
+        replica_lag_time_max_ms=30_000,
+    )
+    partition.update_state(state, now_ms=0)
     return partition
 
 

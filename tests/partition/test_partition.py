@@ -19,7 +19,8 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
-from rayka.partition.partition import FoundOffset
+from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.reading import FoundOffset
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import TimestampType, split_batches
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP
@@ -47,7 +48,7 @@ UNDER_REPLICATED = changed(replicas=(BROKER, 2, 3))
 def test_a_new_leadership_begins_at_the_log_end_offset() -> None:  # B16
     partition = new_partition()
     append(partition, b"a", b"b")
-    partition.update_leadership(changed(leader_epoch=6))
+    partition.update_state(changed(leader_epoch=6), now_ms=0)
     assert repr(partition) == "<Partition orders-3 leader epoch=6 hw=2 leo=2 isr=[1]>"
     assert partition.leader_epoch_start_offset == 2
     assert partition.log.end_offset_for_epoch(5) == OffsetAndEpoch(2, 5)
@@ -56,20 +57,20 @@ def test_a_new_leadership_begins_at_the_log_end_offset() -> None:  # B16
 def test_a_change_within_the_epoch_keeps_where_it_began() -> None:  # B16
     partition = new_partition()
     append(partition, b"a")
-    partition.update_leadership(changed())
+    partition.update_state(changed(), now_ms=0)
     assert (partition.leader_epoch_start_offset, partition.partition_epoch) == (0, 10)
 
 
 def test_a_state_of_an_older_partition_epoch_changes_nothing() -> None:  # B16
     partition = new_partition(state=changed(leader_epoch=6))
-    partition.update_leadership(LED_HERE)
+    partition.update_state(LED_HERE, now_ms=0)
     assert partition.leader_epoch == 6
 
 
 @pytest.mark.parametrize(("saved", "expected"), [(None, 0), (2, 2), (99, 3)])
 def test_the_high_watermark_is_loaded_within_the_log(saved: int | None, expected: int) -> None:  # B4
     partition = new_partition(state=changed(leader_id=NO_NODE))
-    partition.update_leadership(changed(leader_epoch=6, partition_epoch=11))
+    partition.update_state(changed(leader_epoch=6, partition_epoch=11), now_ms=0)
     append(partition, b"a", b"b", b"c")
     partition.load_high_watermark(saved)
     assert partition.high_watermark == expected
@@ -135,7 +136,8 @@ def test_a_topic_cannot_want_more_replicas_in_sync_than_it_has() -> None:  # B1
 def test_an_isr_that_shrank_after_the_append_is_said() -> None:  # B15
     partition = new_partition(min_insync_replicas=2, state=changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     appended = append(partition, b"a")
-    partition.update_leadership(changed(replicas=(BROKER, 2), partition_epoch=11))
+    partition.record_follower_fetch(FollowerFetch(2, -1, 1, 0), now_ms=0)
+    partition.update_state(changed(replicas=(BROKER, 2), partition_epoch=11), now_ms=0)
     with pytest.raises(NotEnoughReplicasAfterAppend):
         partition.is_acknowledged(appended, ACKS_ALL)
 
@@ -144,7 +146,7 @@ def test_an_isr_that_shrank_after_the_append_is_said() -> None:  # B15
 def test_an_append_whose_leadership_is_over_is_not_acknowledged(state: PartitionImage) -> None:  # B15
     partition = new_partition()
     appended = append(partition, b"a")
-    partition.update_leadership(state)
+    partition.update_state(state, now_ms=0)
     with pytest.raises(NotLeaderOrFollower, match="the leadership changed"):
         partition.is_acknowledged(appended, ACKS_ALL)
 
@@ -160,7 +162,7 @@ def test_with_flush_batch_nothing_is_acknowledged_or_read_before_the_sync(acks: 
     assert (appended.needs_sync, partition.is_acknowledged(appended, acks)) == (True, False)
     assert read(partition, 0).size_bytes == 0
     sync(partition, disk)
-    assert partition.maybe_increment_high_watermark()
+    assert partition.maybe_increment_high_watermark(0)
     assert partition.is_acknowledged(appended, acks)
     assert read(partition, 0).next_offset == 1
 
@@ -265,7 +267,7 @@ def test_who_does_not_lead_gives_nothing() -> None:
 def test_a_reader_whose_log_parts_from_this_one_is_told_where() -> None:  # G2
     partition = new_partition()
     append(partition, b"a", b"b")
-    partition.update_leadership(changed(leader_epoch=8))
+    partition.update_state(changed(leader_epoch=8), now_ms=0)
     append(partition, b"c")
     assert read(partition, 3, last_fetched_epoch=8).diverging_epoch is None
     diverging = read(partition, 3, last_fetched_epoch=7)
@@ -301,14 +303,14 @@ def test_a_time_is_looked_up_below_the_high_watermark_only() -> None:  # G12
     append(partition, b"a")
     assert partition.find_offset(NOW_MS, -1) == FoundOffset()
     sync(partition, disk)
-    partition.maybe_increment_high_watermark()
+    partition.maybe_increment_high_watermark(0)
     assert partition.find_offset(NOW_MS, -1).offset == 0
 
 
 def test_a_new_leader_that_does_not_know_how_far_it_is_committed_says_so() -> None:  # G12, B4
     partition = new_partition(flush=FlushPolicy.BATCH)
     append(partition, b"a")
-    partition.update_leadership(changed(leader_epoch=6))
+    partition.update_state(changed(leader_epoch=6), now_ms=0)
     with pytest.raises(OffsetNotAvailable, match="leader epoch 6 began"):
         partition.find_offset(LATEST_TIMESTAMP, -1)
     assert partition.find_offset(EARLIEST_TIMESTAMP, -1).offset == 0

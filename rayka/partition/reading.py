@@ -1,0 +1,96 @@
+"""What is read of a partition's log: records up to an end that depends on who asks, and offsets by place or time.
+
+Kafka: `LocalLog.read`, `UnifiedLog.fetchOffsetByTimestamp` (G1-G4, G12).
+"""
+
+from typing import NamedTuple
+
+from rayka.errors import OffsetOutOfRange
+from rayka.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
+from rayka.log.log import LocalRead, Log
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, MAX_TIMESTAMP, FetchPartition, FileRange
+
+
+class ReadResult(NamedTuple):
+    """What a fetch gets of this partition: bytes, or places in files, or where the reader's log diverges
+    (G2)."""
+
+    high_watermark: int
+    log_start_offset: int
+    next_offset: int
+    records: bytes = b""
+    file_ranges: tuple[FileRange, ...] = ()
+    diverging_epoch: OffsetAndEpoch | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.records) + sum(each.size_bytes for each in self.file_ranges)
+
+
+class FoundOffset(NamedTuple):
+    """The answer to ListOffsets; -1 when there is no such record."""
+
+    timestamp_ms: int = NO_TIMESTAMP
+    offset: int = NO_OFFSET
+    leader_epoch: int = NO_EPOCH
+
+
+class ReadLimits(NamedTuple):
+    """How much is read: below an offset, so many bytes but one batch at least if that is wanted (G1, G5, G6)."""
+
+    end_offset: int
+    max_bytes: int
+    min_one_batch: bool
+
+
+def read_log(
+    log: Log, fetch: FetchPartition, limits: ReadLimits, *, high_watermark: int, as_file_ranges: bool
+) -> ReadResult:
+    """Whole batches from the one that contains the fetch offset (G4), or where the reader's log parts from this."""
+    nothing = ReadResult(high_watermark, log.log_start_offset, fetch.fetch_offset)
+    diverging_epoch = _diverging_epoch(log, fetch)
+    if diverging_epoch is not None:
+        return nothing._replace(diverging_epoch=diverging_epoch)
+    read = log.file_ranges if as_file_ranges else log.read
+    data = read(
+        fetch.fetch_offset,
+        max_bytes=min(limits.max_bytes, fetch.max_bytes),
+        end_offset=limits.end_offset,
+        min_one_batch=limits.min_one_batch,
+    )
+    if isinstance(data, LocalRead):
+        return nothing._replace(file_ranges=data.ranges, next_offset=data.next_offset)
+    return nothing._replace(records=data.records, next_offset=data.next_offset)
+
+
+def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
+    """Where the reader's log parts from this one (G2, B23); None while it does not."""
+    if fetch.last_fetched_epoch == NO_EPOCH:
+        return None
+    end = log.end_offset_for_epoch(fetch.last_fetched_epoch)
+    if end.epoch == NO_EPOCH:
+        raise OffsetOutOfRange(
+            f"{log.name}: where epoch {fetch.last_fetched_epoch} ended is not known here; epoch {log.latest_epoch}"
+            " is the last one"
+        )
+    if fetch.fetch_offset < log.log_start_offset:
+        return None  # out of range, whatever the epochs say
+    is_diverging = end.epoch < fetch.last_fetched_epoch or end.offset < fetch.fetch_offset
+    return end if is_diverging else None
+
+
+def available_bytes(log: Log, offset: int, *, end_offset: int, max_bytes: int) -> int:
+    """How many bytes of whole batches stand between the two offsets, at most `max_bytes`."""
+    local = log.file_ranges(offset, max_bytes=max_bytes, end_offset=end_offset, min_one_batch=True)
+    return min(max_bytes, sum(each.size_bytes for each in local.ranges))
+
+
+def find_by_time(log: Log, timestamp_ms: int, *, end_offset: int) -> FoundOffset:
+    """The log's begin, or the first record below the end with that time or later, or with the latest time (G12)."""
+    if timestamp_ms == EARLIEST_TIMESTAMP:
+        return FoundOffset(NO_TIMESTAMP, log.log_start_offset, log.epoch_of(log.log_start_offset))
+    if timestamp_ms == MAX_TIMESTAMP:
+        found = log.max_timestamp(end_offset=end_offset)
+    else:
+        found = log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
+    return FoundOffset() if found is None else FoundOffset(*found)
