@@ -8,12 +8,10 @@ and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: 
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayka.errors import BrokerNotAvailable
-from rayka.ids import ZERO_ID, Role, TopicPartition, node_name
-from rayka.log.log_directory import LogDirectory
+from rayka.ids import ZERO_ID, Role, node_name
 from rayka.metadata.response import metadata_response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
@@ -104,8 +102,8 @@ class BrokerNode:
 
     def _make_parts(self, directories: DataDirectories) -> _Parts:
         settings = self._settings
-        replicas = ReplicaManager(settings, directories, self._tasks)
         link = ControllerLink(settings.network)
+        replicas = ReplicaManager(settings, directories, link, self._tasks)
         follower = MetadataFollower(settings, link, replicas.apply)
         lifecycle = BrokerLifecycle(settings, link, directories, follower)
         return _Parts(
@@ -135,15 +133,9 @@ class BrokerNode:
         await self._tasks.stop()
         self._parts = None
         if has_served:
-            await self._close(parts)
+            await parts.directories.close(parts.replicas.high_watermarks)
         else:
             parts.directories.release()
-
-    async def _close(self, parts: _Parts) -> None:
-        def high_watermarks(directory: LogDirectory) -> Mapping[TopicPartition, int]:
-            return parts.replicas.high_watermarks(directory)
-
-        await parts.directories.close(high_watermarks, parts.lifecycle.broker_epoch)
 
     def kill(self) -> None:
         """The end of the process: nothing is written any more, nothing answered, and the locks are free."""

@@ -25,6 +25,7 @@ class DataDirectories:
     def __init__(self, directories: list[LogDirectory]) -> None:
         self.all = directories
         self._by_id = {each.directory_id: each for each in directories}
+        self.broker_epoch = NO_EPOCH  # of this process, once it has registered
 
     def __repr__(self) -> str:
         return f"<DataDirectories {self.all}>"
@@ -86,15 +87,14 @@ class DataDirectories:
         for directory in self.all:
             await directory.adopt_cluster_id(cluster_id)
             directory.record_broker_epoch(broker_epoch)
+        self.broker_epoch = broker_epoch
 
-    async def close(
-        self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]], broker_epoch: int
-    ) -> None:
+    async def close(self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]]) -> None:
         """Leaves every directory cleanly shut down whose disk lets it; the others are recovered at the next
         start."""
         for directory in self.all:
             try:
-                await directory.close(high_watermarks(directory), broker_epoch=broker_epoch)
+                await directory.close(high_watermarks(directory), broker_epoch=self.broker_epoch)
             except StorageError as error:
                 _logger.error("%s was not shut down cleanly: %s", directory.path, error)
 

@@ -9,7 +9,8 @@ import asyncio
 from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
-from rayka.node.replica_manager import PartitionKey, Replica, ReplicaManager
+from rayka.node.replica import PartitionKey, Replica
+from rayka.node.replica_manager import ReplicaManager
 from rayka.protocol.partition_admin import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,

@@ -21,7 +21,6 @@ from rayka.node.fetch_reads import FetchReads, Leader, size_bytes
 from rayka.node.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
-from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,
@@ -40,11 +39,11 @@ _REFRESHES_PER_LAG = 8  # how often in replica.lag.time.max.ms a follower's idle
 
 
 class FetchHandler:
-    """Answers Fetch. `quota` is what throttled followers may take from this broker (G17)."""
+    """Answers Fetch."""
 
     def __init__(self, replicas: ReplicaManager, settings: NodeSettings) -> None:
         config = settings.config
-        self.quota = ReplicationQuota(config.leader_replication_throttled_rate)
+        self.quota = replicas.leader_quota
         self._leader = Leader(settings.node_id, replicas, self.quota, config.fetch_max_bytes)
         self._sessions = FetchSessions(
             replicas.parked, config.max_incremental_fetch_session_cache_slots, settings.random
@@ -52,7 +51,7 @@ class FetchHandler:
         self._refresh_ms = config.replica_lag_time_max_ms // _REFRESHES_PER_LAG
 
     def __repr__(self) -> str:
-        return f"<FetchHandler {self._sessions!r} {self.quota!r}>"
+        return f"<FetchHandler {self._sessions!r}>"
 
     async def handle(self, request: FetchRequest) -> FetchResponse:
         """One result for each partition, in order; within a session, those with news (G14).

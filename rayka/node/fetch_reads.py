@@ -13,10 +13,11 @@ import numpy as np
 from rayka.errors import ApiError, StorageError
 from rayka.ids import NO_EPOCH, NO_NODE
 from rayka.node.fetch_sessions import FetchContext, has_data
-from rayka.node.replica_manager import Replica, ReplicaManager
+from rayka.node.replica import Replica
+from rayka.node.replica_manager import ReplicaManager
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
-from rayka.partition.quota import ReplicationQuota, is_throttled
+from rayka.partition.quota import is_throttled
 from rayka.partition.reading import ReadResult
 from rayka.protocol.fetch import NO_RECORDS, FetchPartition, FetchPartitionResult, FetchRequest
 
@@ -26,7 +27,6 @@ class Leader(NamedTuple):
 
     broker_id: int
     replicas: ReplicaManager
-    quota: ReplicationQuota
     max_bytes: int
 
 
@@ -83,7 +83,7 @@ class FetchReads:
                 self._leader.replicas.get(each.topic_id, each.partition).partition if has_data(each) else None
             )
             if partition is not None and self._is_counted(partition):
-                self._leader.quota.record(size_bytes(each), self._now_ms)
+                self._leader.replicas.leader_quota.record(size_bytes(each), self._now_ms)
 
     # ---- One partition -------------------------------------------------------------------------------------
 
@@ -158,7 +158,9 @@ class FetchReads:
 
     def _is_throttled(self, partition: Partition) -> bool:
         return (
-            self._is_follower and self._is_counted(partition) and self._leader.quota.is_exceeded(self._now_ms)
+            self._is_follower
+            and self._is_counted(partition)
+            and self._leader.replicas.leader_quota.is_exceeded(self._now_ms)
         )
 
     def _is_counted(self, partition: Partition) -> bool:

@@ -17,7 +17,7 @@ from random import Random
 from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from rayka.ids import NO_NODE, NO_OFFSET
 from rayka.node.parked import Parked, Watch
-from rayka.node.replica_manager import PartitionKey
+from rayka.node.replica import PartitionKey
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,

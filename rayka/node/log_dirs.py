@@ -7,7 +7,8 @@ from rayka.errors import StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log_directory import LogDirectory
 from rayka.node.data_directories import DataDirectories
-from rayka.node.replica_manager import Replica, ReplicaManager
+from rayka.node.replica import Replica
+from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.protocol.partition_admin import (
     DescribeLogDirsRequest,

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable
 
 from rayka.errors import ApiError, InvalidRequiredAcks, RequestTimedOut, StorageError
-from rayka.node.replica_manager import PartitionKey, Replica, ReplicaManager
+from rayka.node.replica import PartitionKey, Replica
+from rayka.node.replica_manager import ReplicaManager
 from rayka.partition.partition import Appended
 from rayka.protocol.produce import (
     ACKS_ALL,

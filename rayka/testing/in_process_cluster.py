@@ -11,7 +11,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random, SystemRandom
 from types import TracebackType
@@ -31,11 +32,12 @@ from rayka.node.format import format_first_voters
 from rayka.node.inbox import Inbox
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
-from rayka.protocol.cluster import MetadataRequest, StatusRequest, StatusResponse
+from rayka.protocol.cluster import MetadataPartition, MetadataRequest, StatusRequest, StatusResponse
 from rayka.testing.network import InProcessNetwork, Switch
 
 _START_TIMEOUT_S = 60.0
 _CALL_TIMEOUT_MS = 5_000
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,11 @@ class InProcessCluster:
         node."""
         io_thread.run(self._restart(node_id), _START_TIMEOUT_S)
 
+    def replace_disk(self, node_id: int) -> None:
+        """Gives a broker that does not run new, empty data directories, as a new machine would have them. Raises
+        ValueError when it runs, or is a controller."""
+        io_thread.run(self._replace_disk(node_id), _START_TIMEOUT_S)
+
     def partition(self, a: int, b: int) -> None:
         """Nothing passes between these two nodes any more, in either direction, until `heal`. What they send is held
         back, so their calls time out."""
@@ -167,6 +174,18 @@ class InProcessCluster:
     def await_active_controller(self) -> int:
         """The node that leads the metadata and serves, once there is one. Raises TimeoutError after a minute."""
         return io_thread.run(self._await_active(), _START_TIMEOUT_S)
+
+    def await_isr(self, topic: str, partition: int, isr: Collection[int]) -> MetadataPartition:
+        """The partition as the active controller knows it, once exactly these brokers are in sync. Raises TimeoutError
+        after a minute."""
+        return self.await_partition(topic, partition, lambda state: sorted(state.isr) == sorted(isr))
+
+    def await_partition(
+        self, topic: str, partition: int, condition: Callable[[MetadataPartition], bool]
+    ) -> MetadataPartition:
+        """The partition as the active controller knows it, once the condition holds. Raises TimeoutError after a
+        minute."""
+        return io_thread.run(self._await_partition(topic, partition, condition), _START_TIMEOUT_S)
 
     def fail_calls(
         self, api_name: str, *, times: int = 1, is_executed: bool = False, node_id: int | None = None
@@ -265,6 +284,25 @@ class InProcessCluster:
                 await pauses.pause()
             else:
                 return response.controller_id
+
+    async def _await_partition(
+        self, topic: str, partition: int, condition: Callable[[MetadataPartition], bool]
+    ) -> MetadataPartition:
+        link = ControllerLink(self.network())
+        while True:
+            with suppress(RetriableApiError):
+                (described,) = (await link.call(MetadataRequest((topic,)), _CALL_TIMEOUT_MS)).topics
+                if partition < len(described.partitions) and condition(described.partitions[partition]):
+                    return described.partitions[partition]
+            await asyncio.sleep(_POLL_S)
+
+    async def _replace_disk(self, node_id: int) -> None:
+        if node_id in self._running or role_of(node_id) is not Role.BROKER:
+            raise ValueError(f"node_id: expected a broker that does not run, found {node_name(node_id)}")
+        settings = self._settings(node_id)
+        for path in settings.data_dirs:
+            settings.disk.remove_directory(path)
+        await DataDirectories.format(settings)
 
     async def _stop_node(self, node_id: int) -> None:
         running = self._running[node_id]

@@ -1,0 +1,185 @@
+"""What a follower does with an answer of its leader, partition by partition.
+
+Invariants: a result counts only in the epoch in which it was asked for (B26), and its records only if they answer what
+was asked last; whatever is wrong with one partition holds up that one alone. Kafka: `AbstractFetcherThread.
+processFetchRequest`, `ReplicaFetcherThread.processPartitionData` (B3, B22-B26).
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from rayka.errors import ApiError, ErrorCode, StorageError
+from rayka.ids import node_name
+from rayka.node.followed import Followed, FollowedPartitions, Hold
+from rayka.node.replica import Replica
+from rayka.node.settings import NodeSettings
+from rayka.node.tasks import Tasks
+from rayka.protocol.fetch import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    NO_RECORDS,
+    FetchPartitionResult,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResult,
+    ListOffsetsRequest,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """Who is told what was done to a replica."""
+
+    def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None: ...
+
+    def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError: ...
+
+
+class FollowerResults:
+    """The results of one leader, and those of looking up its offsets."""
+
+    def __init__(
+        self, leader_id: int, settings: NodeSettings, followed: FollowedPartitions, tasks: Tasks, host: Host
+    ) -> None:
+        self._leader_id = leader_id
+        self._settings = settings
+        self._followed = followed
+        self._tasks = tasks
+        self._host = host
+        self._delayed: list[Followed] = []
+        self._lookups: list[Followed] = []
+
+    def __repr__(self) -> str:
+        return f"<FollowerResults from {node_name(self._leader_id)}>"
+
+    def take(self, results: Iterable[FetchPartitionResult], number: int) -> None:
+        """The results that the request of this number has brought."""
+        for result in results:
+            followed = self._followed.get((result.topic_id, result.partition))
+            if followed is not None:
+                self._take(followed, result, is_fresh=followed.asked_in <= number)
+        self._settle()
+
+    def _take(self, followed: Followed, result: FetchPartitionResult, *, is_fresh: bool) -> None:
+        """Of a result that answers an older position only the high watermark counts."""
+        try:
+            if not is_fresh:
+                if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
+                    self._append(followed, result, NO_RECORDS)
+            elif result.error_code is not ErrorCode.NONE:
+                self._on_error(followed, result)
+            elif result.diverging_epoch is not None:
+                followed.partition.truncate_to(result.diverging_epoch, leader_epoch=followed.leader_epoch)
+                self._on_moved(followed, is_high_watermark_moved=True)
+            else:
+                self._append(followed, result, result.records)
+        except ApiError as error:
+            self._on_refused(followed, error)
+        except StorageError as error:
+            self._host.on_storage_error(followed.replica, error)
+
+    def _append(self, followed: Followed, result: FetchPartitionResult, records: np.ndarray) -> None:
+        partition = followed.partition
+        log_start_offset = partition.log.log_start_offset
+        appended = partition.append_as_follower(
+            records,
+            leader_epoch=followed.leader_epoch,
+            high_watermark=result.high_watermark,
+            log_start_offset=result.log_start_offset,
+            now_ms=_now_ms(),
+        )
+        followed.is_behind = result.high_watermark > appended.next_offset
+        self._followed.on_fetched(followed, records.size)
+        if records.size or partition.log.log_start_offset != log_start_offset:
+            self._on_moved(followed, is_high_watermark_moved=appended.is_high_watermark_moved)
+        elif appended.is_high_watermark_moved:
+            self._host.on_follower_appended(followed.replica, is_high_watermark_moved=True)
+
+    def _on_moved(self, followed: Followed, *, is_high_watermark_moved: bool) -> None:
+        """The partition is to be asked for from another position."""
+        followed.on_moved()
+        self._host.on_follower_appended(followed.replica, is_high_watermark_moved=is_high_watermark_moved)
+        self._followed.refresh(followed)
+
+    # ---- What is wrong with a partition ----------------------------------------------------------------
+
+    def _on_error(self, followed: Followed, result: FetchPartitionResult) -> None:
+        match result.error_code:
+            case ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._followed.hold(followed, Hold.LOOKUP)
+                self._lookups.append(followed)
+            case ErrorCode.FENCED_LEADER_EPOCH:  # newer metadata is on its way
+                self._followed.hold(followed, Hold.METADATA)
+            case code:
+                _logger.info("%r: %s: %s", followed, code.name, result.error_message)
+                self._delayed.append(followed)
+
+    def _on_refused(self, followed: Followed, error: ApiError) -> None:
+        """Nothing of it was appended. It may have been damaged on its way here, or on the leader's disk."""
+        backoff_ms = self._settings.config.replica_fetch_backoff_ms
+        name, leader = followed.partition.topic_partition, node_name(self._leader_id)
+        followed.problem = f"{name} cannot be copied from {leader}: {error}"
+        _logger.warning("%s; fetched again every %d ms", followed.problem, backoff_ms)
+        followed.delay_ms = backoff_ms
+        self._delayed.append(followed)
+
+    def _settle(self) -> None:
+        delayed, self._delayed = self._delayed, []
+        lookups, self._lookups = self._lookups, []
+        self._followed.delay(delayed, self._settings.config.replica_fetch_backoff_ms)
+        if lookups:
+            self._tasks.start(f"look up offsets on {node_name(self._leader_id)}", self._look_up(lookups))
+
+    # ---- Offsets out of range --------------------------------------------------------------------------
+
+    async def _look_up(self, lookups: Sequence[Followed]) -> None:
+        """Asks the leader where its logs begin and end, and goes on from there (B25)."""
+        asked = tuple(
+            ListOffsetsPartition(*each.key, timestamp_ms, each.leader_epoch)
+            for each in lookups
+            for timestamp_ms in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+        )
+        request = ListOffsetsRequest(asked, replica_id=self._settings.node_id)
+        try:
+            response = await self._settings.network.call(
+                self._leader_id, request, self._settings.config.replica_socket_timeout_ms
+            )
+        except ApiError as error:
+            _logger.info("%r: no offsets: %s", self, error)
+            self._delayed += [each for each in lookups if self._followed.get(each.key) is each]
+        else:
+            found = iter(response.partitions)
+            for each, earliest, latest in zip(lookups, found, found, strict=True):
+                if self._followed.get(each.key) is each:
+                    self._on_offsets(each, earliest, latest)
+        self._settle()
+
+    def _on_offsets(
+        self, followed: Followed, earliest: ListOffsetsPartitionResult, latest: ListOffsetsPartitionResult
+    ) -> None:
+        if earliest.error_code is not ErrorCode.NONE or latest.error_code is not ErrorCode.NONE:
+            self._delayed.append(followed)
+            return
+        before = followed.partition.fetch_position()
+        try:
+            followed.partition.on_out_of_range(
+                leader_epoch=followed.leader_epoch,
+                leader_log_start_offset=earliest.offset,
+                leader_log_end_offset=latest.offset,
+            )
+        except StorageError as error:
+            self._host.on_storage_error(followed.replica, error)
+        else:
+            if followed.partition.fetch_position() == before:  # it would be told the same again at once
+                self._delayed.append(followed)
+                return
+            followed.hold = Hold.NOTHING
+            self._on_moved(followed, is_high_watermark_moved=True)
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)

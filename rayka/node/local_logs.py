@@ -1,0 +1,168 @@
+"""The logs in the data directories of one broker: found, deleted, set aside, synced.
+
+Invariants: a partition is opened in the directory that the metadata names; a follower whose directory is not here any
+more, because its disk was replaced, starts again in another one, and nobody else does; the checkpoints are the first to
+forget a log that goes; a failure of a disk is handed to its owner, once. Kafka: the parts of `LogManager` and
+`ReplicaManager` that are about single logs.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from uuid import UUID
+
+from rayka.errors import DiskFull, StorageError
+from rayka.ids import TopicPartition, node_name
+from rayka.log.log import Log
+from rayka.log.log_directory import LogDirectory
+from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.node.data_directories import DataDirectories
+
+Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
+_logger = logging.getLogger(__name__)
+
+
+class LocalLogs:
+    """All logs of one broker, by directory."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        directories: DataDirectories,
+        on_failed: Callable[[LogDirectory, StorageError], None],
+    ) -> None:
+        self._broker_id = broker_id
+        self._directories = directories
+        self._on_failed = on_failed
+
+    def __repr__(self) -> str:
+        return (
+            f"<LocalLogs of {node_name(self._broker_id)} in {[each.path for each in self._directories.all]}>"
+        )
+
+    # ---- Opening ---------------------------------------------------------------------------------------
+
+    def directory_of(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory:
+        """Where the replica is, or is to be. Raises StorageError when that is not here, or its disk has failed."""
+        directory_id = state.directory_of(self._broker_id)
+        directory = self._directories.get(directory_id) or self._substitute(topic_partition, state)
+        if directory is None:
+            raise StorageError(
+                f"{topic_partition} lives in directory {directory_id}, which is none of"
+                f" {[each.path for each in self._directories.all]}; start the broker with all its data directories"
+            )
+        if directory.failure is not None:
+            raise directory.failure
+        return directory
+
+    def _substitute(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory | None:
+        """The directory that an earlier start has chosen, else the emptiest one, when this replica can be had from the
+        leader again; while a disk is offline nobody knows that its log is not there."""
+        healthy = [each for each in self._directories.all if each.failure is None]
+        for directory in healthy:
+            if directory.has_log(topic_partition):
+                return directory
+        is_complete = len(healthy) == len(self._directories.all)
+        can_be_copied = state.has_leader and self._broker_id not in (*state.isr, state.leader_id)
+        if not (is_complete and can_be_copied):
+            return None
+        directory = min(healthy, key=lambda each: len(each.logs))
+        _logger.warning(
+            "%s: its directory %s is not here any more; it is copied from its leader into %s",
+            topic_partition, state.directory_of(self._broker_id), directory.path,
+        )  # fmt: skip
+        return directory
+
+    # ---- Going -----------------------------------------------------------------------------------------
+
+    async def forget(self, places: Sequence[Place]) -> None:
+        """The checkpoints first: they must not tell of a log that is gone."""
+        for directory in self._directories.all:
+            here = [topic_partition for each, topic_partition in places if each is directory]
+            if not here or directory.failure is not None:
+                continue
+            try:
+                await directory.forget(here)
+            except DiskFull as error:
+                _logger.warning("%s: no checkpoint: %s", directory.path, error)
+            except StorageError as error:
+                self._on_failed(directory, error)
+
+    def delete(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
+        """Removes the log's files."""
+        if directory.failure is not None:
+            return
+        try:
+            directory.delete_log(topic_partition)
+        except StorageError as error:
+            self._on_failed(directory, error)
+
+    async def tidy(self, image: MetadataImage) -> None:
+        """Deletes the logs of replicas that were moved to other brokers while this one was down, and takes those whose
+        partition is not in the metadata out of the way (F4).
+
+        Mostly such a topic was deleted meanwhile; but metadata that was lost must not take the records along.
+        """
+        moved, strays = self._unwanted(image)
+        await self.forget([*moved, *strays])
+        for directory, topic_partition in moved:
+            _logger.info(
+                "%s is on other brokers now: its log in %s is deleted", topic_partition, directory.path
+            )
+            self.delete(directory, topic_partition)
+        for directory, topic_partition in strays:
+            self._set_aside(directory, topic_partition)
+
+    def _unwanted(
+        self, image: MetadataImage
+    ) -> tuple[list[tuple[LogDirectory, TopicPartition]], list[tuple[LogDirectory, TopicPartition]]]:
+        """What was moved, and what nobody knows."""
+        moved, strays = [], []
+        for directory in self._directories.all:
+            for topic_partition, topic_id in directory.partitions().items():
+                state = _state_of(image, topic_partition, topic_id)
+                if state is None:
+                    strays.append((directory, topic_partition))
+                elif self._broker_id not in state.replicas:
+                    moved.append((directory, topic_partition))
+        return moved, strays
+
+    def _set_aside(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
+        try:
+            kept = directory.set_aside_log(topic_partition)
+        except StorageError as error:
+            self._on_failed(directory, error)
+        else:
+            _logger.warning(
+                "%s is not in the metadata: kept in %s; remove it if the topic was deleted",
+                topic_partition,
+                kept,
+            )
+
+    # ---- Durability ------------------------------------------------------------------------------------
+
+    async def sync(self, places: Iterable[tuple[LogDirectory, Log]]) -> list[Log]:
+        """One sync in each directory; the logs whose changes are durable then."""
+        by_directory: dict[LogDirectory, list[Log]] = {}
+        for directory, log in places:
+            by_directory.setdefault(directory, []).append(log)
+        synced = []
+        for directory, logs in by_directory.items():
+            if directory.failure is None:
+                try:
+                    await directory.sync(logs)
+                except StorageError as error:
+                    self._on_failed(directory, error)
+                else:
+                    synced += logs
+        return synced
+
+
+def _state_of(
+    image: MetadataImage, topic_partition: TopicPartition, topic_id: UUID | None
+) -> PartitionImage | None:
+    """The partition whose log this is, as far as the metadata knows it."""
+    topic = image.topics.get(topic_partition.topic)
+    if topic is None or topic_id not in (None, topic.topic_id):
+        return None
+    number = topic_partition.partition
+    return topic.partitions[number] if number < len(topic.partitions) else None

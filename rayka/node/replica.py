@@ -1,0 +1,38 @@
+"""What the parts of a broker node call a replica: the partition, and where it lives.
+
+A replica that has no log here, because its disk could not give it one, is `Unusable`. Kafka: `HostedPartition`.
+"""
+
+from typing import NamedTuple
+from uuid import UUID
+
+from rayka.errors import StorageError
+from rayka.ids import TopicPartition
+from rayka.log.log_directory import LogDirectory
+from rayka.node.flusher import Flusher
+from rayka.partition.partition import Partition
+
+PartitionKey = tuple[
+    UUID, int
+]  # topic id and number: cheaper to hash than a struct, and asked for in every request
+
+
+class Replica(NamedTuple):
+    """A partition, and the directory and the flusher that it shares with others."""
+
+    partition: Partition
+    directory: LogDirectory
+    flusher: Flusher
+
+
+class Unusable(NamedTuple):
+    """A partition whose log could not be opened, the directory that holds it if that is here, and why."""
+
+    topic_partition: TopicPartition
+    directory: LogDirectory | None
+    error: StorageError
+
+
+def key_of(partition: Partition) -> PartitionKey:
+    """How requests name the partition."""
+    return partition.topic_id, partition.topic_partition.partition

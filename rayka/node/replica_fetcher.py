@@ -1,0 +1,190 @@
+"""How a broker follows the partitions that one other broker leads: one stream of fetches for all of them.
+
+Each request names only what changed since the one before it (G14), and the next one leaves as soon as the answer is
+appended, because a producer with acks=all waits for it. A partition that becomes ready while the leader holds a request
+back does not wait for that: the next request overtakes it.
+
+Invariants: while there is anything to fetch, one request is under way, and at most a few that it has overtaken; after a
+failed call there is a pause, which only news from the metadata cuts short. Kafka: `AbstractFetcherThread`,
+`ReplicaFetcherThread`, `RemoteLeaderEndPoint` (B17, G14).
+"""
+
+import asyncio
+import logging
+
+from rayka.errors import ApiError, ErrorCode
+from rayka.ids import node_name
+from rayka.node.data_directories import DataDirectories
+from rayka.node.followed import FollowedPartitions
+from rayka.node.follower_results import FollowerResults, Host
+from rayka.node.replica import PartitionKey, Replica
+from rayka.node.settings import NodeSettings
+from rayka.node.tasks import Tasks
+from rayka.partition.quota import ReplicationQuota
+from rayka.protocol.fetch import FIRST_SESSION_EPOCH, NO_SESSION, FetchRequest, FetchResponse
+
+_OVERTAKEN_MAX = 4  # requests that the leader may still hold back
+_logger = logging.getLogger(__name__)
+
+
+class ReplicaFetcher:
+    """All that this broker follows from one leader."""
+
+    def __init__(
+        self, leader_id: int, settings: NodeSettings, directories: DataDirectories, tasks: Tasks, host: Host,
+        quota: ReplicationQuota,
+    ) -> None:  # fmt: skip
+        self._leader_id = leader_id
+        self._settings = settings
+        self._config = settings.config
+        self._directories = directories
+        self._tasks = tasks
+        self._followed = FollowedPartitions(
+            settings.node_id, self._config.replica_fetch_max_bytes, quota, self._on_ready
+        )
+        self._results = FollowerResults(leader_id, settings, self._followed, tasks, host)
+        self._wake = asyncio.Event()
+        self._has_news = False  # something to ask for that no request asks for yet
+        self._request_number = 0
+        self._in_flight: dict[int, bool] = {}  # request number -> whether it begins a session
+        self._has_no_sessions = False  # the leader keeps none for this broker
+        self._pause: asyncio.TimerHandle | None = None
+        self._is_failing = False
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<ReplicaFetcher from {node_name(self._leader_id)} partitions={len(self._followed)}>"
+
+    # ---- What to follow --------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to follow."""
+        return len(self._followed) == 0
+
+    def problems(self) -> list[str]:
+        """What cannot be copied, and why, one line each."""
+        return self._followed.problems()
+
+    def follow(self, replica: Replica) -> None:
+        """From where its log ends, in the epoch that it is in now (B17)."""
+        self._end_pause()
+        self._followed.follow(replica)
+
+    def unfollow(self, key: PartitionKey) -> None:
+        """What is still to come of it is ignored."""
+        self._followed.unfollow(key)
+
+    def on_synced(self, key: PartitionKey) -> None:
+        """What was appended is on the disk."""
+        self._followed.on_synced(key)
+
+    def close(self) -> None:
+        """Follows nothing any more; a call that is under way is left to itself."""
+        self._is_closed = True
+        self._followed.clear()
+        self._end_pause()
+        self._wake.set()
+
+    def _on_ready(self) -> None:
+        self._has_news = True
+        self._wake.set()
+
+    # ---- The stream ------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Fetches until `close`."""
+        while not self._is_closed:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._may_send():
+                self._send()
+
+    def _may_send(self) -> bool:
+        """A second request only to overtake the first with news, and only when it has said under which id the leader
+        keeps the session."""
+        if self._is_closed or self._pause is not None or any(self._in_flight.values()):
+            return False
+        if self._in_flight:
+            return self._has_news and len(self._in_flight) <= _OVERTAKEN_MAX
+        return self._followed.is_any_wanted
+
+    def _send(self) -> None:
+        self._has_news = False
+        self._request_number += 1
+        request = self._next_request()
+        self._in_flight[self._request_number] = request.session_epoch == FIRST_SESSION_EPOCH
+        self._tasks.start(
+            f"fetch from {node_name(self._leader_id)}", self._exchange(self._request_number, request)
+        )
+
+    def _next_request(self) -> FetchRequest:
+        """One that begins a session does not wait: what comes next can overtake only a request of a known session."""
+        session = self._followed.next_request(self._request_number)
+        is_first = session.session_epoch == FIRST_SESSION_EPOCH
+        max_wait_ms = self._config.replica_fetch_wait_max_ms
+        return FetchRequest(
+            max_wait_ms=0 if is_first and not self._has_no_sessions else max_wait_ms,
+            min_bytes=self._config.replica_fetch_min_bytes,
+            max_bytes=self._config.replica_fetch_response_max_bytes,
+            partitions=session.partitions,
+            replica_id=self._settings.node_id,
+            cluster_id=self._directories.cluster_id,
+            replica_epoch=self._directories.broker_epoch,
+            session_id=session.session_id,
+            session_epoch=session.session_epoch,
+            forgotten=session.forgotten,
+        )
+
+    async def _exchange(self, number: int, request: FetchRequest) -> None:
+        timeout_ms = request.max_wait_ms + self._config.replica_socket_timeout_ms
+        try:
+            response = await self._settings.network.call(self._leader_id, request, timeout_ms)
+        except ApiError as error:
+            self._on_failure(number, str(error))
+        else:
+            self._on_response(number, response)
+        finally:
+            del self._in_flight[number]
+            self._wake.set()
+
+    def _on_response(self, number: int, response: FetchResponse) -> None:
+        """What an overtaken request brings is as true; but only the newest one tells of the session."""
+        is_newest = number == self._request_number
+        if response.error_code is not ErrorCode.NONE:
+            if is_newest:
+                self._on_session_error(number, response)
+            return
+        self._is_failing = False
+        if is_newest:
+            self._followed.session.on_response(response)
+            self._has_no_sessions = response.session_id == NO_SESSION
+        self._results.take(response.partitions, number)
+
+    def _on_session_error(self, number: int, response: FetchResponse) -> None:
+        """The leader has dropped the session: another one begins. When that is refused, there is a pause."""
+        if self._in_flight[number]:
+            self._on_failure(number, f"{response.error_code.name}: {response.error_message}")
+        else:
+            _logger.info("%r: %s; a new session begins", self, response.error_code.name)
+            self._followed.session.on_response(response)
+
+    # ---- Failures --------------------------------------------------------------------------------------
+
+    def _on_failure(self, number: int, reason: str) -> None:
+        """The session is over, and there is a pause; unless a later request has overtaken this one."""
+        if number != self._request_number or self._is_closed:
+            return
+        backoff_ms = self._config.replica_fetch_backoff_ms
+        log = _logger.debug if self._is_failing else _logger.warning
+        log("%r: %s; trying again every %d ms", self, reason, backoff_ms)
+        self._is_failing = True
+        self._followed.session.on_failure()
+        self._end_pause()
+        self._pause = asyncio.get_running_loop().call_later(backoff_ms / 1000, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+            self._wake.set()
