@@ -27,7 +27,11 @@ _SUBCOMMANDS = {
     "start": _Subcommand("rayka.cli.cluster", "start", "Start the cluster that a spec declares."),
     "stop": _Subcommand("rayka.cli.cluster", "stop", "Stop a cluster; its data stays."),
     "status": _Subcommand("rayka.cli.cluster", "status", "Show a cluster's nodes."),
-    "topic": _Subcommand("rayka.cli.topic", "topic", "Create, list, describe and delete topics."),
+    "topic": _Subcommand("rayka.cli.topic", "topic", "Create, list, describe, alter and delete topics."),
+    "partition": _Subcommand(
+        "rayka.cli.partition", "partition", "Give partitions other replicas or another leader."
+    ),
+    "broker": _Subcommand("rayka.cli.broker", "broker", "List, describe, configure and drain brokers."),
     "quorum": _Subcommand(
         "rayka.cli.quorum", "quorum", "Show the controllers' quorum, and change who votes."
     ),

@@ -27,6 +27,63 @@ def json_option(function: FunctionT) -> FunctionT:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
 
 
+def config_options(function: FunctionT) -> FunctionT:
+    """`--config` and `--delete-config`: settings to change."""
+    function = click.option(
+        "--delete-config",
+        "deleted",
+        multiple=True,
+        metavar="KEY",
+        help="Back to the default; may be given often.",
+    )(function)
+    return click.option(
+        "--config",
+        "-c",
+        "configs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Kafka's name; may be given often.",
+    )(function)
+
+
+def wait_options(function: FunctionT) -> FunctionT:
+    """`--wait/--no-wait` and `--timeout`: how long to stay until replicas have caught up."""
+    function = click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Wait no longer than this.",
+    )(function)
+    return click.option(
+        "--wait/--no-wait",
+        "is_waiting",
+        default=True,
+        show_default=True,
+        help="Stay until the new replicas are in sync.",
+    )(function)
+
+
+def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, str | None]:
+    """What `--config` and `--delete-config` ask for, as `Admin.alter_configs` takes it."""
+    changes: dict[str, str | None] = dict(key_and_value(each) for each in configs)
+    for key in deleted:
+        if key in changes:
+            raise click.UsageError(f"{key} is given to both --config and --delete-config; keep one")
+        changes[key] = None
+    if not changes:
+        raise click.UsageError("nothing to change: give --config KEY=VALUE or --delete-config KEY")
+    return changes
+
+
+def key_and_value(text: str) -> tuple[str, str]:
+    """The two sides of KEY=VALUE."""
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise click.BadParameter(f"expected KEY=VALUE, found {text!r}", param_hint="--config")
+    return key, value
+
+
 @contextmanager
 def admin_of(name: str, address: str, **options: Any) -> "Iterator[Admin]":
     """A client of the running cluster of that name; `options` are those of an `Admin`."""

@@ -52,6 +52,11 @@ def working(message: str) -> Iterator[None]:
         yield
 
 
+def ids(node_ids: Sequence[int]) -> str:
+    """`1,2,3`."""
+    return ",".join(str(node_id) for node_id in node_ids)
+
+
 def size(size_bytes: int) -> str:
     """`1.5 GB`: decimal units, as disks are sold."""
     value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]

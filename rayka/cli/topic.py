@@ -1,18 +1,36 @@
-"""`rayka topic`: topics created, listed, described and deleted."""
+"""`rayka topic`: topics created, listed, described, altered and deleted. Kafka: `kafka-topics`, `kafka-configs`,
+`kafka-delete-records`.
+"""
+
+from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.options import admin_of, cluster_options, json_option
-from rayka.cli.output import print_json, print_table
+from rayka.cli.options import (
+    admin_of,
+    changes_of,
+    cluster_options,
+    config_options,
+    json_option,
+    key_and_value,
+)
+from rayka.cli.output import Style, ids, print_json, print_table
+
+if TYPE_CHECKING:
+    from rayka.client.admin_results import PartitionDescription, TopicDescription
+
+_COLUMNS = ("partition", "leader", "epoch", "replicas", "isr", "elr", "lag", "state")
+_END = -1  # Kafka's way to say: the high watermark
+_name_argument = click.argument("topic_name", metavar="NAME")
 
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, list, describe, alter and delete topics."""
 
 
 @topic.command()
-@click.argument("topic_name", metavar="NAME")
+@_name_argument
 @click.option(
     "--partitions", "-p", type=click.IntRange(min=1), help="How many; the cluster's default otherwise."
 )
@@ -23,6 +41,7 @@ def topic() -> None:
     "--config", "-c", "configs", multiple=True, metavar="KEY=VALUE", help="A topic's setting, Kafka's name."
 )
 @cluster_options
+@json_option
 def create(
     topic_name: str,
     partitions: int | None,
@@ -30,13 +49,17 @@ def create(
     configs: tuple[str, ...],
     name: str,
     address: str,
+    as_json: bool,
 ) -> None:
     """Create the topic NAME."""
-    values = dict(_key_and_value(each) for each in configs)
+    values = dict(key_and_value(each) for each in configs)
     with admin_of(name, address) as admin:
-        admin.create_topic(
+        created = admin.create_topic(
             topic_name, partitions=partitions, replication_factor=replication_factor, configs=values
         )
+    if as_json:
+        print_json(created.to_dict())
+        return
     click.echo(f"created topic {topic_name}")
 
 
@@ -55,41 +78,161 @@ def list_topics(name: str, address: str, as_json: bool) -> None:
 
 
 @topic.command()
-@click.argument("topic_name", metavar="NAME")
+@click.argument("topic_name", metavar="[NAME]", required=False)
+@click.option("--under-replicated", is_flag=True, help="Only partitions with a replica that is not in sync.")
 @cluster_options
 @json_option
-def describe(topic_name: str, name: str, address: str, as_json: bool) -> None:
-    """Show a topic's settings, partitions, their leaders and replicas."""
+def describe(topic_name: str | None, under_replicated: bool, name: str, address: str, as_json: bool) -> None:
+    """Show a topic's settings and partitions, or those of all topics: leader, replicas, and how far each is.
+
+    lag: the records that each replica is behind its leader; ? where the broker does not answer. elr: replicas that are
+    not in sync, but hold all that was acknowledged.
+    """
     with admin_of(name, address) as admin:
-        description = admin.describe_topic(topic_name)
+        topics = admin.describe_topics(None if topic_name is None else [topic_name])
+    if under_replicated:
+        topics = [each for each in topics if any(one.is_under_replicated for one in each.partitions)]
     if as_json:
-        print_json(description)
+        plain = [each.to_dict() for each in topics]
+        for found in plain if under_replicated else ():
+            found["partitions"] = [one for one in found["partitions"] if one["is_under_replicated"]]
+        print_json(plain[0] if topic_name is not None and plain else plain)
         return
-    settings = "  ".join(f"{key}={value}" for key, value in sorted(description.configs.items()))
-    click.echo(f"topic {description.name}  id {description.topic_id}  {settings}\n")
-    rows = [
-        (each.partition, each.leader_id, each.leader_epoch, _ids(each.replicas), _ids(each.isr))
-        for each in description.partitions
-    ]
-    print_table("Partitions", ("partition", "leader", "epoch", "replicas", "isr"), rows)
+    if under_replicated and not topics:
+        click.echo("every partition has all its replicas in sync")
+    for number, each in enumerate(topics):
+        click.echo("\n" * (number > 0) + _title(each))
+        print_partitions([one for one in each.partitions if one.is_under_replicated or not under_replicated])
 
 
 @topic.command()
-@click.argument("topic_name", metavar="NAME")
+@_name_argument
+@config_options
 @cluster_options
-def delete(topic_name: str, name: str, address: str) -> None:
+@json_option
+def alter(
+    topic_name: str,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Change settings of the topic NAME, all together or none."""
+    changes = changes_of(configs, deleted)
+    with admin_of(name, address) as admin:
+        admin.alter_configs(changes, topic=topic_name)
+        now = admin.describe_topic(topic_name).configs if as_json else {}
+    if as_json:
+        print_json(now)
+        return
+    click.echo(f"altered topic {topic_name}")
+
+
+@topic.command("add-partitions")
+@_name_argument
+@click.argument("total", metavar="TOTAL", type=click.IntRange(min=1))
+@cluster_options
+@json_option
+def add_partitions(topic_name: str, total: int, name: str, address: str, as_json: bool) -> None:
+    """Add partitions, so that the topic NAME has TOTAL of them. Keys go to other partitions from then on."""
+    with admin_of(name, address) as admin:
+        described = admin.create_partitions(topic_name, total)
+    if as_json:
+        print_json(described.to_dict())
+        return
+    click.echo(f"topic {topic_name} has {total} partitions")
+
+
+@topic.command("delete-records")
+@_name_argument
+@click.option(
+    "--before", required=True, metavar="OFFSET", help="Records below it go; `end`: all committed ones."
+)
+@click.option(
+    "--partition", "-p", "numbers", multiple=True, type=click.IntRange(min=0), help="Which; all otherwise."
+)
+@cluster_options
+@json_option
+def delete_records(
+    topic_name: str, before: str, numbers: tuple[int, ...], name: str, address: str, as_json: bool
+) -> None:
+    """Delete the oldest records of the topic NAME. They cannot be brought back."""
+    from rayka.ids import TopicPartition
+
+    offset = _offset(before)
+    with admin_of(name, address) as admin:
+        chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
+        found = admin.delete_records({TopicPartition(topic_name, each): offset for each in chosen})
+    rows = [(tp.partition, low_watermark) for tp, low_watermark in found.items()]
+    if as_json:
+        print_json([{"partition": number, "low_watermark": low} for number, low in rows])
+        return
+    print_table("First offsets", ("partition", "first offset"), rows)
+
+
+@topic.command()
+@_name_argument
+@cluster_options
+@json_option
+def delete(topic_name: str, name: str, address: str, as_json: bool) -> None:
     """Delete the topic NAME with all its records."""
     with admin_of(name, address) as admin:
         admin.delete_topic(topic_name)
+    if as_json:
+        print_json({"deleted": topic_name})
+        return
     click.echo(f"deleted topic {topic_name}")
 
 
-def _key_and_value(text: str) -> tuple[str, str]:
-    key, separator, value = text.partition("=")
-    if not separator:
-        raise click.BadParameter(f"expected KEY=VALUE, found {text!r}", param_hint="--config")
-    return key, value
+def print_partitions(partitions: "list[PartitionDescription]") -> None:
+    """A table of them; those that are not as they should be stand out."""
+    rows = [
+        (
+            each.partition,
+            each.leader_id if not each.is_offline else "none",
+            each.leader_epoch,
+            ids(each.replicas),
+            ids(each.isr),
+            ids(each.eligible_leader_replicas),
+            _lags(each),
+            _state(each),
+        )
+        for each in partitions
+    ]
+    styles = [
+        Style.BAD if each.is_offline else Style.NOTE if _state(each) else Style.PLAIN for each in partitions
+    ]
+    print_table("Partitions", _COLUMNS, rows, styles)
 
 
-def _ids(node_ids: tuple[int, ...]) -> str:
-    return ",".join(str(node_id) for node_id in node_ids)
+def _title(description: "TopicDescription") -> str:
+    settings = "  ".join(f"{key}={value}" for key, value in sorted(description.configs.items()))
+    return f"topic {description.name}  id {description.topic_id}  {settings}".rstrip() + "\n"
+
+
+def _lags(partition: "PartitionDescription") -> str:
+    """`2:0 3:15 1:?`, but for the leader."""
+    known = zip(partition.replicas, partition.lags, strict=True)
+    return " ".join(
+        f"{node_id}:{'?' if lag is None else lag}" for node_id, lag in known if node_id != partition.leader_id
+    )
+
+
+def _state(partition: "PartitionDescription") -> str:
+    moves = [f"+{each}" for each in partition.adding_replicas]
+    moves += [f"-{each}" for each in partition.removing_replicas]
+    states = [
+        "offline" * partition.is_offline,
+        "under-replicated" * partition.is_under_replicated,
+        f"reassigning {' '.join(moves)}" if moves else "",
+    ]
+    return ", ".join(each for each in states if each)
+
+
+def _offset(text: str) -> int:
+    if text == "end":
+        return _END
+    if not text.isdecimal():
+        raise click.BadParameter(f"expected an offset, or `end`, found {text!r}", param_hint="--before")
+    return int(text)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayka.client.admin_partition_results import ConfigValue
 from rayka.client.metadata import ClusterMetadata, no_such_topic
-from rayka.config import BrokerConfig, TopicConfig, dotted, snake
+from rayka.config import BrokerConfig, TopicConfig, dotted
 from rayka.errors import ConfigError, ErrorCode, error_for
 from rayka.protocol.configs import (
     AlterConfigOp,
@@ -85,21 +85,14 @@ def changes_of(resource: ConfigResourceName, configs: Mapping[str, Any]) -> tupl
     what = _what(resource)
     if not configs:
         raise ConfigError(f"{what}: expected at least one key to set or delete")
-    # A key that is deleted is checked as if it were set to its default.
-    filled = {key: _default(kind, key) if value is None else value for key, value in configs.items()}
-    texts = kind.parse(filled, what=what).overrides()
-    deleted = [dotted(snake(str(key))) for key, value in configs.items() if value is None]
-    return tuple(
-        ConfigChange(name, AlterConfigOp.DELETE)
-        if name in deleted
-        else ConfigChange(name, AlterConfigOp.SET, text)
-        for name, text in texts.items()
-    )
-
-
-def _default(kind: type[TopicConfig] | type[BrokerConfig], key: str) -> Any:
-    field = kind.model_fields.get(snake(str(key)))
-    return None if field is None else field.default
+    deleted = [dotted(kind.field_of(str(key), what=what)) for key, value in configs.items() if value is None]
+    wanted = kind.parse({key: value for key, value in configs.items() if value is not None}, what=what)
+    texts = wanted.overrides()
+    for name in deleted:
+        if name in texts:
+            raise ConfigError(f"{what}: {name} is both set and deleted; keep one")
+    changes = [ConfigChange(name, AlterConfigOp.SET, text) for name, text in texts.items()]
+    return (*changes, *(ConfigChange(name, AlterConfigOp.DELETE) for name in dict.fromkeys(deleted)))
 
 
 def _what(resource: ConfigResourceName) -> str:

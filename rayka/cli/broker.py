@@ -1,0 +1,188 @@
+"""`rayka broker`: brokers listed, described, configured and emptied. Kafka: `kafka-log-dirs`, `kafka-configs`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.options import (
+    admin_of,
+    changes_of,
+    cluster_options,
+    config_options,
+    json_option,
+    wait_options,
+)
+from rayka.cli.output import Style, print_json, print_table, size
+
+if TYPE_CHECKING:
+    from rayka.cli.replica_plans import Plan
+    from rayka.client.admin import Admin
+    from rayka.client.admin_partition_results import BrokerLogDirs, ConfigValue
+    from rayka.client.admin_results import BrokerDescription
+
+_STYLES = {"active": Style.PLAIN, "fenced": Style.BAD, "shutting-down": Style.NOTE}
+_broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
+
+
+@click.group()
+def broker() -> None:
+    """List, describe, configure and drain brokers."""
+
+
+@broker.command("list")
+@cluster_options
+@json_option
+def list_brokers(name: str, address: str, as_json: bool) -> None:
+    """List the registered brokers: state, rack, how many replicas they have and lead."""
+    with admin_of(name, address) as admin:
+        found = admin.describe_cluster()
+    if as_json:
+        print_json(found.to_dict()["brokers"])
+        return
+    rows = [
+        (each.node_id, each.state, each.host, each.rack, each.replica_count, each.leader_count, _dirs(each))
+        for each in found.brokers
+    ]
+    columns = ("broker", "state", "host", "rack", "replicas", "leaders", "data")
+    print_table("Brokers", columns, rows, [_STYLES[each.state] for each in found.brokers])
+
+
+@broker.command()
+@_broker_argument
+@cluster_options
+@json_option
+def describe(broker_id: int, name: str, address: str, as_json: bool) -> None:
+    """Show the broker BROKER, its data directories, and what is in them."""
+    with admin_of(name, address) as admin:
+        (disks,) = admin.log_dirs([broker_id])
+        found = next(each for each in admin.describe_cluster().brokers if each.node_id == broker_id)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({**asdict(found), **disks.to_dict()})
+        return
+    print_broker(found, disks)
+
+
+@broker.command()
+@_broker_argument
+@wait_options
+@cluster_options
+@json_option
+def drain(
+    broker_id: int, is_waiting: bool, timeout_s: float | None, name: str, address: str, as_json: bool
+) -> None:
+    """Move every replica off the broker BROKER, so that it can be stopped for good."""
+    with admin_of(name, address) as admin:
+        plan = drain_broker(admin, broker_id, is_waiting=is_waiting, timeout_s=timeout_s)
+    if as_json:
+        moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
+        print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
+    elif is_waiting or not plan:
+        click.echo(f"broker {broker_id} holds no replica; it can be stopped")
+    else:
+        click.echo(
+            f"moving {len(plan)} replicas off broker {broker_id}; it can be stopped when none is listed by "
+            f"`rayka partition reassignments`"
+        )
+
+
+@broker.group()
+def config() -> None:
+    """Show and alter settings of brokers that run."""
+
+
+@config.command("describe")
+@click.argument("broker_name", metavar="BROKER|all")
+@click.option("--all", "is_all", is_flag=True, help="Defaults too.")
+@cluster_options
+@json_option
+def describe_config(broker_name: str, is_all: bool, name: str, address: str, as_json: bool) -> None:
+    """Show what was set for the broker BROKER, or for all of them."""
+    with admin_of(name, address) as admin:
+        values = list(admin.describe_configs(broker=_broker(broker_name)).values())
+    values = [each for each in values if is_all or not each.is_default]
+    if as_json:
+        print_json([each.to_dict() for each in values])
+    elif values:
+        print_configs(values)
+    else:
+        click.echo("nothing is set; --all shows the defaults")
+
+
+@config.command("alter")
+@click.argument("broker_name", metavar="BROKER|all")
+@config_options
+@cluster_options
+@json_option
+def alter_config(
+    broker_name: str,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Change settings of the broker BROKER, or of all of them, while they run; all together or none."""
+    changes = changes_of(configs, deleted)
+    with admin_of(name, address) as admin:
+        admin.alter_configs(changes, broker=_broker(broker_name))
+    if as_json:
+        print_json(changes)
+        return
+    click.echo(f"altered {'all brokers' if broker_name == 'all' else f'broker {broker_name}'}")
+
+
+def drain_broker(
+    admin: "Admin", broker_id: int, *, is_waiting: bool = True, timeout_s: float | None = None
+) -> "Plan":
+    """Gives every replica on the broker to others; returns where they go, nothing when it had none.
+
+    Raises as `drain_plan` and `catch_up.move`.
+    """
+    from rayka.cli import catch_up
+    from rayka.cli.replica_plans import drain_plan
+
+    plan = drain_plan(broker_id, admin.describe_cluster().brokers, admin.describe_topics())
+    if plan:
+        catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)
+    return plan
+
+
+def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
+    """What the cluster knows of a broker, and the broker of its disks."""
+    click.echo(
+        f"broker {found.node_id}  {found.state}  host {found.host}  rack {found.rack or 'none'}  "
+        f"epoch {found.broker_epoch}  replicas {found.replica_count}  leaders {found.leader_count}"
+    )
+    if disks.error:
+        click.echo(f"its disks are not known: {disks.error}")
+        return
+    rows = [
+        (each.path, size(each.size_bytes), size(each.free_bytes), len(each.replicas), each.error or "ok")
+        for each in disks.directories
+    ]
+    styles = [Style.BAD if each.error else Style.PLAIN for each in disks.directories]
+    click.echo()
+    print_table("Data directories", ("path", "size", "free", "replicas", "state"), rows, styles)
+
+
+def print_configs(values: "list[ConfigValue]") -> None:
+    """A table of settings."""
+    rows = [
+        (each.name, each.value, each.source.name.lower(), "no" if each.is_read_only else "yes")
+        for each in values
+    ]
+    print_table("Configuration", ("key", "value", "source", "alterable"), rows)
+
+
+def _dirs(found: "BrokerDescription") -> str:
+    return ", ".join(
+        f"{each} (offline)" if each in found.offline_data_dirs else each for each in found.data_dirs
+    )
+
+
+def _broker(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise click.BadParameter(f"expected a broker's id, or `all`, found {text!r}", param_hint="BROKER")
+    return text if text == "all" else int(text)

@@ -1,0 +1,141 @@
+"""Waits until replicas have moved, and shows meanwhile how far they are: a bar on a terminal, else plain lines.
+
+A reassignment goes on in the cluster whoever waits for it, so Ctrl-C ends the waiting only, and says so.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+import click
+
+from rayka.errors import NoReassignmentInProgress, RequestTimedOut
+
+if TYPE_CHECKING:
+    from rayka.cli.replica_plans import Plan
+    from rayka.client.admin import Admin
+    from rayka.client.admin_partition_results import PartitionReassignment
+    from rayka.ids import TopicPartition
+
+LOOK_EVERY_S = 0.5
+_LINE_EVERY_S = 10.0  # in a pipe, when nothing changes
+_NAMES_SHOWN = 3
+
+
+def move(admin: "Admin", plan: "Plan", *, is_waiting: bool, timeout_s: float | None) -> None:
+    """Begins the reassignment and, if asked to, waits for its end.
+
+    Raises what `Admin.alter_partition_reassignments` does, RequestTimedOut after `timeout_s`, and
+    NoReassignmentInProgress when somebody else cancelled or changed it.
+    """
+    admin.alter_partition_reassignments(plan)
+    if is_waiting:
+        wait_until_moved(admin, plan, timeout_s=timeout_s)
+
+
+def wait_until_moved(admin: "Admin", plan: "Plan", *, timeout_s: float | None) -> None:
+    """Returns when each partition has exactly the replicas of the plan. Raises as `move`."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        with _showing(len(plan)) as show:
+            while True:
+                ongoing = {each.topic_partition: each for each in admin.list_partition_reassignments(plan)}
+                show(len(plan) - len(ongoing), _to_go(admin, ongoing))
+                if not ongoing:
+                    break
+                if end_s is not None and time.monotonic() >= end_s:
+                    raise RequestTimedOut(
+                        f"{_listed(ongoing)} did not catch up within {timeout_s:g} s; {_GOES_ON}"
+                    )
+                time.sleep(LOOK_EVERY_S)
+    except KeyboardInterrupt:
+        click.echo(_GOES_ON, err=True)
+        raise
+    _check_moved(admin, plan)
+
+
+_GOES_ON = (
+    "the reassignment goes on in the cluster; look with `rayka partition reassignments`, cancel with "
+    "`rayka partition cancel`"
+)
+
+
+def _to_go(admin: "Admin", ongoing: "Mapping[TopicPartition, PartitionReassignment]") -> str:
+    """`12,345 records to go`: of all replicas that are not in sync yet."""
+    topics = admin.describe_topics(dict.fromkeys(each.topic for each in ongoing)) if ongoing else []
+    lags = [
+        lag
+        for topic in topics
+        for partition in topic.partitions
+        for replica, lag in zip(partition.replicas, partition.lags, strict=True)
+        if replica in partition.adding_replicas and replica not in partition.isr
+    ]
+    count = sum(lag for lag in lags if lag is not None)
+    silent = sum(lag is None for lag in lags)
+    unknown = f", and those of {silent} replicas whose brokers do not answer" if silent else ""
+    return f"{count:,} records to go{unknown}"
+
+
+def _check_moved(admin: "Admin", plan: "Plan") -> None:
+    described = admin.describe_topics(dict.fromkeys(each.topic for each in plan))
+    replicas = {
+        (topic.name, partition.partition): partition.replicas
+        for topic in described
+        for partition in topic.partitions
+    }
+    other = [tp for tp, target in plan.items() if replicas[tp.topic, tp.partition] != target]
+    if other:
+        raise NoReassignmentInProgress(
+            f"{_listed(other)}: the reassignment was cancelled or changed by somebody else; see `rayka topic describe`"
+        )
+
+
+def _listed(partitions: "Iterable[TopicPartition]") -> str:
+    names = [str(each) for each in partitions]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f"{', '.join(names[:_NAMES_SHOWN])}{more}"
+
+
+# ---- What is shown, on stderr ----
+
+
+class _Show(Protocol):
+    def __call__(self, done_count: int, to_go: str) -> None: ...
+
+
+@contextmanager
+def _showing(count: int) -> Iterator[_Show]:
+    if sys.stderr.isatty():
+        with _bar(count) as show:
+            yield show
+    else:
+        yield _Lines(count)
+
+
+@contextmanager
+def _bar(count: int) -> Iterator[_Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=count)
+        yield lambda done_count, to_go: progress.update(task, completed=done_count, description=to_go)
+
+
+class _Lines:
+    """A line when another partition is done, and one now and then."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._last_done = -1
+        self._last_line_s = 0.0
+
+    def __call__(self, done_count: int, to_go: str) -> None:
+        now_s = time.monotonic()
+        if done_count == self._last_done and now_s - self._last_line_s < _LINE_EVERY_S:
+            return
+        self._last_done, self._last_line_s = done_count, now_s
+        click.echo(f"{done_count} of {self._count} partitions moved, {to_go}", err=True)

@@ -1,0 +1,202 @@
+"""`rayka partition`: other replicas, other leaders. Kafka: `kafka-reassign-partitions`, `kafka-leader-election`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.options import admin_of, cluster_options, json_option, wait_options
+from rayka.cli.output import Style, ids, print_json, print_table
+
+if TYPE_CHECKING:
+    from rayka.cli.replica_plans import Plan
+    from rayka.client.admin import Admin
+    from rayka.client.admin_partition_results import ElectionOutcome
+    from rayka.ids import TopicPartition
+
+_topic_option = click.option("--topic", "-t", "topic_name", metavar="NAME", help="Of which topic.")
+_partition_option = click.option(
+    "--partition",
+    "-p",
+    "numbers",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="Of the topic only this one; may be given often.",
+)
+
+
+@click.group()
+def partition() -> None:
+    """Give partitions other replicas or another leader."""
+
+
+@partition.command()
+@_topic_option
+@click.option(
+    "--replicas",
+    multiple=True,
+    metavar="PARTITION:BROKER,BROKER,…",
+    help="The brokers that partition is to be on, the preferred leader first; may be given often.",
+)
+@click.option(
+    "--from-json",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="As kafka-reassign-partitions takes it.",
+)
+@wait_options
+@cluster_options
+@json_option
+def reassign(
+    topic_name: str | None,
+    replicas: tuple[str, ...],
+    file: Path | None,
+    is_waiting: bool,
+    timeout_s: float | None,
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Give partitions other replicas. The old ones serve until the new ones are in sync; then they go.
+
+    rayka partition reassign --topic flights --replicas 0:1,2,3 --replicas 1:2,3,1
+    """
+    from rayka.cli import catch_up
+
+    plan = _plan(topic_name, replicas, file)
+    with admin_of(name, address) as admin:
+        catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)
+    _print_count("reassigned" if is_waiting else "reassigning", list(plan), as_json)
+
+
+@partition.command()
+@_topic_option
+@cluster_options
+@json_option
+def cancel(topic_name: str | None, name: str, address: str, as_json: bool) -> None:
+    """Cancel the reassignments under way, of the topic or of all: the replicas are again what they were."""
+    with admin_of(name, address) as admin:
+        cancelled = cancel_all(admin, topic_name)
+    _print_count("cancelled the reassignment of", cancelled, as_json)
+
+
+@partition.command()
+@_topic_option
+@cluster_options
+@json_option
+def reassignments(topic_name: str | None, name: str, address: str, as_json: bool) -> None:
+    """Show the reassignments under way."""
+    with admin_of(name, address) as admin:
+        found = [
+            each
+            for each in admin.list_partition_reassignments()
+            if topic_name in (None, each.topic_partition.topic)
+        ]
+    if as_json:
+        print_json([each.to_dict() for each in found])
+        return
+    if not found:
+        click.echo("no reassignment is under way")
+        return
+    rows = [
+        (each.topic_partition, ids(each.replicas), ids(each.adding_replicas), ids(each.removing_replicas))
+        for each in found
+    ]
+    print_table("Reassignments", ("partition", "replicas", "adding", "removing"), rows)
+
+
+@partition.command("elect-leaders")
+@_topic_option
+@_partition_option
+@click.option("--all", "is_all", is_flag=True, help="Of all topics.")
+@click.option(
+    "--unclean", is_flag=True, help="Any live replica, where nobody leads: loses what it does not have."
+)
+@cluster_options
+@json_option
+def elect_leaders(
+    topic_name: str | None,
+    numbers: tuple[int, ...],
+    is_all: bool,
+    unclean: bool,
+    name: str,
+    address: str,
+    as_json: bool,
+) -> int:
+    """Make the preferred replica, the first one, the leader. The exit code is 0 only if every one leads then."""
+    if (topic_name is None) != is_all or (is_all and numbers):
+        raise click.UsageError("give --topic, with --partition or without, or --all")
+    with admin_of(name, address) as admin:
+        chosen = None if topic_name is None else _partitions(admin, topic_name, numbers)
+        outcomes = admin.elect_leaders(chosen, unclean=unclean)
+    if as_json:
+        print_json([each.to_dict() for each in outcomes])
+    elif outcomes:
+        print_outcomes(outcomes)
+    else:
+        click.echo("every partition has its preferred leader")
+    return 0 if all(each.error is None or each.is_needless for each in outcomes) else 1
+
+
+def cancel_all(admin: "Admin", topic_name: str | None) -> "list[TopicPartition]":
+    """Cancels the reassignments under way, of one topic or of all; returns whose."""
+    found = [
+        each.topic_partition
+        for each in admin.list_partition_reassignments()
+        if topic_name in (None, each.topic_partition.topic)
+    ]
+    if found:
+        admin.alter_partition_reassignments(dict.fromkeys(found))
+    return found
+
+
+def print_outcomes(outcomes: "list[ElectionOutcome]") -> None:
+    """A table of elections; those that failed stand out."""
+    rows = [
+        (
+            each.topic_partition,
+            "elected" if each.error is None else "led already" if each.is_needless else str(each.error),
+        )
+        for each in outcomes
+    ]
+    styles = [
+        Style.GOOD if each.error is None else Style.PLAIN if each.is_needless else Style.BAD
+        for each in outcomes
+    ]
+    print_table("Elections", ("partition", "outcome"), rows, styles)
+
+
+def _plan(topic_name: str | None, replicas: tuple[str, ...], file: Path | None) -> "Plan":
+    from rayka.cli.replica_plans import parse_json, parse_replicas
+
+    if file is not None:
+        if replicas or topic_name:
+            raise click.UsageError("give either --from-json, or --topic and --replicas")
+        try:
+            return parse_json(file.read_text(), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"{file}: {error}; expected a reassignment in JSON") from None
+    if topic_name is None or not replicas:
+        raise click.UsageError("give --topic and --replicas, or --from-json")
+    return parse_replicas(replicas, topic_name)
+
+
+def _partitions(admin: "Admin", topic_name: str, numbers: tuple[int, ...]) -> "list[TopicPartition]":
+    from rayka.ids import TopicPartition
+
+    chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
+    return [TopicPartition(topic_name, each) for each in chosen]
+
+
+def _print_count(done: str, partitions: "list[TopicPartition]", as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                done.partition(" ")[0]: [
+                    {"topic": each.topic, "partition": each.partition} for each in partitions
+                ]
+            }
+        )
+        return
+    click.echo(f"{done} {len(partitions)} partition{'s' * (len(partitions) != 1)}")
