@@ -2,19 +2,23 @@
 
 Who asks may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
 rack, starting at a random one; the others from the racks after it, and inside a rack brokers take turns. Unfenced
-brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. Kafka:
-`StripedReplicaPlacer`, `ReplicationControlManager.validateManualPartitionAssignment`.
+brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. When all
+have had their turn they are shuffled: else what one broker leads would all go to the same one when it fails.
+
+Kafka: `StripedReplicaPlacer`, `ReplicationControlManager.validateManualPartitionAssignment`.
 """
 
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from rayka.errors import InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.records import PartitionRecord
+
+ItemT = TypeVar("ItemT")
 
 
 class Placement(NamedTuple):
@@ -29,12 +33,12 @@ class ReplicaPlacer:
 
     def __init__(self, image: MetadataImage, random: Random) -> None:
         self._brokers = image.brokers
+        self._random = random
         usable = [broker for broker in image.brokers.values() if _is_usable(broker)]
         names = sorted({broker.registration.rack for broker in usable})
-        self._racks = [
-            _Rack([each for each in usable if each.registration.rack == name], random) for name in names
-        ]
-        self._first_rack = random.randrange(len(names)) if names else 0
+        racks = [_Rack([each for each in usable if each.registration.rack == name], random) for name in names]
+        self._racks = _from_random_start(racks, random)
+        self._first_rack = 0
         self._unfenced_count = sum(not broker.is_fenced for broker in usable)
         self._usable_count = len(usable)
         self._directories = _Directories(image)
@@ -99,8 +103,10 @@ class ReplicaPlacer:
             *_striped([rack.fenced for rack in racks]),
         ]
         replicas = tuple(in_turn[:replication_factor])
-        next(rack for rack in racks if replicas[0] in rack.unfenced).advance()
+        next(rack for rack in racks if replicas[0] in rack.unfenced).advance(self._random)
         self._first_rack = (self._first_rack + 1) % len(self._racks)
+        if self._first_rack == 0:
+            self._random.shuffle(self._racks)
         return Placement(replicas, tuple(self._directories.choose(broker_id) for broker_id in replicas))
 
 
@@ -108,15 +114,18 @@ class _Rack:
     """The brokers of one rack. Whose turn it is moves on each time that the rack gives a first replica."""
 
     def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
-        self.unfenced = sorted(broker.broker_id for broker in brokers if not broker.is_fenced)
+        unfenced = sorted(broker.broker_id for broker in brokers if not broker.is_fenced)
+        self.unfenced = _from_random_start(unfenced, random)
         self.fenced = sorted(broker.broker_id for broker in brokers if broker.is_fenced)
-        self._turn = random.randrange(len(self.unfenced)) if self.unfenced else 0
+        self._turn = 0
 
     def unfenced_in_turn(self) -> list[int]:
         return [*self.unfenced[self._turn :], *self.unfenced[: self._turn]]
 
-    def advance(self) -> None:
+    def advance(self, random: Random) -> None:
         self._turn = (self._turn + 1) % len(self.unfenced)
+        if self._turn == 0:
+            random.shuffle(self.unfenced)
 
 
 class _Directories:
@@ -173,6 +182,11 @@ def check_replica_counts(assignments: Sequence[Sequence[int]], replication_facto
 
 def _is_usable(broker: BrokerImage) -> bool:
     return not broker.is_in_controlled_shutdown and bool(broker.online_directories)
+
+
+def _from_random_start(items: Sequence[ItemT], random: Random) -> list[ItemT]:
+    start = random.randrange(len(items)) if items else 0
+    return [*items[start:], *items[:start]]
 
 
 def _striped(racks: Sequence[Sequence[int]]) -> Iterator[int]:

@@ -32,6 +32,40 @@ def test_replicas_are_spread_over_racks_and_leaders_over_brokers() -> None:  # B
     assert Counter(each[0] for each in replicas) == {1: 2, 2: 2, 3: 2, 4: 2}
 
 
+@pytest.mark.parametrize("racks", ["aaa", "abc"])
+def test_what_one_broker_leads_goes_to_several_when_it_fails(racks: str) -> None:  # B47
+    brokers = [record for number, rack in enumerate(racks, 1) for record in active(number, rack=rack)]
+    replicas = [placement.replicas for placement in place(brokers, 300, 3)]
+    seconds = Counter(second for first, second, _ in replicas if first == 1)
+    assert min(seconds[2], seconds[3]) > 30
+
+
+def test_racks_of_different_sizes_lead_equally_often() -> None:  # B47
+    brokers = [*active(1, rack="a"), *active(2, 3, rack="b")]
+    leaders = Counter(placement.replicas[0] for placement in place(brokers, 40, 3))
+    assert leaders == {1: 20, 2: 10, 3: 10}
+
+
+def test_every_rack_has_a_replica_where_there_are_enough() -> None:  # B47
+    brokers = [*active(1, 2, rack="a"), *active(3, rack="b"), *active(4, 5, 6, rack="c")]
+    for placement in place(brokers, 60, 3):
+        assert {"a" if each <= 2 else "b" if each == 3 else "c" for each in placement.replicas} == {
+            "a",
+            "b",
+            "c",
+        }
+
+
+def test_a_rack_without_a_running_broker_gives_replicas_and_no_leader() -> None:  # B47
+    brokers = [*active(1, 2, rack="a"), registered(3, rack="b")]
+    assert {placement.replicas[0] for placement in place(brokers, 10, 3)} == {1, 2}
+
+
+def test_one_running_broker_leads_everything() -> None:  # B47
+    brokers = [*active(1), registered(2), registered(3)]
+    assert {placement.replicas[0] for placement in place(brokers, 10, 3)} == {1}
+
+
 def test_fenced_brokers_come_last_and_never_lead() -> None:  # B47
     replicas = [placement.replicas for placement in place([*active(1, 2), registered(3)], 4, 3)]
     assert all(each[2] == 3 for each in replicas)
