@@ -43,8 +43,7 @@ class FetchHandler:
 
     def __init__(self, replicas: ReplicaManager, settings: NodeSettings) -> None:
         config = settings.config
-        self.quota = replicas.leader_quota
-        self._leader = Leader(settings.node_id, replicas, self.quota, config.fetch_max_bytes)
+        self._leader = Leader(settings.node_id, replicas, config.fetch_max_bytes)
         self._sessions = FetchSessions(
             replicas.parked, config.max_incremental_fetch_session_cache_slots, settings.random
         )
