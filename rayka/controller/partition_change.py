@@ -138,7 +138,9 @@ class PartitionChangeBuilder:
             return self._elected_unclean(target)
         if leader_id in target.isr:
             return msgspec.structs.replace(target, leader_id=leader_id)
-        others = tuple(each for each in target.eligible_leader_replicas if each != leader_id)
+        # With itself alone in the ISR the high watermark may move at once, where one is enough: then no other is whole.
+        known = target.eligible_leader_replicas if self._min_isr > 1 else ()
+        others = tuple(each for each in known if each != leader_id)
         return msgspec.structs.replace(
             target, leader_id=leader_id, isr=(leader_id,), eligible_leader_replicas=others
         )

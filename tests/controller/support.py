@@ -23,6 +23,7 @@ from rayka.protocol.cluster import (
     RegisterBrokerResponse,
 )
 from rayka.protocol.configs import ResourceType
+from rayka.protocol.replication import ReportExitRequest, ReportExitResponse
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from tests.metadata.support import directory
 
@@ -84,6 +85,13 @@ class Machine:
         self.controller.on_heartbeat(request, now_ms=self.now_ms, next_offset=len(self.records))
         response: HeartbeatResponse = self.handle(request)
         return response
+
+    def report_exit(self, broker_id: int, incarnation_id: UUID) -> bool:
+        """Whether the broker is fenced."""
+        request = ReportExitRequest(broker_id, incarnation_id)
+        self.controller.on_exit(request, next_offset=len(self.records))
+        response: ReportExitResponse = self.handle(request)
+        return response.is_fenced
 
     def start(self, *broker_ids: int, **changes: Any) -> None:
         """Registered and unfenced."""

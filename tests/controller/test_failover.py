@@ -13,7 +13,7 @@ from rayka.metadata.records import (
     RegisterBrokerRecord,
 )
 from rayka.protocol.cluster import HeartbeatRequest
-from rayka.protocol.replication import LeaderRecoveryState, ReportExitRequest, ReportExitResponse
+from rayka.protocol.replication import LeaderRecoveryState
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX
 from tests.controller.support import SESSION_MS, WITH_ELR, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import ORDERS, active, directory, partition, topic
@@ -227,34 +227,27 @@ def test_the_same_process_registers_again_and_loses_nothing() -> None:  # H3
 # ---- Ended (H6, design §4) -------------------------------------------------------------------------------------------
 
 
-def exited(controller: Machine, broker_id: int, incarnation_id: UUID) -> bool:
-    request = ReportExitRequest(broker_id, incarnation_id)
-    controller.controller.on_exit(request, next_offset=len(controller.records))
-    response: ReportExitResponse = controller.handle(request)
-    return response.is_fenced
-
-
 def test_a_broker_whose_process_ended_is_fenced_at_once() -> None:
     controller = machine(partition(0, (1, 2)))
-    assert exited(controller, 1, FIRST_PROCESS)
+    assert controller.report_exit(1, FIRST_PROCESS)
     assert controller.image.brokers[1].is_fenced
     assert controller.partition().leader_id == 2
     count = len(controller.records)
-    assert exited(controller, 1, FIRST_PROCESS)
+    assert controller.report_exit(1, FIRST_PROCESS)
     assert len(controller.records) == count
 
 
 def test_the_end_of_another_process_fences_nobody() -> None:
     controller = machine(partition(0, (1, 2)))
-    assert not exited(controller, 1, SECOND_PROCESS)
-    assert not exited(controller, 9, FIRST_PROCESS)
+    assert not controller.report_exit(1, SECOND_PROCESS)
+    assert not controller.report_exit(9, FIRST_PROCESS)
     assert not any(broker.is_fenced for broker in controller.image.brokers.values())
     controller.heartbeat(1)
 
 
 def test_a_heartbeat_that_was_sent_before_the_end_and_comes_after_it_is_refused() -> None:
     controller = machine(partition(0, (1, 2)))
-    exited(controller, 1, FIRST_PROCESS)
+    controller.report_exit(1, FIRST_PROCESS)
     with pytest.raises(StaleBrokerEpoch, match="exit of this process was reported"):
         controller.heartbeat(1)
     assert controller.image.brokers[1].is_fenced
@@ -263,7 +256,7 @@ def test_a_heartbeat_that_was_sent_before_the_end_and_comes_after_it_is_refused(
 def test_after_the_end_the_next_process_need_not_wait_for_the_session_to_end() -> None:  # H2
     controller = machine()
     controller.heartbeat(1)
-    exited(controller, 1, FIRST_PROCESS)
+    controller.report_exit(1, FIRST_PROCESS)
     controller.start(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
     controller.now_ms = SESSION_MS - 1
     controller.sweep()

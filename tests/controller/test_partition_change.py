@@ -175,6 +175,13 @@ def test_a_leader_out_of_the_elr_is_in_sync_and_the_others_stay_eligible() -> No
     )
 
 
+def test_a_leader_out_of_the_elr_that_is_enough_alone_leaves_no_other_eligible() -> None:  # B42
+    before = partition(isr=(), leader_id=-1, eligible_leader_replicas=(1, 2))
+    assert change(before, live=(2,), min_isr=1).build() == record(
+        isr=(2,), leader_id=2, eligible_leader_replicas=()
+    )
+
+
 def test_an_isr_that_is_large_enough_again_needs_no_elr() -> None:  # B42
     before = partition(isr=(1,), eligible_leader_replicas=(2,))
     assert change(before).target_isr((1, 3)).build() == record(isr=(1, 3), eligible_leader_replicas=())
