@@ -34,6 +34,7 @@ from rayka.actors.network import RayNetwork
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.placement import Placement
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
+from rayka.actors.shell import NodeProcess
 from rayka.client import io_thread
 from rayka.config import ClusterSpec, dotted
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
@@ -126,7 +127,10 @@ class Cluster:
         """
         handles = {node_id: launch.find(self._name, node_id) for node_id in self._node_ids()}
         processes = _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-        for node_ids in self._stop_order(list(handles)):
+        roles = _roles(handles, processes)
+        combined = {each: handles[each] for each in handles if len(roles[each]) > 1}
+        _wait(launch.stop_brokers(self._name, combined), launch.STOP_TIMEOUT_S)
+        for node_ids in self._stop_order(roles):
             chosen = {node_id: handles[node_id] for node_id in node_ids}
             _wait(launch.stop(self._name, chosen), launch.STOP_TIMEOUT_S)
         for process in processes.values():
@@ -162,10 +166,10 @@ class Cluster:
             )
         return node_ids
 
-    def _stop_order(self, node_ids: Collection[int]) -> list[list[int]]:
+    def _stop_order(self, roles: Mapping[int, Collection[Role]]) -> list[list[int]]:
         """Brokers need the controllers to end well; a leader that stops last has nobody to hand over to."""
-        brokers = [each for each in node_ids if role_of(each) is not Role.CONTROLLER]
-        controllers = [each for each in node_ids if role_of(each) is Role.CONTROLLER]
+        brokers = [each for each in roles if Role.CONTROLLER not in roles[each]]
+        controllers = [each for each in roles if Role.CONTROLLER in roles[each]]
         leader_id = _wait(find_leader(self.network(), controllers), _ANSWER_TIMEOUT_S)
         return [
             brokers,
@@ -226,6 +230,14 @@ class Cluster:
 def find(name: str) -> Cluster:
     """The handle that clients get for a cluster's name. As `Cluster.connect`."""
     return Cluster.connect(name)
+
+
+def _roles(node_ids: Collection[int], processes: Mapping[int, NodeProcess]) -> dict[int, tuple[Role, ...]]:
+    """What each node does, as the spec says that the actors were made from."""
+    declared = {
+        each: role for process in processes.values() for each, role in process.placement.spec.roles.items()
+    }
+    return {each: declared.get(each, (role_of(each),)) for each in node_ids}
 
 
 def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:

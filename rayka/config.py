@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,7 @@ from pydantic import (
 )
 
 from rayka.errors import ConfigError
+from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID, Role, role_of
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5  # as many batches of a producer as a broker recognises
 _INT32_MAX = 2**31 - 1
@@ -383,17 +385,72 @@ def _data_dir(value: Any) -> Any:
     return value
 
 
+NODES_MAX = FIRST_COORDINATOR_ID - FIRST_BROKER_ID  # of one role
+_COUNTS = ("controllers", "brokers", "coordinators")
+
+
+class NodeSpec(_Config):
+    """One node and what it does: a broker, a controller, or both in one actor (Kafka's `process.roles`)."""
+
+    id: int = Field(ge=1, strict=True)
+    roles: tuple[Literal[Role.BROKER, Role.CONTROLLER], ...] = Field(min_length=1)
+
+    @field_validator("roles")
+    @classmethod
+    def _in_order(cls, roles: tuple[Role, ...], info: ValidationInfo) -> tuple[Role, ...]:
+        in_order = tuple(each for each in Role if each in roles)
+        node_id = info.data.get("id")
+        if len(in_order) < len(roles):
+            raise ValueError("expected each role once")
+        if node_id is not None and role_of(node_id) is not in_order[0]:
+            raise ValueError(
+                f"node {node_id} has the id of a {role_of(node_id)}; expected brokers from {FIRST_BROKER_ID}, "
+                f"controllers from {FIRST_CONTROLLER_ID}, a node that is both with the id of a broker"
+            )
+        return in_order
+
+
+def _check_nodes(nodes: tuple[NodeSpec, ...]) -> tuple[NodeSpec, ...]:
+    """In the order of ids. Raises ValueError that says why these nodes are no cluster.
+
+    Controllers are all alone or all combined, so the ids of a cluster's nodes say whom to ask for the active one
+    (decision 032).
+    """
+    if len({each.id for each in nodes}) < len(nodes):
+        raise ValueError("expected each id once")
+    for role in (Role.BROKER, Role.CONTROLLER):
+        if not any(role in each.roles for each in nodes):
+            raise ValueError(f"expected at least one {role}")
+    combined = [each.id for each in nodes if len(each.roles) > 1]
+    if combined and any(each.roles == (Role.CONTROLLER,) for each in nodes):
+        raise ValueError(f"expected controllers that are all brokers too, or none that is: {combined} are")
+    return tuple(sorted(nodes, key=lambda each: each.id))
+
+
 class ClusterSpec(_Config):
-    """The whole cluster, declared: what `cluster.yaml` holds. One broker, for now."""
+    """The whole cluster, declared: what `cluster.yaml` holds."""
 
     name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")
-    controllers: int = Field(default=1, ge=1, strict=True)
-    brokers: Literal[1] = 1
+    controllers: int = Field(default=1, ge=1, le=NODES_MAX, strict=True)
+    brokers: int = Field(default=1, ge=1, le=NODES_MAX, strict=True)
     coordinators: Literal[0] = 0
+    nodes: Annotated[tuple[NodeSpec, ...], AfterValidator(_check_nodes)] | None = None
     data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = "~/.rayka"
     ray: RaySpec = RaySpec()
     resources: Resources = Resources()
     config: BrokerConfig = BrokerConfig()
+
+    @property
+    def roles(self) -> dict[int, tuple[Role, ...]]:
+        """What each node does, by id, ascending; the roles of a node in the order of `Role`."""
+        if self.nodes is not None:
+            return {each.id: each.roles for each in self.nodes}
+        brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers)
+        controllers = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + self.controllers)
+        return {
+            **dict.fromkeys(brokers, (Role.BROKER,)),
+            **dict.fromkeys(controllers, (Role.CONTROLLER,)),
+        }
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -419,6 +476,10 @@ class ClusterSpec(_Config):
         for key, section in (("config", BrokerConfig), ("ray", RaySpec)):
             if isinstance(sections.get(key), Mapping):
                 sections[key] = section.parse(sections[key], what=f"{what}, {key}")
+        if sections.get("nodes") is not None and any(sections.get(each) is not None for each in _COUNTS):
+            raise ConfigError(
+                f"{what}: expected either nodes or the counts ({', '.join(_COUNTS)}), found both"
+            )
         return cls.parse(sections, what=what)
 
     @property

@@ -4,6 +4,7 @@ Node ids are unique in a cluster: brokers from 1, coordinators from 1001, contro
 TopicPartition, ReplicaKey, OffsetAndEpoch.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
 from random import Random
 from uuid import UUID
@@ -71,12 +72,20 @@ def random_uuid(random: Random) -> UUID:
 
 
 def role_of(node_id: int) -> Role:
-    """The role that a node id stands for, by its range."""
+    """The role that a node id stands for, by its range; of several roles the first."""
     if node_id >= FIRST_CONTROLLER_ID:
         return Role.CONTROLLER
     if node_id >= FIRST_COORDINATOR_ID:
         return Role.COORDINATOR
     return Role.BROKER
+
+
+def possible_controllers(node_ids: Iterable[int]) -> list[int]:
+    """Of all nodes of one cluster, those that may be its controllers: by their ids, or, where none has the id of one,
+    all of them, for then controllers are combined with brokers (decision 032).
+    """
+    known = list(node_ids)
+    return [each for each in known if role_of(each) is Role.CONTROLLER] or known
 
 
 def node_name(node_id: int) -> str:

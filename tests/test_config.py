@@ -7,6 +7,7 @@ import pytest
 
 from rayka.config import AdminConfig, ClusterSpec, ConsumerConfig, ProducerConfig, TopicConfig
 from rayka.errors import ConfigError
+from rayka.ids import Role
 
 
 def test_a_key_may_be_dotted_or_snake_case():
@@ -70,7 +71,25 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
         ("", "expected a mapping such as 'name: rayka', found NoneType"),
         ("broker: 1", "unknown key 'broker'; the nearest known key is 'brokers'"),
         ("controllers: 0", "controllers: .* found 0"),
-        ("brokers: 3", "brokers: .* found 3"),
+        ("brokers: 0", "brokers: .* found 0"),
+        ("{brokers: 3, nodes: [{id: 1, roles: [broker, controller]}]}", "either nodes or the counts"),
+        ("nodes: [{id: 1, roles: [broker]}]", "nodes: expected at least one controller"),
+        ("nodes: [{id: 3001, roles: [controller]}]", "nodes: expected at least one broker"),
+        ("nodes: [{id: 1, roles: [broker, controller, coordinator]}]", "nodes.0.roles.2: .* 'coordinator'"),
+        ("nodes: [{id: 1, roles: [broker, broker]}]", "nodes.0.roles: expected each role once"),
+        (
+            "nodes: [{id: 3001, roles: [controller, broker]}]",
+            "nodes.0.roles: node 3001 has the id of a controller",
+        ),
+        ("nodes: [{id: 1, roles: [controller]}]", "nodes.0.roles: node 1 has the id of a broker"),
+        (
+            "nodes: [{id: 1, roles: [broker, controller]}, {id: 1, roles: [broker]}]",
+            "nodes: expected each id once",
+        ),
+        (
+            "nodes: [{id: 1, roles: [broker, controller]}, {id: 3001, roles: [controller]}]",
+            "nodes: expected controllers that are all brokers too, or none",
+        ),
         ("name: ..", "name: "),
         ("name: a/b", "name: "),
         ("data_dir: []", "data_dir: expected a directory, or a list of different ones"),
@@ -92,3 +111,14 @@ def test_a_wrong_specification_names_its_file_and_the_key(tmp_path: Path, text: 
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=f"^{path}.*{message}"):
         ClusterSpec.load(path)
+
+
+def test_a_node_may_have_several_roles_and_the_first_names_it(tmp_path: Path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text("nodes: [{id: 2, roles: [broker]}, {id: 1, roles: [controller, broker]}]")
+    assert ClusterSpec.load(path).roles == {1: (Role.BROKER, Role.CONTROLLER), 2: (Role.BROKER,)}
+
+
+def test_counts_declare_nodes_of_one_role_each():
+    roles = ClusterSpec(brokers=2, controllers=1).roles
+    assert roles == {1: (Role.BROKER,), 2: (Role.BROKER,), 3001: (Role.CONTROLLER,)}

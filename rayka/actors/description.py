@@ -9,7 +9,7 @@ from rayka.actors.network import RayNetwork
 from rayka.client.admin_quorum import ask_quorum
 from rayka.client.admin_results import QuorumInfo
 from rayka.errors import ApiError
-from rayka.ids import NO_EPOCH, NO_NODE, Role, role_of
+from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, Role, role_of
 from rayka.protocol.cluster import MetadataRequest, MetadataResponse, NodeState, StatusRequest
 
 UNREACHABLE = "unreachable"
@@ -140,11 +140,9 @@ async def _quorum(network: RayNetwork, nodes: Collection[NodeDescription]) -> Qu
 
 
 def _with_role(node: NodeDescription, quorum: QuorumInfo) -> NodeDescription:
-    if role_of(node.node_id) is not Role.CONTROLLER:
-        return node
     for role, replicas in ((VOTER, quorum.voters), (OBSERVER, quorum.observers)):
         for each in replicas:
-            if each.node_id == node.node_id:
+            if each.node_id == node.node_id and each.directory_id != ZERO_ID:  # a broker follows, too
                 is_leader = node.node_id == quorum.leader_id
                 return replace(node, quorum_role=LEADER if is_leader else role, lag=each.lag)
     return node

@@ -133,7 +133,7 @@ async def _prepare_controllers(placements: Sequence[Placement], voters: VoterSet
     disk = LocalDisk()
     try:
         for placement in placements:
-            await prepare_controller(placement.settings(disk, _never), voters)
+            await prepare_controller(placement.controller_settings(disk, _never), voters)
     finally:
         disk.close()
 
@@ -142,11 +142,12 @@ async def _format_controllers(formats: Sequence[tuple[Placement, ControllerForma
     disk = LocalDisk()
     try:
         for placement, given in formats:
-            leftover = bootstrap_checkpoint_path(placement.directories[0])
+            settings = placement.controller_settings(disk, _never)
+            leftover = bootstrap_checkpoint_path(settings.data_dirs[0])
             if given.voters is None and disk.exists(leftover):  # of a formatting that broke off
                 disk.unlink(leftover)
             await format_controller(
-                placement.settings(disk, _never),
+                settings,
                 cluster_id=given.cluster_id,
                 directory_id=given.directory_id,
                 voters=given.voters,

@@ -24,12 +24,18 @@ from rayka.actors.format_jobs import (
     look_at,
     prepare_controllers,
 )
-from rayka.actors.names import node_directories, wanted_node_ids
+from rayka.actors.names import (
+    controller_directory,
+    formatted_directories,
+    node_directories,
+    nodes_with,
+    wanted_node_ids,
+)
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.placement import Placement, place
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
-from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
+from rayka.ids import ReplicaKey, Role, node_name, random_uuid
 from rayka.log.meta_properties import wrong_cluster
 from rayka.raft.voters import VoterSet
 
@@ -51,7 +57,7 @@ def place_formatted(spec: ClusterSpec, replace: Collection[int]) -> dict[int, Pl
 
     Raises what `plan_formatting` and `place` raise.
     """
-    directories = [each for id in wanted_node_ids(spec) for each in node_directories(spec, id)]
+    directories = [each for id in wanted_node_ids(spec) for each in formatted_directories(spec, id)]
     resources = live_ray_nodes()
     seen = {ray_node: run_on(ray_node, look_at, directories) for ray_node in resources}
     plan = plan_formatting(spec, _merged(seen), replace, SystemRandom())
@@ -124,8 +130,7 @@ def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
     formats = {
         each.node_id: ControllerFormat(cluster_id, each.directory_id, voters) for each in voters.voters
     }
-    brokers = [each for each in wanted_node_ids(spec) if role_of(each) is Role.BROKER]
-    return FormatPlan(tuple(brokers), voters, formats)
+    return FormatPlan(nodes_with(spec, Role.BROKER), voters, formats)
 
 
 def _plan_rest(
@@ -141,11 +146,17 @@ def _plan_rest(
             key = _prepared(spec, found, each, whole)
             if key is not None:
                 formats[each] = ControllerFormat(cluster_id, key.directory_id, _of(spec, found, each).voters)
+    brokers = nodes_with(spec, Role.BROKER)
     _refuse_missing(
-        spec, found, [each for each in wanted_node_ids(spec) if each not in formats and each not in replace]
+        spec,
+        found,
+        [
+            *(path for id in brokers if id not in replace for path in node_directories(spec, id)),
+            *(_directory(spec, id) for id in _controllers(spec) if id not in formats),
+        ],
     )
     _refuse_formatted(spec, found, replace)
-    return FormatPlan(tuple(each for each in replace if role_of(each) is Role.BROKER), None, formats)
+    return FormatPlan(tuple(each for each in brokers if each in replace), None, formats)
 
 
 def _prepared(spec: ClusterSpec, found: Found, node_id: int, whole: Collection[int]) -> ReplicaKey | None:
@@ -179,8 +190,7 @@ def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
             raise ConfigError(f"replace: no node {node_id} in cluster {spec.name!r}; it has {list(wanted)}")
 
 
-def _refuse_missing(spec: ClusterSpec, found: Found, node_ids: Collection[int]) -> None:
-    directories = [each for id in node_ids for each in node_directories(spec, id)]
+def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str]) -> None:
     missing = [each for each in directories if not found.get(each, _NOTHING).is_formatted]
     if missing:
         raise StorageError(
@@ -192,7 +202,7 @@ def _refuse_missing(spec: ClusterSpec, found: Found, node_ids: Collection[int]) 
 
 def _refuse_formatted(spec: ClusterSpec, found: Found, replace: Collection[int]) -> None:
     for node_id in replace:
-        for each in node_directories(spec, node_id):
+        for each in formatted_directories(spec, node_id):
             if found.get(each, _NOTHING).is_formatted:
                 raise StorageError(
                     f"replace: {each} of {node_name(node_id)} is there; start without replacing it, or remove it first "
@@ -203,12 +213,12 @@ def _refuse_formatted(spec: ClusterSpec, found: Found, replace: Collection[int])
 # ---- Places --------------------------------------------------------------------------------------------------------
 
 
-def _controllers(spec: ClusterSpec) -> list[int]:
-    return [each for each in wanted_node_ids(spec) if role_of(each) is Role.CONTROLLER]
+def _controllers(spec: ClusterSpec) -> tuple[int, ...]:
+    return nodes_with(spec, Role.CONTROLLER)
 
 
 def _directory(spec: ClusterSpec, controller_id: int) -> str:
-    return node_directories(spec, controller_id)[0]
+    return controller_directory(spec, controller_id)
 
 
 def _of(spec: ClusterSpec, found: Found, controller_id: int) -> FoundDirectory:

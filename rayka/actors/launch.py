@@ -11,7 +11,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -88,9 +88,22 @@ async def processes(handles: Mapping[int, Any], timeout_s: float) -> dict[int, N
     return {node_id: answer for node_id, answer in zip(handles, answers, strict=True) if answer}
 
 
+async def stop_brokers(cluster_name: str, handles: Mapping[int, Any]) -> None:
+    """Stops the brokers in nodes that are controllers too: while these go on, all brokers can end well."""
+    names = [actor_name(cluster_name, each) for each in handles]
+    await asyncio.gather(
+        *(_finish(name, each.stop_broker.remote) for name, each in zip(names, handles.values(), strict=True))
+    )
+
+
 async def stop(cluster_name: str, handles: Mapping[int, Any]) -> None:
     """Stops the nodes under control, then ends their actors for good; one that does not answer is ended too."""
-    await asyncio.gather(*(_stop(actor_name(cluster_name, id), handle) for id, handle in handles.items()))
+    names = [actor_name(cluster_name, each) for each in handles]
+    await asyncio.gather(
+        *(_finish(name, each.stop.remote) for name, each in zip(names, handles.values(), strict=True))
+    )
+    for handle in handles.values():
+        end(handle)
 
 
 def end(handle: Any) -> None:
@@ -122,12 +135,11 @@ async def _process(handle: Any, timeout_s: float) -> NodeProcess | None:
         return None
 
 
-async def _stop(name: str, handle: Any) -> None:
+async def _finish(name: str, stop: Callable[[], Awaitable[None]]) -> None:
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
-            await handle.stop.remote()
+            await stop()
     except (TimeoutError, ray.exceptions.RayError) as error:
         _logger.warning(
             "%s did not stop by itself and is ended; it recovers when it starts again: %r", name, error
         )
-    end(handle)

@@ -7,7 +7,8 @@ import ray
 
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
-from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, Role, node_name, role_of
+from rayka.ids import Role, node_name
+from rayka.node.combined_node import combined_controller_directory
 
 NAMESPACE = "rayka"
 
@@ -19,14 +20,35 @@ def actor_name(cluster_name: str, node_id: int) -> str:
 
 def wanted_node_ids(spec: ClusterSpec) -> tuple[int, ...]:
     """The nodes that a spec declares, ascending."""
-    brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + spec.brokers)
-    return (*brokers, *range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + spec.controllers))
+    return tuple(spec.roles)
+
+
+def nodes_with(spec: ClusterSpec, role: Role) -> tuple[int, ...]:
+    """The nodes that have this role, ascending."""
+    return tuple(node_id for node_id, roles in spec.roles.items() if role in roles)
 
 
 def node_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
     """`<data_dir>/<cluster>/<role>-<id>` below each data directory; a controller has one log, so one directory."""
-    data_dirs = spec.data_dirs[:1] if role_of(node_id) is Role.CONTROLLER else spec.data_dirs
+    data_dirs = spec.data_dirs if Role.BROKER in spec.roles[node_id] else spec.data_dirs[:1]
     return tuple(os.path.join(each, spec.name, node_name(node_id)) for each in data_dirs)
+
+
+def controller_directory(spec: ClusterSpec, node_id: int) -> str:
+    """Where a controller has its log: in its directory, or inside the first one of the broker that it is too."""
+    first = node_directories(spec, node_id)[0]
+    return combined_controller_directory(first) if Role.BROKER in spec.roles[node_id] else first
+
+
+def formatted_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
+    """All directories of a node that have a `meta.properties`."""
+    directories = node_directories(spec, node_id)
+    is_controller = Role.CONTROLLER in spec.roles[node_id]
+    return (
+        tuple(dict.fromkeys((*directories, controller_directory(spec, node_id))))
+        if is_controller
+        else directories
+    )
 
 
 def running_node_ids(cluster_name: str) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ class NodeActor:
     """One node as an actor; `ray.remote` is applied in `rayka.actors.launch`."""
 
     async def __init__(self, placement: Placement) -> None:  # type: ignore[misc]
+        self.placement = placement
         self._shell = NodeShell(self.make_node, placement)
 
     def make_node(self, settings: NodeSettings) -> StartableNode:
@@ -28,6 +29,10 @@ class NodeActor:
     async def stop(self) -> None:
         """Stops the node under control. The actor is to be ended then."""
         await self._shell.stop()
+
+    async def stop_broker(self) -> None:
+        """The broker's part of `stop`, where the node is a controller too, which goes on."""
+        await self._shell.stop_broker()
 
     async def produce(self, header: bytes, request: bytes, *records: Payload) -> Answer:
         return await self._shell.handle("produce", header, request, records)

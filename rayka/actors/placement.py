@@ -5,6 +5,7 @@ end of a quorum.
 """
 
 import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -13,13 +14,16 @@ from random import Random, SystemRandom
 
 import ray
 
-from rayka.actors.names import node_directories, wanted_node_ids
+from rayka.actors.names import formatted_directories, node_directories
 from rayka.actors.network import RayNetwork
 from rayka.config import ClusterSpec, RoleResources
 from rayka.errors import UnavailableError
-from rayka.ids import role_of
+from rayka.ids import Role, role_of
+from rayka.node.combined_node import controller_settings
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
+
+ZONE_LABEL = "ray.io/availability-zone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,11 @@ class Placement:
     spec: ClusterSpec
     node_id: int
     ray_node_id: str
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What the node does."""
+        return self.spec.roles[self.node_id]
 
     @property
     def directories(self) -> tuple[str, ...]:
@@ -49,12 +58,26 @@ class Placement:
             crash=crash,
             host=ray.util.get_node_ip_address(),
             pid=os.getpid(),
+            rack=own_rack(),
         )
+
+    def controller_settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:
+        """What the controller in the node is told, which may be one of two there."""
+        settings = self.settings(disk, crash)
+        return controller_settings(settings) if len(self.roles) > 1 else settings
 
 
 def wall_clock_ms() -> int:
     """Milliseconds since 1970, for timestamps."""
     return time.time_ns() // 1_000_000
+
+
+def own_rack() -> str:
+    """Where this machine is, for the spread of replicas and for readers nearby: the zone that the Ray node is labelled
+    with, or the machine's own name, without a zone.
+    """
+    labels = ray.get_runtime_context().get_node_labels() if ray.is_initialized() else {}
+    return labels.get(ZONE_LABEL) or socket.gethostname()
 
 
 def place(
@@ -66,9 +89,9 @@ def place(
     Raises UnavailableError when no Ray node has what the spec asks for.
     """
     placements: dict[int, Placement] = {}
-    for node_id in wanted_node_ids(spec):
+    for node_id, roles in spec.roles.items():
         beside = Counter(
-            each.ray_node_id for id, each in placements.items() if role_of(id) is role_of(node_id)
+            each.ray_node_id for each in placements.values() if not set(roles).isdisjoint(each.roles)
         )
         placements[node_id] = Placement(spec, node_id, _home(spec, node_id, seen, resources, beside))
     return placements
@@ -84,7 +107,7 @@ def _home(
     """The Ray node that has most of the node's directories; of several one that has the resources, with the fewest
     nodes of this role already, and of those the first.
     """
-    directories = node_directories(spec, node_id)
+    directories = formatted_directories(spec, node_id)
     role = role_of(node_id)
     asked: RoleResources = getattr(spec.resources, role)
     needs = {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}

@@ -25,8 +25,9 @@ from rayka.actors.memory import keep_freed_memory
 from rayka.actors.payload import Pieces, pack_answer, unpack
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.errors import BrokerNotAvailable, RaykaError
-from rayka.ids import node_name, role_of
+from rayka.ids import node_name
 from rayka.log.disk import LocalDisk
+from rayka.node.combined_node import CombinedNode
 from rayka.node.inbox import Inbox, Node
 from rayka.node.settings import NodeSettings
 from rayka.protocol.caller import Answer
@@ -54,6 +55,7 @@ class NodeProcess:
 
     placement: Placement
     pid: int
+    worker_id: str
 
 
 class NodeShell:
@@ -87,7 +89,7 @@ class NodeShell:
 
     def process(self) -> NodeProcess:
         """What this actor was made from and which process it is."""
-        return NodeProcess(self._placement, os.getpid())
+        return NodeProcess(self._placement, os.getpid(), ray.get_runtime_context().get_worker_id())
 
     async def stop(self) -> None:
         """Stops the node under control, or the attempts to start it; nothing is left to do but end the process.
@@ -101,6 +103,13 @@ class NodeShell:
         self._node, self._inbox = None, None
         self._state = NodeState.SHUTTING_DOWN
         self._disk.close()
+
+    async def stop_broker(self) -> None:
+        """Stops the broker under control and leaves the controller, which others need for the same; nothing where the
+        node is not both.
+        """
+        if isinstance(self._node, CombinedNode) and self._starting.done():
+            await self._node.stop_broker()
 
     # ---- Starting --------------------------------------------------------------------------------------------------
 
@@ -137,7 +146,7 @@ class NodeShell:
     def _status(self) -> StatusResponse:
         return StatusResponse(
             node_id=self._placement.node_id,
-            roles=(role_of(self._placement.node_id),),
+            roles=self._placement.roles,
             state=self._state,
             pid=os.getpid(),
             host=self._host,

@@ -21,7 +21,7 @@ from rayka.errors import (
     VoterNotFound,
     error_for,
 )
-from rayka.ids import NO_NODE, ReplicaKey, Role, node_name, role_of
+from rayka.ids import NO_NODE, ZERO_ID, ReplicaKey, node_name, possible_controllers
 from rayka.ports import Network
 from rayka.protocol.cluster import StatusRequest
 from rayka.protocol.quorum import (
@@ -41,7 +41,7 @@ async def ask_quorum(
 ) -> tuple[DescribeQuorumResponse | None, Mapping[int, str]]:
     """One look for the leader among these nodes: its answer, or None with what each controller said instead."""
     said: dict[int, str] = {}
-    to_ask = [each for each in node_ids if role_of(each) is Role.CONTROLLER]
+    to_ask = possible_controllers(node_ids)
     while to_ask:
         node_id = to_ask.pop(0)
         try:
@@ -86,7 +86,7 @@ class AsyncQuorumAdmin:
 
     async def add_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
         """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
-        if role_of(node_id) is not Role.CONTROLLER:  # it observes too, but cannot answer a candidate
+        if node_id not in possible_controllers([*await self._network.node_ids(), node_id]):
             raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
         retry = Retry(timeout_ms, self._backoff)
         while True:
@@ -135,7 +135,8 @@ class AsyncQuorumAdmin:
 
 def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:
     """The observer of that node that has fetched last. Raises DuplicateVoter, UnavailableError."""
-    found = [each for each in info.observers if each.node_id == node_id]
+    # A broker observes too, but names no directory and cannot answer a candidate.
+    found = [each for each in info.observers if each.node_id == node_id and each.directory_id != ZERO_ID]
     if found:
         return min(found, key=lambda each: each.last_fetch_ago_ms)
     voter = next((each for each in info.voters if each.node_id == node_id), None)

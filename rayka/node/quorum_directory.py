@@ -15,9 +15,8 @@ from rayka.ids import (
     METADATA_TOPIC_ID,
     OffsetAndEpoch,
     ReplicaKey,
-    Role,
     TopicPartition,
-    role_of,
+    possible_controllers,
 )
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
@@ -104,7 +103,7 @@ class QuorumDirectory:
             config=QuorumConfig.of(self._settings.config),
             random=self._settings.random,
             now_ms=now_ms,
-            bootstrap_ids=[each for each in node_ids if role_of(each) is Role.CONTROLLER],
+            bootstrap_ids=possible_controllers(node_ids),
         )
         if quorum.voters is None or not quorum.voters.is_only(self.local):
             self._check_election(stored)

@@ -9,7 +9,7 @@ Kafka: `NodeToControllerChannelManager`, `ControllerNodeProvider`.
 """
 
 from rayka.errors import ApiError, NetworkException, NotController
-from rayka.ids import NO_EPOCH, NO_NODE, Role, node_name, role_of
+from rayka.ids import NO_EPOCH, NO_NODE, Role, node_name, possible_controllers
 from rayka.ports import Network
 from rayka.protocol.cluster import StatusRequest, StatusResponse
 
@@ -63,7 +63,7 @@ class ActiveController:
                 self.forget(node_id)
                 found.append(f"{node_name(node_id)}: {error}")
             else:
-                answered_count += 1
+                answered_count += Role.CONTROLLER in status.roles
                 self._take(status)
                 found.append(f"{node_name(node_id)} is {status.state}: {status.detail or 'it does not lead'}")
             if self.leader_id != NO_NODE:
@@ -77,7 +77,7 @@ class ActiveController:
             self.leader_id, self._is_doubted = status.leader_id, False
 
     async def _controllers(self) -> list[int]:
-        known = [each for each in await self._network.node_ids() if role_of(each) is Role.CONTROLLER]
+        known = possible_controllers(await self._network.node_ids())
         self._order = [each for each in self._order if each in known]
         self._order += [each for each in known if each not in self._order]
         return list(self._order)

@@ -1,0 +1,139 @@
+"""A broker and a controller in one process: Kafka's combined mode (`process.roles=broker,controller`).
+
+Each is the whole node that it would be alone, with its own state and its own directory: the controller's lies inside
+the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of its own. Between them
+are the same calls as between two processes. Invariant: a call reaches the node that its caller means. Most APIs are
+served by one of them only; what both serve is told apart here: `fetch` by topic, `metadata` by who leads, `status` is
+of both (decision 032).
+"""
+
+import logging
+import posixpath
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from rayka.errors import UnavailableError
+from rayka.ids import METADATA_TOPIC_ID, NO_NODE, Role, node_name
+from rayka.node.broker_node import BrokerNode
+from rayka.node.controller_node import ControllerNode
+from rayka.node.settings import NodeSettings
+from rayka.ports import Message, Request
+from rayka.protocol.apis import API_BY_NAME
+from rayka.protocol.cluster import (
+    MetadataRequest,
+    MetadataResponse,
+    NodeState,
+    StatusRequest,
+    StatusResponse,
+)
+from rayka.protocol.fetch import FetchRequest, FetchResponse
+
+CONTROLLER_DIRECTORY = "metadata"
+_logger = logging.getLogger(__name__)
+
+
+def controller_settings(settings: NodeSettings) -> NodeSettings:
+    """The settings of the controller in a combined node."""
+    return replace(settings, data_dirs=(combined_controller_directory(settings.data_dirs[0]),))
+
+
+def combined_controller_directory(data_dir: str) -> str:
+    """Where the controller of a combined node has its files, below the broker's first data directory."""
+    return posixpath.join(data_dir, CONTROLLER_DIRECTORY)
+
+
+class CombinedNode:
+    """Both in one; `settings.data_dirs` are the broker's directories, all of them formatted before."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self.controller = ControllerNode(controller_settings(settings))
+        self.broker = BrokerNode(settings)
+
+    def __repr__(self) -> str:
+        return f"<CombinedNode {node_name(self._settings.node_id)} {self.broker!r} {self.controller!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """The API of the one that serves it. The broker may be another object when the call comes."""
+        is_controllers = hasattr(ControllerNode, name)
+        if name not in API_BY_NAME or not (is_controllers or hasattr(BrokerNode, name)):
+            raise AttributeError(name)
+
+        async def call(request: Request[Any]) -> Message:
+            node = self.controller if is_controllers else self.broker
+            response: Message = await getattr(node, name)(request)
+            return response
+
+        return call
+
+    @property
+    def settings(self) -> NodeSettings:
+        return self._settings
+
+    # ---- Life ------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when the broker serves; until then the controller does its part, so that there can be a quorum.
+
+        Raises StorageError when a directory of either cannot be used, the ApiError with which the broker was refused.
+        """
+        await self.controller.start()
+        while True:
+            try:
+                return await self.broker.start()
+            except UnavailableError as error:  # too few controllers run; this one must not end for it
+                _logger.warning("%r: %s; it tries again", self, error)
+                self.broker.kill()
+                self.broker = BrokerNode(self._settings)
+
+    async def stop(self) -> None:
+        """A controlled shutdown of both; the broker needs controllers for its own."""
+        await self.broker.stop()
+        await self.controller.stop()
+
+    async def stop_broker(self) -> None:
+        """The first half of `stop`: the controller goes on, for brokers of other nodes that stop."""
+        await self.broker.stop()
+
+    def kill(self) -> None:
+        """The end of the process without its end."""
+        self.broker.kill()
+        self.controller.kill()
+
+    # ---- What both serve -------------------------------------------------------------------------------------------
+
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
+        if any(each.topic_id == METADATA_TOPIC_ID for each in request.partitions):
+            return await self.controller.fetch(request)
+        return await self.broker.fetch(request)
+
+    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
+        """The newest metadata where this is the active controller, else what the broker knows.
+
+        An offset to wait for is the broker's in any case: who waits wants it to have heard. A broker that has not heard
+        yet of the end of its own controller's lead does not send anybody here.
+        """
+        if not self.controller.is_active:
+            response = await self.broker.metadata(request)
+            is_outdated = response.controller_id == self._settings.node_id and not self.controller.is_active
+            return msgspec.structs.replace(response, controller_id=NO_NODE) if is_outdated else response
+        if request.min_metadata_offset >= 0:
+            await self.broker.metadata(request)
+        return await self.controller.metadata(request)
+
+    async def status(self, request: StatusRequest) -> StatusResponse:
+        """Of both: running when both are, and else in the state of the one that is not."""
+        broker, controller = await self.broker.status(request), await self.controller.status(request)
+        return msgspec.structs.replace(
+            broker,
+            roles=(Role.BROKER, Role.CONTROLLER),
+            state=broker.state if controller.state is NodeState.RUNNING else controller.state,
+            cluster_id=controller.cluster_id or broker.cluster_id,
+            detail="; ".join(each for each in (broker.detail, controller.detail) if each),
+            leader_id=controller.leader_id,
+            leader_epoch=controller.leader_epoch,
+            log_end_offset=controller.log_end_offset,
+            high_watermark=controller.high_watermark,
+        )
