@@ -1,8 +1,5 @@
 """Each record is in the log once and in order, whatever happens to calls and brokers (C3, C5, C11)."""
 
-import asyncio
-from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 import pytest
@@ -10,53 +7,11 @@ import pytest
 import rayka
 import rayka.testing
 from rayka import Admin, Producer
-from rayka.errors import NetworkException
-from rayka.protocol.produce import ProduceRequest
-from rayka.protocol.producer_ids import InitProducerIdRequest
 from rayka.testing import InProcessCluster
-from rayka.testing.network import InProcessNetwork
+from tests.testing.lossy import LossyCluster
 
 BROKER, CONTROLLER, WAIT_S, PARTITIONS = 1, 3001, 60, 3
 QUICK = {"retry_backoff_ms": 1, "retry_backoff_max_ms": 3, "linger_ms": 1}
-
-
-class LossyCluster:
-    """A cluster as a client sees it over a bad network: produce calls are lost before or after they were executed,
-    executed twice, or answered late.
-    """
-
-    def __init__(self, cluster: InProcessCluster, seed: int) -> None:
-        self._cluster = cluster
-        self._random = Random(seed)
-        self.name = cluster.name
-
-    def network(self) -> "LossyNetwork":
-        return LossyNetwork(self._cluster, self._random)
-
-
-class LossyNetwork:
-    def __init__(self, cluster: InProcessCluster, random: Random) -> None:
-        self._cluster = cluster
-        self._network = cluster.network()
-        self._random = random
-        self._other: InProcessNetwork = cluster.network()  # another way for a second copy
-
-    async def node_ids(self) -> Sequence[int]:
-        return await self._network.node_ids()
-
-    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
-        fate = self._random.random() if isinstance(request, ProduceRequest | InitProducerIdRequest) else 1.0
-        if fate < 0.2:
-            self._cluster.switch.fail_calls("produce", is_executed=fate < 0.1)
-        response = await self._network.call(node_id, request, timeout_ms)
-        if 0.2 <= fate < 0.3:
-            await self._other.call(node_id, request, timeout_ms)
-        if 0.3 <= fate < 0.5:
-            for _ in range(self._random.randrange(200)):
-                await asyncio.sleep(0)
-        if 0.5 <= fate < 0.55:
-            raise NetworkException("the answer came too late")
-        return response
 
 
 def send_numbers(producer: Producer, count: int, topic: str = "orders") -> None:
