@@ -30,21 +30,19 @@ from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition import following, reading
-from rayka.partition.follower_states import FollowerFetch, FollowerState, new_states
+from rayka.partition.follower_states import FollowerFetch, FollowerState
 from rayka.partition.following import FollowerAppend
-from rayka.partition.isr import IsrState, Outcome, outcome_of
-from rayka.partition.read_replica import choose_read_replica
+from rayka.partition.leadership import Leadership
+from rayka.partition.read_replica import choose_read_replica, is_alive_in
 from rayka.partition.reading import FoundOffset, ReadLimits, ReadResult
 from rayka.partition.validation import is_stamped_by_broker, validate_batches
-from rayka.partition.watermarks import committed_offset, followed_high_watermark, low_watermark
+from rayka.partition.watermarks import followed_high_watermark
 from rayka.ports import Buffer
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchPartition
 from rayka.protocol.produce import ACKS_ALL
 from rayka.protocol.replication import (
     AlterPartitionItem,
     AlterPartitionResult,
-    IsrMember,
-    LeaderRecoveryState,
 )
 
 
@@ -80,21 +78,20 @@ class Partition:
         """`brokers` gives what the metadata says of a broker now; it is asked at every decision about one."""
         self._broker_id = broker_id
         self._brokers = brokers
-        self._lag_max_ms = replica_lag_time_max_ms
+        self._leadership = Leadership(
+            topic_partition,
+            topic_id,
+            broker_id,
+            brokers=brokers,
+            replica_lag_time_max_ms=replica_lag_time_max_ms,
+        )
         self._config = config
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.log = log
         self.failure: StorageError | None = None
-        self.leader_id = NO_NODE
-        self.leader_epoch = NO_EPOCH
-        self.partition_epoch = NO_EPOCH
         self.leader_epoch_start_offset = NO_OFFSET
-        self.leader_recovery_state = LeaderRecoveryState.RECOVERED
         self.high_watermark = log.log_start_offset
-        self.replicas: tuple[int, ...] = ()
-        self._isr = IsrState()
-        self._followers: dict[int, FollowerState] = {}
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
@@ -104,33 +101,52 @@ class Partition:
             f" leo={self.log.log_end_offset} isr={list(self.isr)}{pending}>"
         )
 
-    @property
-    def is_leader(self) -> bool:
-        return self.leader_id == self._broker_id
+    # ---- What it is ------------------------------------------------------------------------------------
 
     @property
     def config(self) -> TopicConfig:
         return self._config
 
     @property
+    def is_leader(self) -> bool:
+        return self._leadership.leader_id == self._broker_id
+
+    @property
+    def leader_id(self) -> int:
+        return self._leadership.leader_id
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._leadership.leader_epoch
+
+    @property
+    def partition_epoch(self) -> int:
+        """How often the partition's metadata has changed."""
+        return self._leadership.partition_epoch
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        return self._leadership.replicas
+
+    @property
     def isr(self) -> tuple[int, ...]:
         """Who is in sync, as the controller has committed it; only a leader knows."""
-        return self._isr.committed
+        return self._leadership.isr.committed
 
     @property
     def maximal_isr(self) -> tuple[int, ...]:
         """Who may be in sync once the controller has answered (B2)."""
-        return self._isr.maximal
+        return self._leadership.isr.maximal
 
     @property
     def has_pending_isr(self) -> bool:
         """Whether a proposal is under way; there is no other meanwhile (B12)."""
-        return self._isr.is_pending
+        return self._leadership.isr.is_pending
 
     @property
     def remote_replicas(self) -> tuple[FollowerState, ...]:
         """What a leader knows of its followers (B5)."""
-        return tuple(self._followers.values())
+        return tuple(self._leadership.followers.values())
 
     # ---- Leadership ------------------------------------------------------------------------------------
 
@@ -147,49 +163,25 @@ class Partition:
     def update_state(self, state: PartitionImage, *, now_ms: int) -> None:
         """Takes over what the metadata says; an older state changes nothing (B16, B17).
 
-        A newer one ends a pending proposal, which the controller can only refuse now. A state of this very partition
-        epoch does not: it is what the proposal was made upon, and may still be accepted.
+        A new epoch of this broker's leadership begins at its log end offset, also when it will own no record.
         """
         if state.partition_epoch < self.partition_epoch:
             return
-        assert state.leader_epoch >= self.leader_epoch, f"{self!r}: {state!r}"
         is_new_leader_epoch = state.leader_epoch > self.leader_epoch
-        is_newer = state.partition_epoch > self.partition_epoch
-        self.leader_id, self.leader_epoch = state.leader_id, state.leader_epoch
-        self.partition_epoch, self.replicas = state.partition_epoch, state.replicas
-        self.leader_recovery_state = state.leader_recovery_state
+        self._leadership.update(state, now_ms)
         if not self.is_leader:
-            self._isr, self._followers = IsrState(), {}
             return
-        if is_newer:
-            self._isr = IsrState(state.isr)
-        self._update_followers(is_new_leader_epoch, now_ms)
         if is_new_leader_epoch:
             self.leader_epoch_start_offset = self.log.log_end_offset
             self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
         self.maybe_increment_high_watermark(now_ms)
-
-    def _update_followers(self, is_new_leader_epoch: bool, now_ms: int) -> None:
-        """What is known of a follower counts within a leader epoch; who is new has not fetched (B16)."""
-        others = [each for each in self.replicas if each != self._broker_id]
-        fresh = new_states(others, self.isr, now_ms)
-        known = {} if is_new_leader_epoch else self._followers
-        self._followers = {each: known.get(each, fresh[each]) for each in others}
-        assert all(each == self._broker_id or each in self._followers for each in self.maximal_isr), self
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Whether the high watermark rose: to what the maximal ISR has, if the ISR is large enough (B1)."""
         if not self.is_leader or len(self.isr) < self._effective_min_isr:
             return False
         log_end_offset = self.log.log_end_offset
-        committed = committed_offset(
-            self._own_committed_offset,
-            self._followers.values(),
-            self.maximal_isr,
-            lambda each: (
-                each.is_caught_up(log_end_offset, now_ms, self._lag_max_ms) and self._is_eligible(each)
-            ),
-        )
+        committed = self._leadership.committed_offset(self._own_committed_offset, log_end_offset, now_ms)
         if committed <= self.high_watermark:
             return False
         self.high_watermark = committed
@@ -276,125 +268,41 @@ class Partition:
         diverging (B6, B24). Raises NotLeaderOrFollower when it is not a replica, or an older process of its broker.
         """
         self._check_leader()
-        follower = self._followers.get(fetch.replica_id)
-        if follower is None:
-            raise NotLeaderOrFollower(
-                f"{self.topic_partition}: broker {fetch.replica_id} is none of its replicas {list(self.replicas)}"
-            )
+        follower = self._leadership.follower(fetch)
         log_end_offset = self.log.log_end_offset
         assert 0 <= fetch.fetch_offset <= log_end_offset, f"{self!r}: {fetch!r}"
-        self._check_broker_epoch(fetch, follower)
         is_moved = fetch.fetch_offset != follower.log_end_offset
         old_low = self.low_watermark() if fetch.log_start_offset != follower.log_start_offset else None
         follower.on_fetch(fetch, log_end_offset, now_ms)
-        proposal = self._maybe_expand_isr(follower)
+        needed_offset = max(self.high_watermark, self.leader_epoch_start_offset)
+        proposal = self._leadership.maybe_expand(follower, needed_offset)
         is_raised = is_moved and self.maybe_increment_high_watermark(now_ms)
         is_low_raised = old_low is not None and self.low_watermark() > old_low
         if not (is_raised or is_low_raised or proposal):
             return _NO_UPDATE
         return FollowerUpdate(is_raised, is_low_raised, proposal)
 
-    def _check_broker_epoch(self, fetch: FollowerFetch, follower: FollowerState) -> None:
-        """A fetch of a process that has ended since says nothing about the log that its successor has."""
-        if fetch.broker_epoch == NO_EPOCH:
-            return
-        broker = self._brokers(fetch.replica_id)
-        known = follower.broker_epoch if broker is None else max(follower.broker_epoch, broker.broker_epoch)
-        if fetch.broker_epoch < known:
-            raise NotLeaderOrFollower(
-                f"{self.topic_partition}: expected broker {fetch.replica_id} in epoch {known} or later, found"
-                f" {fetch.broker_epoch}; register again"
-            )
-
-    def _maybe_expand_isr(self, follower: FollowerState) -> AlterPartitionItem | None:
-        """A proposal with this follower, if it has all that is committed and all that this epoch began with (B11)."""
-        if follower.replica_id in self.isr or self.has_pending_isr:
-            return None
-        if follower.log_end_offset < max(self.high_watermark, self.leader_epoch_start_offset):
-            return None
-        return self._propose((*self.isr, follower.replica_id)) if self._is_eligible(follower) else None
-
-    def _is_eligible(self, follower: FollowerState) -> bool:
-        """Whether the metadata lets it into the ISR: it is active, and the process that fetched is that one (B11)."""
-        broker = self._brokers(follower.replica_id)
-        if broker is None or not broker.is_active or not follower.has_fetched:
-            return False
-        return follower.broker_epoch in (NO_EPOCH, broker.broker_epoch)
-
     def maybe_shrink_isr(self, *, now_ms: int) -> AlterPartitionItem | None:
         """A proposal without the members that have not been caught up for too long (B10). To be asked regularly."""
-        if not self.is_leader or self.has_pending_isr:
-            return None
-        kept = tuple(each for each in self.isr if each == self._broker_id or self._is_in_sync(each, now_ms))
-        return self._propose(kept) if len(kept) < len(self.isr) else None
-
-    def _is_in_sync(self, replica_id: int, now_ms: int) -> bool:
-        return self._followers[replica_id].is_caught_up(self.log.log_end_offset, now_ms, self._lag_max_ms)
+        return self._leadership.maybe_shrink(self.log.log_end_offset, now_ms)
 
     def maybe_recover(self) -> AlterPartitionItem | None:
-        """A proposal that says that this leader, elected uncleanly, has recovered (B41): its log is what it is."""
-        is_recovering = self.leader_recovery_state is LeaderRecoveryState.RECOVERING
-        if not self.is_leader or self.has_pending_isr or not is_recovering:
-            return None
-        return self._propose(self.isr)
-
-    def _propose(self, isr: tuple[int, ...]) -> AlterPartitionItem:
-        """The proposal is pending from now on."""
-        assert not self.has_pending_isr, self
-        assert self._broker_id in isr, f"{self!r}: a leader does not leave the ISR {isr}"
-        item = AlterPartitionItem(
-            self.topic_id,
-            self.topic_partition.partition,
-            self.leader_epoch,
-            self.partition_epoch,
-            tuple(IsrMember(each, self._broker_epoch(each)) for each in isr),
-            LeaderRecoveryState.RECOVERED,
-        )
-        self._isr = IsrState(self.isr, item)
-        return item
-
-    def _broker_epoch(self, replica_id: int) -> int:
-        """Of the process that was seen to fetch; another one that the metadata knows by now may lack records."""
-        if replica_id != self._broker_id:
-            return self._followers[replica_id].broker_epoch
-        broker = self._brokers(replica_id)
-        return NO_EPOCH if broker is None else broker.broker_epoch
+        """A proposal that says that this leader, elected uncleanly, has recovered (B41). To be asked regularly, and
+        when a state was taken over.
+        """
+        return self._leadership.maybe_recover()
 
     def on_alter_partition(
         self, item: AlterPartitionItem, result: AlterPartitionResult, *, now_ms: int
     ) -> AlterPartitionItem | None:
-        """What became of a proposal (B12). What is returned is to be proposed again.
-
-        An answer to a proposal that is not pending any more is ignored: newer metadata came first.
-        """
-        if self._isr.proposal != item:
-            return None
-        outcome = outcome_of(result.error_code)
-        if outcome is Outcome.RETRIED:
-            return item
-        if outcome is Outcome.REVERTED:
-            self._isr = IsrState(self.isr)
-        elif outcome is Outcome.ACCEPTED:
-            self._accept(result)
+        """What became of a proposal (B12). What is returned is to be proposed again."""
+        again = self._leadership.on_alter_partition(item, result)
         self.maybe_increment_high_watermark(now_ms)
-        return None
-
-    def _accept(self, result: AlterPartitionResult) -> None:
-        """The ISR is what the controller says, if that is of this leader epoch and not older than what is known; of
-        another one the metadata will tell.
-        """
-        if result.leader_epoch != self.leader_epoch or result.partition_epoch < self.partition_epoch:
-            return
-        self._isr, self.partition_epoch = IsrState(result.isr), result.partition_epoch
-        self.leader_recovery_state = result.leader_recovery_state
+        return again
 
     def low_watermark(self) -> int:
         """The lowest log start offset of all live replicas; -1 while one of them has not told it (G11)."""
-        return low_watermark(self.log.log_start_offset, self._followers.values(), self._is_alive)
-
-    def _is_alive(self, replica_id: int) -> bool:
-        broker = self._brokers(replica_id)
-        return broker is not None and not broker.is_fenced
+        return self._leadership.low_watermark(self.log.log_start_offset)
 
     def delete_records(self, before_offset: int) -> int:
         """Deletes the records below an offset, -1 for the high watermark. They are gone everywhere once the low
@@ -412,16 +320,10 @@ class Partition:
 
     def preferred_read_replica(self, *, rack_id: str, fetch_offset: int, now_ms: int) -> int:
         """The replica in the reader's rack that it should read from; -1: from here (G15)."""
-        own = self._brokers(self._broker_id)
-        if not self.is_leader or not rack_id or own is None or own.registration.rack == rack_id:
+        if not self.is_leader or not rack_id or is_alive_in(self._brokers(self._broker_id), rack_id):
             return NO_NODE
-        in_sync = [each for each in self._followers.values() if each.replica_id in self.isr]
-        in_rack = [each for each in in_sync if self._is_alive_in(each.replica_id, rack_id)]
-        return choose_read_replica(in_rack, fetch_offset, now_ms)
-
-    def _is_alive_in(self, replica_id: int, rack_id: str) -> bool:
-        broker = self._brokers(replica_id)
-        return broker is not None and not broker.is_fenced and broker.registration.rack == rack_id
+        in_sync = self._leadership.in_sync_followers(self.log.log_end_offset, now_ms)
+        return choose_read_replica(in_sync, fetch_offset, rack_id, self._brokers)
 
     # ---- Following -------------------------------------------------------------------------------------
 
