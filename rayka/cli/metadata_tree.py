@@ -1,7 +1,7 @@
 """The metadata in a snapshot or in a log directory, as a tree: read, never written or locked.
 
-    topics/<name>/id, topics/<name>/<partition>    brokers/<id>    configs/topic/<name>    features/<name>
-    quorum/leader, quorum/epoch, quorum/voters, quorum/offset
+    topics/<name>/id, topics/<name>/<partition>    brokers/<id>    configs/topic/<name>, configs/broker/<id or "all">
+    features/<name>    quorum/leader, quorum/epoch, quorum/voters, quorum/offset
 
 A log directory gives its newest snapshot and the whole log after it; which of the last records are committed only a
 running quorum knows. Kafka: `MetadataShell`.
@@ -20,10 +20,11 @@ from rayka.ids import METADATA_TOPIC
 from rayka.log.disk import LocalDisk
 from rayka.log.segment import LOG_SUFFIX
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import BrokerImage, MetadataImage, TopicImage
+from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, TopicImage
 from rayka.metadata.records import decode_record
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.configs import ResourceType
 from rayka.raft.control_records import LeaderChangeRecord, VotersRecord, decode_control_batch
 from rayka.raft.snapshot import SNAPSHOT_SUFFIX, decode_snapshot, parse_snapshot_name, snapshot_name
 from rayka.raft.voters import VoterSet
@@ -75,12 +76,14 @@ class _Loader:
 
     def tree(self) -> Tree:
         image = self.delta.apply(self.next_offset)
-        configs = {each.name: Leaf(dict(image.configs[each])) for each in image.configs}
         voters = [each.node_id for each in self.voters.voters] if self.voters else []
         return {
             "topics": {name: _topic(topic) for name, topic in sorted(image.topics.items())},
             "brokers": {str(number): _broker(image.brokers[number]) for number in sorted(image.brokers)},
-            "configs": {"topic": dict(sorted(configs.items()))},
+            "configs": {
+                "topic": _configs(image, ResourceType.TOPIC),
+                "broker": _configs(image, ResourceType.BROKER),
+            },
             "features": {name: Leaf(level) for name, level in image.features.items()},
             "quorum": {
                 "leader": Leaf(self.leader.leader_id if self.leader else None),
@@ -130,6 +133,11 @@ def _load_directory(loader: _Loader, disk: LocalDisk, directory: str) -> None:
         if name.endswith(LOG_SUFFIX):
             for batch in whole_batches(disk.map(posixpath.join(directory, name))):
                 loader.take(batch)
+
+
+def _configs(image: MetadataImage, kind: ResourceType) -> Tree:
+    names = sorted(each.name for each in image.configs if each.type is kind)
+    return {name or "all": Leaf(dict(image.configs[ConfigResource(kind, name)])) for name in names}
 
 
 def _topic(topic: TopicImage) -> Tree:

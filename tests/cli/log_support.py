@@ -48,7 +48,7 @@ def write_orders(data_dir: Path) -> Path:
 
 
 def write_metadata(data_dir: Path) -> Path:
-    """A controller's `__cluster_metadata-0`: a snapshot at offset 6, and the log from its begin to offset 9."""
+    """A controller's `__cluster_metadata-0`: a snapshot at offset 6, and the log from its begin to offset 10."""
     directory = data_dir / "__cluster_metadata-0"
     disk = LocalDisk()
     log = Log.open(disk, str(directory), TopicConfig(), recovery_point=0, now_ms=0)
@@ -63,6 +63,9 @@ def write_metadata(data_dir: Path) -> Path:
         PartitionChangeRecord(topic_id=topic().topic_id, partition=0, leader_id=-1),
         ConfigRecord(
             resource_type=ResourceType.TOPIC, resource_name="orders", name="retention.ms", value="5"
+        ),
+        ConfigRecord(
+            resource_type=ResourceType.BROKER, resource_name="", name="min.insync.replicas", value="2"
         ),
     ]
     leads = encode_control_batch([LeaderChangeRecord(3001, (VOTER,), (VOTER,))], timestamp_ms=TIME_MS)

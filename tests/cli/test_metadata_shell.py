@@ -16,7 +16,8 @@ topics/
   orders/
     id: "00000000-0000-0000-0000-000000000064"
     0: {"replicas":[1],"directories":["00000000-0000-0000-0000-00000000000a"],"isr":[1],"leader_id":-1,\
-"leader_epoch":1,"partition_epoch":1,"adding_replicas":[],"removing_replicas":[]}
+"leader_epoch":1,"partition_epoch":1,"adding_replicas":[],"removing_replicas":[],"leader_recovery_state":0,\
+"eligible_leader_replicas":[],"last_known_elr":[]}
 brokers/
   1: {"version":0,"broker_id":1,"broker_epoch":1,"incarnation_id":"00000000-0000-0000-0000-0000000003e9",\
 "host":"localhost","directories":[["00000000-0000-0000-0000-00000000000a","/data/broker-1/0"]],"rack":"",\
@@ -25,13 +26,15 @@ brokers/
 configs/
   topic/
     orders: {"retention.ms":"5"}
+  broker/
+    all: {"min.insync.replicas":"2"}
 features/
   metadata.version: 1
 quorum/
   leader: 3001
   epoch: 2
   voters: [3001]
-  offset: 9
+  offset: 10
 """
 
 
@@ -96,7 +99,9 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("topics", ["orders/"]),
         ("/topics/orders/", ["id", "0"]),
         ("topics/orders/0", []),
+        ("configs", ["topic/", "broker/"]),
         ("configs/topic", ["orders"]),
+        ("configs/broker", ["all"]),
     ],
 )
 def test_ls_lists_what_is_below(node: str, names: list[str], directory: Path, printed: Printed) -> None:
