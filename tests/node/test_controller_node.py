@@ -29,6 +29,7 @@ from rayka.protocol.cluster import (
     StatusRequest,
 )
 from rayka.protocol.fetch import FetchPartition
+from rayka.protocol.replication import AlterPartitionItem, AlterPartitionRequest, ReportExitRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.controller_support import (
@@ -454,6 +455,9 @@ OTHER_PARTITION = FetchPartition(METADATA_TOPIC_ID, 1, 0, 1)
         HeartbeatRequest(1, 0, 0, False, False, (UUID(int=9), UUID(int=9))),
         CreateTopicsRequest((NewTopic("orders"), NewTopic("orders"))),
         DeleteTopicsRequest(("orders", "orders")),
+        ReportExitRequest(1, UUID(int=0)),
+        AlterPartitionRequest(-1, 0, ()),
+        AlterPartitionRequest(1, 0, (AlterPartitionItem(UUID(int=1), 0, 0, 0, ()),) * 2),
     ],
     ids=repr,
 )
@@ -468,6 +472,7 @@ def test_a_request_that_contradicts_the_protocol_is_refused_before_the_core_sees
             "HeartbeatRequest": "heartbeat",
         }
         names |= {"CreateTopicsRequest": "create_topics", "DeleteTopicsRequest": "delete_topics"}
+        names |= {"ReportExitRequest": "report_exit", "AlterPartitionRequest": "alter_partition"}
         with pytest.raises(InvalidRequest, match=r"expected .* found"):
             await getattr(node, names[type(request_).__name__])(request_)
 
