@@ -61,6 +61,17 @@ def bootstrap_configs(config: BrokerConfig) -> list[MetadataRecord]:
     return [_record(ResourceType.BROKER, _ALL_BROKERS, MIN_ISR, str(config.min_insync_replicas))]
 
 
+def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
+    """What to tell those in whose specification `min.insync.replicas` is not what is in force; or nothing."""
+    in_force = broker_config(image, config).min_insync_replicas
+    if snake(MIN_ISR) not in config.model_fields_set or in_force == config.min_insync_replicas:
+        return ""
+    return (
+        f"the specification says {MIN_ISR} {config.min_insync_replicas}, which counts when a cluster is created; "
+        f"in force is {in_force}: set it for all brokers to change it"
+    )
+
+
 # ---- Describing ------------------------------------------------------------------------------------------------------
 
 

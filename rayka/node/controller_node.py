@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from rayka.controller.configs import unheeded_min_isr
 from rayka.controller.controller import (
     BalanceLeaders,
     BootstrapMetadata,
@@ -263,6 +264,11 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             self._fail(pending.error)
             return
         self._begin_sessions(self._parts)
+        unheeded = unheeded_min_isr(
+            self._parts.shard.shard.image(self._parts.log.next_offset), self._settings.config
+        )
+        if unheeded:
+            _logger.warning("%s: %s", self._name, unheeded)
         _logger.info("%s is the active controller, %r", self._name, self._parts.log)
 
     async def _sweep_forever(self, parts: _Parts) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rayka.config import BrokerConfig
 from rayka.errors import ErrorCode, InvalidRequest
 from rayka.ids import TopicPartition
 from rayka.ports import Request
@@ -95,5 +96,21 @@ def test_what_was_answered_is_committed_and_survives_a_power_cut() -> None:
         assert [each.error_code for each in elected.partitions] == [ErrorCode.ELECTION_NOT_NEEDED]
         listed = await node.list_partition_reassignments(ListPartitionReassignmentsRequest())
         assert listed.reassignments == ()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("min_isr", "is_told"), [(1, False), (2, True)])
+def test_another_min_isr_in_the_specification_is_not_in_force_and_that_is_said(
+    min_isr: int, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:  # B42
+    async def scenario() -> None:
+        disk = MemoryDisk()
+        await (await new_cluster(disk)).stop()
+        config = BrokerConfig(metadata_max_idle_interval_ms=0, min_insync_replicas=min_isr)
+        await started(disk, config=config)
+        assert (
+            "says min.insync.replicas 2, which counts when a cluster is created" in caplog.text
+        ) is is_told
 
     run(scenario())
