@@ -113,6 +113,7 @@ class Broker:
     ) -> None:
         self.crashes: list[BaseException] = []
         self.disk = disk
+        self.settings = settings
         self.others = others
         self.directories = directories
         self.tasks = Tasks(self.crashes.append)
