@@ -13,9 +13,10 @@ from rayka.client.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin_results import ClusterSummary, TopicDescription
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.refusal import refusal
 from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
-from rayka.errors import ErrorCode, error_for
+from rayka.errors import ApiError, ErrorCode
 from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic, TopicResult
@@ -95,13 +96,15 @@ class AsyncAdmin:
         if topic.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise no_such_topic(topic.name, self.cluster_name, await self.list_topics())
         if topic.error_code is not ErrorCode.NONE:
-            raise error_for(topic.error_code, f"topic {topic.name!r} of cluster {self.cluster_name!r}")
+            raise self._refusal(topic.name, topic.error_code)
 
     def _check(self, results: Sequence[TopicResult]) -> None:
         for each in results:
             if each.error_code is not ErrorCode.NONE:
-                where = f"topic {each.name!r} of cluster {self.cluster_name!r}"
-                raise error_for(each.error_code, f"{where}: {each.error_message or each.error_code.name}")
+                raise self._refusal(each.name, each.error_code, each.error_message)
+
+    def _refusal(self, topic: str, code: ErrorCode, message: str = "") -> ApiError:
+        return refusal(code, message, subject=f"topic {topic!r}", cluster_name=self.cluster_name)
 
 
 def _has_partitions(topic: MetadataTopic, wanted: NewPartitions) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 
 from rayka.client.admin_partition_results import ConfigValue
 from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.refusal import refusal
 from rayka.config import BrokerConfig, TopicConfig, dotted
-from rayka.errors import ConfigError, ErrorCode, error_for
+from rayka.errors import ConfigError, ErrorCode
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -60,8 +61,7 @@ class AsyncConfigAdmin:
         if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             known = (await self._metadata.describe(None, timeout_ms)).topics
             raise no_such_topic(resource.resource_name, cluster_name, [each.name for each in known])
-        where = f"{_what(resource)} of cluster {cluster_name!r}"
-        raise error_for(code, f"{where}: {message or code.name}")
+        raise refusal(code, message, subject=_what(resource), cluster_name=cluster_name)
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:

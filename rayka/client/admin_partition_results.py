@@ -4,13 +4,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 from uuid import UUID
 
-from rayka.errors import ApiError, ErrorCode, error_for
+from rayka.errors import ApiError, ErrorCode
 from rayka.ids import TopicPartition
 from rayka.protocol.configs import ConfigEntry, ConfigSource
 from rayka.protocol.partition_admin import (
     LogDirDescription,
     OngoingReassignment,
-    PartitionResult,
     ReplicaLog,
 )
 
@@ -36,14 +35,6 @@ class ElectionOutcome:
             "error": code.name,
             "message": "" if self.error is None else str(self.error),
         }
-
-    @classmethod
-    def of(cls, result: PartitionResult) -> Self:
-        topic_partition = TopicPartition(result.topic, result.partition)
-        if result.error_code is ErrorCode.NONE:
-            return cls(topic_partition, None)
-        said = result.error_message or result.error_code.name
-        return cls(topic_partition, error_for(result.error_code, f"{topic_partition}: {said}"))
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from rayka.client.admin_partition_results import (
 from rayka.client.admin_results import Lags
 from rayka.client.metadata import ClusterMetadata, no_such_topic
 from rayka.client.offset_lookup import check_partition
+from rayka.client.refusal import refusal
 from rayka.client.retry import Backoff, Retry
 from rayka.errors import (
     ApiError,
     BrokerIdNotRegistered,
     ErrorCode,
     LeaderNotAvailable,
-    error_for,
 )
 from rayka.ids import NO_NODE, TopicPartition, node_name
 from rayka.ports import Network
@@ -91,15 +91,22 @@ class AsyncPartitionAdmin:
         """One outcome for each partition asked for, or for each that had another leader than the wanted one."""
         response = await self._metadata.call_controller(ElectLeadersRequest(election, partitions), timeout_ms)
         await self._metadata.wait_until_applied(response.metadata_offset, timeout_ms)
-        return [ElectionOutcome.of(each) for each in response.partitions]
+        return [self._outcome(each) for each in response.partitions]
+
+    def _outcome(self, result: PartitionResult) -> ElectionOutcome:
+        tp = TopicPartition(result.topic, result.partition)
+        if result.error_code is ErrorCode.NONE:
+            return ElectionOutcome(tp, None)
+        said, name = result.error_message, self._metadata.cluster_name
+        return ElectionOutcome(tp, refusal(result.error_code, said, subject=repr(tp), cluster_name=name))
 
     def _refusal(self, refused: Sequence[PartitionResult], asked_count: int) -> ApiError:
         """The first one's error, and whether there are others."""
         first = refused[0]
         rest = f"; {len(refused)} of {asked_count} partitions were refused, the others are under way"
-        said = first.error_message or first.error_code.name
-        where = f"{TopicPartition(first.topic, first.partition)} of cluster {self._metadata.cluster_name!r}"
-        return error_for(first.error_code, f"{where}: {said}{rest * (asked_count > 1)}")
+        said = (first.error_message or first.error_code.name) + rest * (asked_count > 1)
+        subject = repr(TopicPartition(first.topic, first.partition))
+        return refusal(first.error_code, said, subject=subject, cluster_name=self._metadata.cluster_name)
 
     # ---- Logs ------------------------------------------------------------------------------------------------------
 
@@ -219,9 +226,8 @@ class AsyncPartitionAdmin:
             if result.error_code is ErrorCode.NONE:
                 outcomes.append((tp, result.low_watermark))
             else:
-                said = result.error_message or result.error_code.name
-                where = f"{tp} at {node_name(leader_id)} of cluster {self._metadata.cluster_name!r}"
-                outcomes.append((tp, error_for(result.error_code, f"{where}: {said}")))
+                said, name = f"{node_name(leader_id)}: {result.error_message}", self._metadata.cluster_name
+                outcomes.append((tp, refusal(result.error_code, said, subject=repr(tp), cluster_name=name)))
         return outcomes
 
     async def _names(self, timeout_ms: int) -> list[str]:

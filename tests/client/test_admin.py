@@ -104,7 +104,7 @@ def test_what_cannot_be_is_refused_with_the_clusters_name_or_the_arguments(
 
 def test_a_topic_cannot_be_made_twice(admin: Admin, name: str):
     admin.create_topic(name)
-    with pytest.raises(TopicAlreadyExists, match=f"topic '{name}' of cluster 'flights'"):
+    with pytest.raises(TopicAlreadyExists, match=f"cluster 'flights': topic '{name}' exists already"):
         admin.create_topic(name)
 
 

@@ -3,7 +3,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -16,8 +16,9 @@ from rayka import Admin, Producer
 from rayka.client.delivery_future import DeliveryFuture
 from rayka.testing import InProcessCluster
 from tests.testing.lossy import LossyCluster
+from tests.testing.waiting import WAIT_S, wait_until
 
-BROKERS, PARTITIONS, WAIT_S = (1, 2, 3), 3, 60
+BROKERS, PARTITIONS = (1, 2, 3), 3
 SESSION_MS = 400
 CONFIG = {
     "broker.session.timeout.ms": SESSION_MS,
@@ -62,13 +63,8 @@ def check_each_once(cluster: InProcessCluster, count: int) -> None:
         assert [n for place, n in read if place == partition] == list(range(partition, count, PARTITIONS))
 
 
-def wait_until(
-    admin: Admin, holds: Callable[[rayka.client.admin_results.PartitionDescription], bool]
-) -> None:
-    """Until it holds of every partition."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not all(holds(each) for each in admin.describe_topic("orders").partitions):
-        assert time.monotonic() < deadline_s, admin.describe_topic("orders").partitions
+def wait_until_in_sync(admin: Admin) -> None:
+    wait_until(lambda: all(len(each.isr) == 3 for each in admin.describe_topic("orders").partitions))
 
 
 def leader_of(admin: Admin, partition: int) -> int:
@@ -91,7 +87,7 @@ def test_brokers_that_are_killed_under_load_lose_repeat_and_reorder_nothing(
                 cluster.restart(killed)
                 numbers.send(300)
                 if random.random() < 0.7:  # else the next one dies while this one catches up
-                    wait_until(admin, lambda each: len(each.isr) == 3)
+                    wait_until_in_sync(admin)
         check_each_once(cluster, numbers.count)
 
 
@@ -117,7 +113,7 @@ def test_a_controlled_stop_of_the_leader_loses_repeats_and_reorders_nothing() ->
                 numbers.send(500)
                 cluster.restart(broker_id)
                 numbers.send(500).result(WAIT_S)
-                wait_until(admin, lambda each: len(each.isr) == 3)
+                wait_until_in_sync(admin)
         check_each_once(cluster, numbers.count)
 
 
@@ -133,7 +129,7 @@ def test_answers_lost_while_leaders_move_leave_each_record_once() -> None:  # C3
                 cluster.fail_calls("produce", times=2, is_executed=True)
                 numbers.send(200).result(WAIT_S)
                 cluster.restart(broker_id)
-                wait_until(admin, lambda each: len(each.isr) == 3)
+                wait_until_in_sync(admin)
         check_each_once(cluster, numbers.count)
 
 
@@ -144,7 +140,7 @@ def test_below_min_isr_writes_wait_and_go_on_when_a_replica_is_back() -> None:  
             numbers.send(PARTITIONS).result(WAIT_S)
             cluster.kill(2)
             cluster.kill(3)
-            wait_until(admin, lambda each: len(each.isr) < 2)
+            wait_until(lambda: all(len(each.isr) < 2 for each in admin.describe_topic("orders").partitions))
             waiting = numbers.send(PARTITIONS)
             with pytest.raises(TimeoutError):
                 waiting.result(0.3)

@@ -1,0 +1,13 @@
+"""Waiting for a condition, with an end."""
+
+import time
+from collections.abc import Callable
+
+WAIT_S = 60
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Asks again and again; a condition that never holds fails the test."""
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, "it did not come to be"
