@@ -63,6 +63,7 @@ def cluster(
     data_dir: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
     disks: Mapping[int, Disk] | None = None,
+    racks: Mapping[int, str] | None = None,
     name: str = "testing",
 ) -> "InProcessCluster":
     """A running cluster of controllers (nodes from 3001) and brokers (nodes from 1); use it in a `with`
@@ -70,7 +71,8 @@ def cluster(
 
     `data_dir`: a directory, or several over which each broker spreads its partitions; a temporary one,
     removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys.
-    `disks` replaces the real disk of some nodes, by id. Pass the cluster to clients as `cluster=`.
+    `disks` replaces the real disk of some nodes, `racks` says where they are, both by id. Pass the cluster to
+    clients as `cluster=`.
     """
     return InProcessCluster(
         name,
@@ -81,6 +83,7 @@ def cluster(
         data_dirs=[data_dir] if isinstance(data_dir, str) else data_dir,
         config=BrokerConfig.parse(config or {}, what="config"),
         disks=disks or {},
+        racks=racks or {},
     )
 
 
@@ -95,10 +98,12 @@ class InProcessCluster:
         data_dirs: Sequence[str] | None,
         config: BrokerConfig,
         disks: Mapping[int, Disk],
+        racks: Mapping[int, str],
     ) -> None:
         self._name = name
         self._config = config
         self._disks = disks
+        self._racks = racks
         self._node_ids = list(node_ids)
         self._temporary_dir = None if data_dirs else tempfile.mkdtemp(prefix="rayka-")
         self._data_dirs = list(data_dirs or [self._temporary_dir or ""])
@@ -235,6 +240,7 @@ class InProcessCluster:
             wall_clock_ms=_wall_clock_ms,
             crash=lambda error: self._on_crash(node_id, error),
             pid=os.getpid(),
+            rack=self._racks.get(node_id, ""),
         )
 
     async def _start_node(self, node_id: int, settings: NodeSettings) -> None:

@@ -7,8 +7,14 @@ import pytest
 from rayka.errors import ErrorCode, InvalidRequest
 from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch, TopicIdPartition
 from rayka.metadata.records import BrokerRegistrationChangeRecord
-from rayka.node.fetch import FetchHandler
-from rayka.protocol.fetch import FetchPartition, FetchRequest
+from rayka.node.fetch import FetchHandler, ListOffsetsHandler
+from rayka.protocol.fetch import (
+    LATEST_TIMESTAMP,
+    FetchPartition,
+    FetchRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+)
 from tests.metadata.support import ORDERS, registered
 from tests.node.fetch_support import (
     FOLLOWER,
@@ -88,6 +94,25 @@ def test_an_answer_names_the_epoch_of_its_last_batch() -> None:  # G2
         result = await follow(handler, at(0, current_leader_epoch=1))
         assert (result.next_offset, result.last_fetched_epoch) == (2, 1)
         assert (await follow(handler, at(2, current_leader_epoch=1))).last_fetched_epoch == NO_EPOCH
+        await broker.stop()
+
+    run(main)
+
+
+def test_the_latest_offset_is_the_log_end_for_a_follower_and_the_high_watermark_for_a_consumer() -> (
+    None
+):  # G12
+    async def main() -> None:
+        broker, handler = await led()
+        append(broker, b"a", b"b")
+        await commit(handler, 1)
+        asked = (ListOffsetsPartition(ORDERS, 0, LATEST_TIMESTAMP, LEADER_EPOCH),)
+        lookup = ListOffsetsHandler(broker.replicas)
+        found = [
+            lookup.handle(ListOffsetsRequest(asked, replica_id=each)).partitions[0]
+            for each in (FOLLOWER, NO_NODE)
+        ]
+        assert [(each.offset, each.leader_epoch) for each in found] == [(2, LEADER_EPOCH), (1, LEADER_EPOCH)]
         await broker.stop()
 
     run(main)
