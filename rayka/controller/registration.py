@@ -9,15 +9,24 @@ Whether it has lost anything it says by `previous_broker_epoch`: the epoch of th
 no, its directories hold all that the process before it had appended. Anything else is an unclean shutdown: the broker
 may lack what it acknowledged, so it leaves every ISR and every ELR, even as the last member (B42). Without eligible
 leader replicas nothing can be told apart, and it leaves as a fenced one does (B43).
+
+A directory that the broker does not name any more is gone, as after its disk was replaced. Its replicas move to others
+and are copied anew from their leaders. Those that are the last known to hold their partition's records stay where these
+are, should that disk come back: no empty replica leads instead of one that is not.
 """
+
+from collections import Counter
+from uuid import UUID
 
 import msgspec
 
 from rayka.controller.elections import Elections
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
-from rayka.metadata.image import BrokerImage, MetadataImage
-from rayka.metadata.records import MetadataRecord, RegisterBrokerRecord
+from rayka.ids import TopicIdPartition
+from rayka.metadata.delta import changed_partition
+from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from rayka.metadata.records import MetadataRecord, PartitionChangeRecord, RegisterBrokerRecord
 from rayka.protocol.cluster import RegisterBrokerRequest
 
 
@@ -70,6 +79,7 @@ def register(elections: Elections, request: RegisterBrokerRequest) -> tuple[list
     changes = elections.after(
         msgspec.structs.replace(registered, is_fenced=True), is_unclean_shutdown=is_unclean
     )
+    changes += _moves_from_gone_directories(elections, request, changes)
     broker_epoch = image.next_offset + len(changes)
     return [*changes, _record(request, broker_epoch)], broker_epoch
 
@@ -84,6 +94,37 @@ def _amend(registered: BrokerImage, request: RegisterBrokerRequest) -> list[Meta
         "is_in_controlled_shutdown": registered.is_in_controlled_shutdown,
     }
     return [msgspec.structs.replace(amended, **state)]
+
+
+def _moves_from_gone_directories(
+    elections: Elections, request: RegisterBrokerRequest, changes: list[PartitionChangeRecord]
+) -> list[PartitionChangeRecord]:
+    """What moves the broker's replicas into directories that it has, each into the one that holds the fewest."""
+    broker_id = request.broker_id
+    held = elections.replicas_of(broker_id)
+    counts: Counter[UUID | None] = Counter({each.directory_id: 0 for each in request.directories})
+    counts.update(home for _, partition in held if (home := partition.directory_of(broker_id)) in counts)
+    changed = {(change.topic_id, change.partition): change for change in changes}
+    moves = []
+    for key, before in held:
+        if before.directory_of(broker_id) in counts:
+            continue
+        change = changed.get((key.topic_id, key.partition))
+        partition = before if change is None else changed_partition(before, change)
+        if broker_id in (*partition.isr, *partition.eligible_leader_replicas, *partition.last_known_elr):
+            continue
+        fewest = min(request.directories, key=lambda directory: counts[directory.directory_id])
+        counts[fewest.directory_id] += 1
+        moves.append(_move(key, partition, broker_id, fewest.directory_id))
+    return moves
+
+
+def _move(
+    key: TopicIdPartition, partition: PartitionImage, broker_id: int, home: UUID
+) -> PartitionChangeRecord:
+    homes = zip(partition.replicas, partition.directories, strict=True)
+    directories = tuple(home if replica_id == broker_id else known for replica_id, known in homes)
+    return PartitionChangeRecord(topic_id=key.topic_id, partition=key.partition, directories=directories)
 
 
 def _check_directories(image: MetadataImage, request: RegisterBrokerRequest) -> None:

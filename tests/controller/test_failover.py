@@ -13,7 +13,12 @@ from rayka.metadata.records import (
     RegisterBrokerRecord,
 )
 from rayka.protocol.cluster import HeartbeatRequest
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replication import (
+    AlterPartitionItem,
+    AlterPartitionRequest,
+    IsrMember,
+    LeaderRecoveryState,
+)
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX
 from tests.controller.support import SESSION_MS, WITH_ELR, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import ORDERS, active, directory, partition, topic
@@ -222,6 +227,34 @@ def test_the_same_process_registers_again_and_loses_nothing() -> None:  # H3
     assert repr(controller.partition()) == (
         "<PartitionImage leader=1 epoch=0 isr=[1, 2] replicas=[1, 2] partition_epoch=0>"
     )
+
+
+def test_a_broker_with_a_new_disk_copies_its_replicas_anew() -> None:  # H3
+    controller = machine(
+        *(partition(number, (2, 1)) for number in range(3)), partition(3, (1, 2)), brokers=(1, 2)
+    )
+    new = (directory(1, 5), directory(1, 6))
+    controller.report_exit(1, FIRST_PROCESS)
+    registered = registration(1, incarnation_id=SECOND_PROCESS, directories=new)
+    assert controller.written_by(registered)[:-1] == [
+        change(number, directories=(directory(2).directory_id, new[number % 2].directory_id))
+        for number in range(3)
+    ] + [change(3, directories=(new[1].directory_id, directory(2).directory_id))]
+    controller.heartbeat(1)
+    state, epoch = controller.partition(), controller.image.brokers[1].broker_epoch
+    members = (IsrMember(1, epoch), IsrMember(2, 1))
+    item = AlterPartitionItem(ORDERS, 0, state.leader_epoch, state.partition_epoch, members)
+    controller.handle(AlterPartitionRequest(2, 1, (item,)))
+    assert controller.partition().isr == (1, 2)
+
+
+def test_the_last_that_held_the_records_of_a_partition_keeps_its_place_on_the_lost_disk() -> None:  # B40
+    controller = machine(partition(0, (1, 2), isr=(1,)), brokers=(1, 2))
+    controller.report_exit(1, FIRST_PROCESS)
+    controller.start(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
+    after = controller.partition()
+    assert (after.leader_id, after.last_known_elr) == (-1, (1,))
+    assert after.directories == (directory(1).directory_id, directory(2).directory_id)
 
 
 # ---- Ended (H6, design §4) -------------------------------------------------------------------------------------------

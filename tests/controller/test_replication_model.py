@@ -73,12 +73,13 @@ class Model:
         )
         self.whole = [set(replicas) for replicas in PARTITIONS]
         self.incarnations = 5_000
-        self.proposed: set[int] = set()
+        self.proposed: set[int] = set()  # in the step under way: into which ISR
+        self.lost: set[int] = set()  # and whose records
         self.exited: set[int] = set()
 
     def step(self, name: str, *arguments: Any) -> None:
         before = self.partitions()
-        self.proposed = set()
+        self.proposed, self.lost = set(), set()
         getattr(self, name)(*arguments)
         for number, (old, new) in enumerate(zip(before, self.partitions(), strict=True)):
             self.check_state(new)
@@ -119,6 +120,7 @@ class Model:
         if (
             not is_clean and self.has_elr
         ):  # without ELRs records are lost when the last in sync loses its disk
+            self.lost = {broker_id}
             for whole in self.whole:
                 whole.discard(broker_id)
         self.machine.register(
@@ -190,8 +192,7 @@ class Model:
         if new.leader_id in {*old.isr, *old.eligible_leader_replicas, *self.proposed}:
             assert new.leader_id in self.whole[number], "a leader elected from the ISR or ELR lacks records"
             return
-        assert not old.isr
-        assert not old.eligible_leader_replicas
+        assert {*old.isr, *old.eligible_leader_replicas} <= self.lost, "somebody else held them all"
         assert old.last_known_elr == (new.leader_id,)
         assert new.leader_recovery_state is LeaderRecoveryState.RECOVERING
         self.whole[number] = {new.leader_id}  # what it lacks is lost
