@@ -63,7 +63,7 @@ class RayNetwork:
         except ray.exceptions.RayError as error:
             if isinstance(error, ray.exceptions.ActorDiedError):
                 self._handles.pop(call.node_id, None)
-            raise NetworkException(f"{self._name(call.node_id)}: {_first_line(error)}") from error
+            raise NetworkException(f"{self._name(call.node_id)} {_reason(error)}") from error
 
     async def _look_up(self, node_id: int) -> Any:
         waiting = self._look_ups.get(node_id)
@@ -81,7 +81,7 @@ class RayNetwork:
                 f"no actor {self._name(node_id)} on this Ray: was the cluster stopped?"
             ) from None
         except ray.exceptions.RayError as error:
-            raise NetworkException(f"{self._name(node_id)}: {_first_line(error)}") from error
+            raise NetworkException(f"{self._name(node_id)} {_reason(error)}") from error
         return handle
 
     def _name(self, node_id: int) -> str:
@@ -96,5 +96,10 @@ def _require_ray() -> None:
         )
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def _reason(error: ray.exceptions.RayError) -> str:
+    """What Ray's error means to a caller; Ray's own words are its cause."""
+    if isinstance(error, ray.exceptions.ActorDiedError):
+        return "cannot be reached: its process has ended"
+    if isinstance(error, (ray.exceptions.ActorUnavailableError, ray.exceptions.RpcError)):
+        return "cannot be reached just now"
+    return f"cannot be reached: {type(error).__name__}"

@@ -12,7 +12,7 @@ from rayka.cli.options import (
     json_option,
     wait_options,
 )
-from rayka.cli.output import Style, print_json, print_table, size
+from rayka.cli.output import Style, counted, print_json, print_table, size
 
 if TYPE_CHECKING:
     from rayka.cli.replica_plans import Plan
@@ -82,7 +82,7 @@ def drain(
         click.echo(f"broker {broker_id} holds no replica; it can be stopped")
     else:
         click.echo(
-            f"moving {len(plan)} replicas off broker {broker_id}; it can be stopped when none is listed by "
+            f"moving {counted(len(plan), 'replica')} off broker {broker_id}; it can be stopped when none is listed by "
             f"`rayka partition reassignments`"
         )
 
@@ -99,8 +99,9 @@ def config() -> None:
 @json_option
 def describe_config(broker_name: str, is_all: bool, name: str, address: str, as_json: bool) -> None:
     """Show what was set for the broker BROKER, or for all of them."""
+    chosen = _broker(broker_name)
     with admin_of(name, address) as admin:
-        values = list(admin.describe_configs(broker=_broker(broker_name)).values())
+        values = list(admin.describe_configs(broker=chosen).values())
     values = [each for each in values if is_all or not each.is_default]
     if as_json:
         print_json([each.to_dict() for each in values])
@@ -124,9 +125,9 @@ def alter_config(
     as_json: bool,
 ) -> None:
     """Change settings of the broker BROKER, or of all of them, while they run; all together or none."""
-    changes = changes_of(configs, deleted)
+    chosen, changes = _broker(broker_name), changes_of(configs, deleted)
     with admin_of(name, address) as admin:
-        admin.alter_configs(changes, broker=_broker(broker_name))
+        admin.alter_configs(changes, broker=chosen)
     if as_json:
         print_json(changes)
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from rayka.cli.output import counted
 from rayka.errors import NoReassignmentInProgress, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def _to_go(admin: "Admin", ongoing: "Mapping[TopicPartition, PartitionReassignme
     ]
     count = sum(lag for lag in lags if lag is not None)
     silent = sum(lag is None for lag in lags)
-    unknown = f", and those of {silent} replicas whose brokers do not answer" if silent else ""
-    return f"{count:,} records to go{unknown}"
+    unknown = f", and those of {counted(silent, 'replica')} that nobody answers for" if silent else ""
+    return f"{counted(count, 'record')} to go{unknown}"
 
 
 def _check_moved(admin: "Admin", plan: "Plan") -> None:
@@ -138,4 +139,4 @@ class _Lines:
         if done_count == self._last_done and now_s - self._last_line_s < _LINE_EVERY_S:
             return
         self._last_done, self._last_line_s = done_count, now_s
-        click.echo(f"{done_count} of {self._count} partitions moved, {to_go}", err=True)
+        click.echo(f"{done_count} of {counted(self._count, 'partition')} moved, {to_go}", err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayka.cli.options import json_option
-from rayka.cli.output import Style, print_json, print_table, size
+from rayka.cli.output import Style, counted, print_json, print_table, size
 
 if TYPE_CHECKING:
     from rayka.cli.log_files import BatchDump, FileDump
@@ -58,7 +58,8 @@ def _print_problems(dumps: "list[FileDump]") -> None:
         _print_remarks(each, f"{each.path}: ")
     batches = sum(len(each.batches) for each in dumps)
     damaged = sum(bool(each.problems) for each in dumps)
-    click.echo(f"{len(dumps)} files, {batches} batches; {damaged or 'no'} damaged file{'s'[: damaged != 1]}")
+    looked_at = f"{counted(len(dumps), 'file')}, {counted(batches, 'batch', 'batches')}"
+    click.echo(f"{looked_at}; {counted(damaged, 'damaged file') if damaged else 'no damaged files'}")
 
 
 def _print_file(dump: "FileDump") -> None:

@@ -57,6 +57,11 @@ def ids(node_ids: Sequence[int]) -> str:
     return ",".join(str(node_id) for node_id in node_ids)
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """`1 file`, `2,000 files`."""
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
 def size(size_bytes: int) -> str:
     """`1.5 GB`: decimal units, as disks are sold."""
     value, units = float(size_bytes), ["B", "kB", "MB", "GB", "TB"]

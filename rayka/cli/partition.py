@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli.options import admin_of, cluster_options, json_option, wait_options
-from rayka.cli.output import Style, ids, print_json, print_table
+from rayka.cli.output import Style, counted, ids, print_json, print_table
 
 if TYPE_CHECKING:
     from rayka.cli.replica_plans import Plan
@@ -199,4 +199,4 @@ def _print_count(done: str, partitions: "list[TopicPartition]", as_json: bool) -
             }
         )
         return
-    click.echo(f"{done} {len(partitions)} partition{'s' * (len(partitions) != 1)}")
+    click.echo(f"{done} {counted(len(partitions), 'partition')}")

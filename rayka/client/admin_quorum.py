@@ -143,8 +143,8 @@ def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:
     if voter is not None:
         raise DuplicateVoter(f"{node_name(node_id)} votes already, with directory {voter.directory_id}")
     raise UnavailableError(
-        f"{node_name(node_id)} does not follow the metadata, so it cannot become a voter; declare it in the spec and "
-        f"start it empty: `rayka start SPEC --replace {node_id}`"
+        f"{node_name(node_id)} does not follow the metadata, so it cannot become a voter; if it runs, try again in a "
+        f"moment, else declare it in the spec and start it empty: `rayka start SPEC --replace {node_id}`"
     )
 
 
@@ -163,7 +163,7 @@ def _duplicate(info: QuorumInfo, key: ReplicaKey, said: str) -> str:
         return said
     return (
         f"{node_name(key.node_id)} still votes with its former directory {former.directory_id}; take that vote away "
-        f"first: `rayka quorum voters remove {key.node_id}`"
+        f"first: `rayka quorum voters remove {key.node_id}`, then add it again"
     )
 
 
@@ -176,4 +176,10 @@ def _refusal(response: DescribeQuorumResponse) -> str:
 
 
 def _sayings(said: Mapping[int, str]) -> str:
-    return "; ".join(f"{node_name(each)}: {text}" for each, text in said.items()) or "no controller is known"
+    return "; ".join(_saying(each, text) for each, text in said.items()) or "no controller is known"
+
+
+def _saying(node_id: int, text: str) -> str:
+    """What the node said, or why it did not: that names it already."""
+    name = node_name(node_id)
+    return text if text.partition(" ")[0].endswith(name) else f"{name}: {text}"

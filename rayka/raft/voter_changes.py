@@ -50,7 +50,10 @@ class VoterChanges:
         voters = self._voters()
         remaining = voters.without_voter(request.voter)
         if remaining is None:
-            reason = "it is the last one" if request.voter in voters else f"only {voters.voters} vote"
+            others = ", ".join(_name(each) for each in voters.voters)
+            reason = (
+                "it is the last one" if request.voter in voters else f"it does not vote; voters: {others}"
+            )
             return self._refuse(
                 (ErrorCode.VOTER_NOT_FOUND, f"{_name(request.voter)} cannot be removed: {reason}")
             )
@@ -186,4 +189,4 @@ class VoterChanges:
 
 
 def _name(voter: ReplicaKey) -> str:
-    return f"voter {voter.node_id} with directory {voter.directory_id}"
+    return f"node {voter.node_id} with directory {voter.directory_id}"

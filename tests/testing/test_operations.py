@@ -2,8 +2,10 @@
 brokers drained, configurations changed.
 """
 
+from _thread import interrupt_main
 from collections.abc import Iterator
 from itertools import count
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -161,7 +163,11 @@ def test_a_reassignment_under_way_is_listed_and_cancelled(
         assert (ongoing.adding_replicas, ongoing.removing_replicas, ongoing.target) == ((4,), (2,), (1, 4))
         with pytest.raises(RequestTimedOut, match=r"goes on in the cluster; .*rayka partition cancel"):
             wait_until_moved(admin, {tp: (1, 4)}, timeout_s=0)
-        assert "0 of 1 partitions moved" in capsys.readouterr().err
+        assert "0 of 1 partition moved, 0 records to go, and those of 1 replica" in capsys.readouterr().err
+        Timer(0.2, interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait_until_moved(admin, {tp: (1, 4)}, timeout_s=30)
+        assert "goes on in the cluster" in capsys.readouterr().err
         assert cancel_all(admin, name) == [tp]
     finally:
         cluster.restart(4)

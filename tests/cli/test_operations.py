@@ -1,0 +1,233 @@
+"""`rayka topic`, `partition` and `broker` without a cluster: plans, files, usage, and what is printed."""
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from rayka.cli import broker, partition, topic
+from rayka.cli.main import run
+from rayka.cli.replica_plans import drain_plan, parse_json, parse_replicas
+from rayka.client.admin_partition_results import BrokerLogDirs, ElectionOutcome, LogDir
+from rayka.client.admin_results import (
+    BrokerDescription,
+    BrokerState,
+    PartitionDescription,
+    TopicDescription,
+)
+from rayka.errors import (
+    BrokerIdNotRegistered,
+    ElectionNotNeeded,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    PreferredLeaderNotAvailable,
+)
+from rayka.ids import TopicPartition
+
+COMMANDS = [
+    *(f"topic {verb}" for verb in ("create", "list", "describe", "alter", "delete")),
+    *(f"topic {verb}" for verb in ("add-partitions", "delete-records")),
+    *(f"broker {verb}" for verb in ("list", "describe", "drain", "config describe", "config alter")),
+    *(f"partition {verb}" for verb in ("reassign", "reassignments", "cancel", "elect-leaders")),
+]  # fmt: skip
+
+
+def a_broker(node_id: int, replicas: int = 0, **other: Any) -> BrokerDescription:
+    return BrokerDescription(node_id, "here", False, ("/data",), replica_count=replicas, **other)
+
+
+def a_topic(name: str, *replicas: tuple[int, ...], **other: Any) -> TopicDescription:
+    partitions = tuple(
+        PartitionDescription(number, each[0], 0, each, each, **other) for number, each in enumerate(replicas)
+    )
+    return TopicDescription(name, uuid.UUID(int=1), partitions, {})
+
+
+def drained(broker_id: int, brokers: list[BrokerDescription], *topics: TopicDescription) -> dict[str, Any]:
+    return {repr(tp): replicas for tp, replicas in drain_plan(broker_id, brokers, topics).items()}
+
+
+# ---- The plan that empties a broker ----
+
+
+def test_the_broker_with_the_fewest_replicas_takes_the_place_in_the_order() -> None:
+    brokers = [a_broker(1, 5), a_broker(2, 5), a_broker(3, 2), a_broker(4, 0)]
+    topics = [a_topic("a", (1, 2, 3), (2, 1, 3)), a_topic("b", (3, 2), (1, 3))]
+    assert drained(1, brokers, *topics) == {"a-0": (4, 2, 3), "a-1": (2, 4, 3), "b-1": (4, 3)}
+
+
+def test_what_the_plan_gives_away_counts() -> None:
+    brokers = [a_broker(1, 4), a_broker(2, 0), a_broker(3, 0)]
+    plan = drained(1, brokers, a_topic("a", (1,), (1,), (1,), (1,)))
+    assert plan == {"a-0": (2,), "a-1": (3,), "a-2": (2,), "a-3": (3,)}
+
+
+def test_a_rack_without_a_replica_comes_first() -> None:
+    brokers = [a_broker(1, rack="x"), a_broker(2, rack="y"), a_broker(3, rack="y"), a_broker(4, 9, rack="x")]
+    assert drained(1, brokers, a_topic("a", (1, 2))) == {"a-0": (4, 2)}
+
+
+def test_fenced_brokers_and_those_that_shut_down_get_nothing() -> None:
+    brokers = [
+        a_broker(1),
+        a_broker(2, state=BrokerState.FENCED),
+        a_broker(3, state=BrokerState.SHUTTING_DOWN),
+        a_broker(4, 99),
+    ]
+    assert drained(1, brokers, a_topic("a", (1,))) == {"a-0": (4,)}
+
+
+def test_a_reassignment_under_way_counts_with_its_target() -> None:
+    leaving = PartitionDescription(0, 1, 0, (2, 3, 1), (1, 3), adding_replicas=(2,), removing_replicas=(1,))
+    coming = PartitionDescription(1, 3, 0, (1, 2, 3), (3,), adding_replicas=(1, 2), removing_replicas=(3,))
+    moving = TopicDescription("a", uuid.UUID(int=1), (leaving, coming), {})
+    assert drained(1, [a_broker(each) for each in (1, 2, 3, 4)], moving) == {"a-1": (3, 2)}
+
+
+def test_topics_that_could_not_keep_their_replication_factor_are_named() -> None:
+    brokers = [a_broker(each) for each in (1, 2, 3)]
+    topics = [a_topic("wide", (1, 2, 3)), a_topic("narrow", (1,)), a_topic("broad", (3, 2, 1))]
+    with pytest.raises(InvalidReplicationFactor) as raised:
+        drained(1, brokers, *topics)
+    said = str(raised.value)
+    assert "2 active brokers remain (2, 3)" in said
+    assert "wide (replication factor 3), broad (replication factor 3)" in said
+    assert "narrow" not in said
+
+
+def test_a_broker_that_does_not_exist_cannot_be_drained() -> None:
+    with pytest.raises(BrokerIdNotRegistered, match="no broker 9; the cluster has 1, 2"):
+        drained(9, [a_broker(1), a_broker(2)])
+
+
+# ---- What people write ----
+
+
+def test_replicas_are_written_by_partition() -> None:
+    plan = parse_replicas(["0:1,2,3", "2:3, 1"], "orders")
+    assert plan == {TopicPartition("orders", 0): (1, 2, 3), TopicPartition("orders", 2): (3, 1)}
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:", ":1", "0:1,", "0:a", "a:1", "0=1", "-1:1"])
+def test_replicas_that_cannot_be_read_are_shown(text: str) -> None:
+    with pytest.raises(InvalidReplicaAssignment, match="such as 0:1,2,3, found"):
+        parse_replicas([text], "orders")
+
+
+def test_kafkas_reassignment_file_is_read() -> None:
+    entries = [
+        {"topic": "a", "partition": 1, "replicas": [3, 1], "log_dirs": ["any", "any"]},
+        {"topic": "b", "partition": 0, "replicas": [2]},
+    ]
+    plan = parse_json(json.dumps({"version": 1, "partitions": entries}), "f.json")
+    assert plan == {TopicPartition("a", 1): (3, 1), TopicPartition("b", 0): (2,)}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "f.json: not JSON"),
+        ("[]", 'f.json: expected {"version": 1'),
+        ('{"version": 2, "partitions": []}', 'f.json: expected {"version": 1'),
+        ('{"partitions": [5]}', r"f.json, partitions\[0\]: expected"),
+        (
+            '{"partitions": [{"topic": "a", "partition": true, "replicas": [1]}]}',
+            r"partitions\[0\]: expected",
+        ),
+        ('{"partitions": [{"topic": "a", "partition": 0, "replicas": []}]}', r"partitions\[0\]: expected"),
+        ('{"partitions": [{"topic": "a", "partition": 0, "replicas": ["1"]}]}', r"partitions\[0\]: expected"),
+        (
+            '{"partitions": [{"topic": "a", "partition": 0, "replicas": [1], "log_dirs": ["/disk"]}]}',
+            "brokers choose",
+        ),
+        (
+            json.dumps({"partitions": [{"topic": "a", "partition": 0, "replicas": [1]}] * 2}),
+            "a-0 is given twice",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_where(text: str, says: str) -> None:
+    with pytest.raises(InvalidReplicaAssignment, match=says):
+        parse_json(text, "f.json")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_verb_has_help_names_a_cluster_and_prints_json(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(option in text for option in ("--cluster", "--address", "--json"))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("topic alter orders", "nothing to change"),
+        ("topic alter orders --config x", "expected KEY=VALUE"),
+        ("topic alter orders -c flush.ms=1 --delete-config flush.ms", "keep one"),
+        ("topic delete-records orders --before x", "expected an offset, or `end`"),
+        ("topic delete-records orders", "--before"),
+        ("partition reassign", "give --topic and --replicas, or --from-json"),
+        ("partition reassign --topic orders", "give --topic and --replicas"),
+        ("partition reassign --topic orders --from-json x", "either --from-json"),
+        ("partition reassign --from-json nowhere.json", "nowhere.json"),
+        ("partition elect-leaders", "give --topic"),
+        ("partition elect-leaders --all --topic orders", "give --topic"),
+        ("broker config describe one", "expected a broker's id, or `all`"),
+        ("broker drain", "BROKER"),
+    ],
+)
+def test_wrong_usage_is_told_without_a_cluster(
+    command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command.split(), "--address", "127.0.0.1:1"]) == 2
+    assert says in capsys.readouterr().err
+
+
+# ---- What is printed ----
+
+
+def test_partitions_show_who_is_behind_and_who_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = PartitionDescription(0, 1, 7, (1, 2), (1, 2), lags=(0, 0))
+    behind = PartitionDescription(1, 1, 7, (1, 2, 3), (1,), (2,), lags=(0, 15, None))
+    headless = PartitionDescription(2, -1, 9, (1, 2), (), (1,), lags=(None, None))
+    moving = PartitionDescription(3, 1, 7, (1, 2, 4), (1, 2), (), (4,), (2,), lags=(0, 0, 90))
+    topic.print_partitions([whole, behind, headless, moving])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["partition", "leader", "epoch", "replicas", "isr", "elr", "lag", "state"]
+    assert lines[1] == ["0", "1", "7", "1,2", "1,2", "2:0"]
+    assert lines[2] == ["1", "1", "7", "1,2,3", "1", "2", "2:15", "3:?", "under-replicated"]
+    assert lines[3] == ["2", "none", "9", "1,2", "1", "1:?", "2:?", "offline,", "under-replicated"]
+    assert lines[4] == ["3", "1", "7", "1,2,4", "1,2", "2:0", "4:90", "reassigning", "+4", "-2"]
+
+
+def test_a_replica_that_is_only_coming_does_not_make_a_partition_under_replicated() -> None:  # B45
+    assert not PartitionDescription(0, 1, 0, (1, 2), (1,), adding_replicas=(2,)).is_under_replicated
+    assert PartitionDescription(0, 1, 0, (1, 2), (1,)).is_under_replicated
+
+
+def test_a_topic_is_plain_values_for_programs() -> None:
+    plain = a_topic("a", (1, 2), lags=(0, None)).to_dict()
+    assert json.loads(json.dumps(plain))["partitions"][0]["lags"] == [0, None]
+    assert plain["partitions"][0]["is_under_replicated"] is False
+
+
+def test_a_broker_is_shown_with_its_disks(capsys: pytest.CaptureFixture[str]) -> None:
+    good = LogDir("/a", uuid.UUID(int=1), "", 2 * 10**9, ())
+    bad = LogDir("/b", uuid.UUID(int=2), "I/O error", 0, ())
+    broker.print_broker(a_broker(1, 5, rack="x"), BrokerLogDirs(1, (good, bad)))
+    text = capsys.readouterr().out
+    assert "broker 1  active  host here  rack x" in text
+    assert "2.0 GB" in text
+    assert "I/O error" in text
+    broker.print_broker(a_broker(1), BrokerLogDirs(1, (), "broker-1 did not answer"))
+    assert "its disks are not known: broker-1 did not answer" in capsys.readouterr().out
+
+
+def test_elections_are_shown_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = (None, ElectionNotNeeded("x"), PreferredLeaderNotAvailable("broker 2 is fenced"))
+    partition.print_outcomes([ElectionOutcome(TopicPartition("a", n), each) for n, each in enumerate(errors)])
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()[1:]]
+    assert lines == [["a-0", "elected"], ["a-1", "led already"], ["a-2", "broker 2 is fenced"]]
