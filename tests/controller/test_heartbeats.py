@@ -228,3 +228,46 @@ def test_partitions_are_moved_before_the_broker_changes() -> None:
     machine.heartbeat(1, want_fence=True)
     kinds = [type(record) for record in machine.records[count:]]
     assert kinds == [PartitionChangeRecord, BrokerRegistrationChangeRecord]
+
+
+# ---- What follows upon what (H5) -------------------------------------------------------------------------------------
+
+ASKS_NOTHING: dict[str, bool] = {}
+ASKS_FENCE, ASKS_END = {"want_fence": True}, {"want_shut_down": True}
+ASKS_BOTH = ASKS_FENCE | ASKS_END
+FENCED, UNFENCED, ENDING, ENDED = "fenced", "unfenced", "controlled shutdown", "shutdown now"
+
+
+@pytest.mark.parametrize("leads", [True, False])
+@pytest.mark.parametrize(
+    ("before", "wishes", "after_leading", "after_following"),
+    [
+        (FENCED, ASKS_NOTHING, UNFENCED, UNFENCED),
+        (FENCED, ASKS_FENCE, FENCED, FENCED),
+        (FENCED, ASKS_END, ENDED, ENDED),
+        (FENCED, ASKS_BOTH, ENDED, ENDED),
+        (UNFENCED, ASKS_NOTHING, UNFENCED, UNFENCED),
+        (UNFENCED, ASKS_FENCE, FENCED, FENCED),
+        (UNFENCED, ASKS_END, ENDING, ENDED),
+        (UNFENCED, ASKS_BOTH, ENDED, ENDED),
+        (ENDING, ASKS_NOTHING, ENDING, ENDING),  # broker 2 has not seen yet that it leads instead
+        (ENDING, ASKS_END, ENDING, ENDING),
+    ],
+)
+def test_the_next_state_of_a_broker_follows_from_its_state_its_wishes_and_what_it_leads(
+    before: str, wishes: dict[str, bool], after_leading: str, after_following: str, leads: bool
+) -> None:  # H5
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2) if leads else (2, 1))])
+    if before == ENDING:
+        change = BrokerRegistrationChangeRecord(
+            broker_id=1, broker_epoch=1, is_fenced=False, is_in_controlled_shutdown=True
+        )
+        machine.replay(change)
+    elif before == FENCED:
+        machine.heartbeat(1, want_fence=True)
+    response = machine.heartbeat(1, **wishes)
+    broker = machine.image.brokers[1]
+    after = after_leading if leads else after_following
+    assert response.should_shut_down == (after == ENDED)
+    assert response.is_fenced == broker.is_fenced == (after in (FENCED, ENDED))
+    assert broker.is_in_controlled_shutdown == (after == ENDING)
