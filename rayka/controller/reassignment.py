@@ -108,12 +108,13 @@ class _Reassigning:
             raise NoReassignmentInProgress(f"{name!r} has no reassignment under way to cancel")
         original = _original(partition)
         isr = tuple(each for each in partition.isr if each in original)
-        if isr or not partition.isr:
+        whole = _whole(partition)
+        if not whole or any(each in original for each in whole):
             return _Target(original, (), (), isr)
         if not topic_config(self._elections.image, self._config, name.topic).unclean_leader_election_enable:
             raise InvalidReplicaAssignment(
-                f"{name!r}: only replicas that the reassignment adds, {list(partition.isr)}, are in sync; wait for one "
-                f"of {list(original)}, or enable unclean.leader.election.enable, which loses records"
+                f"{name!r}: only replicas that the reassignment adds, {list(whole)}, hold all records; wait until one "
+                f"of {list(original)} is in sync, or enable unclean.leader.election.enable, which loses records"
             )
         running = (each for each in original if self._elections.is_electable(partition, each))
         return _Target(original, (), (), (next(running, original[0]),), is_unclean=True)
@@ -136,7 +137,7 @@ def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, .
     original = _original(partition)
     removing = tuple(each for each in original if each not in wanted)
     replicas = (*wanted, *removing)
-    whole = partition.isr or partition.eligible_leader_replicas
+    whole = _whole(partition)
     if whole and not any(each in replicas for each in whole):
         raise InvalidReplicaAssignment(
             f"{name!r}: only replicas {list(whole)} hold all its records, which the reassignment under way adds; name "
@@ -148,6 +149,11 @@ def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, .
         removing=removing,
         isr=tuple(each for each in partition.isr if each in replicas),
     )
+
+
+def _whole(partition: PartitionImage) -> tuple[int, ...]:
+    """Who holds all records: those in sync, or where nobody is the eligible leaders."""
+    return partition.isr or partition.eligible_leader_replicas
 
 
 def _original(partition: PartitionImage) -> tuple[int, ...]:
