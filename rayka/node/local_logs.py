@@ -1,16 +1,17 @@
-"""The logs in the data directories of one broker: found, deleted, set aside, synced.
+"""The logs in the data directories of one broker: opened, deleted, set aside, synced.
 
-Invariants: a partition is opened in the directory that the metadata names; a follower whose directory is not here any
-more, because its disk was replaced, starts again in another one, and nobody else does; the checkpoints are the first to
-forget a log that goes; a failure of a disk is handed to its owner, once. Kafka: the parts of `LogManager` and
-`ReplicaManager` that are about single logs.
+Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
+again from nothing only where nobody counts on what it has; the checkpoints are the first to forget a log that goes; a
+failure of a disk is handed to its owner, once. Kafka: the parts of `LogManager` and `ReplicaManager` that are about
+single logs.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
-from rayka.errors import DiskFull, StorageError
+from rayka.config import TopicConfig
+from rayka.errors import DamagedLog, DiskFull, StorageError
 from rayka.ids import TopicPartition, node_name
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
@@ -44,7 +45,7 @@ class LocalLogs:
     def directory_of(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory:
         """Where the replica is, or is to be. Raises StorageError when that is not here, or its disk has failed."""
         directory_id = state.directory_of(self._broker_id)
-        directory = self._directories.get(directory_id) or self._substitute(topic_partition, state)
+        directory = self._directories.get(directory_id)
         if directory is None:
             raise StorageError(
                 f"{topic_partition} lives in directory {directory_id}, which is none of"
@@ -54,23 +55,29 @@ class LocalLogs:
             raise directory.failure
         return directory
 
-    def _substitute(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory | None:
-        """The directory that an earlier start has chosen, else the emptiest one, when this replica can be had from the
-        leader again; while a disk is offline nobody knows that its log is not there."""
-        healthy = [each for each in self._directories.all if each.failure is None]
-        for directory in healthy:
-            if directory.has_log(topic_partition):
-                return directory
-        is_complete = len(healthy) == len(self._directories.all)
-        can_be_copied = state.has_leader and self._broker_id not in (*state.isr, state.leader_id)
-        if not (is_complete and can_be_copied):
-            return None
-        directory = min(healthy, key=lambda each: len(each.logs))
-        _logger.warning(
-            "%s: its directory %s is not here any more; it is copied from its leader into %s",
-            topic_partition, state.directory_of(self._broker_id), directory.path,
-        )  # fmt: skip
-        return directory
+    def can_be_copied(self, state: PartitionImage) -> bool:
+        """Whether nobody counts on what this replica has: another broker leads, and this one may not be elected."""
+        counted_on = (*state.isr, *state.eligible_leader_replicas, *state.last_known_elr, state.leader_id)
+        return state.has_leader and self._broker_id not in counted_on
+
+    def open(
+        self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig, now_ms: int
+    ) -> tuple[LogDirectory, Log]:  # fmt: skip
+        """The log, recovered where that is necessary, and where it is. One that is damaged is kept aside when it can be
+        copied from its leader. Raises what `directory_of` and `LogDirectory.open_log` raise.
+        """
+        directory = self.directory_of(topic_partition, state)
+        try:
+            return directory, directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
+        except DamagedLog as error:
+            if not self.can_be_copied(state):
+                raise
+            _logger.warning("%s; it is copied from its leader again", error)
+        if directory.has_log(topic_partition):
+            _logger.warning(
+                "%s: the damaged log is kept in %s", topic_partition, directory.set_aside_log(topic_partition)
+            )
+        return directory, directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
 
     # ---- Going -----------------------------------------------------------------------------------------
 

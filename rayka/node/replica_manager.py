@@ -178,7 +178,7 @@ class ReplicaManager:
     def _update(self, each: TopicIdPartition, state: PartitionImage, image: MetadataImage) -> Replica | None:
         """The replica in its new state; None when it is not usable."""
         key = (each.topic_id, each.partition)
-        if key in self._unusable and self._unusable[key].directory is not None:
+        if key in self._unusable and not self._may_try_again(self._unusable[key], state):
             return None
         topic_partition = TopicPartition(image.topics_by_id[each.topic_id].name, each.partition)
         try:
@@ -192,13 +192,16 @@ class ReplicaManager:
             return None
         return replica
 
+    def _may_try_again(self, unusable: Unusable, state: PartitionImage) -> bool:
+        """What is damaged may be had from a leader by now."""
+        return isinstance(unusable.error, DamagedLog) and self._logs.can_be_copied(state)
+
     def _open(
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, image: MetadataImage
     ) -> Replica:
         settings = self._settings
-        directory = self._logs.directory_of(topic_partition, state)
         config = topic_config(image, settings.config, topic_partition.topic, settings.node_id)
-        log = directory.open_log(topic_partition, topic_id, config, now_ms=_now_ms())
+        directory, log = self._logs.open(topic_partition, topic_id, state, config, _now_ms())
         partition = Partition(
             topic_partition,
             topic_id,

@@ -45,13 +45,23 @@ BROKER, LEADER, OTHER, CONTROLLER = 1, 2, 3, 3001
 BROKER_EPOCH, LEADER_EPOCH, SESSION = 7, 0, 99
 CLUSTER_ID = "the-cluster"
 DATA_DIR = "/data/broker-1"
+_HOUR_S = 3600
 RequestT = TypeVar("RequestT", bound=Request[Any])
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """On a clock that jumps; whoever waits for what never comes is a Deadlock."""
-    loop = VirtualLoop()
-    loop.run_until_complete(main())
+    """On a clock that jumps; whoever waits for what never comes gets a TimeoutError."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(_HOUR_S):
+            await main()
+
+    VirtualLoop().run_until_complete(bounded())
+
+
+async def settle() -> None:
+    """Everything that can happen now happens."""
+    await asyncio.sleep(0.001)
 
 
 def now_ms() -> int:
@@ -124,7 +134,7 @@ class Broker:
     async def start(
         cls, disk: MemoryDisk | None = None, *, data_dirs: tuple[str, ...] = (DATA_DIR,), **config: Any
     ) -> "Broker":
-        """On a disk of its own, formatted if it is new. It knows brokers 1 to 3, all active."""
+        """On a disk of its own, formatted if it is new."""
         disk, others = disk or MemoryDisk(), Others()
         settings = NodeSettings(
             node_id=BROKER,
@@ -141,12 +151,12 @@ class Broker:
             await DataDirectories.format(settings)
         directories = await DataDirectories.open(settings)
         await directories.on_registered(CLUSTER_ID, BROKER_EPOCH)
-        broker = cls(disk, directories, settings, others)
-        await broker.apply(*active(BROKER, epoch=BROKER_EPOCH), *active(LEADER, OTHER), topic())
-        return broker
+        return cls(disk, directories, settings, others)
 
     async def apply(self, *records: MetadataRecord) -> None:
-        """The metadata goes on by these records."""
+        """The metadata goes on by these records; it begins with brokers 1 to 3, all active, and the topic."""
+        if self.image.next_offset == 0:
+            records = (*active(BROKER, epoch=BROKER_EPOCH), *active(LEADER, OTHER), topic(), *records)
         delta = MetadataDelta(self.image)
         for record in records:
             delta.replay(record)
@@ -205,6 +215,11 @@ class Broker:
             leader_id=leader_id,
         )
         return msgspec.structs.replace(record, **changes)
+
+    def moved_away(self, number: int = 0) -> PartitionRecord:
+        """A partition that is on the other two brokers."""
+        here = self.new_partition(number, isr=(LEADER, OTHER))
+        return msgspec.structs.replace(here, replicas=here.replicas[1:], directories=here.directories[1:])
 
 
 def changed(number: int = 0, **changes: Any) -> PartitionChangeRecord:

@@ -1,0 +1,255 @@
+"""What a broker makes of new metadata, and what its waiting producers are told (H10, B4, B15, G10).
+
+Kafka: `ReplicaManagerTest`, `HighwatermarkPersistenceTest`.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
+from rayka.metadata.records import PartitionChangeRecord, RemoveTopicRecord
+from rayka.node.produce import ProduceHandler
+from rayka.partition.follower_states import FollowerFetch
+from rayka.protocol.produce import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    ProducePartition,
+    ProducePartitionResult,
+    ProduceRequest,
+)
+from rayka.testing.memory_disk import MemoryDisk
+from tests.node.broker_support import records
+from tests.node.replica_support import (
+    BROKER,
+    DATA_DIR,
+    LEADER,
+    ORDERS,
+    OTHER,
+    Broker,
+    answered,
+    batch,
+    changed,
+    configured,
+    given,
+    now_ms,
+    positions,
+    run,
+    settle,
+)
+
+WALL_CLOCK_MS, TIMEOUT_MS = 1_700_000_000_000, 10_000
+
+
+async def leading(*, isr: tuple[int, ...] = (BROKER, LEADER), **config: Any) -> Broker:
+    broker = await Broker.start()
+    await broker.apply(*configured(**config), broker.new_partition(leader_id=BROKER, isr=isr))
+    return broker
+
+
+async def produce(
+    broker: Broker, acks: int = ACKS_ALL, *, timeout_ms: int = TIMEOUT_MS
+) -> ProducePartitionResult:
+    request = ProduceRequest(acks, timeout_ms, (ProducePartition(ORDERS, 0, records(b"a")),))
+    response = await ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request)
+    return response.partitions[0]
+
+
+def fetch(broker: Broker, replica_id: int = LEADER) -> None:
+    """The follower has everything."""
+    replica = broker.replica()
+    follower = FollowerFetch(replica_id, 1, replica.partition.log.log_end_offset, 0)
+    update = replica.partition.record_follower_fetch(follower, now_ms=now_ms())
+    broker.replicas.on_follower_fetch(replica, update)
+
+
+def moved(broker: Broker) -> PartitionChangeRecord:
+    """Brokers 2 and 3 are the replicas from now on."""
+    there = broker.moved_away()
+    return changed(replicas=there.replicas, directories=there.directories, isr=there.isr, leader_id=LEADER)
+
+
+# ---- Producers that wait ---------------------------------------------------------------------------------------------
+
+
+def test_acks_all_waits_for_every_replica_in_sync_and_acks_one_for_none() -> None:  # B15, G10
+    async def main() -> None:
+        broker = await leading(isr=(BROKER, LEADER, OTHER))
+        waiting = asyncio.ensure_future(produce(broker))
+        await settle()
+        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        fetch(broker, LEADER)
+        await settle()
+        assert not waiting.done()
+        fetch(broker, OTHER)
+        assert ((await waiting).error_code, waiting.result().base_offset) == (ErrorCode.NONE, 0)
+        await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "case", ["another broker leads", "this one leads again", "the replica was moved away"]
+)
+def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
+    async def main() -> None:
+        broker = await leading()
+        waiting = asyncio.ensure_future(produce(broker))
+        await settle()
+        change = changed(leader_id=BROKER if case == "this one leads again" else LEADER)
+        await broker.apply(moved(broker) if case == "the replica was moved away" else change)
+        assert (await waiting).error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.stop()
+
+    run(main)
+
+
+def test_who_waits_for_too_long_is_told_and_the_record_stays() -> None:  # B15
+    async def main() -> None:
+        broker = await leading()
+        assert (await produce(broker, timeout_ms=100)).error_code is ErrorCode.REQUEST_TIMED_OUT
+        assert broker.partition().log.log_end_offset == 1
+        await broker.stop()
+
+    run(main)
+
+
+def test_with_too_few_in_sync_nothing_is_written_and_what_was_written_before_is_not_acknowledged() -> (
+    None
+):  # B15
+    async def main() -> None:
+        broker = await leading(min_insync_replicas=2)
+        waiting = asyncio.ensure_future(produce(broker))
+        await settle()
+        fetch(broker)
+        assert (await waiting).error_code is ErrorCode.NONE
+        await broker.apply(changed(isr=(BROKER,)))
+        assert (await produce(broker)).error_code is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        assert (broker.partition().log.log_end_offset, broker.partition().high_watermark) == (2, 1)
+        await broker.stop()
+
+    run(main)
+
+
+# ---- Metadata --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replica_that_was_moved_to_other_brokers_is_deleted_and_not_fetched_any_more() -> None:  # H10, B45
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        asked = await broker.begin_session(given(0, batch(b"a"), high_watermark=1))
+        assert disk.exists(f"{DATA_DIR}/orders-0")
+        await broker.apply(moved(broker))
+        asked.answer(answered(given(0, batch(b"b", offset=1))))
+        assert await broker.fetches_nothing_for(60_000)
+        with pytest.raises(NotLeaderOrFollower, match="broker 2 leads it"):
+            broker.replica()
+        assert [each for each in disk.list(DATA_DIR) if each.startswith("orders")] == []
+        await broker.stop()
+
+    run(main)
+
+
+def test_what_was_moved_while_the_broker_was_down_is_deleted_when_it_is_back() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(0), broker.new_partition(1))
+        await broker.begin_session(given(0, batch(b"a")), given(1, batch(b"b")))
+        await broker.stop()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(0), broker.moved_away(1))
+        assert [each for each in disk.list(DATA_DIR) if each.startswith("orders")] == ["orders-0"]
+        assert broker.partition(0).log.log_end_offset == 1
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_deleted_topic_is_not_followed_any_more() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        asked = await broker.begin_session(given(0, batch(b"a")))
+        await broker.apply(RemoveTopicRecord(topic_id=ORDERS))
+        asked.answer(answered(given(0, batch(b"b", offset=1))))
+        assert await broker.fetches_nothing_for(60_000)
+        with pytest.raises(UnknownTopicId):
+            broker.replica()
+        assert [each for each in disk.list(DATA_DIR) if each.startswith("orders")] == []
+        await broker.stop()
+
+    run(main)
+
+
+def test_in_one_delta_who_leads_and_who_follows_change_places() -> None:  # H10
+    async def main() -> None:
+        broker = await Broker.start()
+        await broker.apply(broker.new_partition(0, leader_id=BROKER), broker.new_partition(1))
+        (await broker.next_fetch()).answer(answered(given(1)))
+        asked = await broker.next_fetch()
+        await broker.apply(changed(0, leader_id=LEADER), changed(1, leader_id=BROKER))
+        assert [each.is_leader for each in broker.replicas.partitions] == [False, True]
+        asked = await broker.next_fetch()
+        assert (positions(asked.request), [each.partition for each in asked.request.forgotten]) == (
+            {0: 0},
+            [1],
+        )
+        await broker.stop()
+
+    run(main)
+
+
+def test_the_epoch_of_a_new_leadership_is_durable_when_the_metadata_is_applied() -> None:  # H10, B16
+    async def main() -> None:
+        broker = await leading()
+        await produce(broker, ACKS_LEADER)
+        await broker.apply(changed(leader_id=BROKER))
+        assert not broker.partition().log.has_unsynced
+        assert broker.partition().leader_epoch_start_offset == 1
+        await broker.stop()
+
+    run(main)
+
+
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_a_followers_high_watermark_is_saved_and_found_again() -> None:  # B4
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a"), batch(b"b", offset=1), high_watermark=1))
+        await asyncio.sleep(6)  # every five seconds
+        await broker.stop()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        partition = broker.partition()
+        assert (partition.high_watermark, partition.log.log_end_offset) == (1, 2)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_followers_log_start_is_saved_and_found_again() -> None:  # B3
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(
+            given(0, batch(b"a"), batch(b"b", offset=1), high_watermark=2, log_start_offset=1)
+        )
+        await asyncio.sleep(6)
+        await broker.stop()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        assert broker.partition().log.log_start_offset == 1
+        await broker.stop()
+
+    run(main)
