@@ -5,6 +5,8 @@ those that look at what crosses the network and at the disks; `rayka.sim.watches
 the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what the quorum promises beyond them.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
@@ -18,6 +20,7 @@ from rayka.ports import Request
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.produce import ProduceRequest, ProduceResponse
 from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse, VoteRequest, VoteResponse
 from rayka.protocol.wire import decode
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
@@ -48,7 +51,7 @@ class Checkers:
 
     def __init__(self, loop: VirtualLoop, trace: Trace, ledger: Ledger) -> None:
         self._loop = loop
-        self._trace = trace
+        self.trace = trace
         self.ledger = ledger
         self.violation: Violation | None = None
         self.is_enabled = True
@@ -56,8 +59,13 @@ class Checkers:
         self.leaders: dict[int, tuple[int, int]] = {}  # by epoch: node and incarnation
         self.heard_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
         self.homes: dict[ReplicaKey, tuple[Machine, SimDisk]] = {}  # each replica's machine, and its disk
+        self.on_produced: Callable[[int, ProduceRequest, ProduceResponse], None] = lambda *_: None
         self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
         self._elections: dict[int, ElectionState] = {}  # by node: what its disk said last
+
+    @property
+    def now_ms(self) -> int:
+        return self._loop.now_ms
 
     # ---- Reporting ---------------------------------------------------------------------------------------------------
 
@@ -65,7 +73,7 @@ class Checkers:
         """A rule was broken; the first report counts."""
         if self.violation is None:
             self.violation = Violation(checker, self._loop.now_ms, node_id, evidence)
-            self._trace.add(node_id, "VIOLATION", f"{checker}: {evidence}")
+            self.trace.add(node_id, "VIOLATION", f"{checker}: {evidence}")
 
     def report_if(self, checker: str, node_id: int, problem: str) -> None:
         """As `report`, if there is a problem."""
@@ -98,7 +106,12 @@ class Checkers:
     def on_answer(self, process: Process, call: Call, answer: Answer) -> None:
         """A node has answered a call."""
         body, payload = answer
-        if not self.is_enabled or payload is None or role_of(process.node_id) is not Role.CONTROLLER:
+        if not self.is_enabled or payload is None:
+            return
+        if call.api.name == "produce":
+            produced = decode(ProduceRequest, call.request.body, call.request.payload())
+            self.on_produced(process.node_id, produced, decode(ProduceResponse, body, payload))
+        if role_of(process.node_id) is not Role.CONTROLLER:
             return
         if call.api.name == "vote":
             self._on_vote_answer(process, decode(VoteRequest, call.request.body), decode(VoteResponse, body))

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, RaykaError, StorageError
+from rayka.errors import ApiError, DamagedLog, RaykaError, StorageError
 from rayka.ids import Role, node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
@@ -63,9 +63,18 @@ class Machine:
     def has_failed(self) -> bool:
         """Whether the node runs, but cannot use its disk any more: it needs another process."""
         node = self.node
-        if isinstance(node, BrokerNode) and node._parts is not None and node._parts.directories.offline_ids():
-            return True
+        if isinstance(node, BrokerNode) and node._parts is not None:
+            logs = [each.log for each in node._parts.replicas.partitions]
+            if node._parts.directories.offline_ids() or any(each.failure is not None for each in logs):
+                return True
         return node is not None and node._state is NodeState.FAILED
+
+    @property
+    def damage(self) -> str:
+        """What a broker that serves says of logs that are damaged: it needs another disk."""
+        parts = self.node._parts if isinstance(self.node, BrokerNode) else None
+        errors = [each.error for each in parts.replicas._unusable.values()] if parts is not None else []
+        return "; ".join(str(each) for each in errors if isinstance(each, DamagedLog))
 
 
 class SimCluster:

@@ -1,7 +1,7 @@
 """The faults of a run, drawn before it begins, as a list: a subset of it can be replayed, so a failure can be shrunk.
 
 What a fault may hit keeps the promise under test honest: a voter's synced bytes are lost (wiped, rotten) only for a
-minority of the voters in one run; everything else may happen to all of them, and at once.
+minority of the voters in one run, and those of one broker; everything else may happen to all of them, and at once.
 """
 
 from dataclasses import dataclass
@@ -69,11 +69,22 @@ def draw_faults(options: "SimOptions") -> list[Fault]:
         if at_ms >= options.seconds * 1000:
             return faults
         fault = _draw(random, options, len(faults), int(at_ms))
-        if fault.kind in DAMAGING and fault.node_id in options.controller_ids:
-            if fault.node_id in damaged or len(damaged) >= options.damaged_max:
-                continue
-            damaged.append(fault.node_id)
+        if fault.kind in DAMAGING and not _may_damage(options, damaged, fault.node_id):
+            continue
         faults.append(fault)
+
+
+def _may_damage(options: "SimOptions", damaged: list[int], node_id: int) -> bool:
+    """Whether this one may lose what it had synced, too; only a broker may lose it twice."""
+    is_voter = node_id in options.controller_ids
+    group = options.controller_ids if is_voter else options.broker_ids
+    before = [each for each in damaged if each in group]
+    if (node_id in before and is_voter) or (
+        node_id not in before and len(before) >= options.damaged_max(node_id)
+    ):
+        return False
+    damaged.append(node_id)
+    return True
 
 
 def _draw(random: Random, options: "SimOptions", number: int, begin_ms: int) -> Fault:
@@ -81,10 +92,13 @@ def _draw(random: Random, options: "SimOptions", number: int, begin_ms: int) -> 
     if kind in _RARE:
         kind = random.choice((kind, random.choice(options.fault_kinds)))
     node_ids = (*options.controller_ids, *options.broker_ids)
-    # Most faults hit controllers: it is their quorum that is under test.
-    among = options.controller_ids if random.random() < 0.8 or kind is FaultKind.BIT_ROT else node_ids
+    # Most faults hit what is under test: the quorum, or the replicas.
+    tested, others_too = (options.broker_ids, True) if options.topics else (options.controller_ids, False)
+    among = tested if random.random() < 0.7 else node_ids
+    if kind is FaultKind.BIT_ROT and not others_too:
+        among = options.controller_ids
     node_id = random.choice(among)
-    others = [each for each in (*node_ids, *options.client_ids) if each != node_id]
+    others = [each for each in (*node_ids, *options.client_ids, *options.data_client_ids) if each != node_id]
     return Fault(
         number,
         kind,

@@ -28,6 +28,7 @@ class Injector:
         self.done_count = 0
         self.damaged: dict[int, None] = {}
         self.on_wipe: Callable[[Machine], None] = lambda machine: None
+        self.on_damage: Callable[[int, str, bool], None] = lambda node_id, why, is_all: None
 
     def schedule(self, faults: Sequence[Fault]) -> None:
         """Arranges for all of them."""
@@ -61,12 +62,14 @@ class Injector:
         self._later(fault, self._cluster.start, fault.node_id)
 
     def _lose_power(self, fault: Fault, machine: Machine) -> None:
+        self.on_damage(fault.node_id, "power loss", False)
         self._cluster.lose_power(fault.node_id, self._random(fault))
         self._later(fault, self._cluster.start, fault.node_id)
 
     def _lose_power_all(self, fault: Fault, machine: Machine) -> None:
         random = self._random(fault)
         for node_id in self._cluster.machines:
+            self.on_damage(node_id, "power loss", False)
             self._cluster.lose_power(node_id, random)
             self._later(fault, self._cluster.start, node_id)
 
@@ -141,12 +144,17 @@ class Injector:
         machine.wall_offset_ms += int((fault.amount - 0.5) * 20 * fault.duration_ms)
 
     def _bit_rot(self, fault: Fault, machine: Machine) -> None:
-        """A bit of the metadata log with whole batches behind it: damage, not a torn tail."""
-        names = [name for name in machine.disk.names_in(machine.metadata_dir) if name.endswith(".log")]
+        """A bit of a log with whole batches behind it: damage, not a torn tail. A controller finds it when it starts, a
+        broker perhaps when it reads."""
+        random = self._random(fault)
+        directory = machine.metadata_dir if machine.is_controller else _any_log(machine, random)
+        names = [name for name in machine.disk.names_in(directory) if name.endswith(".log")]
         if names:
-            path = posixpath.join(machine.metadata_dir, names[-1])
-            machine.disk.rot(path, fault.amount, self._random(fault).randrange(1_000))
-        self._kill(fault, machine)
+            self.on_damage(machine.node_id, "bit rot", True)
+            path = posixpath.join(directory, names[-1])
+            machine.disk.rot(path, fault.amount, random.randrange(1_000))
+        if machine.is_controller or random.random() < 0.5:
+            self._kill(fault, machine)
 
     def _wipe(self, fault: Fault, machine: Machine) -> None:
         self._cluster.kill(fault.node_id, is_silent=True)
@@ -155,6 +163,7 @@ class Injector:
     def wipe(self, machine: Machine, on_done: Callable[[], None]) -> None:
         """Gives a machine that is down an empty disk."""
         self.on_wipe(machine)
+        self.on_damage(machine.node_id, "an empty disk", True)
         task = self._loop.create_task(self._cluster.replace_disk(machine), name="format", context=Context())
         task.add_done_callback(lambda _: on_done(), context=Context())
 
@@ -173,10 +182,17 @@ class Injector:
         """What an operator does with a node that reports that its disk is damaged."""
         for node_id in self.damaged:
             machine = self._cluster.machines[node_id]
-            if machine.start_failure:
-                self._trace.add(node_id, "replace", machine.start_failure)
+            problem = machine.start_failure or (machine.damage if machine.is_serving else "")
+            if problem:
+                self._trace.add(node_id, "replace", problem)
                 self._cluster.kill(node_id)
                 self.wipe(machine, lambda node_id=node_id: self._cluster.start(node_id))  # type: ignore[misc]
+
+
+def _any_log(machine: Machine, random: Random) -> str:
+    """The directory of one of the broker's partitions; the data directory itself if it has none."""
+    names = [each for each in machine.disk.names_in(machine.data_dir) if each.startswith("data")]
+    return posixpath.join(machine.data_dir, random.choice(names)) if names else machine.data_dir
 
 
 _BEGIN: dict[FaultKind, Callable[[Injector, Fault, Machine], None]] = {

@@ -6,7 +6,7 @@ node's own image can be compared with what the records say, and when each topic 
 `ConsistentCommittedData` of `RaftEventSimulationTest`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from uuid import UUID
 
@@ -51,8 +51,10 @@ class Ledger:
         self.voter_sets: list[VoterSet] = []
         self.topics: dict[UUID, TopicLife] = {}
         self.by_name: dict[str, list[UUID]] = {}
+        self.on_image: Callable[[MetadataImage, MetadataImage], None] = lambda before, after: None
         self._delta = MetadataDelta(MetadataImage())
-        self._images: dict[int, MetadataImage] = {0: MetadataImage()}
+        self._newest = MetadataImage()
+        self._images: dict[int, MetadataImage] = {0: self._newest}
 
     def __repr__(self) -> str:
         return f"<Ledger end={self.end} epoch={self.last_epoch} topics={len(self.topics)}>"
@@ -74,10 +76,13 @@ class Ledger:
         else:
             for offset, record in _records(batch):
                 self._replay(offset, record)
-        self._delta = MetadataDelta(self._delta.apply(self.end))
-        self._images[self.end] = self._delta.image
+        before = self._newest
+        self._newest = self._delta.apply(self.end)
+        self._delta = MetadataDelta(self._newest)
+        self._images[self.end] = self._newest
         if len(self._images) > _IMAGES_MAX:
             del self._images[next(iter(self._images))]
+        self.on_image(before, self._newest)
 
     def _replay(self, offset: int, record: MetadataRecord) -> None:
         self._delta.replay(record)
@@ -95,7 +100,7 @@ class Ledger:
 
     @property
     def newest_image(self) -> MetadataImage:
-        return self._delta.image
+        return self._newest
 
     def epoch_of(self, end_offset: int) -> int | None:
         """The epoch of the batch that ends at the offset; None when none does."""

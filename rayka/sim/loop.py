@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
+from threading import get_ident
 from typing import Any, NoReturn
 
 from rayka.sim.process import PROCESS, Process
@@ -83,6 +84,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self._cancelled_count = 0
         self._instant_us, self._budget = 0, 0
         self._is_closed = False
+        self._thread_id = get_ident()
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def __repr__(self) -> str:
@@ -114,7 +116,9 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
         when_us = int(min(when, _NEVER_S) * 1e6 + 0.25)
-        if (when_us + 0.5) / 1e6 < when < _NEVER_S:  # whoever is woken must find that it is time
+        if (
+            (when_us + 0.4) / 1e6 < when < _NEVER_S
+        ):  # whoever is woken must find that it is time, however he counts
             when_us += 1
         return self.call_at_us(when_us, callback, *args, context=context)
 
@@ -269,8 +273,11 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
 
     # ---- What would leave the simulation -----------------------------------------------------------------------------
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> NoReturn:
-        raise Escape(f"call_soon_threadsafe({callback!r}): another thread reaches into the simulation")
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Handle:
+        """As `call_soon`: the clients tell their loop so also on its own thread. No other thread may."""
+        if get_ident() != self._thread_id:
+            raise Escape(f"call_soon_threadsafe({callback!r}): another thread reaches into the simulation")
+        return self.call_soon(callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:
         raise Escape(f"run_in_executor({func!r}): a thread is no part of the simulation")

@@ -83,7 +83,7 @@ class SimNetwork:
         self._latency_us: dict[Link, float] = {}
         self._loss, self._duplication = options.loss, options.duplication
         self.node_ids: Sequence[int] = sorted((*options.controller_ids, *options.broker_ids))
-        self.all_ids: Sequence[int] = (*self.node_ids, *options.client_ids)
+        self.all_ids: Sequence[int] = (*self.node_ids, *options.client_ids, *options.data_client_ids)
 
     def __repr__(self) -> str:
         return f"<SimNetwork up={sorted(self._endpoints)} cut={sorted(self._cuts)}>"

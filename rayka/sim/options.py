@@ -13,6 +13,19 @@ from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID
 from rayka.sim.faults import DAMAGING, FaultKind
 
 CLIENT_ID = 9001  # clients are nodes of the network, too
+PRODUCER_ID = 9101
+CONSUMER_ID = 9201
+OPERATOR_ID = 9301
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """A topic that producers write to and consumers read."""
+
+    name: str
+    partition_count: int = 1
+    replication_factor: int = 3
+    configs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +39,11 @@ class SimOptions:
     clients: int = 2
     ops_per_second: float = 10.0
     voter_changes: bool = False
+    topics: tuple[TopicPlan, ...] = ()
+    producers: int = 2
+    consumers: int = 1
+    records_per_second: float = 20.0
+    operations_per_minute: float = 0.0  # what an operator asks about partitions
     faults_per_minute: float = 20.0
     fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
     only_faults: tuple[int, ...] | None = None
@@ -50,9 +68,20 @@ class SimOptions:
         return tuple(range(CLIENT_ID, CLIENT_ID + self.clients))
 
     @property
-    def damaged_max(self) -> int:
-        """How many voters may lose what they had synced: a minority."""
-        return (self.voters - 1) // 2
+    def producer_ids(self) -> tuple[int, ...]:
+        return tuple(range(PRODUCER_ID, PRODUCER_ID + self.producers)) if self.topics else ()
+
+    @property
+    def consumer_ids(self) -> tuple[int, ...]:
+        return tuple(range(CONSUMER_ID, CONSUMER_ID + self.consumers)) if self.topics else ()
+
+    @property
+    def data_client_ids(self) -> tuple[int, ...]:
+        return (*self.producer_ids, *self.consumer_ids, OPERATOR_ID) if self.topics else ()
+
+    def damaged_max(self, node_id: int) -> int:
+        """How many like this node may lose what they had synced: a minority of the voters; one of several brokers."""
+        return (self.voters - 1) // 2 if node_id in self.controller_ids else min(1, self.brokers - 1)
 
 
 def swarm(seed: int, **chosen: Any) -> SimOptions:
@@ -73,6 +102,7 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         "config": _config(random),
         "voter_changes": random.random() < 0.25,
     }
+    drawn |= _data(random, drawn["brokers"] if chosen.get("brokers") is None else chosen["brokers"])
     if drawn["voter_changes"]:  # a voter that was removed leaves fewer that may lose their disks
         drawn["fault_kinds"] = tuple(kind for kind in drawn["fault_kinds"] if kind not in DAMAGING)
         drawn["config"]["controller_quorum_auto_join_enable"] = False
@@ -83,6 +113,37 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
 def with_faults(options: SimOptions, numbers: Sequence[int]) -> SimOptions:
     """The same run with only these of its faults."""
     return replace(options, only_faults=tuple(numbers))
+
+
+def _data(random: Random, brokers: int) -> dict[str, Any]:
+    """Topics with records, in most runs; who writes and reads them, and what is asked about them."""
+    if random.random() < 0.25:
+        return {"topics": ()}
+    return {
+        "topics": tuple(
+            _topic(random, f"data{number}", brokers) for number in range(random.choice((1, 1, 2)))
+        ),
+        "producers": random.choice((1, 2, 3)),
+        "consumers": random.choice((1, 1, 2)),
+        "records_per_second": random.choice((5.0, 15.0, 40.0)),
+        "operations_per_minute": random.choice((0.0, 0.0, 10.0, 30.0)),
+    }
+
+
+def _topic(random: Random, name: str, brokers: int) -> TopicPlan:
+    """Three replicas and two in sync are what most people have; the rest is what they meet on the way."""
+    replication_factor = min(brokers, random.choice((1, 2, 3, 3, 3, 3)))
+    configs = {
+        "min.insync.replicas": str(min(replication_factor, random.choice((1, 2, 2, 2)))),
+        "segment.bytes": str(random.choice((1_200, 10_000, 1 << 20))),
+    }
+    if random.random() < 0.15:
+        configs["unclean.leader.election.enable"] = "true"
+    if random.random() < 0.2:
+        configs["flush"] = "batch"
+    if random.random() < 0.1:
+        configs["message.timestamp.type"] = "LogAppendTime"
+    return TopicPlan(name, random.choice((1, 1, 2)), replication_factor, configs)
 
 
 def _config(random: Random) -> dict[str, Any]:
@@ -99,4 +160,10 @@ def _config(random: Random) -> dict[str, Any]:
         "metadata_max_retention_bytes": random.choice((4_000, 40_000, 100 << 20)),
         "broker_session_timeout_ms": random.choice((2_000, 9_000)),
         "broker_heartbeat_interval_ms": random.choice((500, 2_000)),
+        "replica_lag_time_max_ms": random.choice((500, 2_000, 10_000)),
+        "replica_fetch_wait_max_ms": random.choice((50, 200, 500)),
+        "replica_fetch_max_bytes": random.choice((500, 1 << 20)),
+        "replica_fetch_backoff_ms": random.choice((50, 1_000)),
+        "replica_high_watermark_checkpoint_interval_ms": random.choice((200, 5_000)),
+        "leader_imbalance_check_interval_seconds": random.choice((2, 300)),
     }

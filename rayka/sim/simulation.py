@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextvars import Context
 from enum import IntEnum
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,6 +21,8 @@ import msgspec
 from rayka.node.broker_node import BrokerNode
 from rayka.sim.checkers import Checkers, Violation, quorum_of
 from rayka.sim.cluster import Machine, SimCluster
+from rayka.sim.data_clients import DataClients
+from rayka.sim.data_history import DataHistory
 from rayka.sim.disk import SimDisk
 from rayka.sim.faults import Fault, draw_faults
 from rayka.sim.history import History
@@ -27,7 +30,10 @@ from rayka.sim.injector import Injector
 from rayka.sim.ledger import Ledger
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
 from rayka.sim.network import SimNetwork
+from rayka.sim.operations import PartitionOperator
 from rayka.sim.options import SimOptions
+from rayka.sim.partition_states import PartitionStates
+from rayka.sim.replication import Replication
 from rayka.sim.trace import Trace
 from rayka.sim.watches import BrokerWatch, ControllerWatch
 from rayka.sim.workload import Workload
@@ -56,6 +62,9 @@ class Outcome(msgspec.Struct, frozen=True):
     simulated_ms: int
     committed_end: int
     operations: dict[str, int]
+    sends: dict[str, int] = {}
+    polled_count: int = 0
+    loss_count: int = 0
     violation: Violation | None = None
 
     def __str__(self) -> str:
@@ -91,7 +100,20 @@ class Simulation:
             self.history,
             lambda: self.cluster.cluster_id,
         )
+        self.data_history = DataHistory()
+        self.replication = Replication(self.checkers, self.data_history)
+        self.states = PartitionStates(self.checkers, self.replication, self.cluster, self.trace)
+        self.ledger.on_image = self.states.on_image
+        self.checkers.on_produced = partial(self.replication.on_produced, self.states.min_isr_floor)
+        self.data = DataClients(
+            self.loop, options, self.network, self.trace, self.checkers, self.data_history, self.replication
+        )
+        self.operator = PartitionOperator(
+            self.loop, options, self.network, self.trace, self.replication, self.states
+        )
+        self.workload.on_created = self.data.start
         self.injector = Injector(self.loop, self.cluster, self.network, self.trace, options.seed)
+        self.injector.on_damage = self.replication.on_damaged
         self.faults: list[Fault] = []
 
     def __repr__(self) -> str:
@@ -105,7 +127,7 @@ class Simulation:
 
     def _watch(self, machine: Machine) -> Callable[[], None]:
         if not machine.is_controller:
-            return BrokerWatch(machine, self.checkers)
+            return BrokerWatch(machine, self.checkers, self.replication)
         self.checkers.on_started(machine)
         fetch_timeout_ms = self.cluster.config.controller_quorum_fetch_timeout_ms
         return ControllerWatch(machine, self.checkers, self.loop, fetch_timeout_ms)
@@ -133,6 +155,7 @@ class Simulation:
     def close(self) -> None:
         """Ends all processes and what they were doing; nothing is checked any more."""
         self.checkers.is_enabled = False
+        self.data.close()
         for machine in self.cluster.machines.values():
             if machine.process is not None:
                 self.cluster.kill(machine.node_id)
@@ -145,6 +168,7 @@ class Simulation:
         for node_id in self.cluster.machines:
             self.cluster.start(node_id)
         self.workload.start()
+        self.operator.start()
 
     def draw(self) -> None:
         """The faults of this run."""
@@ -170,6 +194,8 @@ class Simulation:
         """Heals everything; whatever still waits a minute later is a violation."""
         self.trace.add("-", "phase", "liveness")
         self.workload.stop_asking()
+        self.data.stop_asking()
+        self.operator.stop_asking()
         self.injector.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
@@ -179,6 +205,7 @@ class Simulation:
         while waiting and self.loop.now_us < deadline_us and self.checkers.violation is None:
             self.injector.heal()  # what failed meanwhile, or was still under a fault's hand
             self.injector.replace_rotten()
+            self.operator.rescue()
             self.run_until_ms((self.loop.now_us + _STEP_US - START_US) // 1000)
             waiting = self._waiting(proof)
         if waiting:
@@ -189,7 +216,9 @@ class Simulation:
 
     def _waiting(self, proof: Any) -> list[str]:
         """What has not ended, or not caught up."""
-        found = [str(each) for each in self.history.pending()[:5]]
+        found = (
+            [str(each) for each in self.history.pending()[:5]] + self.data.waiting() + self.states.waiting()
+        )
         if not proof.done():
             found.append("no new topic was acknowledged")
         for machine in self.cluster.machines.values():
@@ -213,6 +242,8 @@ class Simulation:
     def check_final(self) -> None:
         """The history as a whole, and what the disks have to say."""
         self.checkers.report_if("history", 0, self.history.check_final())
+        truths = self.replication.truths.values()
+        self.checkers.report_if("lost-write", 0, self.data_history.check_final(truths))
         for machine in self.cluster.machines.values():
             if machine.disk.dead_writers:
                 self.checkers.report("dead-process", machine.node_id, machine.disk.dead_writers[0])
@@ -231,6 +262,9 @@ class Simulation:
             simulated_ms=(self.loop.now_us - START_US) // 1000,
             committed_end=self.ledger.end,
             operations=self.history.counts(),
+            sends=self.data_history.counts(),
+            polled_count=self.data_history.polled_count,
+            loss_count=sum(len(each.losses) for each in self.replication.truths.values()),
             violation=violation,
         )
 

@@ -10,6 +10,7 @@ from rayka.metadata.records import MetadataRecord
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
 from rayka.node.replicated_shard import ReplicatedShard
+from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_state import QuorumState
@@ -18,6 +19,7 @@ from rayka.sim.checkers import Checkers, local_key
 from rayka.sim.cluster import Machine
 from rayka.sim.ledger import Compared, difference
 from rayka.sim.loop import VirtualLoop
+from rayka.sim.replication import Replication, ReplicaView
 
 _SLACK_US = 1_000_000
 
@@ -93,7 +95,7 @@ class ControllerWatch:
     def _on_role(self, quorum: Quorum, state: QuorumState) -> None:
         self._role = role = state.role
         self._leads = isinstance(role, Leader)
-        self._checkers._trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
+        self._checkers.trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
         if not isinstance(role, Leader):
             return
         self._voters, self._voters_end = state.voters, 0
@@ -222,20 +224,30 @@ class ControllerWatch:
 
 
 class BrokerWatch:
-    """One incarnation of one broker: its image is that of the committed log."""
+    """One incarnation of one broker: its image is that of the committed log, and so are its replicas."""
 
-    def __init__(self, machine: Machine, checkers: Checkers) -> None:
+    def __init__(self, machine: Machine, checkers: Checkers, replication: Replication) -> None:
         self._machine = machine
         self._checkers = checkers
+        self._replication = replication
+        self._views: dict[Partition, ReplicaView] = {}
         self._image: MetadataImage | None = None
         self._compared: Compared | None = None
 
     def __call__(self) -> None:
         node = self._machine.node
         parts = node._parts if isinstance(node, BrokerNode) else None
-        if parts is not None and parts.follower.image is not self._image:
+        if parts is None or not self._checkers.is_enabled:
+            return
+        if parts.follower.image is not self._image:
             self._image = image = parts.follower.image
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
+        for partition in parts.replicas.partitions:
+            view = self._views.get(partition)
+            if view is None:
+                self._views[partition] = self._replication.open(self._machine.node_id, partition)
+            elif view.has_changed():
+                self._replication.look(view)
 
 
 def check_image(

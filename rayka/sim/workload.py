@@ -5,7 +5,7 @@ every client does. It never tries an operation again: each attempt is one entry 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
 
@@ -26,13 +26,14 @@ from rayka.sim.checkers import Checkers
 from rayka.sim.history import History, Kind, Operation, Outcome
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.network import SimNetwork
-from rayka.sim.options import SimOptions
+from rayka.sim.options import SimOptions, TopicPlan
 from rayka.sim.process import PROCESS, Process
 from rayka.sim.trace import Trace
 
 _TIMEOUT_MS = 3_000
 _OUTSTANDING_MAX = 64
 _TOPICS_MAX = 30
+_NAME_BEGIN = "t"  # of topics that come and go; those with records are called otherwise
 _FIND_PAUSE_S = 0.05
 _VOTER_CHANGE_PAUSE_S = 2.0
 
@@ -60,6 +61,8 @@ class Workload:
         self.operator = _Operator(self.clients[0], options.seed) if options.voter_changes else None
         self.trace = trace
         self.checkers = checkers
+        self.on_created: Callable[[Sequence[TopicPlan]], None] = lambda topics: None
+        self._topics = options.topics
 
     def __repr__(self) -> str:
         return f"<Workload {self.history.counts()}>"
@@ -78,6 +81,19 @@ class Workload:
                 self.operator.tasks.append(
                     self._loop.create_task(self.operator.run(), name="operator", context=context)
                 )
+        self._loop.create_task(self._create_topics(), name="topics", context=context)
+
+    async def _create_topics(self) -> None:
+        """The topics that have records, one after the other, however many attempts that takes."""
+        for plan in self._topics:
+            topic = NewTopic(plan.name, plan.partition_count, plan.replication_factor, plan.configs)
+            while True:
+                operation = await self.clients[0].attempt(Kind.CREATE, plan.name, topic)
+                exists = operation.what == ErrorCode.TOPIC_ALREADY_EXISTS.name
+                if operation.outcome is Outcome.ACKNOWLEDGED or exists:
+                    break
+                await asyncio.sleep(_FIND_PAUSE_S)
+            self.on_created((plan,))
 
     def stop_asking(self) -> None:
         """No new operations; those under way go on."""
@@ -137,20 +153,21 @@ class _Client:
             return False
 
     def _draw(self) -> tuple[Kind, str]:
-        topics = self._workload.history.ledger.newest_image.topics
+        topics = [
+            each for each in self._workload.history.ledger.newest_image.topics if each[0] == _NAME_BEGIN
+        ]
         draw = self._random.random()
         self._count += 1
         if draw < 0.4 and len(topics) < _TOPICS_MAX:
-            return Kind.CREATE, f"t{self.process.node_id - 9000}-{self._count}"
+            return Kind.CREATE, f"{_NAME_BEGIN}{self.process.node_id - 9000}-{self._count}"
         if draw < 0.8 and topics:
-            names = list(topics)
-            name = names[self._random.randrange(len(names))]
+            name = topics[self._random.randrange(len(topics))]
             return (Kind.DELETE if draw < 0.7 else Kind.CREATE), name
         return Kind.READ, "all"
 
     # ---- One attempt -------------------------------------------------------------------------------------------------
 
-    async def attempt(self, kind: Kind, name: str) -> Operation:
+    async def attempt(self, kind: Kind, name: str, topic: NewTopic | None = None) -> Operation:
         """One operation, with whatever end; it is in the history."""
         workload = self._workload
         operation = workload.history.begin(self.process.node_id, kind, name, workload.now_ms)
@@ -161,7 +178,7 @@ class _Client:
             if kind is Kind.READ:
                 await self._read(operation, node_id)
             else:
-                await self._change(operation, node_id)
+                await self._change(operation, node_id, topic)
         except ApiError as error:
             self._on_error(operation, node_id, error)
         workload.trace.add(self.process.node_id, "done", str(operation))
@@ -177,10 +194,10 @@ class _Client:
         problem = self._workload.history.check_read(operation, response)
         self._workload.checkers.report_if("read", self.process.node_id, problem)
 
-    async def _change(self, operation: Operation, node_id: int) -> None:
+    async def _change(self, operation: Operation, node_id: int, topic: NewTopic | None) -> None:
         response: CreateTopicsResponse | DeleteTopicsResponse
         if operation.kind is Kind.CREATE:
-            topic = NewTopic(operation.name, self._random.randint(1, 2), 1)
+            topic = topic or NewTopic(operation.name, self._random.randint(1, 2), 1)
             response = await self.network.call(node_id, CreateTopicsRequest((topic,)), _TIMEOUT_MS)
         else:
             response = await self.network.call(node_id, DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)

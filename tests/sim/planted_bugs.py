@@ -53,7 +53,7 @@ class PlantedBug:
     def run(self, seed: int) -> Outcome:
         """One run of a cluster with the bug."""
         with self.plant():
-            return Simulation(swarm(seed, seconds=SECONDS, **self.chosen)).run()
+            return Simulation(swarm(seed, seconds=SECONDS, **{"topics": (), **self.chosen})).run()
 
 
 @contextmanager

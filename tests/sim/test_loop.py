@@ -44,7 +44,7 @@ def test_a_timeout_ends_on_time() -> None:
 
     with pytest.raises(TimeoutError):
         loop.run_until_complete(wait())
-    assert loop.now_us == START_US + 250_000
+    assert 0 <= loop.now_us - (START_US + 250_000) <= 1  # never before
 
 
 @pytest.mark.parametrize("wait_ms", [1, 3, 7, 57, 251, 333, 1_001, 57_003])

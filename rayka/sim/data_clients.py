@@ -1,0 +1,283 @@
+"""The producers and consumers of a simulation: the real brains of the clients, on the virtual loop.
+
+A producer is the real `Sender` with its `Accumulator` and sequences, a consumer the real `Fetcher` with its `Delivery`;
+only the sync classes in front of them, which wait in threads, are left out. A client is a process of the network: its
+links are cut, its calls lost and doubled like those of the nodes. Each record has a value of its own, so that the
+history knows it wherever it turns up. A consumer begins anew from time to time, from the earliest record on.
+"""
+
+import asyncio
+import traceback
+from collections.abc import Sequence
+from contextvars import Context
+from functools import partial
+from random import Random
+from typing import Any
+
+from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.delivery import Delivery
+from rayka.client.fetcher import Fetcher
+from rayka.client.sender import Sender
+from rayka.config import ConsumerConfig, ProducerConfig
+from rayka.errors import RaykaError
+from rayka.ids import TopicPartition
+from rayka.ports import Network
+from rayka.sim.checkers import Checkers
+from rayka.sim.data_history import DataHistory, Send, Session
+from rayka.sim.history import Outcome
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.network import SimNetwork
+from rayka.sim.options import SimOptions, TopicPlan
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.replication import Replication
+from rayka.sim.trace import Trace
+
+_EPOCH_MS = 1_700_000_000_000
+_POLL_MS = 400.0
+_POLLS_MAX = 200  # then a consumer may begin anew
+_RETRY_S = 0.2
+
+
+class SimHandle:
+    """What a client needs of its cluster: a network of its own."""
+
+    def __init__(self, network: SimNetwork, process: Process) -> None:
+        self._network = network
+        self._process = process
+
+    @property
+    def name(self) -> str:
+        return "sim"
+
+    def network(self) -> Network:
+        return self._network.port(self._process)
+
+
+class DataClients:
+    """All producers and consumers of one run. They begin when their topics are there."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        options: SimOptions,
+        network: SimNetwork,
+        trace: Trace,
+        checkers: Checkers,
+        history: DataHistory,
+        replication: Replication,
+    ) -> None:
+        self.loop = loop
+        self.options = options
+        self.network = network
+        self.trace = trace
+        self.checkers = checkers
+        self.history = history
+        self.replication = replication
+        self.producers = [_Producer(self, each) for each in options.producer_ids]
+        self.consumers = [_Consumer(self, each) for each in options.consumer_ids]
+        self.is_asking = True
+
+    def __repr__(self) -> str:
+        return f"<DataClients {self.history.counts()} polled={self.history.polled_count}>"
+
+    def start(self, topics: Sequence[TopicPlan]) -> None:
+        """Topics that have been created: clients use them from now on."""
+        if topics:
+            for client in (*self.producers, *self.consumers):
+                client.start(topics)
+
+    def stop_asking(self) -> None:
+        """No new records; those under way go on, and the consumers read to the end."""
+        self.is_asking = False
+
+    def waiting(self) -> list[str]:
+        """What has not ended: sends, and consumers that have not read everything."""
+        found = [str(each) for each in self.history.pending()[:5]]
+        return found + [problem for each in self.consumers for problem in each.behind()]
+
+    def close(self) -> None:
+        """What is under way is given up."""
+        for each in (*self.producers, *self.consumers):
+            each.process.is_alive = False
+
+
+class _Client:
+    def __init__(self, owner: DataClients, client_id: int) -> None:
+        self.owner = owner
+        self.process = Process(client_id, 1)
+        self.random = Random(f"data {owner.options.seed} {client_id}")
+        self._context = Context()
+        self._context.run(PROCESS.set, self.process)
+        self.partitions: list[TopicPartition] = []
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self, topics: Sequence[TopicPlan]) -> None:
+        """Uses the partitions of these topics."""
+        for topic in topics:
+            self.partitions += [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
+        if self.task is None:
+            self.task = self.owner.loop.create_task(self.run(), name="data client", context=self._context)
+            self.task.add_done_callback(self._on_done, context=Context())
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        """It ends by itself only by an exception that no code expected."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            where = "".join(traceback.format_tb(error.__traceback__)[-4:])
+            self.report("crash", f"{error!r}; {where}")
+
+    async def run(self) -> None:
+        raise NotImplementedError
+
+    def tell(self, event: str, what: str) -> None:
+        self.owner.trace.add(self.process.node_id, event, what)
+
+    def report(self, checker: str, evidence: str) -> None:
+        if self.owner.checkers.is_enabled:
+            self.owner.checkers.report(checker, self.process.node_id, evidence)
+
+
+# ---- Producers -------------------------------------------------------------------------------------------------------
+
+
+class _Producer(_Client):
+    """Sends records at random times to random partitions."""
+
+    def __init__(self, owner: DataClients, client_id: int) -> None:
+        super().__init__(owner, client_id)
+        self._config = ProducerConfig.parse(self._options(), what="simulated producer")
+        self._count = 0
+
+    def _options(self) -> dict[str, Any]:
+        is_first = self.process.node_id == self.owner.options.producer_ids[0]
+        acks, is_idempotent = (
+            (-1, True) if is_first else self.random.choice(((-1, True), (-1, False), (1, False)))
+        )
+        return {
+            "acks": acks,
+            "enable_idempotence": is_idempotent,
+            "linger_ms": self.random.choice((0, 5, 50)),
+            "batch_size": self.random.choice((500, 5_000)),
+            "request_timeout_ms": self.random.choice((1_000, 5_000)),
+            "delivery_timeout_ms": self.random.choice((3_000, 15_000, 50_000)),
+            "max_block_ms": 2_000,
+            "max_in_flight_requests_per_connection": self.random.choice((1, 5)),
+        }
+
+    async def run(self) -> None:
+        owner = self.owner
+        sender = Sender(
+            SimHandle(owner.network, self.process), self._config, self.random, asyncio.get_running_loop()
+        )
+        pause_s = owner.options.producers / owner.options.records_per_second
+        while owner.is_asking:
+            await asyncio.sleep(self.random.expovariate(1) * pause_s)
+            target = self.partitions[self.random.randrange(len(self.partitions))]
+            try:
+                if sender.accumulator.partition_count(target.topic) is None:
+                    await sender.learn_topic(target.topic)
+            except RaykaError as error:
+                self.tell("blocked", str(error)[:80])
+            else:
+                for _ in range(self.random.choice((1, 1, 3))):
+                    self._send(sender, target)
+
+    def _send(self, sender: Sender, target: TopicPartition) -> None:
+        now_ms = self.owner.loop.now_ms
+        self._count += 1
+        value = f"{self.process.node_id}-{self._count}-{'x' * self.random.choice((0, 20, 200))}".encode()
+        send = Send(
+            self.process.node_id, self._count, target.topic, target.partition, value,
+            self._config.acks, bool(self._config.enable_idempotence), now_ms,
+        )  # fmt: skip
+        with sender.lock:
+            moment = Moment(sender.now_ms(), _EPOCH_MS + now_ms)
+            future = sender.accumulator.append(
+                target.topic, target.partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
+            )
+        if future is not None:
+            self.owner.history.begin(send)
+            future.report_to(partial(self._on_delivery, send))
+            sender.wake()
+
+    def _on_delivery(self, send: Send, error: Exception | None, metadata: Any) -> None:
+        if error is not None:
+            send.outcome, send.what = Outcome.UNKNOWN, type(error).__name__
+            self.tell("unsent", str(send))
+            return
+        send.outcome, send.offset = Outcome.ACKNOWLEDGED, metadata.offset
+        owner = self.owner
+        problem = owner.history.on_delivered(send, owner.replication.truth_named(send.topic, send.partition))
+        if problem:
+            self.report("promised", problem)
+
+
+# ---- Consumers -------------------------------------------------------------------------------------------------------
+
+
+class _Consumer(_Client):
+    """Reads all partitions, from the beginning, again and again."""
+
+    def __init__(self, owner: DataClients, client_id: int) -> None:
+        super().__init__(owner, client_id)
+        self._sessions: dict[TopicPartition, Session] = {}
+
+    async def run(self) -> None:
+        while True:
+            config = ConsumerConfig.parse(self._options(), what="simulated consumer")
+            fetcher = Fetcher(SimHandle(self.owner.network, self.process), config, self.random)
+            delivery = Delivery(check_crcs=True)
+            partitions = list(self.partitions)  # others may be added meanwhile
+            self._sessions = {
+                each: Session(self.process.node_id, each.topic, each.partition) for each in partitions
+            }
+            try:
+                await fetcher.assign(partitions)
+                await self._read(fetcher, delivery, self.random.randint(20, _POLLS_MAX))
+            except RaykaError as error:
+                self.tell("consumer", str(error)[:120])
+                await asyncio.sleep(_RETRY_S)
+            finally:
+                await fetcher.close()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "auto_offset_reset": "earliest",
+            "fetch_max_wait_ms": self.random.choice((100, 500)),
+            "max_partition_fetch_bytes": self.random.choice((1_000, 100_000)),
+            "request_timeout_ms": self.random.choice((1_000, 5_000)),
+            "default_api_timeout_ms": 5_000,
+            "metadata_max_age_ms": self.random.choice((1_000, 60_000)),
+            "local_reads": False,
+        }
+
+    async def _read(self, fetcher: Fetcher, delivery: Delivery, polls: int) -> None:
+        """Ends after so many polls, or when there is another partition to read."""
+        while len(self.partitions) == len(self._sessions) and (polls > 0 or not self.owner.is_asking):
+            polls -= 1
+            if not await fetcher.poll(_POLL_MS, delivery.add):
+                continue
+            while records := delivery.next_records(100):
+                for record in records:
+                    self._on_record(
+                        TopicPartition(record.topic, record.partition), record.offset, record.value
+                    )
+
+    def _on_record(self, topic_partition: TopicPartition, offset: int, value: bytes) -> None:
+        owner = self.owner
+        truth = owner.replication.truth_named(topic_partition.topic, topic_partition.partition)
+        checker, problem = owner.history.on_polled(self._sessions[topic_partition], offset, value, truth)
+        if checker:
+            self.report(checker, problem)
+
+    def behind(self) -> list[str]:
+        """Partitions whose end it has not reached."""
+        found, owner = [], self.owner
+        for topic_partition, session in self._sessions.items():
+            truth = owner.replication.truth_named(topic_partition.topic, topic_partition.partition)
+            state = None if truth is None else owner.replication.state_of(truth)
+            if truth is None or state is None or not state.has_leader or truth.losses:
+                continue
+            if truth.end > max(session.next_offset, truth.deleted_up_to):
+                found.append(f"consumer {self.process.node_id} stands at {session.next_offset} of {truth!r}")
+        return found

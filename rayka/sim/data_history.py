@@ -1,0 +1,161 @@
+"""What producers sent and were told, and what consumers were given (as Jepsen's checker of Kafka asks, kafka.md §3.7).
+
+Every record's value is unique, so each committed record is known by it. An acknowledgement with acks=all is a promise:
+the record is at that offset for ever, but for the losses that `rayka.sim.partition_truth` calls legal. One with acks=1
+promises nothing across a change of leaders. A producer that is idempotent has each record at most once in the log, in
+the order of its sends; another one may repeat a record, and keeps the order of what it repeats. A consumer gets from
+its first position on every committed record once, in order; a session begins anew after a legal loss.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rayka.protocol.produce import ACKS_ALL
+from rayka.sim.history import Outcome
+from rayka.sim.partition_truth import Batch, PartitionTruth
+
+_SHOWN = 5
+
+
+@dataclass(slots=True, eq=False)
+class Send:
+    """One record on its way. `number` counts within its producer."""
+
+    producer_id: int
+    number: int
+    topic: str
+    partition: int
+    value: bytes
+    acks: int
+    is_idempotent: bool
+    begin_ms: int
+    outcome: Outcome = Outcome.PENDING
+    what: str = ""
+    offset: int = -1
+    is_lost: bool = False  # it was committed, and a legal loss took it
+
+    def __str__(self) -> str:
+        where = f" at {self.offset}" if self.offset >= 0 else ""
+        return f"{self.value.decode()[:24]} to {self.topic}-{self.partition} {self.outcome}{where} {self.what}".rstrip()
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One consumer's reading of one partition from a position on."""
+
+    consumer_id: int
+    topic: str
+    partition: int
+    next_offset: int = -1  # nothing was given yet
+    count: int = 0
+
+
+@dataclass(slots=True)
+class DataHistory:
+    """All records of a run. The checks return what is wrong, empty when nothing is."""
+
+    sends: dict[bytes, Send] = field(default_factory=dict)
+    places: dict[bytes, int] = field(default_factory=dict)  # of committed values: their offsets
+    newest: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # by partition and producer: the last number
+    polled_count: int = 0
+
+    def begin(self, send: Send) -> Send:
+        """A producer takes a record."""
+        assert send.value not in self.sends, send
+        self.sends[send.value] = send
+        return send
+
+    def pending(self) -> list[Send]:
+        return [each for each in self.sends.values() if each.outcome is Outcome.PENDING]
+
+    def counts(self) -> dict[str, int]:
+        """How many sends ended in which way."""
+        found = dict.fromkeys(map(str, Outcome), 0)
+        for each in self.sends.values():
+            found[each.outcome] += 1
+        return found
+
+    # ---- As it happens -----------------------------------------------------------------------------------------------
+
+    def on_committed(self, truth: PartitionTruth, batch: Batch) -> tuple[str, str] | None:
+        """A batch is committed: each value was sent, to this partition, once, and after those before it."""
+        for offset, value in enumerate(batch.values, batch.base_offset):
+            send = self.sends.get(value)
+            if send is None or f"{send.topic}-{send.partition}" != truth.name:
+                return "duplicate", f"{value!r} at {offset} was never sent to {truth.name}"
+            before = self.places.setdefault(value, offset)
+            if not send.is_idempotent:
+                continue
+            if before != offset:
+                return "duplicate", f"{send} is at {before} and at {offset}"
+            key = (truth.name, send.producer_id)
+            if self.newest.get(key, -1) > send.number:
+                return (
+                    "producer-order",
+                    f"{send} at {offset} follows number {self.newest[key]} of its producer",
+                )
+            self.newest[key] = send.number
+        return None
+
+    def on_lost(self, batches: Iterable[Batch]) -> None:
+        """These were committed, and are gone legally. Who sent them may send them again."""
+        for batch in batches:
+            for value in batch.values:
+                self.places.pop(value, None)
+                send = self.sends.get(value)
+                if send is not None:
+                    send.is_lost = True
+                    self.newest.pop((f"{send.topic}-{send.partition}", send.producer_id), None)
+
+    def on_delivered(self, send: Send, truth: PartitionTruth | None) -> str:
+        """A record was acknowledged; with acks=all it is committed where the producer was told."""
+        if send.acks != ACKS_ALL or truth is None:
+            return ""
+        batch = truth.at(send.offset)
+        if batch is not None and batch.values[send.offset - batch.base_offset] == send.value:
+            return ""
+        if truth.losses and truth.losses[-1].at_ms >= send.begin_ms:
+            send.is_lost = True
+            return ""
+        return f"{send}: committed there is {batch}, {truth!r}"
+
+    def on_polled(
+        self, session: Session, offset: int, value: bytes, truth: PartitionTruth | None
+    ) -> tuple[str, str]:
+        """A consumer was given a record."""
+        self.polled_count += 1
+        if truth is None:
+            return "", ""
+        if value not in truth.seen_at(offset):
+            return (
+                "consumed",
+                f"{session} was given {value!r} at {offset}; committed is {truth.at(offset)}, {truth!r}",
+            )
+        expected, session.next_offset = session.next_offset, offset + 1
+        session.count += 1
+        if expected < 0 or offset == expected or truth.losses or expected < offset <= truth.deleted_up_to:
+            return "", ""
+        kind = "poll-skip" if offset > expected else "nonmonotonic-poll"
+        return kind, f"{session} was given {offset} where {expected} was next"
+
+    # ---- At the end --------------------------------------------------------------------------------------------------
+
+    def check_final(self, truths: Iterable[PartitionTruth]) -> str:
+        """Every record that was acknowledged with acks=all is in the log (P7)."""
+        by_name = {each.name: each for each in truths}
+        gone = []
+        for send in self.sends.values():
+            truth = by_name.get(f"{send.topic}-{send.partition}")
+            if (
+                send.outcome is not Outcome.ACKNOWLEDGED
+                or send.acks != ACKS_ALL
+                or send.is_lost
+                or truth is None
+            ):
+                continue
+            batch = truth.at(send.offset)
+            if batch is None or batch.values[send.offset - batch.base_offset] != send.value:
+                gone.append(str(send))
+        return f"acknowledged and gone: {gone[:_SHOWN]}" if gone else ""

@@ -1,0 +1,146 @@
+"""What an operator asks about partitions with records while everything goes wrong: other replicas, the preferred
+leader, another min ISR, fewer records; and in the end, for a partition whose last known replicas are on disks that are
+gone, an unclean election.
+
+Each attempt is made once: what is refused, or fails, is as good as what is done.
+"""
+
+import asyncio
+from contextvars import Context
+from random import Random
+
+from rayka.errors import ApiError, NotController
+from rayka.ids import NO_NODE, TopicPartition
+from rayka.ports import Request
+from rayka.protocol.active_controller import ActiveController
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    ElectionType,
+    ElectLeadersRequest,
+    Reassignment,
+)
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.network import SimNetwork
+from rayka.sim.options import OPERATOR_ID, SimOptions
+from rayka.sim.partition_states import PartitionStates
+from rayka.sim.partition_truth import PartitionTruth
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.replication import Replication
+from rayka.sim.trace import Trace
+
+_TIMEOUT_MS = 3_000
+
+
+class PartitionOperator:
+    """One who administers the partitions of a run."""
+
+    def __init__(
+        self, loop: VirtualLoop, options: SimOptions, network: SimNetwork, trace: Trace, replication: Replication,
+        states: PartitionStates,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._options = options
+        self._trace = trace
+        self._replication = replication
+        self._states = states
+        self._process = Process(OPERATOR_ID, 1)
+        self._network = network.port(self._process)
+        self._active = ActiveController(self._network)
+        self._random = Random(f"operations {options.seed}")
+        self._context = Context()
+        self._context.run(PROCESS.set, self._process)
+        self._task: asyncio.Task[None] | None = None
+        self._rescue: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PartitionOperator of seed {self._options.seed}>"
+
+    def start(self) -> None:
+        """Begins to ask."""
+        if self._options.topics and self._options.operations_per_minute:
+            self._task = self._loop.create_task(self._run(), name="operations", context=self._context)
+
+    def stop_asking(self) -> None:
+        """No new operations; a reassignment under way goes on."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.expovariate(1) * 60 / self._options.operations_per_minute)
+            truths = [each for each in self._replication.truths.values() if each.name.startswith("data")]
+            if truths:
+                await self._operate(self._random.choice(truths))
+
+    async def _operate(self, truth: PartitionTruth) -> None:
+        draw, topic = self._random.random(), truth.name.rpartition("-")[0]
+        if draw < 0.4:
+            await self._ask(truth, self._reassignment(truth, topic))
+        elif draw < 0.6:
+            await self._ask(truth, ElectLeadersRequest(ElectionType.PREFERRED))
+        elif draw < 0.8:
+            change = ConfigChange("min.insync.replicas", AlterConfigOp.SET, self._random.choice(("1", "2")))
+            resource = AlteredResource(ResourceType.TOPIC, topic, (change,))
+            await self._ask(truth, IncrementalAlterConfigsRequest((resource,)))
+        else:
+            await self._delete_records(truth)
+
+    def _reassignment(self, truth: PartitionTruth, topic: str) -> AlterPartitionReassignmentsRequest:
+        brokers = list(self._options.broker_ids)
+        self._random.shuffle(brokers)
+        count = self._random.choice((1, 2, 3))
+        replicas = None if self._random.random() < 0.2 else tuple(brokers[:count])
+        return AlterPartitionReassignmentsRequest((Reassignment(topic, truth.number, replicas),))
+
+    async def _delete_records(self, truth: PartitionTruth) -> None:
+        """Up to somewhere in what is committed, or up to the high watermark."""
+        state = self._replication.state_of(truth)
+        if state is None or not state.has_leader:
+            return
+        before = self._random.choice((-1, int(truth.end * self._random.random())))
+        partition = DeleteRecordsPartition(truth.topic_id, truth.number, before)
+        truth.deleted_up_to = max(truth.deleted_up_to, truth.end if before < 0 else before)
+        await self._ask(truth, DeleteRecordsRequest(_TIMEOUT_MS, (partition,)), state.leader_id)
+
+    async def _ask(self, truth: PartitionTruth, request: Request[object], node_id: int = NO_NODE) -> None:
+        self._tell(truth, f"{request!r}"[:150])
+        asked = node_id
+        try:
+            asked = await self._active.find() if node_id == NO_NODE else node_id
+            response = await self._network.call(asked, request, _TIMEOUT_MS)
+        except ApiError as error:
+            self._active.forget(asked)
+            if isinstance(error, NotController):
+                self._active.learn(error.leader_id, error.leader_epoch)
+            self._tell(truth, f"failed: {error.code.name}")
+        else:
+            self._tell(truth, f"{response!r}"[:150])
+
+    def _tell(self, truth: PartitionTruth, what: str) -> None:
+        self._trace.add(OPERATOR_ID, "operate", f"{truth.name}: {what}")
+
+    # ---- The end -----------------------------------------------------------------------------------------------------
+
+    def rescue(self) -> None:
+        """What an operator does in the end about a partition that nobody may lead: whoever lives leads it."""
+        leaderless = [each for each in self._replication.truths.values() if self._states.needs_rescue(each)]
+        if leaderless and (self._rescue is None or self._rescue.done()):
+            self._rescue = self._loop.create_task(
+                self._rescue_all(leaderless), name="rescue", context=self._context
+            )
+
+    async def _rescue_all(self, truths: list[PartitionTruth]) -> None:
+        for truth in truths:
+            topic = truth.name.rpartition("-")[0]
+            self._states.unclean_asked[topic] = None
+            partitions = (TopicPartition(topic, truth.number),)
+            await self._ask(truth, ElectLeadersRequest(ElectionType.UNCLEAN, partitions))

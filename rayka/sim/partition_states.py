@@ -1,0 +1,211 @@
+"""What must hold of the controller's decisions about partitions, looked at whenever metadata is committed.
+
+B13, B14, B40-B44 as they can be seen in two images that follow each other: who may be in the ISR, who may lead, which
+epochs rise. Every topic is looked at, with or without records.
+"""
+
+from collections.abc import Iterator
+
+from rayka.errors import ConfigError
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.sim.checkers import Checkers
+from rayka.sim.cluster import SimCluster
+from rayka.sim.partition_truth import PartitionTruth
+from rayka.sim.replication import Replication, holds_committed
+from rayka.sim.trace import Trace
+
+_Changed = tuple[TopicIdPartition, str, PartitionImage | None, PartitionImage]
+
+
+class PartitionStates:
+    """Hears of every committed image."""
+
+    def __init__(
+        self, checkers: Checkers, replication: Replication, cluster: SimCluster, trace: Trace
+    ) -> None:
+        self._checkers = checkers
+        self._replication = replication
+        self._cluster = cluster
+        self._trace = trace
+        self.unclean_asked: dict[
+            str, None
+        ] = {}  # topics for which the operator has ever asked for an unclean election
+        self.min_isr_floor: dict[str, int] = {}  # by topic: the lowest that was ever in force
+
+    def __repr__(self) -> str:
+        return f"<PartitionStates {sorted(self.min_isr_floor)}>"
+
+    def on_image(self, before: MetadataImage, after: MetadataImage) -> None:
+        """A batch of metadata is committed."""
+        if not self._checkers.is_enabled or (
+            before.topics is after.topics and before.brokers is after.brokers
+        ):
+            return
+        if before.configs is not after.configs or before.topics is not after.topics:
+            for name in after.topics:
+                floor = self.min_isr_floor.get(name, 1 << 30)
+                self.min_isr_floor[name] = min(floor, self._min_isr(after, name))
+        for key, name, old, new in _changed(before, after):
+            self._check_state(name, after, new)
+            if old is not None:
+                self._check_change(key, name, before, old, new)
+        if before.brokers is not after.brokers:
+            self._check_fenced(after)
+
+    def _min_isr(self, image: MetadataImage, name: str) -> int:
+        try:
+            return self._cluster.config.topic_config(image.topic_configs(name)).min_insync_replicas
+        except ConfigError:
+            return 1
+
+    def _report(self, checker: str, name: str, evidence: str) -> None:
+        self._checkers.report(checker, 0, f"{name}: {evidence}")
+
+    def waiting(self) -> list[str]:
+        """Partitions with records that are not what they should be in the end: led, fully in sync, not on the move."""
+        found = []
+        for truth in self._replication.truths.values():
+            state = self._replication.state_of(truth)
+            if state is None:
+                continue
+            if not state.has_leader and self._is_gone(state):
+                continue
+            is_whole = state.has_leader and {*state.isr} == {*state.replicas}
+            if not is_whole or state.adding_replicas or state.removing_replicas:
+                found.append(f"{truth!r} is {state!r}")
+        return found
+
+    def needs_rescue(self, truth: PartitionTruth) -> bool:
+        """Whether the last that are known to be whole are on disks that are gone, and others are there."""
+        state = self._replication.state_of(truth)
+        return (
+            state is not None
+            and not state.has_leader
+            and self._has_lost_last(state)
+            and not self._is_gone(state)
+        )
+
+    def _has_lost_last(self, state: PartitionImage) -> bool:
+        last = state.isr + state.eligible_leader_replicas + state.last_known_elr
+        return all(each in self._replication.rotten for each in last)
+
+    def _is_gone(self, state: PartitionImage) -> bool:
+        """Whether every replica's disk was lost: only deleting the topic would help."""
+        return all(each in self._replication.rotten for each in state.replicas)
+
+    # ---- One state ---------------------------------------------------------------------------------------------------
+
+    def _check_state(self, name: str, image: MetadataImage, state: PartitionImage) -> None:
+        """B13, B42: who may be where."""
+        isr, elr, replicas = state.isr, state.eligible_leader_replicas, state.replicas
+        if len({*isr}) < len(isr) or not {*isr, *elr} <= {*replicas} or {*isr} & {*elr}:
+            self._report("partition-state", name, f"ISR and ELR do not fit the replicas: {state!r}")
+        if state.has_leader and state.leader_id not in isr:
+            self._report("partition-state", name, f"the leader is not in the ISR: {state!r}")
+        broker = image.brokers.get(state.leader_id)
+        if state.has_leader and (broker is None or broker.is_fenced):
+            self._report("partition-state", name, f"led by {broker!r}: {state!r}")
+
+    def _check_fenced(self, image: MetadataImage) -> None:
+        """A broker that is fenced leads nothing, and with ELR it is in no ISR (B44)."""
+        fenced = [broker_id for broker_id, each in image.brokers.items() if each.is_fenced]
+        if not fenced:
+            return
+        for topic in image.topics.values():
+            for number, state in enumerate(topic.partitions):
+                if state.leader_id in fenced:
+                    self._report(
+                        "partition-state", f"{topic.name}-{number}", f"its leader is fenced: {state!r}"
+                    )
+                elif image.has_eligible_leader_replicas and any(each in fenced for each in state.isr):
+                    self._report("partition-state", f"{topic.name}-{number}", f"fenced {fenced} in {state!r}")
+
+    # ---- A change ----------------------------------------------------------------------------------------------------
+
+    def _check_change(
+        self,
+        key: TopicIdPartition,
+        name: str,
+        before: MetadataImage,
+        old: PartitionImage,
+        new: PartitionImage,
+    ) -> None:
+        """B14: epochs rise; B40, B41: who is elected."""
+        if new.partition_epoch <= old.partition_epoch or new.leader_epoch < old.leader_epoch:
+            self._report("partition-epochs", name, f"{old!r}, then {new!r}")
+        if new.leader_id != old.leader_id and new.leader_epoch == old.leader_epoch:
+            self._report("partition-epochs", name, f"another leader in the same epoch: {old!r}, then {new!r}")
+        truth = self._replication.truths.get(key)
+        if truth is not None:
+            view = self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
+            if view is not None and new.leader_epoch == old.leader_epoch:
+                self._replication.check_maximal_isr(view)
+        if new.has_leader and new.leader_epoch > old.leader_epoch:
+            self._check_elected(key, name, before, old, new)
+        if truth is not None:
+            self._on_members(key, old, new)
+            self._replication.expect_loss(truth, f"nobody else is left of {old!r}")
+
+    def _check_elected(
+        self,
+        key: TopicIdPartition,
+        name: str,
+        before: MetadataImage,
+        old: PartitionImage,
+        new: PartitionImage,
+    ) -> None:
+        truth = self._replication.truths.get(key)
+        view = (
+            None if truth is None else self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
+        )
+        joining = () if view is None else view.partition.maximal_isr
+        if new.leader_id in (*old.isr, *old.eligible_leader_replicas, *joining):
+            return
+        topic = name.rpartition("-")[0]
+        is_last_known = (
+            not old.isr and not old.eligible_leader_replicas and old.last_known_elr == (new.leader_id,)
+        )
+        if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(before, topic)):
+            self._report("unclean-election", name, f"{old!r}, then {new!r}")
+        elif truth is not None:
+            self._trace.add(new.leader_id, "unclean", f"{name} in epoch {new.leader_epoch}")
+            truth.awaits_loss = truth.awaits_loss or "unclean election"
+
+    def _is_unclean_allowed(self, image: MetadataImage, topic: str) -> bool:
+        config = self._cluster.config.topic_config(image.topic_configs(topic))
+        return config.unclean_leader_election_enable or self._cluster.config.unclean_leader_election_enable
+
+    def _on_members(self, key: TopicIdPartition, old: PartitionImage, new: PartitionImage) -> None:
+        """Who joins the ISR has everything (B11); who was damaged and is complete again, counts again."""
+        truth = self._replication.truths[key]
+        for node_id in new.isr:
+            if node_id in old.isr or new.leader_epoch > old.leader_epoch:
+                continue
+            if (
+                not truth.awaits_loss
+                and not truth.has_held(node_id, truth.end, truth.last_epoch)
+                and truth.committed
+            ):
+                self._report(
+                    "isr-member",
+                    truth.name,
+                    f"broker {node_id} joins, and never held all of {truth!r}: {new!r}",
+                )
+            view = self._replication.views.get((node_id, key))
+            if view is not None and holds_committed(view):
+                truth.damaged.pop(node_id, None)
+
+
+def _changed(before: MetadataImage, after: MetadataImage) -> Iterator[_Changed]:
+    """The partitions that are others now."""
+    if before.topics is after.topics:
+        return
+    for topic_id, topic in after.topics_by_id.items():
+        old = before.topics_by_id.get(topic_id)
+        if old is topic:
+            continue
+        for number, state in enumerate(topic.partitions):
+            past = old.partitions[number] if old is not None and number < len(old.partitions) else None
+            if past is not state:
+                yield TopicIdPartition(topic_id, number), f"{topic.name}-{number}", past, state

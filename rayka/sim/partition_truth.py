@@ -1,0 +1,139 @@
+"""What one partition has committed, as an observer outside of all brokers knows it, and what each replica ever held.
+
+A batch is known by its leader epoch and offset: one leader wrote it, once. The committed log grows when a leader raises
+its high watermark, and nothing is ever taken back, but for a *loss that no replication survives*:
+
+- every member of ISR and ELR has lost what it had not synced (or its disk) before another one had the record: B33; or
+- an unclean election that the topic's configuration, or the operator, allows.
+
+Then the partition awaits its next leader, whose log is the committed one from there on; what it lacks is `lost`: its
+producers may have been told that it is safe, and consumers may have seen it. Kafka: `ConsistentCommittedData`, here
+for data.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from rayka.ids import NO_EPOCH
+from rayka.log.leader_epoch_cache import EpochStart
+
+
+class Batch(NamedTuple):
+    """One batch as its leader wrote it."""
+
+    base_offset: int
+    next_offset: int
+    epoch: int
+    crc: int
+    values: tuple[bytes, ...]
+
+
+class Loss(NamedTuple):
+    """Committed records from an offset on are gone, legally; the leader of this epoch is the first without them."""
+
+    at_ms: int
+    offset: int
+    epoch: int
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class PartitionTruth:
+    """One partition. `end` is the first offset that is not known to be committed."""
+
+    name: str
+    topic_id: UUID
+    number: int
+    end: int = 0
+    batches: dict[tuple[int, int], Batch] = field(
+        default_factory=dict
+    )  # all ever written: by epoch and offset
+    committed: list[Batch] = field(default_factory=list)
+    lost: dict[int, list[Batch]] = field(
+        default_factory=dict
+    )  # by base offset: committed once, gone by a legal loss
+    losses: list[Loss] = field(default_factory=list)
+    awaits_loss: str = ""  # why the next leader may lack something
+    leaders: dict[int, int] = field(default_factory=dict)  # by leader epoch: who led it
+    held: dict[int, dict[int, int]] = field(
+        default_factory=dict
+    )  # by node and epoch: the end of what it ever held
+    damaged: dict[int, None] = field(
+        default_factory=dict
+    )  # nodes that lost something since they were last complete
+    log_start_offset: int = 0  # the highest that any leader has had
+    deleted_up_to: int = 0  # what was ever asked to be deleted ends here
+
+    def __repr__(self) -> str:
+        return (
+            f"<PartitionTruth {self.name} end={self.end} epoch={self.last_epoch} losses={len(self.losses)}>"
+        )
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the newest committed batch."""
+        return self.committed[-1].epoch if self.committed else NO_EPOCH
+
+    @property
+    def loss_epoch(self) -> int:
+        """Leaders of an earlier epoch speak for a log that is gone."""
+        return self.losses[-1].epoch if self.losses else NO_EPOCH
+
+    # ---- What replicas hold ------------------------------------------------------------------------------------------
+
+    def hold(self, node_id: int, batch: Batch) -> Batch:
+        """A replica has this batch; returns the batch of that epoch and offset as it was first seen."""
+        epochs = self.held.setdefault(node_id, {})
+        epochs[batch.epoch] = max(epochs.get(batch.epoch, 0), batch.next_offset)
+        return self.batches.setdefault((batch.epoch, batch.base_offset), batch)
+
+    def has_held(self, node_id: int, end: int, epoch: int) -> bool:
+        """Whether the node ever held what this epoch wrote, up to there."""
+        return self.held.get(node_id, {}).get(epoch, 0) >= end
+
+    # ---- What is committed -------------------------------------------------------------------------------------------
+
+    def at(self, offset: int) -> Batch | None:
+        """The committed batch that contains the offset."""
+        place = bisect_right(self.committed, offset, key=lambda each: each.base_offset) - 1
+        found = self.committed[place] if place >= 0 else None
+        return found if found is not None and offset < found.next_offset else None
+
+    def written(self, epochs: Sequence[EpochStart], offset: int) -> Batch | None:
+        """What a log with these epochs holds at an offset where a batch begins."""
+        return self.batches.get((epoch_at(epochs, offset), offset))
+
+    def extend(self, batch: Batch) -> None:
+        """The next batch is committed."""
+        assert batch.base_offset == self.end, f"{self!r} goes on with {batch!r}"
+        self.committed.append(batch)
+        self.end = batch.next_offset
+
+    def lose(self, at_ms: int, offset: int, epoch: int) -> list[Batch]:
+        """What is committed from the offset on is gone, and that is nobody's fault; returns it."""
+        gone: list[Batch] = []
+        while self.committed and self.committed[-1].next_offset > offset:
+            gone.append(self.committed.pop())
+        for batch in gone:
+            self.lost.setdefault(batch.base_offset, []).append(batch)
+        self.end = self.committed[-1].next_offset if self.committed else 0
+        self.losses.append(Loss(at_ms, offset, epoch))
+        return gone
+
+    def seen_at(self, offset: int) -> Iterator[bytes]:
+        """Every value that a consumer may ever have been given at the offset."""
+        batch = self.at(offset)
+        if batch is not None:
+            yield batch.values[offset - batch.base_offset]
+        for gone in self.lost.values():
+            for each in gone:
+                if each.base_offset <= offset < each.next_offset:
+                    yield each.values[offset - each.base_offset]
+
+
+def epoch_at(epochs: Sequence[EpochStart], offset: int) -> int:
+    """The epoch that owns an offset in a log of this lineage; -1 below the first."""
+    place = bisect_right(epochs, offset, key=lambda each: each.start_offset) - 1
+    return epochs[place].epoch if place >= 0 else NO_EPOCH

@@ -1,0 +1,389 @@
+"""What must hold of every partition's replicas, looked at after each event on a broker, where something has changed.
+
+The rules are P1-P6 of the published TLA+ models (kafka.md §3.8) in terms that can be seen from outside: which replica
+holds which batch, what a leader says is committed, what the controller has committed about leader, ISR and ELR.
+`rayka.sim.partition_truth` remembers it, and says which losses are legal; `rayka.sim.partition_states` looks at the
+controller's side.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from uuid import UUID
+
+from rayka.errors import CorruptRecord, ErrorCode, RaykaError, StorageError
+from rayka.ids import NO_EPOCH, TopicIdPartition
+from rayka.log.leader_epoch_cache import EpochStart
+from rayka.log.log import Log
+from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.partition.partition import Partition
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
+from rayka.sim.checkers import Checkers
+from rayka.sim.data_history import DataHistory
+from rayka.sim.partition_truth import Batch, PartitionTruth, epoch_at
+
+_READ_BYTES = 1 << 20
+
+
+class ReplicaView:
+    """What was seen of one replica when it was last looked at."""
+
+    __slots__ = (
+        "end", "epochs", "high_watermark", "is_leader", "leader_epoch", "maximal_isr", "node_id", "partition",
+        "truncations", "truth",
+    )  # fmt: skip
+
+    def __init__(self, node_id: int, partition: Partition, truth: PartitionTruth) -> None:
+        self.node_id = node_id
+        self.partition = partition
+        self.truth = truth
+        self.end = partition.log.log_start_offset
+        self.epochs: Sequence[EpochStart] = ()
+        self.high_watermark = partition.high_watermark
+        self.is_leader = False
+        self.leader_epoch = NO_EPOCH
+        self.maximal_isr: tuple[int, ...] = ()
+        self.truncations = partition.log._truncation_count
+
+    def __repr__(self) -> str:
+        return f"broker {self.node_id}: {self.partition!r}"
+
+    def has_changed(self) -> bool:
+        """Whether there is anything to look at."""
+        partition, log = self.partition, self.partition.log
+        return (
+            log.log_end_offset != self.end
+            or partition.high_watermark != self.high_watermark
+            or partition.leader_epoch != self.leader_epoch
+            or log._truncation_count != self.truncations
+            or partition.maximal_isr is not self.maximal_isr
+        )
+
+
+class Replication:
+    """All partitions with records of one run."""
+
+    def __init__(self, checkers: Checkers, history: DataHistory) -> None:
+        self._checkers = checkers
+        self._history = history
+        self.truths: dict[TopicIdPartition, PartitionTruth] = {}
+        self.views: dict[
+            tuple[int, TopicIdPartition], ReplicaView
+        ] = {}  # the newest of each replica, running or not
+        self.rotten: dict[int, None] = {}  # nodes with a bit flipped on their disk
+
+    def __repr__(self) -> str:
+        return f"<Replication {list(self.truths.values())}>"
+
+    @property
+    def image(self) -> MetadataImage:
+        """The metadata as committed."""
+        return self._checkers.ledger.newest_image
+
+    def state_of(self, truth: PartitionTruth) -> PartitionImage | None:
+        """What the controller has committed about the partition; None once it is deleted."""
+        return self.image.partition(TopicIdPartition(truth.topic_id, truth.number))
+
+    def truth_of(self, topic_id: UUID, number: int) -> PartitionTruth | None:
+        return self.truths.get(TopicIdPartition(topic_id, number))
+
+    def truth_named(self, name: str, number: int) -> PartitionTruth | None:
+        """The partition by its topic's name."""
+        topic = self.image.topics.get(name)
+        return None if topic is None else self.truth_of(topic.topic_id, number)
+
+    def _report(self, checker: str, view: ReplicaView, evidence: str) -> None:
+        self._checkers.report(checker, view.node_id, f"{view!r}: {evidence}; {view.truth!r}")
+
+    # ---- One replica -------------------------------------------------------------------------------------------------
+
+    def open(self, node_id: int, partition: Partition) -> ReplicaView:
+        """A process has opened its replica: what survived the end of the one before is seen."""
+        key = TopicIdPartition(partition.topic_id, partition.topic_partition.partition)
+        truth = self.truths.get(key)
+        if truth is None:
+            truth = PartitionTruth(str(partition.topic_partition), key.topic_id, key.partition)
+            self.truths[key] = truth
+        view = self.views[node_id, key] = ReplicaView(node_id, partition, truth)
+        self.look(view)
+        self._check_kept(view)
+        return view
+
+    def _check_kept(self, view: ReplicaView) -> None:
+        """A member of the ISR, or one that may lead without it, has what is committed, also after a restart (B33)."""
+        truth, state = view.truth, self.state_of(view.truth)
+        if (
+            state is None
+            or truth.awaits_loss
+            or view.node_id not in state.isr + state.eligible_leader_replicas
+        ):
+            return
+        if not holds_committed(view):
+            self._report("isr-member", view, f"it was opened so, and may be elected: {state!r}")
+
+    def look(self, view: ReplicaView) -> None:
+        """Something of the replica has changed."""
+        partition, log = view.partition, view.partition.log
+        before, view.epochs = view.epochs, log._epochs.entries
+        if log._truncation_count != view.truncations or log.log_end_offset < view.end:
+            self._on_truncated(view, before)
+        if log.log_end_offset != view.end:
+            self._on_grown(view)
+        if partition.leader_epoch != view.leader_epoch:
+            self._on_leader_epoch(view)
+        if partition.high_watermark != view.high_watermark:
+            self._on_high_watermark(view)
+        if partition.maximal_isr is not view.maximal_isr:
+            view.maximal_isr = partition.maximal_isr
+            self.check_maximal_isr(view)
+
+    # ---- Logs --------------------------------------------------------------------------------------------------------
+
+    def _on_truncated(self, view: ReplicaView, before: Sequence[EpochStart]) -> None:
+        """Nobody cuts off what is committed (B22, B27)."""
+        truth, log = view.truth, view.partition.log
+        kept = log.log_end_offset
+        first_lost = truth.at(kept) if kept < min(view.end, truth.end) else None
+        is_committed = first_lost is not None and epoch_at(before, kept) == first_lost.epoch
+        if is_committed and not truth.awaits_loss and kept >= truth.log_start_offset:
+            self._report("partition-truncation", view, f"it was cut from {view.end} to {kept}")
+        view.truncations = log._truncation_count
+        view.end = log.log_start_offset  # who knows how deep it was cut before it grew again
+
+    def _on_grown(self, view: ReplicaView) -> None:
+        """Batches are new here: of one epoch and offset there is one batch in the world (P3)."""
+        truth, log = view.truth, view.partition.log
+        is_rotten = view.node_id in self.rotten
+        for batch in batches_of(log, max(view.end, log.log_start_offset)):
+            known = truth.batches.get((batch.leader_epoch, batch.base_offset))
+            found = Batch(
+                batch.base_offset, batch.next_offset, batch.leader_epoch, batch.crc,
+                known.values if known is not None else _values(batch),
+            )  # fmt: skip
+            if is_rotten and not batch.is_crc_valid():
+                continue
+            if truth.hold(view.node_id, found) != found:
+                self._report("log-matching", view, f"holds {found}, and another replica held {known}")
+            elif known is None and view.is_leader and batch.leader_epoch != view.leader_epoch:
+                self._report(
+                    "partition-leader", view, f"leads epoch {view.leader_epoch} and appended {found}"
+                )
+        view.end = log.log_end_offset
+
+    # ---- Leaders -----------------------------------------------------------------------------------------------------
+
+    def _on_leader_epoch(self, view: ReplicaView) -> None:
+        partition, truth = view.partition, view.truth
+        view.leader_epoch, view.is_leader = partition.leader_epoch, partition.is_leader
+        if not view.is_leader:
+            return
+        self._checkers.trace.add(
+            view.node_id, "leads", f"{truth.name} in epoch {view.leader_epoch} from {view.end}"
+        )
+        known = truth.leaders.setdefault(view.leader_epoch, view.node_id)
+        if known != view.node_id:
+            self._report("partition-leader", view, f"broker {known} has led epoch {view.leader_epoch}")
+        if view.leader_epoch > truth.last_epoch and view.leader_epoch >= truth.loss_epoch:
+            self._check_completeness(view)
+
+    def _check_completeness(self, view: ReplicaView) -> None:
+        """Whoever leads has everything that is committed (P2), unless this is the loss that was to be expected."""
+        truth = view.truth
+        agreed = agreed_end(view)
+        if truth.awaits_loss:
+            why, truth.awaits_loss = truth.awaits_loss, ""
+            if agreed < truth.end:
+                gone = truth.lose(self._checkers.now_ms, agreed, view.leader_epoch)
+                self._history.on_lost(gone)
+                self._checkers.trace.add(view.node_id, "lost", f"{truth.name} from {agreed} on: {why}")
+            truth.damaged.pop(view.node_id, None)
+        elif agreed < truth.end:
+            self._report(
+                "partition-completeness", view, f"it leads, and agrees with what is committed up to {agreed}"
+            )
+
+    # ---- High watermarks ---------------------------------------------------------------------------------------------
+
+    def _on_high_watermark(self, view: ReplicaView) -> None:
+        before, view.high_watermark = view.high_watermark, view.partition.high_watermark
+        if view.high_watermark > view.partition.log.log_end_offset:
+            self._report("partition-high-watermark", view, "it is above the log's end")
+        elif view.leader_epoch < view.truth.loss_epoch:
+            self._on_forlorn(view)
+        elif view.is_leader:
+            self._on_committed(view, before)
+        elif view.high_watermark > before:
+            self._check_prefix(view)
+
+    def _on_forlorn(self, view: ReplicaView) -> None:
+        """A leader that an unclean election has deposed, and does not know it: what it says is lost as it is said."""
+        if view.is_leader:
+            for batch in committed_by(view, view.truth.end):
+                self._history.on_lost([batch])
+                view.truth.lost.setdefault(batch.base_offset, []).append(batch)
+
+    def _on_committed(self, view: ReplicaView, before: int) -> None:
+        """A leader says that more is committed (B1, P5)."""
+        truth = view.truth
+        if view.high_watermark < before and view.leader_epoch in truth.leaders:
+            self._report("partition-high-watermark", view, f"it falls from {before}")
+            return
+        self._check_prefix(view)
+        start = view.partition.log.log_start_offset
+        truth.log_start_offset = max(truth.log_start_offset, start)
+        news = list(committed_by(view, truth.end))
+        for batch in news:
+            if batch.base_offset != truth.end:
+                self._report("partition-prefix", view, f"{batch} does not follow what is committed")
+                return
+            truth.extend(batch)
+            problem = self._history.on_committed(truth, batch)
+            if problem:
+                self._report(problem[0], view, problem[1])
+                return
+        if news:
+            self._check_members(view)
+
+    def _check_members(self, view: ReplicaView) -> None:
+        """Every member of the committed ISR holds what is committed (`StrongIsr`, `LeaderCandidateCompleteness`)."""
+        truth, state = view.truth, self.state_of(view.truth)
+        if state is None:
+            return
+        for node_id in state.isr + state.eligible_leader_replicas:
+            if not truth.has_held(node_id, truth.end, truth.last_epoch):
+                self._report(
+                    "isr-high-watermark", view,
+                    f"commits up to {truth.end}, which broker {node_id} never held: {state!r}",
+                )  # fmt: skip
+
+    def _check_prefix(self, view: ReplicaView) -> None:
+        """What a replica takes for committed is what is committed (P3)."""
+        truth = view.truth
+        end = min(view.high_watermark, truth.end)
+        if end > truth.log_start_offset and end > view.partition.log.log_start_offset:
+            expected = truth.at(end - 1)
+            found = epoch_at(view.epochs, end - 1)
+            if expected is not None and found != expected.epoch and not truth.awaits_loss:
+                self._report(
+                    "partition-prefix", view, f"at {end - 1} it has epoch {found}, committed is {expected}"
+                )
+        if not view.is_leader and view.high_watermark > truth.end and not truth.awaits_loss:
+            self._report(
+                "partition-high-watermark", view, "a follower is the first to say that so much is committed"
+            )
+
+    # ---- Acknowledgements --------------------------------------------------------------------------------------------
+
+    def on_produced(
+        self, min_isr: Mapping[str, int], node_id: int, request: ProduceRequest, response: ProduceResponse
+    ) -> None:
+        """A broker has answered: what it acknowledges with acks=all is committed, and enough replicas have it (B15)."""
+        if request.acks != ACKS_ALL:
+            return
+        for result in response.partitions:
+            truth = self.truth_of(result.topic_id, result.partition)
+            state = None if truth is None else self.state_of(truth)
+            if result.error_code is not ErrorCode.NONE or truth is None or state is None:
+                continue
+            batch = truth.at(result.base_offset)
+            if batch is None:
+                if not truth.losses:
+                    self._checkers.report(
+                        "acknowledged-early",
+                        node_id,
+                        f"{truth!r}: {result.base_offset} was acknowledged: {state!r}",
+                    )
+                continue
+            holders = [each for each in truth.held if truth.has_held(each, batch.next_offset, batch.epoch)]
+            needed = min(min_isr.get(truth.name.rpartition("-")[0], 1), len(state.replicas))
+            if len(holders) < needed:
+                self._checkers.report(
+                    "min-isr",
+                    node_id,
+                    f"{truth!r}: {batch} was acknowledged; {holders} have it, {needed} must",
+                )
+
+    # ---- ISR ---------------------------------------------------------------------------------------------------------
+
+    def check_maximal_isr(self, view: ReplicaView) -> None:
+        """The leader counts every member that the controller has committed (B2, P6)."""
+        state = self.state_of(view.truth)
+        if state is None or not view.is_leader or state.leader_epoch != view.leader_epoch:
+            return
+        uncounted = [each for each in state.isr if each not in view.maximal_isr]
+        if uncounted:
+            self._report("maximal-isr", view, f"counts {view.maximal_isr}; committed is {state!r}")
+
+    def leader_view(self, truth: PartitionTruth, leader_id: int, leader_epoch: int) -> ReplicaView | None:
+        """The replica that leads, if it knows already."""
+        view = self.views.get((leader_id, TopicIdPartition(truth.topic_id, truth.number)))
+        return view if view is not None and view.is_leader and view.leader_epoch == leader_epoch else None
+
+    # ---- Damage ------------------------------------------------------------------------------------------------------
+
+    def on_damaged(self, node_id: int, why: str, is_all: bool) -> None:
+        """A broker has lost what it had not synced or, with `is_all`, perhaps everything."""
+        if is_all:
+            self.rotten[node_id] = None
+        for (owner, _), view in self.views.items():
+            log = view.partition.log
+            if owner == node_id and (is_all or log.flushed_offset < log.log_end_offset):
+                view.truth.damaged[node_id] = None
+                self.expect_loss(view.truth, f"{why} of broker {node_id}")
+
+    def expect_loss(self, truth: PartitionTruth, why: str) -> None:
+        """If nobody who may be elected is sure to have what is committed, the next leader may lack it (B33)."""
+        state = self.state_of(truth)
+        candidates = () if state is None else state.isr + state.eligible_leader_replicas
+        if all(each in truth.damaged for each in candidates) and not truth.awaits_loss:
+            truth.awaits_loss = why
+            self._checkers.trace.add("-", "may-lose", f"{truth.name}: {why}; {state!r}")
+
+
+# ---- Logs, from outside ----------------------------------------------------------------------------------------------
+
+
+def batches_of(log: Log, offset: int) -> Iterator[RecordBatch]:
+    """The batches from an offset on, as far as they can be read."""
+    end = log.log_end_offset
+    try:
+        while offset < end:
+            read = log.read(offset, max_bytes=_READ_BYTES, end_offset=end)
+            if not read.records:
+                return
+            yield from split_batches(read.records)
+            offset = read.next_offset
+    except (CorruptRecord, StorageError, RaykaError):  # rot, or a disk that fails: the brokers' business
+        return
+
+
+def _values(batch: RecordBatch) -> tuple[bytes, ...]:
+    return tuple(value or b"" for value in decode(batch, check_crc=False).values_list())
+
+
+def committed_by(view: ReplicaView, offset: int) -> Iterable[Batch]:
+    """What a leader's high watermark covers from an offset on."""
+    offset = max(offset, view.partition.log.log_start_offset)
+    while offset < view.high_watermark:
+        batch = view.truth.written(view.epochs, offset)
+        if batch is None:
+            return
+        yield batch
+        offset = batch.next_offset
+
+
+def agreed_end(view: ReplicaView) -> int:
+    """Up to where the replica's log is what is committed."""
+    truth, start = view.truth, view.partition.log.log_start_offset
+    end = min(truth.end, view.end)
+    while end > start:
+        batch = truth.at(end - 1)
+        if batch is None or (batch.next_offset <= view.end and epoch_at(view.epochs, end - 1) == batch.epoch):
+            return end
+        end = batch.base_offset
+    return min(truth.end, max(start, end))
+
+
+def holds_committed(view: ReplicaView) -> bool:
+    """Whether the replica has everything that is committed, now."""
+    return agreed_end(view) >= view.truth.end
