@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from rayka.actors import launch
+from rayka.actors import launch, supervise
 from rayka.actors.description import (
     ClusterDescription,
     NodeDescription,
@@ -83,9 +83,9 @@ class Cluster:
         cluster = cls(declared.name, connect_or_start(declared.ray.address))
         running = cluster._refuse_other_spec(declared, replace)
         missing = [node_id for node_id in wanted_node_ids(declared) if node_id not in running]
-        if missing:
-            placements = place_formatted(declared, replace)
-            cluster._make([placements[node_id] for node_id in missing])
+        chosen = [each for each in missing if each in replace] if running and replace else missing
+        placements = place_formatted(declared, chosen, replace, running) if chosen or replace else {}
+        cluster._make(declared, list(placements.values()))
         return cluster
 
     @classmethod
@@ -119,13 +119,15 @@ class Cluster:
         return _wait(describe(self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S)
 
     def stop(self, delete_data: bool = False) -> None:
-        """Stops the cluster under control: brokers, then controllers, the active one last; then their actors are ended
-        for good. Data stays.
+        """Stops the cluster under control: the supervisor, brokers, then controllers, the active one last; then their
+        actors are ended for good. Data stays.
 
         With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
         ClusterNotFound when the cluster was stopped already.
         """
-        handles = {node_id: launch.find(self._name, node_id) for node_id in self._node_ids()}
+        self._node_ids()  # ClusterNotFound
+        _wait(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
+        handles = {node_id: launch.find(self._name, node_id) for node_id in running_node_ids(self._name)}
         processes = _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
         roles = _roles(handles, processes)
         combined = {each: handles[each] for each in handles if len(roles[each]) > 1}
@@ -135,9 +137,9 @@ class Cluster:
             _wait(launch.stop(self._name, chosen), launch.STOP_TIMEOUT_S)
         for process in processes.values():
             placement = process.placement
-            run_on(placement.ray_node_id, launch.await_exit, process.pid)
+            run_on(process.ray_node_id, launch.await_exit, process.pid)
             if delete_data:
-                run_on(placement.ray_node_id, remove_directories, placement.directories)
+                run_on(process.ray_node_id, remove_directories, placement.directories)
         if delete_data and processes:
             _remove_of_the_gone(next(iter(processes.values())).placement.spec, list(handles))
         silent = [actor_name(self._name, node_id) for node_id in handles if node_id not in processes]
@@ -177,37 +179,48 @@ class Cluster:
             [each for each in controllers if each == leader_id],
         ]
 
-    def _refuse_other_spec(self, spec: ClusterSpec, replace: Collection[int]) -> tuple[int, ...]:
-        """The nodes that run already, under the same spec."""
+    def _refuse_other_spec(self, spec: ClusterSpec, replace: Collection[int]) -> dict[int, str]:
+        """The nodes that run already, under the same spec, and on which Ray node; empty for one that does not say."""
         running = running_node_ids(self._name)
         handles = {node_id: launch.find(self._name, node_id) for node_id in running}
-        for process in _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S).values():
+        processes = _wait(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+        for process in processes.values():
             difference = _difference(process.placement.spec, spec)
             if difference:
                 raise ClusterExists(
                     f"cluster {self._name!r} runs on the Ray at {self._ray_address} with {difference}; "
                     f"stop it first with `rayka stop --cluster {self._name}`, or choose another name"
                 )
-        if running and replace:
+        replaced = [actor_name(self._name, each) for each in running if each in replace]
+        if replaced:
             raise ConfigError(
-                f"replace: cluster {self._name!r} is running; stop it with `rayka stop --cluster {self._name}`"
+                f"replace: {', '.join(replaced)} runs; only a node without an actor, because its machine or disk is "
+                f"lost, can be brought back empty: stop the cluster first with `rayka stop --cluster {self._name}`"
             )
-        return running
+        return {each: processes[each].ray_node_id if each in processes else "" for each in running}
 
-    def _make(self, placements: Collection[Placement]) -> None:
-        """Makes the actors and waits until all nodes of the cluster run; ends what it made when one does not."""
+    def _make(self, spec: ClusterSpec, placements: Collection[Placement]) -> None:
+        """Makes the actors, the supervisor last, and waits until all nodes of the cluster run; ends what it made when
+        one does not.
+        """
         handles: dict[int, Any] = {}
+        had_supervisor = supervise.find(self._name) is not None
         try:
             for placement in placements:
                 handles[placement.node_id] = launch.create(placement)
-            _wait(self._await_running(handles), START_TIMEOUT_S)
+            supervisor = supervise.create(spec)
+            if placements or not had_supervisor:
+                _wait(self._await_running(handles, supervisor), START_TIMEOUT_S)
         except BaseException:
+            if not had_supervisor:
+                _wait(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
             for handle in handles.values():
                 launch.end(handle)
             raise
 
-    async def _await_running(self, made: Mapping[int, Any]) -> None:
+    async def _await_running(self, made: Mapping[int, Any], supervisor: Any) -> None:
         await launch.await_made(self._name, made, _MAKE_TIMEOUT_S)
+        await supervise.await_made(supervisor, _MAKE_TIMEOUT_S)
         network = self.network()
         node_ids = await network.node_ids()
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from uuid import UUID
 from rayka.actors.placement import Placement
 from rayka.client import io_thread
 from rayka.errors import StorageError
-from rayka.ids import random_uuid
+from rayka.ids import NO_NODE, random_uuid
 from rayka.log.disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
@@ -32,12 +32,15 @@ _TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FoundDirectory:
-    """What a data directory has in it: whose it is, the voters of its 0-0 checkpoint, and whether a quorum used it."""
+    """What a data directory has in it: whose it is (node -1 where `meta.properties` does not say), the voters of its
+    0-0 checkpoint, and whether a quorum used it.
+    """
 
     is_formatted: bool
     cluster_id: str = ""
     voters: VoterSet | None = None
     has_log: bool = False
+    node_id: int = NO_NODE
 
     @property
     def is_begun(self) -> bool:
@@ -76,6 +79,7 @@ def _look_at(disk: Disk, path: str) -> FoundDirectory:
         properties.cluster_id if properties else "",
         _voters(disk, posixpath.join(inside, checkpoint)) if checkpoint in names else None,
         has_log=any(not name.startswith(checkpoint) for name in names),
+        node_id=properties.node_id if properties else NO_NODE,
     )
 
 

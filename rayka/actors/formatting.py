@@ -52,19 +52,23 @@ class FormatPlan:
     controllers: Mapping[int, ControllerFormat]
 
 
-def place_formatted(spec: ClusterSpec, replace: Collection[int]) -> dict[int, Placement]:
-    """Every node of the spec in its place, with formatted directories; nodes in `replace` start empty.
+def place_formatted(
+    spec: ClusterSpec, node_ids: Collection[int], replace: Collection[int], homes: Mapping[int, str]
+) -> dict[int, Placement]:
+    """These nodes in their places, with formatted directories; those in `replace` start empty.
 
-    Raises what `plan_formatting` and `place` raise.
+    `homes` are the Ray nodes of nodes that run. Nodes that neither run nor are among these may be without their disks:
+    they are waited for. Raises what `plan_formatting` and `place` raise.
     """
+    awaited = [each for each in wanted_node_ids(spec) if each not in node_ids and each not in homes]
     directories = [each for id in wanted_node_ids(spec) for each in formatted_directories(spec, id)]
     resources = live_ray_nodes()
     seen = {ray_node: run_on(ray_node, look_at, directories) for ray_node in resources}
-    plan = plan_formatting(spec, _merged(seen), replace, SystemRandom())
+    plan = plan_formatting(spec, _merged(seen), replace, SystemRandom(), awaited)
     begun = {
         ray_node: [path for path, each in there.items() if each.is_begun] for ray_node, there in seen.items()
     }
-    placements = place(spec, begun, resources)
+    placements = place(spec, begun, resources, node_ids, homes)
     _execute(plan, placements)
     return placements
 
@@ -100,8 +104,15 @@ def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement])
     return found
 
 
-def plan_formatting(spec: ClusterSpec, found: Found, replace: Collection[int], random: Random) -> FormatPlan:
-    """What is to be made, given what there is of the cluster's directories; nodes in `replace` start empty.
+def plan_formatting(
+    spec: ClusterSpec,
+    found: Found,
+    replace: Collection[int],
+    random: Random,
+    awaited: Collection[int] = (),
+) -> FormatPlan:
+    """What is to be made, given what there is of the cluster's directories; nodes in `replace` start empty, and those
+    that are `awaited` may be missing.
 
     Raises StorageError naming the directories that are missing or do not belong together, ConfigError for a `replace`
     that cannot be done.
@@ -115,7 +126,10 @@ def plan_formatting(spec: ClusterSpec, found: Found, replace: Collection[int], r
             f"replace: nobody else has the metadata of cluster {spec.name!r}; restore the directory of a controller "
             "from a backup, or delete the other directories to start from nothing"
         )
-    return _plan_rest(spec, found, whole, replace, random)
+    plan = _plan_rest(spec, found, whole, replace, random)
+    _refuse_missing(spec, found, _to_be_there(spec, plan, awaited))
+    _refuse_formatted(spec, found, replace)
+    return plan
 
 
 def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
@@ -146,17 +160,18 @@ def _plan_rest(
             key = _prepared(spec, found, each, whole)
             if key is not None:
                 formats[each] = ControllerFormat(cluster_id, key.directory_id, _of(spec, found, each).voters)
-    brokers = nodes_with(spec, Role.BROKER)
-    _refuse_missing(
-        spec,
-        found,
-        [
-            *(path for id in brokers if id not in replace for path in node_directories(spec, id)),
-            *(_directory(spec, id) for id in _controllers(spec) if id not in formats),
-        ],
-    )
-    _refuse_formatted(spec, found, replace)
-    return FormatPlan(tuple(each for each in brokers if each in replace), None, formats)
+    brokers = tuple(each for each in nodes_with(spec, Role.BROKER) if each in replace)
+    return FormatPlan(brokers, None, formats)
+
+
+def _to_be_there(spec: ClusterSpec, plan: FormatPlan, awaited: Collection[int]) -> list[str]:
+    """The directories that are neither made nor awaited."""
+    brokers = [each for each in nodes_with(spec, Role.BROKER) if each not in (*plan.brokers, *awaited)]
+    controllers = [each for each in _controllers(spec) if each not in (*plan.controllers, *awaited)]
+    return [
+        *(path for each in brokers for path in node_directories(spec, each)),
+        *(_directory(spec, each) for each in controllers),
+    ]
 
 
 def _prepared(spec: ClusterSpec, found: Found, node_id: int, whole: Collection[int]) -> ReplicaKey | None:

@@ -2,7 +2,8 @@
 
 Every node is a detached actor with a name, pinned to the Ray node that holds its disk, restarted by Ray without end,
 its calls never repeated by Ray (retries belong to the protocol: sequences and epochs). No concurrency groups: those
-use other threads.
+use other threads. When its Ray node is gone, an actor is gone too, and the supervisor brings the node back; one that is
+pinned by a label waits for a Ray node with that label.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayka.actors.broker import Broker
 from rayka.actors.controller import Controller
 from rayka.actors.names import NAMESPACE, actor_name
+from rayka.actors.on_ray_node import HOST_LABEL, host_label
 from rayka.actors.placement import Placement
 from rayka.actors.shell import NodeProcess
 from rayka.errors import UnavailableError
@@ -51,11 +53,19 @@ def create(placement: Placement) -> Any:
             num_cpus=resources.num_cpus,
             memory=resources.memory,
             resources=resources.resources,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(placement.ray_node_id, soft=False),
             runtime_env={"py_executable": sys.executable},
+            **_pin(placement.ray_node_id),
         )
         .remote(placement)
     )
+
+
+def _pin(ray_node_id: str) -> dict[str, Any]:
+    """To this Ray node; by its label where it has one of its own, which it keeps when it comes back with another id."""
+    label = host_label(ray_node_id)
+    if label is not None:
+        return {"label_selector": {HOST_LABEL: label}}
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False)}
 
 
 def find(cluster_name: str, node_id: int) -> Any | None:
@@ -84,7 +94,7 @@ async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: f
 
 async def processes(handles: Mapping[int, Any], timeout_s: float) -> dict[int, NodeProcess]:
     """What each actor was made from and which process it is; those that do not say so in time are left out."""
-    answers = await asyncio.gather(*(_process(handle, timeout_s) for handle in handles.values()))
+    answers = await asyncio.gather(*(process_of(handle, timeout_s) for handle in handles.values()))
     return {node_id: answer for node_id, answer in zip(handles, answers, strict=True) if answer}
 
 
@@ -126,7 +136,8 @@ def await_exit(pid: int) -> None:
             os.close(watched)
 
 
-async def _process(handle: Any, timeout_s: float) -> NodeProcess | None:
+async def process_of(handle: Any, timeout_s: float) -> NodeProcess | None:
+    """What the actor was made from and which process it is; None when it does not say so in time."""
     try:
         async with asyncio.timeout(timeout_s):
             process: NodeProcess = await handle.process.remote()

@@ -18,6 +18,11 @@ def actor_name(cluster_name: str, node_id: int) -> str:
     return f"{cluster_name}/{node_name(node_id)}"
 
 
+def supervisor_name(cluster_name: str) -> str:
+    """`rayka/supervisor`: the actor that keeps the others."""
+    return f"{cluster_name}/supervisor"
+
+
 def wanted_node_ids(spec: ClusterSpec) -> tuple[int, ...]:
     """The nodes that a spec declares, ascending."""
     return tuple(spec.roles)

@@ -15,6 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayka.errors import RaykaError, UnavailableError
 
 JOB_TIMEOUT_S = 60.0
+HOST_LABEL = (
+    "rayka.io/host"  # `ray start --labels rayka.io/host=NAME`: which machine, and so which disk, this is
+)
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
@@ -30,6 +33,13 @@ def live_ray_nodes() -> dict[str, dict[str, float]]:
     own = own_ray_node_id()
     alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     return {node_id: alive[node_id] for node_id in sorted(alive, key=lambda each: (each != own, each))}
+
+
+def host_label(ray_node_id: str) -> str | None:
+    """The name that the Ray node's label gives its machine, if no other live Ray node has the same one."""
+    labels = {node["NodeID"]: node["Labels"].get(HOST_LABEL) for node in ray.nodes() if node["Alive"]}
+    own = labels.get(ray_node_id)
+    return own if own is not None and list(labels.values()).count(own) == 1 else None
 
 
 def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> ResultT:

@@ -81,20 +81,23 @@ def own_rack() -> str:
 
 
 def place(
-    spec: ClusterSpec, seen: Mapping[str, Collection[str]], resources: Mapping[str, Mapping[str, float]]
+    spec: ClusterSpec,
+    seen: Mapping[str, Collection[str]],
+    resources: Mapping[str, Mapping[str, float]],
+    node_ids: Collection[int],
+    homes: Mapping[int, str],
 ) -> dict[int, Placement]:
-    """Every node of the spec on the Ray node that has its directories; a new one where the fewest of its role are.
+    """Each of these nodes on the Ray node that has its directories; a new one where the fewest of its role are.
 
-    `seen` are the cluster's directories that are on each Ray node, `resources` what each live Ray node has, own first.
-    Raises UnavailableError when no Ray node has what the spec asks for.
+    `seen` are the cluster's directories that are on each Ray node, `resources` what each live Ray node has, own first,
+    `homes` the Ray nodes of nodes that run. Raises UnavailableError when no Ray node has what the spec asks for.
     """
-    placements: dict[int, Placement] = {}
-    for node_id, roles in spec.roles.items():
-        beside = Counter(
-            each.ray_node_id for each in placements.values() if not set(roles).isdisjoint(each.roles)
-        )
-        placements[node_id] = Placement(spec, node_id, _home(spec, node_id, seen, resources, beside))
-    return placements
+    settled = dict(homes)
+    for node_id in node_ids:
+        others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles[id]))
+        beside = Counter(settled[each] for each in others)
+        settled[node_id] = _home(spec, node_id, seen, resources, beside)
+    return {each: Placement(spec, each, settled[each]) for each in node_ids}
 
 
 def _home(

@@ -51,11 +51,12 @@ class StartableNode(Node, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """What an actor was made from, and the process that it is now."""
+    """What an actor was made from, the process that it is now, and Ray's ids of that and of its machine."""
 
     placement: Placement
     pid: int
     worker_id: str
+    ray_node_id: str
 
 
 class NodeShell:
@@ -89,7 +90,8 @@ class NodeShell:
 
     def process(self) -> NodeProcess:
         """What this actor was made from and which process it is."""
-        return NodeProcess(self._placement, os.getpid(), ray.get_runtime_context().get_worker_id())
+        context = ray.get_runtime_context()
+        return NodeProcess(self._placement, os.getpid(), context.get_worker_id(), context.get_node_id())
 
     async def stop(self) -> None:
         """Stops the node under control, or the attempts to start it; nothing is left to do but end the process.

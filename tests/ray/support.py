@@ -6,6 +6,8 @@ import sys
 
 import psutil
 
+from rayka.actors import supervise
+from rayka.client import io_thread
 from rayka.cluster import Cluster
 
 RAYKA = (sys.executable, "-c", "from rayka.cli.main import main; main()")
@@ -21,6 +23,11 @@ def broker_pid(cluster: Cluster) -> int:
     broker = cluster.describe().nodes[0]
     assert broker.pid > 0, broker
     return broker.pid
+
+
+def end_supervisor(cluster: Cluster) -> None:
+    """From now on nobody brings back nodes that have no actor."""
+    io_thread.run(supervise.stop(cluster.name), 30)
 
 
 def is_alive(pid: int) -> bool:

@@ -164,7 +164,8 @@ def homes(spec: ClusterSpec, seen: dict[str, list[int]], cpus: dict[str, float])
         ray_node: [path for id in ids for path in node_directories(spec, id)]
         for ray_node, ids in seen.items()
     }
-    placed = place(spec, directories, {ray_node: {"CPU": count} for ray_node, count in cpus.items()})
+    resources = {ray_node: {"CPU": count} for ray_node, count in cpus.items()}
+    placed = place(spec, directories, resources, wanted_node_ids(spec), {})
     return {id: each.ray_node_id for id, each in placed.items()}
 
 

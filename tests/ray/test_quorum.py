@@ -18,7 +18,7 @@ from rayka.client.admin_results import QuorumInfo
 from rayka.cluster import Cluster
 from rayka.errors import DuplicateVoter, StorageError, VoterNotFound
 from rayka.protocol.cluster import NodeState
-from tests.ray.support import RAYKA, kill
+from tests.ray.support import RAYKA, end_supervisor, kill
 
 pytestmark = pytest.mark.ray
 CONTROLLERS = (3001, 3002, 3003)
@@ -176,6 +176,7 @@ def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
 
     quorum = Quorum(start(name="gone", controllers=3, data_dir=str(tmp_path)))
     gone = quorum.leader_id
+    end_supervisor(quorum.cluster)  # which would bring it back at once
     launch.end(launch.find("gone", gone))
     assert command("topic", "create", "words").returncode == 0
     done = command("status", "--json")
@@ -194,6 +195,7 @@ def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
     assert quorum.node(gone).state == NodeState.RUNNING
     quorum.await_all_caught_up()
     assert quorum.admin.list_topics() == ["words"]
+    end_supervisor(quorum.cluster)
     launch.end(launch.find("gone", gone))
     quorum.cluster.stop(delete_data=True)
     assert list(tmp_path.iterdir()) == [], "the data of the one that is gone, too"

@@ -1,0 +1,113 @@
+"""Tells the active controller that a broker's process has ended, as soon as Ray has it on record.
+
+The session of a broker that died ends after seconds, and only then the controller moves its leads (H6). But the kernel
+and Ray know at once when a process ends on a machine that lives. That record is evidence, so the controller may act
+upon it (design §4). Calls that fail are none, and neither is a Ray node that is gone: a process that is slow, paused or
+cut off is not dead. Reports name the incarnation, so that one which comes late does not meet the process that follows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from uuid import UUID
+
+from rayka.actors.launch import find, process_of
+from rayka.actors.names import actor_name
+from rayka.actors.network import RayNetwork
+from rayka.actors.ray_records import has_exited, has_left
+from rayka.config import ClusterSpec
+from rayka.errors import ApiError, RetriableApiError
+from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.protocol.cluster import NodeState, StatusRequest
+from rayka.protocol.replication import ReportExitRequest
+
+_ASK_AGAIN_S = 0.25
+_LOOK_S = 0.2
+_LOOK_COST_S = 0.07  # for each broker, so that looking takes 1 % of a core (one look: 0.6 ms)
+_CALL_TIMEOUT_MS = 2_000
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProcess:
+    """One process that serves as a broker."""
+
+    broker_id: int
+    incarnation_id: UUID
+    worker_id: str
+    ray_node_id: str
+    pid: int
+
+
+class ExitWatch:
+    """Watches the brokers of one cluster. Made and run on one event loop."""
+
+    def __init__(self, spec: ClusterSpec, broker_ids: Collection[int]) -> None:
+        self._spec = spec
+        self._broker_ids = broker_ids
+        self._network = RayNetwork(spec.name)
+        self._link = ControllerLink(self._network)
+        self._look_s = max(_LOOK_S, _LOOK_COST_S * len(broker_ids))
+
+    def __repr__(self) -> str:
+        return f"<ExitWatch {self._spec.name} {list(self._broker_ids)}>"
+
+    async def run(self) -> None:
+        """Watches for ever."""
+        await asyncio.gather(*(self._watch(each) for each in self._broker_ids))
+
+    async def _watch(self, broker_id: int) -> None:
+        while True:
+            process = await self._serving_process(broker_id)
+            await self._until_left(process.worker_id)
+            if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
+                await self._report(process)
+
+    async def _until_left(self, worker_id: str) -> None:
+        while True:
+            if await asyncio.to_thread(has_left, worker_id):
+                return
+            await asyncio.sleep(self._look_s)
+
+    async def _serving_process(self, broker_id: int) -> BrokerProcess:
+        """The process that is this broker, once it serves: only then it can lead, and its incarnation stays."""
+        while True:
+            process = await self._ask(broker_id)
+            if process is not None:
+                return process
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def _ask(self, broker_id: int) -> BrokerProcess | None:
+        handle = await asyncio.to_thread(find, self._spec.name, broker_id)
+        process = await process_of(handle, _CALL_TIMEOUT_MS / 1000) if handle is not None else None
+        if process is None:
+            return None
+        try:
+            status = await self._network.call(broker_id, StatusRequest(), _CALL_TIMEOUT_MS)
+        except ApiError:
+            return None
+        if status.state is not NodeState.RUNNING or status.pid != process.pid:
+            return None
+        return BrokerProcess(
+            broker_id, status.incarnation_id, process.worker_id, process.ray_node_id, process.pid
+        )
+
+    async def _report(self, process: BrokerProcess) -> None:
+        """Until the controller has heard of it, or would have found out by itself."""
+        request = ReportExitRequest(process.broker_id, process.incarnation_id)
+        name = actor_name(self._spec.name, process.broker_id)
+        loop, pauses = asyncio.get_running_loop(), Pauses()
+        deadline_s = loop.time() + self._spec.config.broker_session_timeout_ms / 1000
+        while loop.time() < deadline_s:
+            try:
+                response = await self._link.call(request, _CALL_TIMEOUT_MS)
+            except RetriableApiError:
+                await pauses.pause()
+            else:
+                outcome = "is fenced" if response.is_fenced else "has been succeeded already"
+                return _logger.info("process %d of %s has exited; it %s", process.pid, name, outcome)
+        _logger.warning(
+            "process %d of %s has exited, and no controller heard of it in time", process.pid, name
+        )
+        return None

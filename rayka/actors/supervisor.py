@@ -1,0 +1,154 @@
+"""The supervisor of one cluster, an actor: keeps the node actors as the spec says.
+
+Ray restarts a process that ended, on the same Ray node. When the Ray node itself is gone, so are the actors pinned to
+it, for good: a machine that comes back is another Ray node to Ray. The supervisor then finds the disk, by its
+`meta.properties`, on whatever Ray node has it, and makes the actor there. It also watches for the exits of processes.
+
+Level-triggered, with nothing of its own to remember: each look compares the spec with the actors there are and the
+directories that are found, so it may be ended and started again at any moment. Invariants: never a second actor of a
+node (one name, and the locks of its directories); never a node on an empty disk in place of a lost one, which only a
+`replace` by a person makes. A cluster's supervisor is the last actor to start and the first to stop.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Collection, Mapping
+
+from rayka.actors import launch
+from rayka.actors.exit_watch import ExitWatch
+from rayka.actors.format_jobs import FoundDirectory, look_at
+from rayka.actors.names import (
+    formatted_directories,
+    nodes_with,
+    running_node_ids,
+    wanted_node_ids,
+)
+from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.placement import Placement, place
+from rayka.config import ClusterSpec
+from rayka.errors import RaykaError
+from rayka.ids import Role, node_name
+
+_LOOK_S = 1.0
+_SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
+_ANSWER_TIMEOUT_S = 2.0
+_logger = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """The actor; `ray.remote` is applied in `rayka.actors.launch`."""
+
+    async def __init__(self, spec: ClusterSpec) -> None:  # type: ignore[misc]
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._spec = spec
+        self._acting = asyncio.Lock()
+        self._is_stopping = False
+        watch = ExitWatch(spec, nodes_with(spec, Role.BROKER))
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._keep()), loop.create_task(watch.run())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_done)
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {self._spec.name}>"
+
+    def pid(self) -> int:
+        """The process that it is now."""
+        return os.getpid()
+
+    async def stop(self) -> None:
+        """Returns when nothing is made any more. The actor is to be ended then."""
+        self._is_stopping = True
+        async with self._acting:  # what is being made has been made
+            for task in self._tasks:
+                task.cancel()
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        searched: tuple[Collection[int], Collection[str]] = ((), ())
+        again_s = 0.0
+        while not self._is_stopping:
+            async with self._acting:
+                missing = await asyncio.to_thread(_missing, self._spec)
+                ray_nodes = await asyncio.to_thread(live_ray_nodes)
+                situation = (missing, list(ray_nodes))
+                if missing and (situation != searched or loop.time() >= again_s):
+                    searched, again_s = situation, loop.time() + _SEARCH_AGAIN_S
+                    await self._bring_back(missing, ray_nodes)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _bring_back(
+        self, missing: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        name = self._spec.name
+        there = [each for each in wanted_node_ids(self._spec) if each not in missing]
+        handles = {each: await asyncio.to_thread(launch.find, name, each) for each in there}
+        processes = await launch.processes(handles, _ANSWER_TIMEOUT_S)
+        homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
+        try:
+            found = await asyncio.to_thread(_find_disks, self._spec, missing, list(ray_nodes))
+            placements = place_found(self._spec, missing, found, ray_nodes, homes)
+        except RaykaError as error:  # a Ray node that has just gone, or has too little to give
+            _logger.warning("%r: %s; it looks again", self, error)
+            return
+        for node_id in missing:
+            if node_id in placements:
+                ray_node_id = placements[node_id].ray_node_id
+                _logger.info("%s has no actor; made on Ray node %s", node_name(node_id), ray_node_id)
+                await asyncio.to_thread(launch.create, placements[node_id])
+            else:
+                _logger.warning("%s has no actor, and no Ray node has its disk", node_name(node_id))
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        """Ray starts another process after one that ended itself, and lets tasks die in silence."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _logger.critical("%s ends: an exception that no code expected", self, exc_info=error)
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def place_found(
+    spec: ClusterSpec,
+    missing: Collection[int],
+    found: Mapping[str, Mapping[str, FoundDirectory]],
+    ray_nodes: Mapping[str, Mapping[str, float]],
+    homes: Mapping[int, str],
+) -> dict[int, Placement]:
+    """Those of the missing nodes whose disk was found, each on the Ray node that has it.
+
+    `found` is what was found in their directories on each Ray node, `homes` where the other nodes live. Raises
+    UnavailableError when a Ray node has the disk of a node, but not the resources that it asks for.
+    """
+    seen = {ray_node: _belonging(spec, missing, directories) for ray_node, directories in found.items()}
+    on_disk = {path for paths in seen.values() for path in paths}
+    returning = [each for each in missing if not on_disk.isdisjoint(formatted_directories(spec, each))]
+    with_disk = {ray_node: paths for ray_node, paths in seen.items() if paths}
+    able = {ray_node: ray_nodes[ray_node] for ray_node in with_disk}
+    return place(spec, with_disk, able, returning, homes) if returning else {}
+
+
+def _belonging(
+    spec: ClusterSpec, node_ids: Collection[int], found: Mapping[str, FoundDirectory]
+) -> list[str]:
+    """The directories that are formatted as those of the node that they should belong to."""
+    return [
+        path
+        for node_id in node_ids
+        for path in formatted_directories(spec, node_id)
+        if path in found and found[path].node_id == node_id
+    ]
+
+
+def _missing(spec: ClusterSpec) -> tuple[int, ...]:
+    running = running_node_ids(spec.name)
+    return tuple(each for each in wanted_node_ids(spec) if each not in running)
+
+
+def _find_disks(
+    spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Collection[str]
+) -> dict[str, dict[str, FoundDirectory]]:
+    directories = [path for each in node_ids for path in formatted_directories(spec, each)]
+    return {ray_node: run_on(ray_node, look_at, directories) for ray_node in ray_nodes}
