@@ -3,8 +3,9 @@ broker are not led by their preferred replica, the first one (B46).
 
 Leaderless partitions get an election by themselves when a broker becomes electable, or when a request allows unclean
 ones; the timer finds what is left, as after a specification that allows them now. One run looks at the partitions of
-one preferred replica and writes a bounded number of records. Kafka: `maybeBalancePartitionLeaders`, `maybeElectUncleanLeaders` (A68);
-that some imbalance is tolerated, `leader.imbalance.per.broker.percentage`, is what it did before 4.0.
+one preferred replica and writes a bounded number of records. Kafka: `maybeBalancePartitionLeaders`,
+`maybeElectUncleanLeaders` (A68); that some imbalance is tolerated, `leader.imbalance.per.broker.percentage`, is what it
+did before 4.0.
 """
 
 from rayka.config import BrokerConfig
