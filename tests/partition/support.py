@@ -1,5 +1,6 @@
 """What the tests of a partition share: one on a memory disk, led by broker 1, and batches for it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,8 +9,10 @@ import numpy as np
 from rayka.config import TopicConfig
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.log.log import Log
-from rayka.metadata.image import PartitionImage
-from rayka.partition.partition import Appended, Partition
+from rayka.metadata.image import BrokerImage, PartitionImage
+from rayka.metadata.records import RegisterBrokerRecord
+from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.partition import Appended, FollowerUpdate, Partition
 from rayka.partition.reading import ReadResult
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition
@@ -18,6 +21,8 @@ from rayka.testing.memory_disk import MemoryDisk
 
 BROKER = 1
 NOW_MS = 1_000_000
+LAG_MAX_MS = 1000
+NO_BROKERS: Mapping[int, BrokerImage] = {}
 LED_HERE = PartitionImage(
     replicas=(BROKER,),
     directories=(ZERO_ID,),
@@ -32,8 +37,26 @@ def records(*values: bytes, timestamp_ms: int = NOW_MS) -> np.ndarray:
     return encode_batch(list(values), timestamps_ms=timestamp_ms)
 
 
+def broker_image(
+    broker_id: int,
+    *,
+    epoch: int = 0,
+    rack: str = "",
+    is_fenced: bool = False,
+    is_in_controlled_shutdown: bool = False,
+) -> BrokerImage:
+    registration = RegisterBrokerRecord(
+        broker_id=broker_id, broker_epoch=epoch, incarnation_id=ZERO_ID, host="", directories=(), rack=rack
+    )
+    return BrokerImage(registration, is_fenced, is_in_controlled_shutdown)
+
+
 def new_partition(
-    disk: MemoryDisk | None = None, *, state: PartitionImage = LED_HERE, **config: Any
+    disk: MemoryDisk | None = None,
+    *,
+    state: PartitionImage = LED_HERE,
+    brokers: Mapping[int, BrokerImage] = NO_BROKERS,
+    **config: Any,
 ) -> Partition:
     """A partition whose metadata is already known; keyword arguments are the topic's configuration."""
     disk = disk or MemoryDisk()
@@ -46,8 +69,8 @@ def new_partition(
         BROKER,
         log,
         topic_config,
-        brokers=lambda broker_id: None,
-        replica_lag_time_max_ms=30_000,
+        brokers=brokers.get,
+        replica_lag_time_max_ms=LAG_MAX_MS,
     )
     partition.update_state(state, now_ms=0)
     return partition
@@ -74,3 +97,18 @@ def read(partition: Partition, offset: int, **changes: Any) -> ReadResult:
 def changed(**changes: Any) -> PartitionImage:
     """The state after a change of the metadata."""
     return msgspec.structs.replace(LED_HERE, **{"partition_epoch": LED_HERE.partition_epoch + 1, **changes})
+
+
+def followed_from(
+    partition: Partition,
+    replica_id: int,
+    offset: int,
+    *,
+    now_ms: int = 0,
+    broker_epoch: int = -1,
+    log_start_offset: int = 0,
+) -> FollowerUpdate:
+    """A follower fetches from there, having what lies below."""
+    return partition.record_follower_fetch(
+        FollowerFetch(replica_id, broker_epoch, offset, log_start_offset), now_ms=now_ms
+    )
