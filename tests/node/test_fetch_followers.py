@@ -294,6 +294,20 @@ def test_within_a_session_the_high_watermark_is_told_without_records() -> None: 
     run(main)
 
 
+def test_what_a_followers_own_fetch_commits_is_told_to_it() -> None:  # G13, G14
+    async def main() -> None:
+        broker, handler = await led()
+        append(broker, b"a")
+        await follow(handler, at(1), replica_id=OTHER)
+        session = Session(handler)
+        await session.fetch(at(0))
+        (told,) = (await session.fetch(at(1))).partitions
+        assert told.high_watermark == broker.partition().high_watermark == 1
+        await broker.stop()
+
+    run(main)
+
+
 def test_within_a_session_records_of_one_partition_come_alone() -> None:  # G8, G14
     async def main() -> None:
         broker, handler = await led(3)

@@ -206,6 +206,16 @@ def test_a_watermark_is_told_once() -> None:
     assert answer(begin(sessions, session_id=session_id, epoch=3), result(1, high_watermark=6)) == []
 
 
+def test_what_is_news_is_looked_at_until_it_was_told() -> None:
+    sessions, session_id = quiet_session(2)
+    sessions._parked.wake((ZERO_ID, 1))
+    context = begin(sessions, session_id=session_id, epoch=2)
+    context.settle(result(1, high_watermark=6))
+    assert read(context) == [1]
+    context.settle(result(1))
+    assert read(context) == []
+
+
 def test_that_an_error_is_over_is_told() -> None:
     sessions, session_id = quiet_session(2)
     sessions._parked.wake((ZERO_ID, 1))
@@ -282,7 +292,6 @@ def test_who_is_displaced_hears_it_and_is_not_watched_any_more() -> None:
 # ---- Client and node in step, whatever the network does ----
 
 PARTITIONS = st.integers(0, 4)
-FAULTS = st.sampled_from(["none", "request lost", "answer lost", "heard twice"])
 
 
 class Lockstep(RuleBasedStateMachine):
@@ -300,6 +309,7 @@ class Lockstep(RuleBasedStateMachine):
         self.copied: dict[
             int, tuple[int, int]
         ] = {}  # log end offset and high watermark that the caller knows
+        self.heard: list[FetchRequest] = []
 
     @rule(partition=PARTITIONS, count=st.integers(1, 30))
     def append(self, partition: int, count: int) -> None:
@@ -327,52 +337,77 @@ class Lockstep(RuleBasedStateMachine):
         self.handler.forget(ZERO_ID, partition)
 
     @rule(
-        passed_ms=st.sampled_from([1, EVICTION_MS + 1]), size=st.integers(1, 9), replica_id=st.integers(-1, 1)
+        passed_ms=st.sampled_from([1, 1, 1, EVICTION_MS + 1]),
+        size=st.integers(1, 9),
+        replica_id=st.integers(-1, 1),
     )
     def somebody_else_comes(self, passed_ms: int, size: int, replica_id: int) -> None:
         self.now_ms += passed_ms
         begin(self.sessions, *map(fetch, range(size)), now_ms=self.now_ms, replica_id=replica_id)
 
-    @rule(fault=FAULTS, max_bytes=st.integers(0, 40))
-    def exchange(self, fault: str, max_bytes: int) -> None:
-        part = self.handler.next()
-        asked = request(
-            *part.partitions, session_id=part.session_id, epoch=part.session_epoch, forgotten=part.forgotten
-        )
-        if fault == "request lost":
-            self.handler.on_failure()
-            return
-        response = self.serve(asked, max_bytes)
-        if fault == "heard twice":
-            self.serve(asked, max_bytes)
-        if fault == "answer lost":
-            self.handler.on_failure()
-            return
+    @rule(which=st.integers(0, 5))
+    def an_old_request_comes_again(self, which: int) -> None:
+        if which < len(self.heard):
+            self.serve(self.heard[-1 - which], 40)
+
+    @rule(is_heard=st.booleans())
+    def lose(self, is_heard: bool) -> None:
+        asked = self.ask()
+        if is_heard:
+            self.serve(asked, 40)
+        self.handler.on_failure()
+
+    @rule(max_bytes=st.integers(0, 40), waits=st.booleans())
+    def exchange(self, max_bytes: int, waits: bool) -> None:
+        response = self.serve(self.ask(), max_bytes, waits=waits)
         self.handler.on_response(response)
         for each in response.partitions:
             if each.error_code is ErrorCode.NONE and each.partition in self.copied:
                 self.copied[each.partition] = (each.next_offset, each.high_watermark)
                 self.handler.want(fetch(each.partition, each.next_offset))
 
-    def serve(self, asked: FetchRequest, max_bytes: int) -> FetchResponse:
+    @rule()
+    def catch_up(self) -> None:
+        for _ in range(8):
+            self.exchange(1_000, False)
+        for number, known in self.copied.items():
+            if not self.errors[number]:
+                assert known == (self.logs[number], self.high_watermarks[number])
+
+    def teardown(self) -> None:
+        if hasattr(self, "handler"):
+            self.catch_up()
+
+    def ask(self) -> FetchRequest:
+        part = self.handler.next()
+        asked = request(
+            *part.partitions, session_id=part.session_id, epoch=part.session_epoch, forgotten=part.forgotten
+        )
+        self.heard.append(asked)
+        return asked
+
+    def serve(self, asked: FetchRequest, max_bytes: int, *, waits: bool = False) -> FetchResponse:
+        """As the node does: a request that waits is read twice, and only the second time is told."""
         try:
             context = self.sessions.begin(asked, self.now_ms)
         except (FetchSessionIdNotFound, InvalidFetchSessionEpoch) as error:
             return FetchResponse((), error.code, str(error))
-        results = []
-        for each in context.to_read():
-            size = (
-                0
-                if self.errors[each.partition]
-                else min(max_bytes, self.logs[each.partition] - each.fetch_offset)
-            )
-            max_bytes -= size
-            results.append(self.read(each, size))
-            if each.fetch_offset == self.logs[each.partition]:
-                context.settle(results[-1])
-        told = context.tell(results)
+        if waits:
+            self.read_all(context, max_bytes)
+        told = context.tell(self.read_all(context, max_bytes))
         self.sessions.end(context)
         return FetchResponse(told, session_id=context.session.session_id)
+
+    def read_all(self, context: FetchContext, max_bytes: int) -> list[FetchPartitionResult]:
+        results = []
+        for each in context.to_read():
+            left = self.logs[each.partition] - each.fetch_offset
+            size = 0 if self.errors[each.partition] else min(max_bytes, left)
+            max_bytes -= size
+            results.append(self.read(each, size))
+            if left == 0:
+                context.settle(results[-1])
+        return results
 
     def read(self, asked: FetchPartition, size: int) -> FetchPartitionResult:
         number = asked.partition
@@ -380,15 +415,6 @@ class Lockstep(RuleBasedStateMachine):
             return FetchPartitionResult(ZERO_ID, number, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         watermark = self.high_watermarks[number]
         return result(number, size=size, high_watermark=watermark, next_offset=asked.fetch_offset + size)
-
-    def teardown(self) -> None:
-        if not hasattr(self, "handler"):
-            return
-        for _ in range(20):
-            self.exchange("none", 1_000)
-        for number, known in self.copied.items():
-            if not self.errors[number]:
-                assert known == (self.logs[number], self.high_watermarks[number])
 
     @invariant()
     def never_more_than_the_slots(self) -> None:
