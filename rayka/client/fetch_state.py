@@ -142,6 +142,11 @@ class FetchState:
         if partition is not None and partition.generation == generation and partition.fetch_offset is None:
             partition.fetch_offset, partition.last_fetched_epoch = offset, epoch
 
+    def lacks_offset(self, topic_partition: TopicPartition, generation: int) -> bool:
+        """Whether the start that was looked up then is still wanted."""
+        partition = self._partitions.get(topic_partition)
+        return partition is not None and partition.generation == generation and partition.fetch_offset is None
+
     def reset(self, ticket: FetchTicket) -> bool:
         """The ticket's offset is out of range: look the start up anew by the reset policy. False when there is none."""
         if self._reset_to is None:

@@ -32,10 +32,16 @@ from rayka.errors import (
     is_retriable,
     needs_metadata,
 )
-from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, TopicPartition
+from rayka.ids import NO_NODE, NO_OFFSET, TopicPartition
 from rayka.ports import Network
 from rayka.protocol.cluster import MetadataPartition
-from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.fetch import (
+    LATEST_TIMESTAMP,
+    FetchPartition,
+    FetchPartitionResult,
+    FetchRequest,
+    ListOffsetsPartitionResult,
+)
 
 logger = logging.getLogger(__name__)
 _Tickets = dict[tuple[UUID, int], FetchTicket]
@@ -61,6 +67,8 @@ class Fetcher:
         self._news = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
         self._fetches: dict[asyncio.Task[None], None] = {}
+        self._looked_up: dict[TopicPartition, None] = {}  # what is asked for just now
+        self._refreshed: dict[str, None] = {}
 
     # ---- For the consumer ------------------------------------------------------------------------------------------
 
@@ -95,8 +103,9 @@ class Fetcher:
     async def start_position(self, topic_partition: TopicPartition, timeout_ms: int) -> int:
         """Where reading will begin, for a partition of which nothing was fetched; looked up if it is unknown."""
         if not self.state.is_positioned(topic_partition):
+            unknown = [each for each in self.state.without_offset() if each[0] == topic_partition]
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._look_up_starts()
+                await self._look_up_starts(unknown)
         return self.state.oldest_offset(topic_partition)
 
     async def poll(self, timeout_ms: float, deliver: Callable[[Sequence[Fetched]], object]) -> bool:
@@ -137,36 +146,54 @@ class Fetcher:
         while True:
             self._wake.clear()
             try:
-                await self._look_up_starts()
+                self._look_up_unknown()
                 self._send_fetches()
             except Exception as error:  # ours to report: the application waits for it in poll
                 self._fail_all(error)
             await self._wake.wait()
 
-    async def _look_up_starts(self) -> None:
-        unknown = self.state.without_offset()
+    def _look_up_unknown(self) -> None:
+        """Asks where partitions without a position begin; meanwhile the others are read."""
+        unknown = [each for each in self.state.without_offset() if each[0] not in self._looked_up]
+        if unknown:
+            self._looked_up.update((tp, None) for tp, _ in unknown)
+            self._spawn(self._look_up(unknown))
+
+    async def _look_up(self, unknown: Sequence[tuple[TopicPartition, int | None]]) -> None:
+        try:
+            await self._look_up_starts(unknown)
+        finally:
+            for tp, _ in unknown:
+                del self._looked_up[tp]
+
+    async def _look_up_starts(self, unknown: Sequence[tuple[TopicPartition, int | None]]) -> None:
+        """One without a leader holds up no other."""
         wanted = {tp: timestamp_ms for tp, timestamp_ms in unknown if timestamp_ms is not None}
         for tp, timestamp_ms in unknown:
             if timestamp_ms is None:
                 self._hear(
                     tp, OffsetOutOfRange(f"{tp} has no position and auto_offset_reset is 'none'; seek first")
                 )
-        if not wanted:
-            return
         generations = {tp: self.state.generation(tp) for tp in wanted}
-        try:
-            found = await self.lookup.offsets(wanted, self._config.default_api_timeout_ms)
-        except RaykaError as error:
-            for tp in wanted:
-                self._hear(tp, error)
-            return
-        for tp, result in found.items():
-            offset = result.offset
-            if offset == NO_OFFSET:  # nothing at or after that time: from the end on
-                latest = await self.lookup.offsets({tp: -1}, self._config.default_api_timeout_ms)
-                offset = latest[tp].offset
-            epoch = result.leader_epoch if offset == result.offset else NO_EPOCH
-            self.state.on_offset(tp, generations[tp], offset, epoch)
+        late: dict[TopicPartition, int] = {}  # nothing at or after that time: from the end on
+
+        def on_found(found: Mapping[TopicPartition, ListOffsetsPartitionResult]) -> None:
+            for tp, result in found.items():
+                if result.offset == NO_OFFSET:
+                    late[tp] = LATEST_TIMESTAMP
+                else:
+                    self.state.on_offset(tp, generations[tp], result.offset, result.leader_epoch)
+            self._wake.set()
+
+        while wanted:
+            try:
+                await self.lookup.offsets(wanted, self._config.default_api_timeout_ms, on_found)
+            except RaykaError as error:
+                for tp in wanted:
+                    if self.state.lacks_offset(tp, generations[tp]):
+                        self._hear(tp, error)
+                return
+            wanted, late = late, {}
 
     def _send_fetches(self) -> None:
         by_node: dict[int, tuple[list[FetchPartition], _Tickets]] = {}
@@ -195,8 +222,10 @@ class Fetcher:
             tickets[topic.topic_id, tp.partition] = ticket
         for node_id, (parts, tickets) in by_node.items():
             self._spawn(self._fetch(node_id, tuple(parts), tickets))
-        if stale:
-            self._spawn(self._refresh_later(tuple(stale)))
+        topics = tuple(each for each in stale if each not in self._refreshed)
+        if topics:
+            self._refreshed.update(dict.fromkeys(topics))
+            self._spawn(self._refresh_later(topics))
 
     def _node_to_ask(self, topic_partition: TopicPartition, leader: MetadataPartition) -> int:
         """The follower that the leader named, while it may be asked; else the leader (G15)."""
@@ -304,8 +333,13 @@ class Fetcher:
         await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:
-        await self._refresh(topics)
-        await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+        """One at a time for a topic: else each wake-up of the loop would begin another while it has no leader."""
+        try:
+            await self._refresh(topics)
+            await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+        finally:
+            for name in topics:
+                del self._refreshed[name]
 
     async def _refresh(self, topics: tuple[str, ...]) -> None:
         await self.metadata.refresh(topics)

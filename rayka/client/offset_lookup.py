@@ -1,6 +1,6 @@
 """Asks the leaders for offsets: earliest, latest, or the first at or after a time. Kafka: OffsetFetcher (G12)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 
 from rayka.client.bootstrap import ClientConfig
@@ -23,6 +23,8 @@ from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResul
 
 _NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
 
+OnFound = Callable[[Mapping[TopicPartition, ListOffsetsPartitionResult]], object]
+
 
 class OffsetLookup:
     """Offsets of partitions, from whoever leads them, retried within a timeout."""
@@ -36,9 +38,13 @@ class OffsetLookup:
         self._backoff = Backoff.of(config, random)
 
     async def offsets(
-        self, wanted: Mapping[TopicPartition, int], timeout_ms: int
+        self,
+        wanted: Mapping[TopicPartition, int],
+        timeout_ms: int,
+        on_found: OnFound = lambda found: None,
     ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
-        """One result for each partition; `wanted` gives timestamps in ms, or -1 latest, -2 earliest.
+        """One result for each partition, of which `on_found` hears as they come; `wanted` gives timestamps in ms, or -1
+        latest, -2 earliest.
 
         When timeout_ms has passed, raises UnavailableError if no leader answered, else its last error. Raises
         UnknownTopicOrPartition.
@@ -51,7 +57,9 @@ class OffsetLookup:
             for leader_id, partitions in (await self._by_leader(missing, retry)).items():
                 try:
                     results = await self._ask(leader_id, partitions, retry)
-                    found.update({tp: each for tp, each in results.items() if not isinstance(each, ApiError)})
+                    news = {tp: each for tp, each in results.items() if not isinstance(each, ApiError)}
+                    found.update(news)
+                    on_found(news)
                     problem = next((each for each in results.values() if isinstance(each, ApiError)), problem)
                 except ApiError as error:
                     if not error.retriable:
