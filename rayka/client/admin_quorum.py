@@ -23,6 +23,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, ZERO_ID, ReplicaKey, node_name, possible_controllers
 from rayka.ports import Network
+from rayka.protocol.active_controller import said_by
 from rayka.protocol.cluster import StatusRequest
 from rayka.protocol.quorum import (
     AddRaftVoterRequest,
@@ -176,10 +177,4 @@ def _refusal(response: DescribeQuorumResponse) -> str:
 
 
 def _sayings(said: Mapping[int, str]) -> str:
-    return "; ".join(_saying(each, text) for each, text in said.items()) or "no controller is known"
-
-
-def _saying(node_id: int, text: str) -> str:
-    """What the node said, or why it did not: that names it already."""
-    name = node_name(node_id)
-    return text if text.partition(" ")[0].endswith(name) else f"{name}: {text}"
+    return "; ".join(said_by(each, text) for each, text in said.items()) or "no controller is known"

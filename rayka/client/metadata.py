@@ -105,18 +105,21 @@ class ClusterMetadata:
         or UnavailableError when nobody could say within timeout_ms.
         """
         retry = Retry(timeout_ms, self._backoff)
-        while True:
-            known = self.cached(name)
-            if known is not None:
-                return known
-            problem = await self._bounded(self._ask_soon((name,)), retry)
-            if name in self._missing:
-                raise self._missing.pop(name)
-            if isinstance(problem, ApiError) and not problem.retriable:
-                raise problem
-            if name not in self._topics and not await retry.pause():
-                is_said = problem is None or isinstance(problem, UnavailableError)
-                raise problem if problem and is_said else self._unavailable(str(problem), problem)
+        problem: RaykaError | None = None
+        with telling(lambda: self._awaited(f"the metadata of topic {name!r}", problem)):
+            while True:
+                known = self.cached(name)
+                if known is not None:
+                    return known
+                problem = await self._bounded(self._ask_soon((name,)), retry)
+                if name in self._missing:
+                    raise self._missing.pop(name)
+                if isinstance(problem, ApiError) and not problem.retriable:
+                    raise problem
+                if name not in self._topics and not await retry.pause():
+                    if isinstance(problem, UnavailableError):
+                        raise problem
+                    raise self._unavailable(str(problem), problem)
 
     async def refresh(self, names: Iterable[str]) -> RaykaError | None:
         """Asks for the topics again, once, together with all who ask meanwhile; returns what went wrong, or None.
@@ -151,7 +154,7 @@ class ClusterMetadata:
         """As `call_controller`, and whether an earlier attempt that failed may have been executed."""
         retry, may_have_run = Retry(timeout_ms, self._backoff), False
         problem: RaykaError | None = None
-        with telling(lambda: self._awaited(problem)):
+        with telling(lambda: self._awaited(self._controller_name(), problem)):
             while True:
                 try:
                     if self.controller_id == NO_NODE:
@@ -165,8 +168,7 @@ class ClusterMetadata:
                     self._on_controller_failed(error)
                     problem = error
                 if not await retry.pause():
-                    reason = f"the active controller did not answer: {problem}"
-                    raise self._unavailable(reason, problem) from problem
+                    raise self._unavailable(_no_controller(problem), problem) from problem
 
     async def wait_until_applied(self, metadata_offset: int, timeout_ms: int) -> None:
         """Returns when every usable broker has applied the metadata log up to an offset, or is UnavailableError.
@@ -341,11 +343,19 @@ class ClusterMetadata:
             hint = "is it running?"
         return UnavailableError(f"cluster {self.cluster_name!r} is not available: {reason}; {hint}")
 
-    def _awaited(self, problem: RaykaError | None) -> str:
-        name = "an active controller" if self.controller_id == NO_NODE else node_name(self.controller_id)
-        return f"cluster {self.cluster_name!r}: still waiting for {name}" + (
+    def _awaited(self, what: str, problem: RaykaError | None) -> str:
+        return f"cluster {self.cluster_name!r}: still waiting for {what}" + (
             f" ({problem})" if problem else ""
         )
+
+    def _controller_name(self) -> str:
+        return "an active controller" if self.controller_id == NO_NODE else node_name(self.controller_id)
+
+
+def _no_controller(problem: RaykaError) -> str:
+    """The problem says it itself when the controllers were asked who leads."""
+    is_said = isinstance(problem, NotController)
+    return str(problem) if is_said else f"the active controller did not answer: {problem}"
 
 
 def _may_have_run(error: RaykaError) -> bool:

@@ -222,19 +222,21 @@ class Sender:
             with self.lock:
                 self.accumulator.producer_id = response.producer_id
         except ApiError as error:
-            self._on_no_producer_id(error, topic)
+            self._on_no_producer_id(error, topic, node_id)
         finally:
             self._is_asking_for_id = False
         self._pump()
 
-    def _on_no_producer_id(self, error: ApiError, topic: str) -> None:
+    def _on_no_producer_id(self, error: ApiError, topic: str, node_id: int) -> None:
         """What is ready waits for another try, or fails."""
+        if isinstance(error, (NetworkException, RequestTimedOut)):
+            self._metadata.doubt(node_id)
         with self.lock:
             waiting = self.accumulator.ready(self.now_ms())
             if error.retriable:
                 for batch in waiting:
                     self._pause(batch, error)
-        if isinstance(error, InvalidMetadataError):
+        if isinstance(error, _NO_LEADER_ERRORS):
             self._refresh(topic)
         if not error.retriable:
             self._fail_all(waiting, error)
@@ -431,7 +433,7 @@ class Sender:
             self.accumulator.finish(batch, is_acknowledged=batch.error is None)
             self.memory_freed.notify_all()
         if batch.error is not None:
-            logger.warning("%d records for %s failed: %s", len(batch), batch.topic_partition, batch.error)
+            logger.warning("%s failed: %s", _records_of(batch), batch.error)
         for callback in callbacks:
             try:
                 callback()
@@ -446,14 +448,17 @@ class Sender:
             else "never sent"
         )
         return DeliveryTimeout(
-            f"{len(batch)} records for {batch.topic_partition} of cluster {self.cluster_name!r} were not acknowledged "
+            f"{_records_of(batch)} of cluster {self.cluster_name!r}: not acknowledged "
             f"within delivery_timeout_ms={self._config.delivery_timeout_ms} and may or may not be in the log ({tries})"
         )
 
     def _closed_error(self, batch: ProducerBatch) -> ClosedError:
-        return ClosedError(
-            f"the producer was closed before {len(batch)} records for {batch.topic_partition} were acknowledged"
-        )
+        return ClosedError(f"the producer was closed before the acknowledgement of {_records_of(batch)}")
+
+
+def _records_of(batch: ProducerBatch) -> str:
+    """`1 record for orders-0`."""
+    return f"{len(batch):,} record{'s' * (len(batch) != 1)} for {batch.topic_partition}"
 
 
 def _requests(batches: Sequence[ProducerBatch]) -> list[list[ProducerBatch]]:
