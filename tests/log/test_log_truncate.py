@@ -40,6 +40,24 @@ def test_an_offset_at_or_beyond_the_end_changes_nothing() -> None:
     assert (disk.identity(segment_path(0)), log.log_end_offset) == (before, 6)
 
 
+def test_an_epoch_without_records_is_forgotten_although_the_log_is_no_longer() -> None:  # B20
+    _, log = new_log()
+    fill(log, 2, epoch=1)
+    log.assign_epoch(2, 4)
+    log.truncate_to(9)
+    assert (log.latest_epoch, log.log_end_offset) == (1, 4)
+
+
+def test_a_log_that_ends_before_its_begin_begins_where_it_ends() -> None:  # B25
+    _, log = new_log()
+    fill(log, 10)
+    log.increment_log_start_offset(13)
+    log.truncate_to(8)
+    assert (log.log_start_offset, log.log_end_offset) == (8, 8)
+    fill(log, 1)
+    assert read_offsets(log) == [8, 9]
+
+
 def test_a_reader_keeps_the_inode_it_mapped_and_the_name_gets_another() -> None:
     disk, log = new_log()
     fill(log, 6)

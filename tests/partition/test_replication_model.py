@@ -44,6 +44,11 @@ class Replication(RuleBasedStateMachine):
 
     # ---- Records ----
 
+    @rule(acks=st.sampled_from((ACKS_ALL, ACKS_LEADER)), count=st.integers(1, 3))
+    def append_to_leader(self, acks: int, count: int) -> None:
+        if self.controller.state.leader_id != NO_NODE:
+            self.append(self.controller.state.leader_id, acks, count)
+
     @rule(broker=BROKER, acks=st.sampled_from((ACKS_ALL, ACKS_LEADER)), count=st.integers(1, 3))
     def append(self, broker: int, acks: int, count: int) -> None:
         for _ in range(count):
@@ -139,6 +144,16 @@ class Replication(RuleBasedStateMachine):
     def fence(self, broker: int) -> None:
         self.controller.fence(broker)
 
+    @rule(is_learnt=st.booleans())
+    def fail_over(self, is_learnt: bool) -> None:
+        """The leader is cut off for a while; another takes over, and everyone may know at once."""
+        deposed = self.controller.state.leader_id
+        if deposed != NO_NODE:
+            self.controller.fence(deposed)
+            self.controller.unfence(deposed)
+            for each in BROKERS if is_learnt else ():
+                self.learn(each)
+
     @rule(broker=BROKER)
     def unfence(self, broker: int) -> None:
         self.controller.unfence(broker)
@@ -221,7 +236,7 @@ class Replication(RuleBasedStateMachine):
             self.controller.unfence(each)
         self.requests.clear()
         self.responses.clear()
-        for _ in range(60):
+        for _ in range(self.count + 20):  # a fetch brings one batch at least
             for each in BROKERS:
                 self.learn(each)
                 self.replicate(each)
