@@ -79,12 +79,29 @@ def drain(
         moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
         print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
     elif is_waiting or not plan:
-        click.echo(f"broker {broker_id} holds no replica; it can be stopped")
+        click.echo(
+            f"broker {broker_id} holds no replica; it can be stopped for good, and then `rayka broker unregister "
+            f"{broker_id}` forgets it"
+        )
     else:
         click.echo(
             f"moving {counted(len(plan), 'replica')} off broker {broker_id}; it can be stopped when none is listed by "
             f"`rayka partition reassignments`"
         )
+
+
+@broker.command()
+@_broker_argument
+@cluster_options
+@json_option
+def unregister(broker_id: int, name: str, address: str, as_json: bool) -> None:
+    """Forget the broker BROKER, which was drained and stopped for good."""
+    with admin_of(name, address) as admin:
+        admin.unregister_broker(broker_id)
+    if as_json:
+        print_json({"unregistered": broker_id})
+        return
+    click.echo(f"broker {broker_id} is forgotten")
 
 
 @broker.group()

@@ -232,6 +232,14 @@ class Admin:
         ids = None if brokers is None else tuple(node_id_of(each) for each in brokers)
         return self._run(self._open().partitions.log_dirs(ids, names_of(topics), self._timeout_ms))
 
+    def unregister_broker(self, broker_id: int) -> None:
+        """Forgets a broker that was stopped for good, and its configuration.
+
+        Raises BrokerIdNotRegistered, and InvalidRequest while it runs, or holds replicas (`rayka broker drain` moves
+        them). Kafka: UnregisterBrokerRequest, which does not look.
+        """
+        self._run(self._open().unregister_broker(node_id_of(broker_id)))
+
     def describe_quorum(self) -> QuorumInfo:
         """Who leads the metadata quorum, who votes and who follows, and how far each is.
 

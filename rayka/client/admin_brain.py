@@ -5,10 +5,11 @@ A request that is repeated after a lost answer recognises its own work. Kafka: K
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from random import Random
 
 from rayka.client.admin_configs import AsyncConfigAdmin
-from rayka.client.admin_partitions import AsyncPartitionAdmin
+from rayka.client.admin_partitions import AsyncPartitionAdmin, check_broker
 from rayka.client.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin_results import ClusterSummary, TopicDescription
 from rayka.client.bootstrap import ClusterHandle
@@ -16,9 +17,13 @@ from rayka.client.metadata import ClusterMetadata, no_such_topic
 from rayka.client.refusal import refusal
 from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
-from rayka.errors import ApiError, ErrorCode
+from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode
 from rayka.protocol.cluster import MetadataTopic
-from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions
+from rayka.protocol.partition_admin import (
+    CreatePartitionsRequest,
+    NewPartitions,
+    UnregisterBrokerRequest,
+)
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic, TopicResult
 
 
@@ -85,6 +90,12 @@ class AsyncAdmin:
     async def describe_cluster(self) -> ClusterSummary:
         response = await self._metadata.describe(None, self.timeout_ms)
         return ClusterSummary.of(self.cluster_name, response)
+
+    async def unregister_broker(self, broker_id: int) -> None:
+        known = (await self._metadata.describe((), self.timeout_ms)).brokers
+        check_broker(broker_id, self.cluster_name, [each.node_id for each in known])
+        with suppress(BrokerIdNotRegistered):  # an earlier try, whose answer was lost, has done it
+            await self._metadata.call_controller(UnregisterBrokerRequest(broker_id), self.timeout_ms)
 
     async def _topic(self, name: str) -> MetadataTopic:
         response = await self._metadata.describe((name,), self.timeout_ms)

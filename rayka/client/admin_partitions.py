@@ -117,10 +117,7 @@ class AsyncPartitionAdmin:
         response = await self._metadata.describe((), timeout_ms)
         registered = [each.node_id for each in response.brokers]
         for broker_id in broker_ids or ():
-            if broker_id not in registered:
-                known = ", ".join(map(str, registered)) or "none"
-                name = self._metadata.cluster_name
-                raise BrokerIdNotRegistered(f"cluster {name!r} has no broker {broker_id}; it has {known}")
+            check_broker(broker_id, self._metadata.cluster_name, registered)
         asked = registered if broker_ids is None else broker_ids
         return await self._ask_log_dirs(asked, topics, timeout_ms)
 
@@ -233,6 +230,13 @@ class AsyncPartitionAdmin:
     async def _names(self, timeout_ms: int) -> list[str]:
         response = await self._metadata.describe(None, timeout_ms)
         return sorted(each.name for each in response.topics)
+
+
+def check_broker(broker_id: int, cluster_name: str, registered: Sequence[int]) -> None:
+    """Raises BrokerIdNotRegistered, naming those that there are."""
+    if broker_id not in registered:
+        known = ", ".join(map(str, registered)) or "none"
+        raise BrokerIdNotRegistered(f"cluster {cluster_name!r} has no broker {broker_id}; it has {known}")
 
 
 def _end_offset(

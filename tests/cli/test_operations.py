@@ -28,7 +28,7 @@ from rayka.ids import TopicPartition
 COMMANDS = [
     *(f"topic {verb}" for verb in ("create", "list", "describe", "alter", "delete")),
     *(f"topic {verb}" for verb in ("add-partitions", "delete-records")),
-    *(f"broker {verb}" for verb in ("list", "describe", "drain", "config describe", "config alter")),
+    *(f"broker {verb}" for verb in ("list", "describe", "drain", "unregister", "config describe", "config alter")),
     *(f"partition {verb}" for verb in ("reassign", "reassignments", "cancel", "elect-leaders")),
 ]  # fmt: skip
 

@@ -24,6 +24,7 @@ from rayka.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
+    InvalidRequest,
     NoReassignmentInProgress,
     OffsetOutOfRange,
     RequestTimedOut,
@@ -241,6 +242,21 @@ def test_a_broker_is_drained(cluster: InProcessCluster, admin: Admin, name: str)
     assert plan
     assert drain_broker(admin, 3) == {}
     assert values(cluster, name) == list(range(50))
+
+
+def test_a_broker_that_is_gone_for_good_is_forgotten() -> None:
+    with rayka.testing.cluster(brokers=2, name="flights", config=CONFIG) as cluster, Admin(cluster) as admin:
+        admin.create_topic("orders", assignments=[[2]])
+        with pytest.raises(InvalidRequest, match="broker 2 runs"):
+            admin.unregister_broker(2)
+        drain_broker(admin, 2, timeout_s=30)
+        cluster.kill(2)
+        wait_until(lambda: admin.describe_cluster().brokers[1].is_fenced)
+        cluster.fail_calls("unregister_broker", is_executed=True)
+        admin.unregister_broker(2)
+        assert [each.node_id for each in admin.describe_cluster().brokers] == [1]
+        with pytest.raises(BrokerIdNotRegistered, match="cluster 'flights' has no broker 2; it has 1"):
+            admin.unregister_broker(2)
 
 
 def test_a_broker_that_the_others_cannot_stand_in_for_is_not_drained(admin: Admin, name: str) -> None:
