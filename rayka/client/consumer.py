@@ -38,11 +38,13 @@ class Consumer:
     ("latest" by default, "earliest", "none"), `fetch_min_bytes`, `fetch_max_wait_ms`, `fetch_max_bytes`,
     `max_partition_fetch_bytes`, `max_poll_records`, `check_crcs`, `key_deserializer`, `value_deserializer`
     ("json", "msgpack", "string", "bytes", a callable or a pydantic model), and rayka's own `local_reads`: map
-    segments on this machine instead of having them sent (on by default). Positions live in this object only
-    and end with it.
+    segments on this machine instead of having them sent (on by default). With `client_rack` a replica in that
+    rack is read, if it is in sync; without it, one on this machine. Positions live in this object only and end
+    with it.
 
     Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
-    `seek` says otherwise. Raises ConfigError for an unknown option, ClusterNotFound, UnknownTopicOrPartition,
+    `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
+    offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown option, ClusterNotFound, UnknownTopicOrPartition,
     UnavailableError when no broker answers within `default_api_timeout_ms`. Kafka: KafkaConsumer without group.id.
     """
 

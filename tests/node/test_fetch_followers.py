@@ -476,12 +476,15 @@ def test_a_throttled_follower_gets_nothing_while_the_rate_is_exceeded() -> None:
             append(broker, b"x" * 1000)
         session = Session(handler)
         assert len(values((await session.fetch(at(0, max_bytes=10))).partitions[0])) == 1
-        held_back = await session.fetch(at(1), max_wait_ms=WAIT_MS)
+        waiting = asyncio.create_task(session.fetch(at(1), max_wait_ms=WAIT_MS))
+        await asyncio.sleep(0.1)
+        append(broker, b"x" * 1000)
+        held_back = await waiting
         assert ([values(each) for each in held_back.partitions], passed_ms()) == ([], WAIT_MS)
         in_sync = await follow(handler, at(0), replica_id=OTHER)
-        assert len(values(in_sync)) == 2
+        assert len(values(in_sync)) == 3
         await asyncio.sleep(2)
-        assert len(values((await session.fetch()).partitions[0])) == 1
+        assert len(values((await session.fetch()).partitions[0])) == 2
         await broker.stop()
 
     run(main)
