@@ -149,7 +149,12 @@ class MetadataDelta:
         topic.changed[record.partition] = changed_partition(partition, record)
 
     def _clear_elr(self, record: ClearElrRecord) -> None:
-        """No epoch rises: who leads and who is in sync stays as it is.
+        """Who leads and who is in sync stays as it is, but every partition epoch rises.
+
+        Else this could happen: 1. The controller makes it two that must be in sync; the leader has yet to hear of it.
+        2. The leader proposes itself alone as the ISR. 3. The controller agrees, and holds who leaves for eligible.
+        4. The leader, for which one is still enough, commits more than those have. So its proposals are refused until
+        it has applied this record, and the configuration with it.
 
         Where the ISR is empty they stay: nothing is committed until one of them leads, and nobody else has it all.
         """
@@ -163,10 +168,10 @@ class MetadataDelta:
             for number in range(max(len(topic.base), *(each + 1 for each in topic.changed), 0)):
                 partition = topic.partition(number)
                 assert partition is not None, f"{record!r}: partition {number} is missing"
-                if partition.isr and (partition.eligible_leader_replicas or partition.last_known_elr):
-                    topic.changed[number] = msgspec.structs.replace(
-                        partition, eligible_leader_replicas=(), last_known_elr=()
-                    )
+                forgotten = {"eligible_leader_replicas": (), "last_known_elr": ()} if partition.isr else {}
+                topic.changed[number] = msgspec.structs.replace(
+                    partition, partition_epoch=partition.partition_epoch + 1, **forgotten
+                )
 
     def _set_config(self, record: ConfigRecord) -> None:
         resource = ConfigResource(record.resource_type, record.resource_name)

@@ -14,6 +14,13 @@ from rayka.metadata.records import (
     PartitionChangeRecord,
     PartitionRecord,
 )
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
 from rayka.protocol.replication import (
     AlterPartitionItem,
     AlterPartitionRequest,
@@ -167,6 +174,19 @@ def test_a_leader_says_that_it_has_recovered() -> None:  # B41
     assert (still.leader_recovery_state, still.partition_epoch) == (RECOVERING, 9)
     (recovered,) = propose(controller, item((1,)))
     assert (recovered.leader_recovery_state, recovered.partition_epoch) == (LeaderRecoveryState.RECOVERED, 10)
+
+
+def test_a_leader_that_has_not_heard_of_another_min_isr_proposes_nothing_before_it_has() -> None:  # B13, B42
+    controller = machine()
+    change = ConfigChange("min.insync.replicas", AlterConfigOp.SET, "2")
+    controller.handle(
+        IncrementalAlterConfigsRequest((AlteredResource(ResourceType.TOPIC, "orders", (change,)),))
+    )
+    (refused,) = propose(controller, item((1,)))
+    assert refused.error_code is ErrorCode.INVALID_UPDATE_VERSION
+    (result,) = propose(controller, item((1,), partition_epoch=10))
+    assert (result.error_code, result.isr) == (ErrorCode.NONE, (1,))
+    assert controller.partition().eligible_leader_replicas == (2,)
 
 
 def reassigned(leader_id: int) -> PartitionRecord:

@@ -263,3 +263,4 @@ def test_eligible_leader_replicas_are_forgotten_but_where_nobody_is_in_sync(name
         ((), ()),
         ((2,), (3,)),
     ]
+    assert [(each.leader_epoch, each.partition_epoch) for each in partitions] == [(0, 2), (0, 2)]
