@@ -44,8 +44,9 @@ class Consumer:
 
     Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
     `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
-    offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown option, ClusterNotFound, UnknownTopicOrPartition,
-    UnavailableError when no broker answers within `default_api_timeout_ms`. Kafka: KafkaConsumer without group.id.
+    offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown
+    option, ClusterNotFound, UnknownTopicOrPartition, UnavailableError when no broker answers within
+    `default_api_timeout_ms`. Kafka: KafkaConsumer without group.id.
     """
 
     def __init__(
