@@ -141,8 +141,8 @@ class BrokerRegistrationChangeRecord(_Record, tag=17, frozen=True, array_like=Tr
 
 class ClearElrRecord(_Record, tag=28, frozen=True, array_like=True, kw_only=True):
     """Forgets the eligible leader replicas of a topic, of all topics when the name is empty: what makes one eligible,
-    `min.insync.replicas`, is about to change (B42). Partitions whose ISR is empty keep theirs; the partition epochs of all
-    rise by one.
+    `min.insync.replicas`, is about to change (B42). Partitions whose ISR is empty keep theirs; the
+    partition epochs of all rise by one.
     """
 
     topic_name: str = ""
