@@ -14,7 +14,7 @@ from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch, FollowerState, new_states
 from rayka.partition.isr import IsrState, Outcome, outcome_of
-from rayka.partition.watermarks import committed_offset, low_watermark
+from rayka.partition.watermarks import low_watermark
 from rayka.protocol.replication import (
     AlterPartitionItem,
     AlterPartitionResult,
@@ -104,13 +104,22 @@ class Leadership:
         return follower
 
     def committed_offset(self, own_offset: int, log_end_offset: int, now_ms: int) -> int:
-        """What the maximal ISR has, and everyone who is about to join it (B1)."""
+        """What the maximal ISR has, and everyone who is about to join it (B1).
 
-        def is_waited_for(follower: FollowerState) -> bool:
-            is_caught_up = follower.is_caught_up(log_end_offset, now_ms, self._lag_max_ms)
-            return is_caught_up and self._is_eligible(follower)
+        The latter, because a follower that is as far as the leader would otherwise never stay so: a leader alone in the
+        ISR would commit each record at once, and the follower would be behind whenever it is looked at.
+        """
+        lowest, maximal = own_offset, self.isr.maximal
+        for each in self.followers.values():
+            if each.log_end_offset < lowest and (
+                each.replica_id in maximal or self._is_joining(each, log_end_offset, now_ms)
+            ):
+                lowest = each.log_end_offset
+        return lowest
 
-        return committed_offset(own_offset, self.followers.values(), self.isr.maximal, is_waited_for)
+    def _is_joining(self, follower: FollowerState, log_end_offset: int, now_ms: int) -> bool:
+        is_caught_up = follower.is_caught_up(log_end_offset, now_ms, self._lag_max_ms)
+        return is_caught_up and self._is_eligible(follower)
 
     def low_watermark(self, own_start_offset: int) -> int:
         """The lowest log start offset of all live replicas; -1 while one of them has not told it (G11)."""

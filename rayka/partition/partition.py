@@ -178,10 +178,12 @@ class Partition:
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Whether the high watermark rose: to what the maximal ISR has, if the ISR is large enough (B1)."""
-        if not self.is_leader or len(self.isr) < self._effective_min_isr:
+        leadership = self._leadership
+        if not self.is_leader or len(leadership.isr.committed) < self._effective_min_isr:
             return False
         log_end_offset = self.log.log_end_offset
-        committed = self._leadership.committed_offset(self._own_committed_offset, log_end_offset, now_ms)
+        own_offset = self.log.flushed_offset if self._is_flushed_in_batches else log_end_offset
+        committed = leadership.committed_offset(own_offset, log_end_offset, now_ms)
         if committed <= self.high_watermark:
             return False
         self.high_watermark = committed
@@ -189,11 +191,9 @@ class Partition:
         return True
 
     @property
-    def _own_committed_offset(self) -> int:
-        """How far this replica counts: with `flush=batch` only what is on the disk."""
-        if self._config.flush is FlushPolicy.BATCH:
-            return self.log.flushed_offset
-        return self.log.log_end_offset
+    def _is_flushed_in_batches(self) -> bool:
+        """Whether a record counts only once it is on the disk."""
+        return self._config.flush is FlushPolicy.BATCH
 
     @property
     def _effective_min_isr(self) -> int:

@@ -1,5 +1,7 @@
 """What followers' fetches do to a leader: how far it is committed, what is deleted everywhere, who reads where."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -28,7 +30,7 @@ ACTIVE = {each: broker_image(each, epoch=each * 10, rack=f"rack-{each}") for eac
 
 
 def leader(
-    state: PartitionImage = ALL_IN_SYNC, brokers: dict[int, BrokerImage] | None = None, **config: int
+    state: PartitionImage = ALL_IN_SYNC, brokers: dict[int, BrokerImage] | None = None, **config: Any
 ) -> Partition:
     """One with three records."""
     partition = new_partition(state=state, brokers=ACTIVE if brokers is None else brokers, **config)

@@ -1,5 +1,7 @@
 """A replica that follows: what it appends, where it is cut, and the histories of KIP-101 (B3, B17-B27)."""
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ def placed(offset: int, epoch: int, *values: bytes) -> bytes:
     return b"".join(map(bytes, stamped))
 
 
-def follower(*lineage: tuple[int, int], disk: MemoryDisk | None = None, **config: FlushPolicy) -> Partition:
+def follower(*lineage: tuple[int, int], disk: MemoryDisk | None = None, **config: Any) -> Partition:
     """A follower in epoch 5 with so many records, one a batch, of each epoch."""
     partition = new_partition(disk, state=LED_ELSEWHERE, **config)
     for epoch, count in lineage:
