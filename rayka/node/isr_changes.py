@@ -96,7 +96,9 @@ class IsrChanges:
             await asyncio.sleep(self._settings.config.replica_lag_time_max_ms / 2000)
             now_ms = _now_ms()
             for partition in partitions():
-                item = partition.maybe_shrink_isr(now_ms=now_ms)
+                item = partition.maybe_recover() or partition.maybe_shrink_isr(now_ms=now_ms)
+                if partition.maybe_increment_high_watermark(now_ms):
+                    self._on_changed(partition)
                 if item is not None:
                     self.propose(partition, item)
 
