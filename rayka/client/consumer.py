@@ -39,8 +39,8 @@ class Consumer:
     `max_partition_fetch_bytes`, `max_poll_records`, `check_crcs`, `key_deserializer`, `value_deserializer`
     ("json", "msgpack", "string", "bytes", a callable or a pydantic model), and rayka's own `local_reads`: map
     segments on this machine instead of having them sent (on by default). With `client_rack` a replica in that
-    rack is read, if it is in sync; without it, one on this machine. Positions live in this object only and end
-    with it.
+    rack is read, if it is in sync; without it, one in the rack of a broker whose files are here. Positions live
+    in this object only and end with it.
 
     Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
     `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first

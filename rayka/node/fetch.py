@@ -75,8 +75,9 @@ class FetchHandler:
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
             while await context.watch.wait(deadline_s):
-                if self._reads(request, context).has_enough():
+                if not context.is_current or self._reads(request, context).has_enough():
                     break
+            context.check_current()
             reads = self._reads(request, context)
             results = reads.read_all(is_first=False)
         told = context.tell(results)

@@ -125,13 +125,22 @@ class FetchContext:
         if not self.session.partitions[key].is_news(result):
             self.session.watch.due.pop(key, None)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether no later request, and no end of the session, has come in between."""
+        return not self.session.is_closed and self.session.epoch == self._epoch
+
+    def check_current(self) -> None:
+        """Raises InvalidFetchSessionEpoch unless it is: nobody waits for what this request would tell."""
+        if not self.is_current:
+            raise InvalidFetchSessionEpoch(
+                f"fetch session {self.session.session_id} went on without this request"
+            )
+
     def tell(self, results: Iterable[FetchPartitionResult]) -> tuple[FetchPartitionResult, ...]:
-        """Those to answer with; they count as told. Raises InvalidFetchSessionEpoch when a later request, or the
-        session's end, came in between: what this one tells, nobody waits for.
-        """
+        """Those to answer with; they count as told. Raises as `check_current`."""
+        self.check_current()
         session = self.session
-        if session.is_closed or session.epoch != self._epoch:
-            raise InvalidFetchSessionEpoch(f"fetch session {session.session_id} went on without this request")
         told = []
         for result in results:
             key = (result.topic_id, result.partition)
