@@ -18,7 +18,7 @@ from rayka.testing import InProcessCluster
 from tests.testing.lossy import LossyCluster
 from tests.testing.waiting import WAIT_S, wait_until
 
-BROKERS, PARTITIONS = (1, 2, 3), 3
+BROKERS, CONTROLLER, PARTITIONS = (1, 2, 3), 3001, 3
 SESSION_MS = 400
 CONFIG = {
     "broker.session.timeout.ms": SESSION_MS,
@@ -102,6 +102,23 @@ def test_a_producer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> No
             producer.flush(WAIT_S)
             gap_s = time.monotonic() - started_s
         assert gap_s < SESSION_MS / 1000 + 1  # until it is known to be dead, and what the election takes
+        check_each_once(cluster, numbers.count)
+
+
+def test_a_leader_that_is_cut_off_from_all_other_nodes_is_left_for_its_successor() -> None:  # B9, B22, C3
+    with replicated() as cluster, Admin(cluster) as admin:
+        with Producer(cluster, **QUICK, request_timeout_ms=WAIT_S * 1000) as producer:
+            numbers = Numbers(producer)
+            numbers.send(PARTITIONS).result(WAIT_S)
+            cut_off = leader_of(admin, 0)
+            for other in (*BROKERS, CONTROLLER):
+                if other != cut_off:
+                    cluster.partition(cut_off, other)
+            numbers.send(100)  # it takes them, can never acknowledge them, and knows of no other leader
+            producer.flush(WAIT_S / 2)
+            cluster.heal()
+            numbers.send(100)
+            wait_until_in_sync(admin)
         check_each_once(cluster, numbers.count)
 
 
