@@ -23,8 +23,8 @@ from rayka.protocol.cluster import NodeState, StatusRequest
 from rayka.protocol.replication import ReportExitRequest
 
 _ASK_AGAIN_S = 0.25
-_LOOK_S = 0.2
-_LOOK_COST_S = 0.07  # for each broker, so that looking takes 1 % of a core (one look: 0.6 ms)
+_LOOK_S = 0.25
+_LOOK_COST_S = 0.08  # for each broker, so that looking takes less than 1 % of a core (one look: 0.6 ms)
 _CALL_TIMEOUT_MS = 2_000
 _logger = logging.getLogger(__name__)
 

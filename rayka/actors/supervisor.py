@@ -72,11 +72,12 @@ class Supervisor:
         while not self._is_stopping:
             async with self._acting:
                 missing = await asyncio.to_thread(_missing, self._spec)
-                ray_nodes = await asyncio.to_thread(live_ray_nodes)
+                ray_nodes = await asyncio.to_thread(live_ray_nodes) if missing else {}
                 situation = (missing, list(ray_nodes))
                 if missing and (situation != searched or loop.time() >= again_s):
-                    searched, again_s = situation, loop.time() + _SEARCH_AGAIN_S
+                    again_s = loop.time() + _SEARCH_AGAIN_S
                     await self._bring_back(missing, ray_nodes)
+                searched = situation
             await asyncio.sleep(_LOOK_S)
 
     async def _bring_back(

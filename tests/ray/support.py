@@ -18,11 +18,16 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def pid_of(cluster: Cluster, node_id: int) -> int:
+    """The process that a node, which serves, is now."""
+    node = next(each for each in cluster.describe().nodes if each.node_id == node_id)
+    assert node.pid > 0, node
+    return node.pid
+
+
 def broker_pid(cluster: Cluster) -> int:
-    """The process that the cluster's broker, which serves, is now."""
-    broker = cluster.describe().nodes[0]
-    assert broker.pid > 0, broker
-    return broker.pid
+    """The process that the cluster's only broker, which serves, is now."""
+    return pid_of(cluster, 1)
 
 
 def end_supervisor(cluster: Cluster) -> None:

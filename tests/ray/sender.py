@@ -1,0 +1,87 @@
+"""A producer that runs while things are killed, and what of it must be in the topic afterwards."""
+
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+
+import rayka
+from rayka.cluster import Cluster
+
+_KEYS = 50
+_WAIT_S = 60
+
+
+class Sender(threading.Thread):
+    """Sends numbers with acks=all until it is told to stop, and keeps what became of each."""
+
+    def __init__(self, cluster: Cluster, topic: str, *, pause_s: float = 0.0) -> None:
+        super().__init__(name="sender")
+        self._cluster = cluster
+        self.topic = topic
+        self._pause_s = pause_s
+        self._producer = rayka.Producer(cluster=cluster, acks="all", linger_ms=2)
+        self._has_new = threading.Condition()
+        self._is_stopping = False
+        self.acknowledged: dict[int, rayka.RecordMetadata] = {}
+        self.times: list[float] = []
+        self.failed: list[BaseException] = []
+
+    def run(self) -> None:
+        with self._producer:
+            number = 0
+            while not self._is_stopping:
+                self._send(number)
+                number += 1
+                if self._pause_s:
+                    time.sleep(self._pause_s)
+                elif number % 200 == 0:
+                    self._producer.flush(timeout=_WAIT_S)
+
+    def _send(self, number: int) -> None:
+        def on_delivery(error: BaseException | None, metadata: rayka.RecordMetadata | None) -> None:
+            with self._has_new:
+                if metadata is not None:
+                    self.acknowledged[number] = metadata
+                    self.times.append(time.monotonic())
+                elif error is not None:
+                    self.failed.append(error)
+                self._has_new.notify_all()
+
+        self._producer.send(self.topic, b"%d" % number, key=b"%d" % (number % _KEYS), on_delivery=on_delivery)
+
+    def await_acknowledged(self, count: int) -> None:
+        """Waits until so many more records are acknowledged, which takes leaders that serve."""
+        with self._has_new:
+            wanted = len(self.acknowledged) + count
+            is_done = self._has_new.wait_for(lambda: len(self.acknowledged) >= wanted, timeout=_WAIT_S)
+            assert is_done, f"{len(self.acknowledged)} of {wanted}; {self.failed[:1]}"
+
+    def longest_gap_s(self, since: float) -> float:
+        """The longest time without an acknowledgement, since a moment of the monotonic clock."""
+        times = [since, *(each for each in self.times if each >= since)]
+        return max(later - earlier for earlier, later in pairwise(times))
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self.join(90)
+        assert not self.is_alive()
+
+    def check(self) -> None:
+        """Every acknowledged record is read exactly at its offset, none twice, those of a key in their order."""
+        assert self.failed == []
+        records = list(rayka.read(self.topic, cluster=self._cluster))
+        found = {(each.partition, each.offset): int(each.value or b"-1") for each in records}
+        assert len(found) == len(records), "no offset twice"
+        lost = {
+            number: metadata
+            for number, metadata in self.acknowledged.items()
+            if found.get((metadata.partition, metadata.offset)) != number
+        }
+        assert lost == {}
+        assert [each for each, count in Counter(found.values()).items() if count > 1] == []
+        newest: dict[int, int] = {}
+        for place in sorted(found):
+            number = found[place]
+            assert number > newest.get(number % _KEYS, -1), f"{number} at {place} is out of order"
+            newest[number % _KEYS] = number

@@ -1,0 +1,107 @@
+"""Three brokers, three replicas: the leader's process is killed, paused, stopped, and writing goes on without loss."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+import rayka
+from rayka.actors import launch
+from rayka.cluster import Cluster
+from rayka.protocol.cluster import NodeState
+from tests.ray.sender import Sender
+from tests.ray.support import kill, pid_of
+
+pytestmark = pytest.mark.ray
+CONFIG = {"default.replication.factor": 3, "min.insync.replicas": 2}
+SESSION_S = 9.0  # Kafka's default, which nothing here lowers
+_WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def brokers(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    data_dir = str(tmp_path_factory.mktemp("brokers"))
+    with Cluster.start(name="failover", brokers=3, data_dir=data_dir, config=CONFIG) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def sender(brokers: Cluster, request: pytest.FixtureRequest) -> Iterator[Sender]:
+    """Writes to one partition of which every broker has a replica, in sync."""
+    topic = request.node.name[:100]
+    with rayka.Admin(cluster=brokers) as admin:
+        admin.create_topic(topic, partitions=1)
+        sender = Sender(brokers, topic, pause_s=0.002)
+        sender.start()
+        try:
+            sender.await_acknowledged(300)
+            yield sender
+            await_in_sync(admin, topic)
+        finally:
+            sender.stop()
+    sender.check()
+
+
+def await_in_sync(admin: rayka.Admin, topic: str) -> None:
+    """Until every replica of the topic is in sync."""
+    deadline = time.monotonic() + _WAIT_S
+    while len((found := admin.describe_topic(topic).partitions[0]).isr) < 3:
+        assert time.monotonic() < deadline, found
+
+
+def leadership(cluster: Cluster, sender: Sender) -> tuple[int, int]:
+    """The partition's leader and its epoch, as the controller knows them."""
+    with rayka.Admin(cluster=cluster) as admin:
+        partition = admin.describe_topic(sender.topic).partitions[0]
+    return partition.leader_id, partition.leader_epoch
+
+
+def test_a_leader_whose_process_ended_is_succeeded_long_before_its_session_ends(
+    brokers: Cluster, sender: Sender
+) -> None:
+    """Ray's record of the exit is the evidence; its restart of the process is not waited for."""
+    leader_id, epoch = leadership(brokers, sender)
+    killed_at = time.monotonic()
+    kill(pid_of(brokers, leader_id))
+    sender.await_acknowledged(500)
+    assert sender.longest_gap_s(killed_at) < SESSION_S / 2
+    successor_id, next_epoch = leadership(brokers, sender)
+    assert next_epoch > epoch, "led by another broker, or by the process that followed"
+    assert successor_id in (1, 2, 3)
+
+
+def test_a_leader_that_is_paused_is_not_dead(brokers: Cluster, sender: Sender) -> None:
+    before = leadership(brokers, sender)
+    pid = pid_of(brokers, before[0])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        pause_until = time.monotonic() + 4
+        while time.monotonic() < pause_until:
+            assert leadership(brokers, sender) == before
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    sender.await_acknowledged(300)
+    assert leadership(brokers, sender) == before
+
+
+def test_a_leader_that_is_stopped_hands_over_first_and_comes_back_on_its_disk(
+    brokers: Cluster, sender: Sender
+) -> None:
+    leader_id, _ = leadership(brokers, sender)
+    handle = launch.find(brokers.name, leader_id)
+    assert handle is not None
+    began = time.monotonic()
+    ray.get(handle.stop.remote())
+    sender.await_acknowledged(300)
+    assert sender.longest_gap_s(began) < 2.0, "0.1 s on a quiet machine"
+    assert leadership(brokers, sender)[0] != leader_id
+    ray.kill(handle, no_restart=False)
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        node = next(each for each in brokers.describe().nodes if each.node_id == leader_id)
+        if node.state == NodeState.RUNNING:
+            break
+        assert time.monotonic() < deadline, node
