@@ -17,7 +17,7 @@ def _cache(*entries: tuple[int, int]) -> LeaderEpochCache:
     return cache
 
 
-def test_the_file_is_kafkas() -> None:
+def test_the_file_is_kafkas() -> None:  # B20
     golden = (GOLDEN / LEADER_EPOCH_FILE).read_bytes()
     assert encode_epochs(list(_cache((1, 0), (4, 100), (9, 2500)).entries)) == golden
     assert decode_epochs(golden) == [(1, 0), (4, 100), (9, 2500)]
@@ -37,8 +37,8 @@ def test_the_file_is_kafkas() -> None:
 )
 def test_assign_removes_what_contradicts_it(
     assigned: tuple[int, int], entries: list[tuple[int, int]]
-) -> None:
-    cache = _cache((1, 0), (4, 100))  # B20
+) -> None:  # B20
+    cache = _cache((1, 0), (4, 100))
     cache.assign(*assigned)
     assert list(cache.entries) == entries
 
@@ -56,12 +56,12 @@ def test_assign_removes_what_contradicts_it(
         (8, -1, -1),  # from the future
     ],
 )
-def test_end_offset_of_an_epoch(epoch: int, end_offset: int, found: int) -> None:
+def test_end_offset_of_an_epoch(epoch: int, end_offset: int, found: int) -> None:  # B21
     answer = _cache((2, 10), (4, 100), (7, 250)).end_offset_for(epoch, 999)  # B21
     assert (answer.offset, answer.epoch) == (end_offset, found)
 
 
-def test_an_empty_cache_knows_no_end_offset() -> None:
+def test_an_empty_cache_knows_no_end_offset() -> None:  # B21
     assert _cache().end_offset_for(3, 999).offset == -1  # B21
 
 
@@ -76,7 +76,7 @@ def test_truncation_forgets_epochs_that_begin_at_or_after_the_offset() -> None:
     assert cache.entries == ((1, 0),)
 
 
-def test_every_change_is_in_the_file() -> None:
+def test_every_change_is_in_the_file() -> None:  # B20
     disk = MemoryDisk()
     disk.make_directory(DIRECTORY)
     unsynced = Unsynced()

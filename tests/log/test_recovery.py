@@ -203,7 +203,7 @@ def test_a_file_of_somebody_else_is_left_alone() -> None:
     assert names <= set(disk.list(DIRECTORY))
 
 
-def test_leftovers_and_orphan_indexes_are_removed() -> None:
+def test_leftovers_and_orphan_indexes_are_removed() -> None:  # B32
     disk = _filled(5)
     leftovers = [
         "00000000000000000000.log.deleted",

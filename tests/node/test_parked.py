@@ -20,7 +20,7 @@ def deadline(after_s: float) -> float:
     return asyncio.get_running_loop().time() + after_s
 
 
-def test_a_wake_up_between_look_and_wait_is_not_lost() -> None:
+def test_a_wake_up_between_look_and_wait_is_not_lost() -> None:  # G9
     async def main() -> None:
         parked: Parked[str] = Parked()
         with parked.watch(["a", "b"]) as watch:
@@ -30,7 +30,7 @@ def test_a_wake_up_between_look_and_wait_is_not_lost() -> None:
     run(main())
 
 
-def test_many_wake_ups_between_two_looks_are_one() -> None:
+def test_many_wake_ups_between_two_looks_are_one() -> None:  # G9
     async def main() -> None:
         parked: Parked[str] = Parked()
         with parked.watch(["a"]) as watch:
@@ -42,7 +42,7 @@ def test_many_wake_ups_between_two_looks_are_one() -> None:
     run(main())
 
 
-def test_a_key_wakes_all_who_watch_it_and_nobody_else() -> None:
+def test_a_key_wakes_all_who_watch_it_and_nobody_else() -> None:  # G9
     async def wait(parked: Parked[str], key: str, after_s: float) -> bool:
         with parked.watch([key]) as watch:
             return await watch.wait(deadline(after_s))
