@@ -12,6 +12,8 @@ import posixpath
 from collections import OrderedDict
 from uuid import UUID
 
+import numpy as np
+
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, decode_partition_metadata
 from rayka.protocol.batch_header import HEADER_BYTES
@@ -71,6 +73,27 @@ def _map(file_range: FileRange) -> memoryview | None:
         return None
     finally:
         os.close(descriptor)
+
+
+def copy_range(file_range: FileRange) -> np.ndarray | None:
+    """The range's bytes in memory of this process's own; None when they are not to be had here any more. For who reads
+    each range once: then copying is cheaper than mapping a file that grows.
+    """
+    try:
+        descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        records = np.empty(file_range.size_bytes, dtype=np.uint8)
+        is_same = (status.st_dev, status.st_ino) == (file_range.device, file_range.inode)
+        if not is_same or os.preadv(descriptor, (records.data,), file_range.position) < records.size:
+            return None
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return records if _begins_at(records.data, file_range.base_offset) else None
 
 
 def _begins_at(records: memoryview, base_offset: int) -> bool:

@@ -7,14 +7,10 @@ nothing ends. Kafka: `AbstractFetcherManager`, `ReplicaFetcherManager`.
 from collections.abc import Iterable
 
 from rayka.ids import NO_NODE, node_name
-from rayka.node.data_directories import DataDirectories
-from rayka.node.follower_results import Host
+from rayka.node.follower_results import Shared
 from rayka.node.replica import PartitionKey, Replica, key_of
 from rayka.node.replica_fetcher import ReplicaFetcher
-from rayka.node.settings import NodeSettings
-from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
-from rayka.partition.quota import ReplicationQuota
 
 _Assignment = tuple[int, int]  # leader and leader epoch
 
@@ -22,16 +18,10 @@ _Assignment = tuple[int, int]  # leader and leader epoch
 class ReplicaFetchers:
     """All fetchers of one broker."""
 
-    def __init__(
-        self, settings: NodeSettings, directories: DataDirectories, tasks: Tasks, host: Host
-    ) -> None:
-        self._settings = settings
-        self._directories = directories
-        self._tasks = tasks
-        self._host = host
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self._fetchers: dict[int, ReplicaFetcher] = {}
         self._assigned: dict[PartitionKey, _Assignment] = {}
-        self.quota = ReplicationQuota(settings.config.follower_replication_throttled_rate)
 
     def __repr__(self) -> str:
         return f"<ReplicaFetchers {list(self._fetchers.values())}>"
@@ -76,10 +66,8 @@ class ReplicaFetchers:
     def _fetcher(self, leader_id: int) -> ReplicaFetcher:
         fetcher = self._fetchers.get(leader_id)
         if fetcher is None:
-            fetcher = self._fetchers[leader_id] = ReplicaFetcher(
-                leader_id, self._settings, self._directories, self._tasks, self._host, self.quota
-            )
-            self._tasks.start(f"follow {node_name(leader_id)}", fetcher.run())
+            fetcher = self._fetchers[leader_id] = ReplicaFetcher(leader_id, self._shared)
+            self._shared.tasks.start(f"follow {node_name(leader_id)}", fetcher.run())
         return fetcher
 
     def _close_idle(self) -> None:

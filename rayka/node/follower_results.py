@@ -7,17 +7,22 @@ processFetchRequest`, `ReplicaFetcherThread.processPartitionData` (B3, B22-B26).
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from rayka.errors import ApiError, ErrorCode, StorageError
 from rayka.ids import node_name
+from rayka.log.local_directories import LocalDirectories
+from rayka.log.mapped_reader import copy_range
+from rayka.metadata.image import BrokerImage
+from rayka.node.data_directories import DataDirectories
 from rayka.node.followed import Followed, FollowedPartitions, Hold
 from rayka.node.replica import Replica
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
+from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -39,30 +44,45 @@ class Host(Protocol):
     def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError: ...
 
 
+class Shared(NamedTuple):
+    """What all fetchers of one broker share. `brokers` gives what the metadata says of one; `local` knows whose
+    files can be read here."""
+
+    settings: NodeSettings
+    directories: DataDirectories
+    tasks: Tasks
+    host: Host
+    quota: ReplicationQuota
+    brokers: Callable[[int], BrokerImage | None]
+    local: LocalDirectories | None
+
+
 class FollowerResults:
     """The results of one leader, and those of looking up its offsets."""
 
-    def __init__(
-        self, leader_id: int, settings: NodeSettings, followed: FollowedPartitions, tasks: Tasks, host: Host
-    ) -> None:
+    def __init__(self, leader_id: int, shared: Shared, followed: FollowedPartitions) -> None:
         self._leader_id = leader_id
-        self._settings = settings
+        self._settings = shared.settings
+        self._tasks = shared.tasks
+        self._host = shared.host
+        self._local = shared.local
         self._followed = followed
-        self._tasks = tasks
-        self._host = host
         self._delayed: list[Followed] = []
         self._lookups: list[Followed] = []
 
     def __repr__(self) -> str:
         return f"<FollowerResults from {node_name(self._leader_id)}>"
 
-    def take(self, results: Iterable[FetchPartitionResult], number: int) -> None:
-        """The results that the request of this number has brought."""
+    def take(self, results: Iterable[FetchPartitionResult], number: int) -> int:
+        """The results that the request of this number has brought; how many bytes of records they were."""
+        size_bytes = 0
         for result in results:
+            size_bytes += result.records.size + sum(each.size_bytes for each in result.file_ranges)
             followed = self._followed.get((result.topic_id, result.partition))
             if followed is not None:
                 self._take(followed, result, is_fresh=followed.asked_in <= number)
         self._settle()
+        return size_bytes
 
     def _take(self, followed: Followed, result: FetchPartitionResult, *, is_fresh: bool) -> None:
         """Of a result that answers an older position only the high watermark counts."""
@@ -76,11 +96,25 @@ class FollowerResults:
                 followed.partition.truncate_to(result.diverging_epoch, leader_epoch=followed.leader_epoch)
                 self._on_moved(followed, is_high_watermark_moved=True)
             else:
-                self._append(followed, result, result.records)
+                self._append(followed, result, self._records(result))
         except ApiError as error:
             self._on_refused(followed, error)
         except StorageError as error:
             self._host.on_storage_error(followed.replica, error)
+
+    def _records(self, result: FetchPartitionResult) -> np.ndarray:
+        """What was given, sent or in files on this machine; nothing when those are not what they were, so that the same
+        is asked for again. The copy is this process's own: what is checked in it is what is appended.
+        """
+        if not result.file_ranges:
+            return result.records
+        copies = [copy for each in result.file_ranges if (copy := copy_range(each)) is not None]
+        is_found = len(copies) == len(result.file_ranges)
+        if self._local is not None:
+            self._local.on_read(is_found=is_found)
+        if not is_found:
+            return NO_RECORDS
+        return copies[0] if len(copies) == 1 else np.concatenate(copies)
 
     def _append(self, followed: Followed, result: FetchPartitionResult, records: np.ndarray) -> None:
         partition = followed.partition

@@ -11,42 +11,36 @@ failed call there is a pause, which only news from the metadata cuts short. Kafk
 
 import asyncio
 import logging
+from uuid import UUID
 
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import node_name
-from rayka.node.data_directories import DataDirectories
 from rayka.node.followed import FollowedPartitions
-from rayka.node.follower_results import FollowerResults, Host
+from rayka.node.follower_results import FollowerResults, Shared
 from rayka.node.replica import PartitionKey, Replica
-from rayka.node.settings import NodeSettings
-from rayka.node.tasks import Tasks
-from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import FIRST_SESSION_EPOCH, NO_SESSION, FetchRequest, FetchResponse
 
 _OVERTAKEN_MAX = 4  # requests that the leader may still hold back
+_BULK_BYTES = 128 << 10  # from here on it is cheaper to read the leader's file than to be sent what is in it
 _logger = logging.getLogger(__name__)
 
 
 class ReplicaFetcher:
     """All that this broker follows from one leader."""
 
-    def __init__(
-        self, leader_id: int, settings: NodeSettings, directories: DataDirectories, tasks: Tasks, host: Host,
-        quota: ReplicationQuota,
-    ) -> None:  # fmt: skip
+    def __init__(self, leader_id: int, shared: Shared) -> None:
         self._leader_id = leader_id
-        self._settings = settings
-        self._config = settings.config
-        self._directories = directories
-        self._tasks = tasks
+        self._shared = shared
+        self._config = shared.settings.config
         self._followed = FollowedPartitions(
-            settings.node_id, self._config.replica_fetch_max_bytes, quota, self._on_ready
+            shared.settings.node_id, self._config.replica_fetch_max_bytes, shared.quota, self._on_ready
         )
-        self._results = FollowerResults(leader_id, settings, self._followed, tasks, host)
+        self._results = FollowerResults(leader_id, shared, self._followed)
         self._wake = asyncio.Event()
         self._has_news = False  # something to ask for that no request asks for yet
         self._request_number = 0
         self._in_flight: dict[int, bool] = {}  # request number -> whether it begins a session
+        self._is_bulk = False  # the last answer was so large that the next one will be, too
         self._has_no_sessions = False  # the leader keeps none for this broker
         self._pause: asyncio.TimerHandle | None = None
         self._is_failing = False
@@ -114,7 +108,7 @@ class ReplicaFetcher:
         self._request_number += 1
         request = self._next_request()
         self._in_flight[self._request_number] = request.session_epoch == FIRST_SESSION_EPOCH
-        self._tasks.start(
+        self._shared.tasks.start(
             f"fetch from {node_name(self._leader_id)}", self._exchange(self._request_number, request)
         )
 
@@ -128,18 +122,28 @@ class ReplicaFetcher:
             min_bytes=self._config.replica_fetch_min_bytes,
             max_bytes=self._config.replica_fetch_response_max_bytes,
             partitions=session.partitions,
-            replica_id=self._settings.node_id,
-            cluster_id=self._directories.cluster_id,
-            replica_epoch=self._directories.broker_epoch,
+            replica_id=self._shared.settings.node_id,
+            cluster_id=self._shared.directories.cluster_id,
+            replica_epoch=self._shared.directories.broker_epoch,
             session_id=session.session_id,
             session_epoch=session.session_epoch,
             forgotten=session.forgotten,
+            local_directory_ids=self._local_directory_ids(),
         )
+
+    def _local_directory_ids(self) -> tuple[UUID, ...]:
+        """Where the leader need not send bytes, because this broker can read its files. Only while there is much to
+        copy: a small answer is here sooner than a file is read.
+        """
+        leader, local = self._shared.brokers(self._leader_id), self._shared.local
+        if not self._is_bulk or leader is None or local is None:
+            return ()
+        return local.ids(leader.directories)
 
     async def _exchange(self, number: int, request: FetchRequest) -> None:
         timeout_ms = request.max_wait_ms + self._config.replica_socket_timeout_ms
         try:
-            response = await self._settings.network.call(self._leader_id, request, timeout_ms)
+            response = await self._shared.settings.network.call(self._leader_id, request, timeout_ms)
         except ApiError as error:
             self._on_failure(number, str(error))
         else:
@@ -159,7 +163,7 @@ class ReplicaFetcher:
         if is_newest:
             self._followed.session.on_response(response)
             self._has_no_sessions = response.session_id == NO_SESSION
-        self._results.take(response.partitions, number)
+        self._is_bulk = self._results.take(response.partitions, number) >= _BULK_BYTES
 
     def _on_session_error(self, number: int, response: FetchResponse) -> None:
         """The leader has dropped the session: another one begins. When that is refused, there is a pause."""

@@ -22,6 +22,8 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.ids import TopicIdPartition, TopicPartition, node_name
+from rayka.log.disk import LocalDisk
+from rayka.log.local_directories import LocalDirectories
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.configs import broker_config, topic_config
 from rayka.metadata.delta import MetadataDelta
@@ -31,6 +33,7 @@ from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
 from rayka.node.fetchers import ReplicaFetchers
 from rayka.node.flusher import Flusher
+from rayka.node.follower_results import Shared
 from rayka.node.isr_changes import IsrChanges
 from rayka.node.local_logs import LocalLogs
 from rayka.node.parked import Parked
@@ -56,11 +59,14 @@ class ReplicaManager:
         self._unusable: dict[PartitionKey, Unusable] = {}
         self._logs = LocalLogs(settings.node_id, directories, self._on_directory_failed)
         self._checkpoints = Checkpoints(self._replicas.values, self._on_directory_failed)
-        self._fetchers = ReplicaFetchers(settings, directories, tasks, self)
+        self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
+        self._follower_quota = ReplicationQuota(settings.config.follower_replication_throttled_rate)
+        local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
+        shared = Shared(settings, directories, tasks, self, self._follower_quota, self._broker, local)
+        self._fetchers = ReplicaFetchers(shared)
         self._isr_changes = IsrChanges(settings, link, directories, self._wake)
         self._flushers = {each: self._flusher_of(each) for each in directories.all}
         self._image: MetadataImage | None = None
-        self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
         self.parked: Parked[PartitionKey] = Parked()
         self.on_offline = asyncio.Event()
         for directory, flusher in self._flushers.items():
@@ -237,7 +243,7 @@ class ReplicaManager:
             names = image.topics
             own = broker_config(image, settings.config, settings.node_id)
             self.leader_quota.bytes_per_second = own.leader_replication_throttled_rate
-            self._fetchers.quota.bytes_per_second = own.follower_replication_throttled_rate
+            self._follower_quota.bytes_per_second = own.follower_replication_throttled_rate
         for topic in [image.topics[name] for name in names if name in image.topics]:
             config = topic_config(image, settings.config, topic.name, settings.node_id)
             for number in range(len(topic.partitions)):

@@ -1,0 +1,42 @@
+"""Which data directories of brokers can be read on this machine (design §3).
+
+A directory counts as local only when its `meta.properties` can be opened here and names the same directory id. Who
+keeps finding other files than it was told of (another mount under the same path) reads none any more. Kafka has no such
+thing.
+"""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from rayka.log.mapped_reader import is_local_directory
+from rayka.protocol.cluster import LogDirectory
+
+_MISSES_MAX = 3
+
+
+class LocalDirectories:
+    """What one reader of file ranges may ask for."""
+
+    def __init__(self) -> None:
+        self._is_local: dict[UUID, bool] = {}
+        self._misses = 0  # in a row
+
+    def __repr__(self) -> str:
+        return f"<LocalDirectories known={len(self._is_local)} misses={self._misses}>"
+
+    def ids(self, directories: Iterable[LogDirectory]) -> tuple[UUID, ...]:
+        """Those that this process can read."""
+        if self._misses >= _MISSES_MAX:
+            return ()
+        return tuple(each.directory_id for each in directories if self._can_read(each))
+
+    def _can_read(self, directory: LogDirectory) -> bool:
+        known = self._is_local.get(directory.directory_id)
+        if known is None:
+            known = is_local_directory(directory.path, directory.directory_id)
+            self._is_local[directory.directory_id] = known
+        return known
+
+    def on_read(self, *, is_found: bool) -> None:
+        """A file was what its broker had described, or was not."""
+        self._misses = 0 if is_found else self._misses + 1
