@@ -31,6 +31,8 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{broker_port}
 controller.listener.names=CONTROLLER
 log.dirs={directory}/logs-{node_id}
 offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
 auto.create.topics.enable=false
 """
 
