@@ -10,7 +10,7 @@ import pytest
 from rayka.config import TopicConfig
 from rayka.log.disk import LocalDisk
 from rayka.log.log import LocalRead, Log
-from rayka.log.mapped_reader import MappedReader, is_local_directory
+from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.protocol.batch_header import split_batches
 from tests.log.support import fill
@@ -39,6 +39,18 @@ def test_mapped_ranges_are_the_log(log: Log) -> None:
     reader = MappedReader()
     views = [reader.read(each) for each in _local(log).ranges]
     assert (len(views), _offsets(views)) == (log.segment_count, list(range(0, 120, 2)))
+
+
+def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(log: Log) -> None:
+    fill(log, 60)
+    ranges = _local(log).ranges
+    copies = [copy_range(each) for each in ranges]
+    assert [copy is not None and bytes(copy) for copy in copies] == [
+        bytes(MappedReader().read(each)) for each in ranges
+    ]  # type: ignore[arg-type]
+    log.truncate_to(2)
+    fill(log, 1, epoch=1)
+    assert [copy_range(each) for each in ranges] == [None] * len(ranges)
 
 
 def test_a_growing_segment_is_mapped_again(log: Log) -> None:

@@ -24,7 +24,7 @@ from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
-from rayka.ports import Request
+from rayka.ports import Disk, Request
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.cluster import NodeState, StatusRequest, StatusResponse
@@ -119,7 +119,7 @@ class Broker:
     """Broker 1. Made by `start`."""
 
     def __init__(
-        self, disk: MemoryDisk, directories: DataDirectories, settings: NodeSettings, others: Others
+        self, disk: Disk, directories: DataDirectories, settings: NodeSettings, others: Others
     ) -> None:
         self.crashes: list[BaseException] = []
         self.disk = disk
@@ -132,7 +132,7 @@ class Broker:
 
     @classmethod
     async def start(
-        cls, disk: MemoryDisk | None = None, *, data_dirs: tuple[str, ...] = (DATA_DIR,), **config: Any
+        cls, disk: Disk | None = None, *, data_dirs: tuple[str, ...] = (DATA_DIR,), **config: Any
     ) -> "Broker":
         """On a disk of its own, formatted if it is new."""
         disk, others = disk or MemoryDisk(), Others()

@@ -3,17 +3,27 @@
 Kafka: `ReplicaFetcherThreadTest`, `AbstractFetcherThreadTest`, `AbstractFetcherManagerTest`.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
 import pytest
 
 from rayka.errors import ErrorCode, NetworkException
 from rayka.ids import OffsetAndEpoch
+from rayka.log.disk import LocalDisk
+from rayka.log.log_directory import LogDirectory as LogDirectoryOnDisk
+from rayka.protocol.cluster import LogDirectory
 from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,
     FetchResponse,
+    FileRange,
     ListOffsetsPartitionResult,
     ListOffsetsResponse,
 )
 from rayka.testing.memory_disk import MemoryDisk
+from tests.metadata.support import registered
 from tests.node.controller_support import HeldDisk
 from tests.node.replica_support import (
     BROKER,
@@ -465,6 +475,45 @@ def test_a_failed_disk_takes_its_partitions_along_and_nobody_follows_them() -> N
         assert await broker.fetches_nothing_for(60_000)
         assert broker.replicas.on_offline.is_set()
         assert all(each.failure is not None for each in broker.replicas.partitions)
+        await broker.stop()
+
+    run(main)
+
+
+# ---- The leader's files ---------------------------------------------------------------------------------------------
+
+
+class OwnDisk(LocalDisk):
+    """The machine's disk, without the thread that syncs."""
+
+    async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
+        pass
+
+
+def test_of_a_leader_on_this_machine_much_is_copied_from_its_files(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = OwnDisk()
+        broker = await Broker.start(disk, data_dirs=(str(tmp_path / "own"),))
+        theirs = LogDirectory(UUID(int=77), str(tmp_path / "theirs"))
+        await LogDirectoryOnDisk.format(disk, theirs.path, node_id=LEADER, directory_id=theirs.directory_id)
+        await broker.apply(
+            msgspec.structs.replace(registered(LEADER, is_fenced=False), directories=(theirs,)),
+            broker.new_partition(0),
+        )
+        asked = await broker.begin_session(given(0, batch(b"a")))
+        assert asked.request.local_directory_ids == ()
+        asked.answer(answered(given(0, batch(b"b" * 200_000, offset=1))))
+        asked = await broker.next_fetch()
+        assert asked.request.local_directory_ids == (theirs.directory_id,)
+        disk.append(f"{theirs.path}/log", [batch(b"c", offset=2)])
+        found = disk.identity(f"{theirs.path}/log")
+        place = FileRange(f"{theirs.path}/log", found.device, found.inode, 0, found.size_bytes, 2)
+        asked.answer(answered(given(0, file_ranges=(place,))))
+        asked = await broker.next_fetch()
+        assert positions(asked.request) == {0: 3}
+        asked.answer(answered(given(0, file_ranges=(msgspec.structs.replace(place, inode=1),))))
+        asked = await broker.next_fetch()
+        assert (positions(asked.request), broker.partition().log.log_end_offset) == ({}, 3)
         await broker.stop()
 
     run(main)
