@@ -57,9 +57,10 @@ class Sender(threading.Thread):
             is_done = self._has_new.wait_for(lambda: len(self.acknowledged) >= wanted, timeout=_WAIT_S)
             assert is_done, f"{len(self.acknowledged)} of {wanted}; {self.failed[:1]}"
 
-    def longest_gap_s(self, since: float) -> float:
-        """The longest time without an acknowledgement, since a moment of the monotonic clock."""
-        times = [since, *(each for each in self.times if each >= since)]
+    def longest_gap_s(self, since: float, until: float = float("inf")) -> float:
+        """The longest time without an acknowledgement, between two moments of the monotonic clock."""
+        times = [since, *(each for each in list(self.times) if since <= each <= until)]
+        times.append(min(until, time.monotonic()))
         return max(later - earlier for earlier, later in pairwise(times))
 
     def stop(self) -> None:

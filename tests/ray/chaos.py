@@ -1,0 +1,270 @@
+"""Kills brokers, controllers and whole Ray nodes at random while producers and consumers run; then looks what is left.
+
+    python -m tests.ray.chaos --minutes 10 --seed 7
+
+Six nodes of a cluster (three brokers, three controllers) live on three Ray nodes, with three replicas of everything and
+Kafka's timeouts. In the end every acknowledged record must be read exactly at its offset, none twice, those of a key in
+their order, and nothing that a consumer read meanwhile may have changed. Exit code 1 when something is wrong.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+
+import rayka
+from rayka.cluster import Cluster
+from rayka.ids import Role
+from tests.ray.machines import Machines, homes
+from tests.ray.sender import Sender
+from tests.ray.support import kill
+
+MACHINES = 3
+PARTITIONS = 6
+TOPICS = ("first", "second")  # a producer for each
+_PAUSE_S = 0.004
+_HEAL_S = 180
+_WEIGHTS = {"broker": 5, "controller": 3, "machine": 2}
+
+
+class Reader(threading.Thread):
+    """Reads a topic from its beginning for ever; keeps what it read, and notices when an offset goes back."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        super().__init__(name=f"reader of {topic}")
+        self._cluster = cluster
+        self._topic = topic
+        self._is_stopping = False
+        self.read: dict[tuple[int, int], bytes | None] = {}
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        newest: dict[int, int] = {}
+        with rayka.Consumer(self._topic, cluster=self._cluster, auto_offset_reset="earliest") as consumer:
+            while not self._is_stopping:
+                for record in consumer.poll(timeout_ms=200):
+                    if record.offset <= newest.get(record.partition, -1):
+                        self.problems.append(f"{record} after offset {newest[record.partition]}")
+                    newest[record.partition] = record.offset
+                    self.read[record.partition, record.offset] = record.value
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self.join(60)
+        assert not self.is_alive()
+
+
+@dataclass
+class Outcome:
+    """What happened. A gap is the longest time without an acknowledgement between a fault and the next one."""
+
+    faults: list[tuple[str, float]] = field(default_factory=list)
+    gaps_s: dict[str, list[float]] = field(default_factory=dict)
+    acknowledged: int = 0
+    failed: int = 0
+    read_meanwhile: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+class Chaos:
+    """One run on a cluster that is up."""
+
+    def __init__(
+        self, cluster: Cluster, machines: Machines, random: Random, say: Callable[[str], None]
+    ) -> None:
+        self._cluster = cluster
+        self._machines = machines
+        self._random = random
+        self._say = say
+        self._return_at: float | None = None
+        self._began = time.monotonic()
+        self.outcome = Outcome()
+
+    def run(self, seconds: float) -> None:
+        """Faults for so long, one machine at a time; returns when everything is whole again."""
+        until = time.monotonic() + seconds
+        kinds = self._kinds()
+        while time.monotonic() < until:
+            self._fault(next(kinds))
+            pause_until = min(until, time.monotonic() + self._random.uniform(3, 12))
+            while time.monotonic() < pause_until:
+                self._maybe_return()
+                time.sleep(0.2)
+        self._return_at = self._return_at and time.monotonic()
+        self._maybe_return()
+        self._await_whole()
+
+    def _kinds(self) -> Iterator[str]:
+        """Each kind once in the beginning, so that a short run has all of them."""
+        first = list(_WEIGHTS)
+        self._random.shuffle(first)
+        yield from first
+        while True:
+            yield self._random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+
+    def _fault(self, kind: str) -> None:
+        if kind == "machine" and self._return_at is None:
+            inhabited = set(homes(self._cluster).values())
+            ray_node_id = self._random.choice(
+                [each for each in self._machines.ray_node_ids if each in inhabited]
+            )
+            lost = self._machines.lose(self._cluster, ray_node_id)
+            self._return_at = time.monotonic() + self._random.uniform(5, 25)
+            self._note("machine", f"Ray node {ray_node_id[:6]} with nodes {lost}")
+            return
+        role = Role.CONTROLLER if kind == "controller" else Role.BROKER
+        nodes = [each for each in self._cluster.describe().nodes if role in each.roles and each.pid]
+        if nodes:
+            chosen = self._random.choice(nodes)
+            try:
+                kill(chosen.pid)
+            except ProcessLookupError:
+                return
+            self._note(role.value, f"process {chosen.pid} of {chosen.actor_name}")
+
+    def _note(self, kind: str, text: str) -> None:
+        self.outcome.faults.append((kind, time.monotonic()))
+        self._say(f"{time.monotonic() - self._began:6.1f} s  killed {kind:10} {text}")
+
+    def _maybe_return(self) -> None:
+        if self._return_at is not None and time.monotonic() >= self._return_at:
+            self._return_at = None
+            self._say(
+                f"{time.monotonic() - self._began:6.1f} s  came back as Ray node {self._machines.bring_back()[:6]}"
+            )
+
+    def _await_whole(self) -> None:
+        """Until every node runs, each on a machine that lives, and every replica is in sync."""
+        deadline = time.monotonic() + _HEAL_S
+        with rayka.Admin(cluster=self._cluster) as admin:
+            while True:
+                description = self._cluster.describe()
+                is_up = description.is_running and len(description.nodes) == 2 * MACHINES
+                if is_up and all(
+                    len(each.isr) == MACHINES
+                    for name in TOPICS
+                    for each in admin.describe_topic(name).partitions
+                ):
+                    break
+                if time.monotonic() > deadline:
+                    states = {each.node_id: f"{each.state} {each.detail}" for each in description.nodes}
+                    self.outcome.problems.append(f"not whole after {_HEAL_S} s: {states}")
+                    return
+                time.sleep(0.5)
+        astray = set(homes(self._cluster).values()) - set(self._machines.ray_node_ids)
+        if astray:
+            self.outcome.problems.append(f"nodes live on Ray nodes that are gone: {astray}")
+
+
+def run(seconds: float, seed: int, say: Callable[[str], None] = print) -> Outcome:
+    """A cluster, its clients, and faults for so many seconds; leaves nothing running."""
+    data_dir = tempfile.mkdtemp(prefix="chaos-")
+    machines = Machines(MACHINES)
+    try:
+        cluster = Cluster.start(
+            name="chaos",
+            brokers=MACHINES,
+            controllers=MACHINES,
+            data_dir=data_dir,
+            config={"default.replication.factor": MACHINES, "min.insync.replicas": 2},
+        )
+        say(
+            f"seed {seed}: nodes on Ray nodes { ({each: home[:6] for each, home in homes(cluster).items()}) }"
+        )
+        with rayka.Admin(cluster=cluster) as admin:
+            for topic in TOPICS:
+                admin.create_topic(topic, partitions=PARTITIONS)
+        outcome = _run_clients(Chaos(cluster, machines, Random(seed), say), cluster, seconds)
+        cluster.stop()
+        return outcome
+    finally:
+        machines.close()
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def _run_clients(chaos: Chaos, cluster: Cluster, seconds: float) -> Outcome:
+    senders = [Sender(cluster, topic, pause_s=_PAUSE_S) for topic in TOPICS]
+    readers = [Reader(cluster, topic) for topic in TOPICS]
+    for each in (*senders, *readers):
+        each.start()
+    outcome = chaos.outcome
+    try:
+        for each in senders:
+            each.await_acknowledged(100)
+        chaos.run(seconds)
+        for each in senders:
+            each.await_acknowledged(100)
+    finally:
+        for each in (*senders, *readers):
+            each.stop()
+    outcome.acknowledged = sum(len(each.acknowledged) for each in senders)
+    outcome.failed = sum(len(each.failed) for each in senders)
+    outcome.read_meanwhile = sum(len(each.read) for each in readers)
+    _measure_gaps(outcome, senders)
+    for sender, reader in zip(senders, readers, strict=True):
+        _check(outcome, cluster, sender, reader)
+    return outcome
+
+
+def _check(outcome: Outcome, cluster: Cluster, sender: Sender, reader: Reader) -> None:
+    try:
+        sender.check()
+    except AssertionError as error:
+        outcome.problems.append(f"{sender.topic}: {error}")
+    outcome.problems += reader.problems
+    now = {(each.partition, each.offset): each.value for each in rayka.read(sender.topic, cluster=cluster)}
+    changed = [place for place, value in reader.read.items() if now.get(place) != value]
+    if changed:
+        outcome.problems.append(f"{sender.topic}: what was read is no longer there: {changed[:5]}")
+
+
+def _measure_gaps(outcome: Outcome, senders: list[Sender]) -> None:
+    ends = [at for _, at in outcome.faults[1:]] + [time.monotonic()]
+    for (kind, at), end in zip(outcome.faults, ends, strict=True):
+        for sender in senders:
+            outcome.gaps_s.setdefault(kind, []).append(sender.longest_gap_s(at, end))
+
+
+def table(outcome: Outcome, seconds: float) -> str:
+    """What a person reads."""
+    counts = Counter(kind for kind, _ in outcome.faults)
+    lines = [
+        f"| killed in {seconds / 60:g} min | times | longest pause of writing, median | worst |",
+        "|---|---|---|---|",
+    ]
+    for kind in _WEIGHTS:
+        gaps = sorted(outcome.gaps_s.get(kind, [0.0]))
+        lines.append(f"| {kind} | {counts[kind]} | {gaps[len(gaps) // 2]:.2f} s | {gaps[-1]:.2f} s |")
+    lines += [
+        "",
+        f"acknowledged {outcome.acknowledged:,}, failed {outcome.failed}, read meanwhile {outcome.read_meanwhile:,}",
+        *(f"WRONG: {each}" for each in outcome.problems),
+        "Every acknowledged record is where it was acknowledged, once, in order."
+        if not outcome.problems
+        else "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=None)
+    arguments = parser.parse_args()
+    seed = Random().getrandbits(32) if arguments.seed is None else arguments.seed
+    outcome = run(arguments.minutes * 60, seed, lambda text: print(text, flush=True))
+    print(table(outcome, arguments.minutes * 60))
+    return 1 if outcome.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

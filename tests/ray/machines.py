@@ -1,0 +1,79 @@
+"""Several Ray nodes on one machine, each with a disk of its own, as far as one file system allows.
+
+A machine is lost with all its processes: the raylet and what it has started are killed at once, so nobody is left to
+report an exit, and its nodes' directories are moved away, as a disk that is out of reach. It comes back as another Ray
+node with the same disk.
+"""
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster as RayNodes
+
+from rayka.actors import launch
+from rayka.client import io_thread
+from rayka.cluster import Cluster
+
+_AWAY = ".away"
+
+
+class Machines:
+    """Some Ray nodes beside the head, which has no CPUs, so that no node of a cluster lives there."""
+
+    def __init__(self, count: int) -> None:
+        self._rays = RayNodes(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+        self._running = {}
+        for _ in range(count):
+            self._add()
+        ray.init(address=self._rays.address, logging_level="ERROR", log_to_driver=False)
+        self._lost: list[tuple[str, ...]] = []
+
+    def _add(self) -> str:
+        node = self._rays.add_node(num_cpus=2)
+        self._running[node.node_id] = node
+        return str(node.node_id)
+
+    @property
+    def ray_node_ids(self) -> tuple[str, ...]:
+        """The machines that run, by their ids as Ray nodes."""
+        return tuple(self._running)
+
+    def lose(self, cluster: Cluster, ray_node_id: str) -> Collection[int]:
+        """Ends a machine; the nodes of the cluster that were on it."""
+        lost = [each for each, home in homes(cluster).items() if home == ray_node_id]
+        described = {each.node_id: each for each in cluster.describe().nodes}
+        raylet = next(iter(self._running[ray_node_id].all_processes["raylet"])).process.pid
+        children = psutil.Process(raylet).children(recursive=True)
+        self._rays.remove_node(self._running.pop(ray_node_id), allow_graceful=False)
+        for each in children:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(children, timeout=10)
+        directories = tuple(path for each in lost for path in described[each].data_dirs)
+        for each in directories:
+            os.rename(each, each + _AWAY)
+        self._lost.append(directories)
+        return lost
+
+    def bring_back(self) -> str:
+        """The machine that was lost first, as another Ray node; its id."""
+        for each in self._lost.pop(0):
+            os.rename(each + _AWAY, each)
+        return self._add()
+
+    def close(self) -> None:
+        ray.shutdown()
+        self._rays.shutdown()
+
+
+def homes(cluster: Cluster) -> dict[int, str]:
+    """On which Ray node each node lives whose actor answers."""
+    node_ids = [each.node_id for each in cluster.describe().nodes]
+    handles = {each: handle for each in node_ids if (handle := launch.find(cluster.name, each)) is not None}
+    processes = io_thread.run(launch.processes(handles, 3), 30)
+    return {node_id: process.ray_node_id for node_id, process in processes.items()}
