@@ -59,7 +59,7 @@ class Followed:
         """Whether the partition still is in the epoch in which it was asked for (B26)."""
         return self.partition.leader_epoch == self.leader_epoch and not self.partition.is_leader
 
-    def on_moved(self) -> None:
+    def on_answered(self) -> None:
         """What was wrong with it is not any more."""
         self.delay_ms, self.problem = _DELAY_FIRST_MS, ""
 

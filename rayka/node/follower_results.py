@@ -93,6 +93,7 @@ class FollowerResults:
             elif result.error_code is not ErrorCode.NONE:
                 self._on_error(followed, result)
             elif result.diverging_epoch is not None:
+                followed.on_answered()
                 followed.partition.truncate_to(result.diverging_epoch, leader_epoch=followed.leader_epoch)
                 self._on_moved(followed, is_high_watermark_moved=True)
             else:
@@ -126,6 +127,7 @@ class FollowerResults:
             log_start_offset=result.log_start_offset,
             now_ms=_now_ms(),
         )
+        followed.on_answered()
         followed.is_behind = result.high_watermark > appended.next_offset
         self._followed.on_fetched(followed, records.size)
         if records.size or partition.log.log_start_offset != log_start_offset:
@@ -135,7 +137,6 @@ class FollowerResults:
 
     def _on_moved(self, followed: Followed, *, is_high_watermark_moved: bool) -> None:
         """The partition is to be asked for from another position."""
-        followed.on_moved()
         self._host.on_follower_appended(followed.replica, is_high_watermark_moved=is_high_watermark_moved)
         self._followed.refresh(followed)
 

@@ -347,6 +347,12 @@ def test_a_leader_that_has_yet_to_hear_of_it_is_asked_soon_and_then_ever_more_ra
             asked = await broker.next_fetch()
             pauses.append(now_ms() - before_ms)
         assert pauses == [40, 80, 160, 320, 640, 1000, 1000, 1000]
+        asked.answer(answered(given(0)))  # it leads
+        asked = await broker.next_fetch()
+        before_ms = now_ms()
+        asked.answer(answered(given(0, error_code=error_code)))
+        await broker.next_fetch()
+        assert now_ms() - before_ms == 20
         await broker.stop()
 
     run(main)
