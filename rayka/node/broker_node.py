@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import ZERO_ID, Role, node_name
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.image import MetadataImage
 from rayka.metadata.response import metadata_response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
@@ -104,7 +106,7 @@ class BrokerNode:
         settings = self._settings
         link = ControllerLink(settings.network)
         replicas = ReplicaManager(settings, directories, link, self._tasks)
-        follower = MetadataFollower(settings, link, replicas.apply)
+        follower = MetadataFollower(settings, link, self._publish)
         lifecycle = BrokerLifecycle(settings, link, directories, follower)
         return _Parts(
             directories,
@@ -118,6 +120,15 @@ class BrokerNode:
             DeleteRecordsHandler(replicas),
             DescribeLogDirsHandler(settings, directories, replicas),
         )
+
+    async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
+        """New metadata. A broker that shuts down waits until all others have what moved its leaders away: they say so
+        at once (H5)."""
+        parts = self._parts
+        assert parts is not None, self
+        await parts.replicas.apply(delta, image)
+        if any(each.is_in_controlled_shutdown for each in image.brokers.values()):
+            parts.lifecycle.poke()
 
     async def stop(self) -> None:
         """A controlled shutdown: the controller moves leaders away, then everything is synced and marked
