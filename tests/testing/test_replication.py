@@ -314,6 +314,15 @@ def test_a_controlled_stop_moves_the_leader_away_first() -> None:  # H8
         assert values_of(cluster) == [b"a", b"b"]
 
 
+def test_a_controlled_stop_waits_for_no_heartbeat_of_other_brokers(caplog: pytest.LogCaptureFixture) -> None:
+    rare = {"broker.session.timeout.ms": "180000", "broker.heartbeat.interval.ms": "60000"}
+    with cluster_of_three(**rare) as cluster:  # H5, H8
+        leader_id = create(cluster).leader_id
+        cluster.restart(leader_id)
+        assert "without the controller's consent" not in caplog.text
+        cluster.await_isr(TOPIC, 0, BROKERS)
+
+
 # ---- Damage ----------------------------------------------------------------------------------------------------------
 
 
