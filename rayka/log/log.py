@@ -437,6 +437,12 @@ class Log:
         """What to hand to `Disk.sync`, and then to `on_synced`, so that everything up to now is durable."""
         return self._files.unsynced.plan(self.log_end_offset, self._truncation_count)
 
+    def unsynced_epochs(self) -> SyncPlan:
+        """As `unsynced`, but for the epochs alone: where a leader's epoch begins must be durable, and not at once what
+        comes before it (B20).
+        """
+        return self._files.unsynced.plan_of(self._epochs.path, self.flushed_offset, self._truncation_count)
+
     def on_synced(self, plan: SyncPlan) -> None:
         """The plan was synced. One made before a truncation says nothing about the offsets after it."""
         self._files.unsynced.on_synced(plan)

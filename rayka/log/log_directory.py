@@ -48,6 +48,7 @@ from rayka.log.partition_metadata import (
     read_partition_metadata,
 )
 from rayka.log.recovery import Tearing, has_segments
+from rayka.log.unsynced import SyncPlan
 from rayka.ports import Disk, Lock
 
 LOCK_FILE = ".lock"
@@ -371,8 +372,14 @@ class LogDirectory:
         """Makes all that is in these logs now durable, with one sync. Raises StorageError and goes offline
         for good.
         """
+        await self._sync(logs, [log.unsynced() for log in logs])
+
+    async def sync_epochs(self, logs: Sequence[Log]) -> None:
+        """Makes the epochs of these logs durable, with one sync. Raises StorageError and goes offline for good."""
+        await self._sync(logs, [log.unsynced_epochs() for log in logs])
+
+    async def _sync(self, logs: Sequence[Log], plans: Sequence[SyncPlan]) -> None:
         self._check_online()
-        plans = [log.unsynced() for log in logs]
         files = [path for plan in plans for path in plan.files]
         directories = list(dict.fromkeys(path for plan in plans for path in plan.directories))
         try:

@@ -60,11 +60,15 @@ class Unsynced:
         """Everything that is unsynced now."""
         return SyncPlan(tuple(self._files), tuple(self._directories), up_to_offset, self._change, truncation)
 
+    def plan_of(self, path: str, up_to_offset: int, truncation: int) -> SyncPlan:
+        """This file and its name, if they are unsynced now."""
+        files = tuple(each for each in self._files if each == path)
+        directories = tuple(each for each in self._directories if each == posixpath.dirname(path))
+        return SyncPlan(files, directories, up_to_offset, self._change, truncation)
+
     def on_synced(self, plan: SyncPlan) -> None:
         """The plan's paths are durable as they were when it was made."""
-        self._files = _later(self._files, plan.change)
-        self._directories = _later(self._directories, plan.change)
-
-
-def _later(changes: dict[str, int], change: int) -> dict[str, int]:
-    return {path: number for path, number in changes.items() if number > change}
+        for changes, paths in ((self._files, plan.files), (self._directories, plan.directories)):
+            for path in paths:
+                if changes.get(path, plan.change + 1) <= plan.change:
+                    del changes[path]

@@ -147,21 +147,17 @@ class LocalLogs:
 
     # ---- Durability ------------------------------------------------------------------------------------
 
-    async def sync(self, places: Iterable[tuple[LogDirectory, Log]]) -> list[Log]:
-        """One sync in each directory; the logs whose changes are durable then."""
+    async def sync_epochs(self, places: Iterable[tuple[LogDirectory, Log]]) -> None:
+        """One sync in each directory; then it is durable where the epochs of these logs begin."""
         by_directory: dict[LogDirectory, list[Log]] = {}
         for directory, log in places:
             by_directory.setdefault(directory, []).append(log)
-        synced = []
         for directory, logs in by_directory.items():
             if directory.failure is None:
                 try:
-                    await directory.sync(logs)
+                    await directory.sync_epochs(logs)
                 except StorageError as error:
                     self._on_failed(directory, error)
-                else:
-                    synced += logs
-        return synced
 
 
 def _state_of(

@@ -140,8 +140,10 @@ class ReplicaManager:
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
         self._fetchers.assign(updated)
-        synced = await self._logs.sync((each.directory, each.partition.log) for each in new_leaders)
-        self._on_synced([each.partition for each in new_leaders if each.partition.log in synced])
+        for replica in new_leaders:
+            if replica.partition.needs_sync:  # what is to be committed may be in the page cache only
+                replica.flusher.request(replica.partition)
+        await self._logs.sync_epochs((each.directory, each.partition.log) for each in new_leaders)
         for replica in updated:
             self._wake(replica.partition)
 

@@ -302,3 +302,17 @@ def test_a_disk_that_cannot_be_read_is_an_error_and_cuts_nothing() -> None:
     with pytest.raises(StorageError, match="Input/output error"):
         open_log(disk)
     assert disk.size(segment_path(0)) == size_bytes
+
+
+def test_the_epochs_alone_can_be_made_durable() -> None:  # B20
+    disk, log = new_log()
+    fill(log, 2, epoch=1)
+    sync(disk, log)
+    fill(log, 2, epoch=1)
+    log.assign_epoch(2, log.log_end_offset)
+    plan = log.unsynced_epochs()
+    disk.sync_now(plan.files, plan.directories)
+    log.on_synced(plan)
+    assert (log.unsynced_epochs().is_empty, log.has_unsynced, log.flushed_offset) == (True, True, 4)
+    log.assign_epoch(3, log.log_end_offset)
+    assert not log.unsynced_epochs().is_empty
