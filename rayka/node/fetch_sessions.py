@@ -54,9 +54,11 @@ class SessionPartition:
         )
 
     def on_told(self, result: FetchPartitionResult) -> None:
-        """The result is on its way. What follows an error is told whatever it is."""
-        is_error = result.error_code is not ErrorCode.NONE
-        self._high_watermark = NO_OFFSET if is_error else result.high_watermark
+        """The result is on its way. Beside an error, or where the logs part, nobody takes its watermarks (B3): what
+        follows is told whatever it is.
+        """
+        is_unheeded = result.error_code is not ErrorCode.NONE or result.diverging_epoch is not None
+        self._high_watermark = NO_OFFSET if is_unheeded else result.high_watermark
         self._log_start_offset = result.log_start_offset
 
 
@@ -220,11 +222,11 @@ class FetchSessions:
         for fetch in fetches:
             key = (fetch.topic_id, fetch.partition)
             known = session.partitions.get(key)
-            if known is None:
+            if known is not None and known.fetch.current_leader_epoch == fetch.current_leader_epoch:
+                known.fetch = fetch
+            else:  # what was told in another epoch was not heeded if that was over by then (B26)
                 session.partitions[key] = SessionPartition(fetch)
                 self._parked.add(session.watch, (key,))
-            else:
-                known.fetch = fetch
             session.watch.due.setdefault(key)
 
     def _forget(self, session: FetchSession, keys: Iterable[PartitionKey]) -> None:

@@ -206,6 +206,25 @@ def test_a_watermark_is_told_once() -> None:
     assert answer(begin(sessions, session_id=session_id, epoch=3), result(1, high_watermark=6)) == []
 
 
+@pytest.mark.parametrize(
+    "unheeded",
+    [{"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER}, {"diverging_epoch": OffsetAndEpoch(3, 1)}],
+)
+def test_a_watermark_beside_an_error_or_a_parting_is_told_again(unheeded: dict[str, object]) -> None:  # B3
+    sessions, session_id = quiet_session(1)
+    sessions._parked.wake((ZERO_ID, 0))
+    parting = begin(sessions, session_id=session_id, epoch=2)
+    assert answer(parting, result(0, high_watermark=6, log_start_offset=2, **unheeded)) == [0]
+    after = begin(sessions, fetch(0, offset=3), session_id=session_id, epoch=3)
+    assert answer(after, result(0, high_watermark=6, log_start_offset=2)) == [0]
+
+
+def test_a_watermark_of_another_leader_epoch_is_told_again() -> None:  # B26
+    sessions, session_id = quiet_session(1)
+    asked = msgspec.structs.replace(fetch(0), current_leader_epoch=1)
+    assert answer(begin(sessions, asked, session_id=session_id, epoch=2), result(0)) == [0]
+
+
 def test_what_is_news_is_looked_at_until_it_was_told() -> None:
     sessions, session_id = quiet_session(2)
     sessions._parked.wake((ZERO_ID, 1))
