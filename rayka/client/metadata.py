@@ -136,6 +136,13 @@ class ClusterMetadata:
         """The node failed to answer something: others are asked before it, until it answers."""
         self._doubted[node_id] = None
 
+    def trusted_broker(self, node_id: int) -> int:
+        """This broker, or another that runs if it failed to answer something; for what any broker can do."""
+        if node_id not in self._doubted:
+            return node_id
+        others = (each.node_id for each in self.brokers if not each.is_fenced)
+        return next((each for each in others if each not in self._doubted), node_id)
+
     async def describe(self, names: tuple[str, ...] | None, timeout_ms: int) -> MetadataResponse:
         """The controller's own, newest image of these topics, or of all; not cached."""
         return await self.call_controller(MetadataRequest(names), timeout_ms)

@@ -28,6 +28,7 @@ from rayka.client.retry import Backoff
 from rayka.config import ProducerConfig, TopicConfig
 from rayka.errors import (
     ApiError,
+    BrokerNotAvailable,
     ClosedError,
     DeliveryTimeout,
     ErrorCode,
@@ -213,8 +214,11 @@ class Sender:
             self._is_asking_for_id = True
             self._run(self._init_producer_id(node_id, topic))
 
-    async def _init_producer_id(self, node_id: int, topic: str) -> None:
-        """Any broker gives one; this one leads what is to be sent first."""
+    async def _init_producer_id(self, leader_id: int, topic: str) -> None:
+        """Any broker gives one; this one leads what is to be sent first. One that is cut off from the controller has
+        none to give.
+        """
+        node_id = self._metadata.trusted_broker(leader_id)
         try:
             response = await self._network.call(
                 node_id, InitProducerIdRequest(), self._config.request_timeout_ms
@@ -229,7 +233,7 @@ class Sender:
 
     def _on_no_producer_id(self, error: ApiError, topic: str, node_id: int) -> None:
         """What is ready waits for another try, or fails."""
-        if isinstance(error, (NetworkException, RequestTimedOut)):
+        if isinstance(error, (NetworkException, RequestTimedOut, BrokerNotAvailable)):
             self._metadata.doubt(node_id)
         with self.lock:
             waiting = self.accumulator.ready(self.now_ms())

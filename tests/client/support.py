@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.client import io_thread
-from rayka.errors import ErrorCode, NetworkException, RequestTimedOut
+from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.cluster import (
@@ -43,6 +43,7 @@ class ScriptedCluster:
         self.answers: deque[Answer] = deque()
         self.id_answers: deque[Exception] = deque()  # instead of the next producer ids
         self.producer_ids = 0  # given out
+        self.cut_off: list[int] = []  # brokers that do not reach the controller
         self.logs: dict[tuple[str, int], list[RecordBatch]] = {}
         self.requests: list[ProduceRequest] = []
         self.asked: list[int] = []  # who got them
@@ -75,6 +76,8 @@ class ScriptedCluster:
         if isinstance(request, MetadataRequest):
             return self._metadata(node_id, request)
         if isinstance(request, InitProducerIdRequest):
+            if node_id in self.cut_off:
+                raise BrokerNotAvailable(f"broker {node_id} has no producer ids left")
             return self._new_producer_id()
         assert isinstance(request, ProduceRequest)
         self.requests.append(request)

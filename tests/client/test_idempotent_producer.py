@@ -15,7 +15,7 @@ from rayka.errors import (
     NetworkException,
 )
 from rayka.protocol.batch_header import NO_SEQUENCE, RecordBatch
-from tests.client.support import QUICK, ScriptedCluster
+from tests.client.support import BROKER, QUICK, ScriptedCluster
 
 WAIT_S = 10
 
@@ -94,6 +94,14 @@ def test_an_id_that_is_not_given_is_asked_for_again(error: Exception) -> None:  
     with Producer(cluster, **QUICK) as producer:
         one_by_one(producer, b"a")
     assert sent(cluster) == [(0, 0, 0)]
+
+
+def test_an_id_is_asked_of_another_broker_when_one_has_none_to_give() -> None:  # C12
+    cluster = ScriptedCluster()
+    cluster.cut_off.append(BROKER)
+    with Producer(cluster, **QUICK) as producer:
+        one_by_one(producer, b"a")
+    assert (sent(cluster), cluster.asked) == ([(0, 0, 0)], [BROKER])
 
 
 def test_a_cluster_without_producer_ids_fails_what_is_sent_and_says_why() -> None:  # C12
