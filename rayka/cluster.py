@@ -34,6 +34,7 @@ from rayka.actors.network import RayNetwork
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.placement import Placement
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
+from rayka.actors.ray_records import has_process
 from rayka.actors.shell import NodeProcess
 from rayka.client import io_thread
 from rayka.config import ClusterSpec, dotted
@@ -191,13 +192,27 @@ class Cluster:
                     f"cluster {self._name!r} runs on the Ray at {self._ray_address} with {difference}; "
                     f"stop it first with `rayka stop --cluster {self._name}`, or choose another name"
                 )
-        replaced = [actor_name(self._name, each) for each in running if each in replace]
+        self._end_lost({each: handles[each] for each in running if each in replace and each not in processes})
+        replaced = [actor_name(self._name, each) for each in processes if each in replace]
         if replaced:
             raise ConfigError(
                 f"replace: {', '.join(replaced)} runs; only a node without an actor, because its machine or disk is "
                 f"lost, can be brought back empty: stop the cluster first with `rayka stop --cluster {self._name}`"
             )
-        return {each: processes[each].ray_node_id if each in processes else "" for each in running}
+        remaining = running_node_ids(self._name)
+        return {each: processes[each].ray_node_id if each in processes else "" for each in remaining}
+
+    def _end_lost(self, handles: Mapping[int, Any]) -> None:
+        """Ends actors that wait for a Ray node with the label of theirs, which is lost. Raises ConfigError for one that
+        has a process and only does not answer.
+        """
+        for node_id, handle in handles.items():
+            if has_process(handle):
+                raise ConfigError(
+                    f"replace: {actor_name(self._name, node_id)} has a process, though it does not answer, or Ray has "
+                    "not noticed yet that its machine is gone; try again in half a minute"
+                )
+            launch.end(handle)
 
     def _make(self, spec: ClusterSpec, placements: Collection[Placement]) -> None:
         """Makes the actors, the supervisor last, and waits until all nodes of the cluster run; ends what it made when

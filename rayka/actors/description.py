@@ -66,14 +66,17 @@ class ClusterDescription:
 
 
 async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[int]) -> ClusterDescription:
-    """The nodes and what is in the cluster; one that does not answer within 2 s, or that votes but has no actor, is
-    `unreachable`.
+    """The nodes and what is in the cluster; one that does not answer within 2 s, or that is a voter or a registered
+    broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
     metadata, quorum = await asyncio.gather(_metadata(network, nodes), _quorum(network, nodes))
+    members = {each.node_id for each in metadata.brokers} if metadata else set()
+    members |= {each.node_id for each in quorum.voters} if quorum else set()
+    gone = sorted(members.difference(node_ids))
+    nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
     if quorum is not None:
-        gone = [each.node_id for each in quorum.voters if each.node_id not in node_ids]
-        nodes = tuple(_with_role(each, quorum) for each in (*nodes, *await describe_nodes(network, gone)))
+        nodes = tuple(_with_role(each, quorum) for each in nodes)
     return ClusterDescription(
         name=network.cluster_name,
         cluster_id=metadata.cluster_id if metadata else "",

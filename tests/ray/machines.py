@@ -6,14 +6,17 @@ node with the same disk.
 """
 
 import os
+import shutil
 from collections.abc import Collection
 from contextlib import suppress
+from typing import Any
 
 import psutil
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 
-from rayka.actors import launch
+from rayka.actors import launch, ray_process
+from rayka.actors.on_ray_node import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 
@@ -21,21 +24,27 @@ _AWAY = ".away"
 
 
 class Machines:
-    """Some Ray nodes beside the head, which has no CPUs, so that no node of a cluster lives there."""
+    """Some Ray nodes beside the head, which has no CPUs, so that no node of a cluster lives there.
 
-    def __init__(self, count: int) -> None:
+    Every other one, or all, have a label of their own, which they keep: by that Ray itself finds a machine again, else
+    the supervisor does.
+    """
+
+    def __init__(self, count: int, *, all_labelled: bool = False) -> None:
+        self._directory = os.environ["RAY_TMPDIR"] = ray_process.make_temp_dir()
         self._rays = RayNodes(
             initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
         )
-        self._running = {}
-        for _ in range(count):
-            self._add()
+        self._running: dict[str, Any] = {}
+        self._labels: dict[str, dict[str, str]] = {}
+        for number in range(count):
+            self._add({HOST_LABEL: f"machine-{number}"} if all_labelled or number % 2 == 0 else {})
         ray.init(address=self._rays.address, logging_level="ERROR", log_to_driver=False)
-        self._lost: list[tuple[str, ...]] = []
+        self._lost: list[tuple[str, tuple[str, ...]]] = []
 
-    def _add(self) -> str:
-        node = self._rays.add_node(num_cpus=2)
-        self._running[node.node_id] = node
+    def _add(self, labels: dict[str, str]) -> str:
+        node = self._rays.add_node(num_cpus=2, labels=labels)
+        self._running[node.node_id], self._labels[node.node_id] = node, labels
         return str(node.node_id)
 
     @property
@@ -57,18 +66,25 @@ class Machines:
         directories = tuple(path for each in lost for path in described[each].data_dirs)
         for each in directories:
             os.rename(each, each + _AWAY)
-        self._lost.append(directories)
+        self._lost.append((ray_node_id, directories))
         return lost
 
     def bring_back(self) -> str:
         """The machine that was lost first, as another Ray node; its id."""
-        for each in self._lost.pop(0):
+        ray_node_id, directories = self._lost.pop(0)
+        for each in directories:
             os.rename(each + _AWAY, each)
-        return self._add()
+        return self._add(self._labels[ray_node_id])
+
+    def is_missed(self, ray_node_id: str) -> bool:
+        """Whether Ray has noticed that the machine is gone."""
+        return not any(each["NodeID"] == ray_node_id and each["Alive"] for each in ray.nodes())
 
     def close(self) -> None:
         ray.shutdown()
         self._rays.shutdown()
+        del os.environ["RAY_TMPDIR"]
+        shutil.rmtree(self._directory, ignore_errors=True)  # what was killed may still write there
 
 
 def homes(cluster: Cluster) -> dict[int, str]:

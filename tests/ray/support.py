@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import time
+from collections.abc import Callable
 
 import psutil
 
@@ -33,6 +35,14 @@ def broker_pid(cluster: Cluster) -> int:
 def end_supervisor(cluster: Cluster) -> None:
     """From now on nobody brings back nodes that have no actor."""
     io_thread.run(supervise.stop(cluster.name), 30)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+    """Until the condition holds; asks for it ten times a second."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
+        time.sleep(0.1)
 
 
 def is_alive(pid: int) -> bool:

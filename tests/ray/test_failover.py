@@ -13,12 +13,11 @@ from rayka.actors import launch
 from rayka.cluster import Cluster
 from rayka.protocol.cluster import NodeState
 from tests.ray.sender import Sender
-from tests.ray.support import kill, pid_of
+from tests.ray.support import kill, pid_of, wait_until
 
 pytestmark = pytest.mark.ray
 CONFIG = {"default.replication.factor": 3, "min.insync.replicas": 2}
 SESSION_S = 9.0  # Kafka's default, which nothing here lowers
-_WAIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +46,7 @@ def sender(brokers: Cluster, request: pytest.FixtureRequest) -> Iterator[Sender]
 
 def await_in_sync(admin: rayka.Admin, topic: str) -> None:
     """Until every replica of the topic is in sync."""
-    deadline = time.monotonic() + _WAIT_S
-    while len((found := admin.describe_topic(topic).partitions[0]).isr) < 3:
-        assert time.monotonic() < deadline, found
+    wait_until(lambda: len(admin.describe_topic(topic).partitions[0].isr) == 3)
 
 
 def leadership(cluster: Cluster, sender: Sender) -> tuple[int, int]:
@@ -99,9 +96,4 @@ def test_a_leader_that_is_stopped_hands_over_first_and_comes_back_on_its_disk(
     assert sender.longest_gap_s(began) < 2.0, "0.1 s on a quiet machine"
     assert leadership(brokers, sender)[0] != leader_id
     ray.kill(handle, no_restart=False)
-    deadline = time.monotonic() + _WAIT_S
-    while True:
-        node = next(each for each in brokers.describe().nodes if each.node_id == leader_id)
-        if node.state == NodeState.RUNNING:
-            break
-        assert time.monotonic() < deadline, node
+    wait_until(lambda: brokers.describe().nodes[leader_id - 1].state == NodeState.RUNNING)

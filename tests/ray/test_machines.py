@@ -1,0 +1,69 @@
+"""A machine that is lost for good: its broker comes back empty, elsewhere, when a person says so and not before.
+
+The machines are labelled, so Ray keeps the name of the lost broker for the machine that might return.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rayka
+from rayka.actors.description import UNREACHABLE
+from rayka.cluster import Cluster
+from rayka.errors import ConfigError
+from rayka.protocol.cluster import NodeState
+from tests.ray.machines import Machines, homes
+from tests.ray.support import wait_until
+
+pytestmark = pytest.mark.ray
+VALUES = [b"%03d" % number for number in range(100)]
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    machines = Machines(2, all_labelled=True)
+    yield machines
+    machines.close()
+
+
+def state(cluster: Cluster, node_id: int) -> str:
+    return next(each.state for each in cluster.describe().nodes if each.node_id == node_id)
+
+
+def test_a_lost_broker_is_replaced_by_an_empty_one_only_when_told_and_copies_what_it_had(
+    machines: Machines, tmp_path: Path
+) -> None:
+    fields = {
+        "name": "lost",
+        "brokers": 2,
+        "data_dir": str(tmp_path),
+        "config": {"default.replication.factor": 2},
+    }
+    cluster = Cluster.start(**fields)
+    assert len({homes(cluster)[each] for each in (1, 2)}) == 2, "spread over the machines"
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("kept", partitions=2)
+    with rayka.Producer(cluster=cluster) as producer:
+        for value in VALUES:
+            producer.send("kept", value)
+
+    survivor = homes(cluster)[3001]
+    (lost,) = set(machines.ray_node_ids) - {survivor}
+    (broker_id,) = machines.lose(cluster, lost)
+    wait_until(lambda: machines.is_missed(lost))
+    assert state(cluster, broker_id) == UNREACHABLE
+    with pytest.raises(ConfigError, match="controller-3001 runs"):
+        Cluster.start(**fields, replace=[3001])
+    assert sorted(record.value or b"" for record in rayka.read("kept", cluster=cluster)) == VALUES
+    assert not Path(tmp_path, "lost", f"broker-{broker_id}").exists(), (
+        "no empty disk in place of the lost one"
+    )
+
+    Cluster.start(**fields, replace=[broker_id])
+    assert homes(cluster)[broker_id] == survivor
+    assert state(cluster, broker_id) == NodeState.RUNNING
+    with rayka.Admin(cluster=cluster) as admin:
+        wait_until(lambda: all(len(each.isr) == 2 for each in admin.describe_topic("kept").partitions))
+    assert sorted(record.value or b"" for record in rayka.read("kept", cluster=cluster)) == VALUES
+    cluster.stop()
