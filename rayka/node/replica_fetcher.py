@@ -42,6 +42,7 @@ class ReplicaFetcher:
         self._in_flight: dict[int, bool] = {}  # request number -> whether it begins a session
         self._is_bulk = False  # the last answer was so large that the next one will be, too
         self._has_no_sessions = False  # the leader keeps none for this broker
+        self._has_lost_answer = False  # of an overtaken request: the leader may count as told what was in it
         self._pause: asyncio.TimerHandle | None = None
         self._is_failing = False
         self._is_closed = False
@@ -96,10 +97,10 @@ class ReplicaFetcher:
 
     def _may_send(self) -> bool:
         """A second request only to overtake the first with news, and only when it has said under which id the leader
-        keeps the session."""
+        keeps the session. One that was overtaken is not waited for: its answer may be lost."""
         if self._is_closed or self._pause is not None or any(self._in_flight.values()):
             return False
-        if self._in_flight:
+        if self._request_number in self._in_flight:
             return self._has_news and len(self._in_flight) <= _OVERTAKEN_MAX
         return self._followed.is_any_wanted
 
@@ -163,6 +164,8 @@ class ReplicaFetcher:
         if is_newest:
             self._followed.session.on_response(response)
             self._has_no_sessions = response.session_id == NO_SESSION
+            if self._has_lost_answer:
+                self._begin_session()
         self._is_bulk = self._results.take(response.partitions, number) >= _BULK_BYTES
 
     def _on_session_error(self, number: int, response: FetchResponse) -> None:
@@ -176,16 +179,25 @@ class ReplicaFetcher:
     # ---- Failures --------------------------------------------------------------------------------------
 
     def _on_failure(self, number: int, reason: str) -> None:
-        """The session is over, and there is a pause; unless a later request has overtaken this one."""
-        if number != self._request_number or self._is_closed:
+        """The session is over, and there is a pause; if a later request has overtaken this one, when that is
+        answered, and without one."""
+        if number != self._request_number:
+            self._has_lost_answer = True
+            return
+        if self._is_closed:
             return
         backoff_ms = self._config.replica_fetch_backoff_ms
         log = _logger.debug if self._is_failing else _logger.warning
         log("%r: %s; trying again every %d ms", self, reason, backoff_ms)
         self._is_failing = True
-        self._followed.session.on_failure()
+        self._begin_session()
         self._end_pause()
         self._pause = asyncio.get_running_loop().call_later(backoff_ms / 1000, self._end_pause)
+
+    def _begin_session(self) -> None:
+        """The next request says everything, and is told everything."""
+        self._has_lost_answer = False
+        self._followed.session.on_failure()
 
     def _end_pause(self) -> None:
         if self._pause is not None:

@@ -136,6 +136,41 @@ def test_a_partition_that_comes_later_does_not_wait_for_a_request_that_the_leade
     run(main)
 
 
+def test_an_overtaken_request_that_is_never_answered_holds_nothing_up() -> None:
+    async def main() -> None:
+        broker = await following(0)
+        await broker.begin_session(given(0))  # the second request: its answer is lost
+        await broker.apply(broker.new_partition(1))
+        overtaking = await broker.next_fetch()
+        answered_at_ms = now_ms()
+        overtaking.answer(answered(given(1)))
+        asked = await broker.next_fetch()
+        assert asked.at_ms == answered_at_ms
+        assert await broker.fetches_nothing_for(WAIT_MS)  # one at a time, as ever
+        asked.answer(answered())
+        assert (await broker.next_fetch()).at_ms == answered_at_ms + WAIT_MS
+        await broker.stop()
+
+    run(main)
+
+
+def test_what_an_overtaken_request_was_told_and_did_not_bring_is_asked_for_again() -> None:  # G14
+    async def main() -> None:
+        broker = await following(0)
+        lost = await broker.begin_session(given(0))
+        await broker.apply(broker.new_partition(1))
+        overtaking = await broker.next_fetch()
+        lost.fail(NetworkException("the answer was lost"))
+        overtaking.answer(answered(given(1)))
+        asked = await broker.next_fetch()
+        assert (asked.request.session_epoch, positions(asked.request)) == (FIRST_SESSION_EPOCH, {0: 0, 1: 0})
+        asked.answer(answered(given(0), given(1)))
+        assert (await broker.next_fetch()).request.session_epoch == 1
+        await broker.stop()
+
+    run(main)
+
+
 def test_records_that_two_requests_bring_are_appended_once() -> None:
     async def main() -> None:
         broker = await following(0)
