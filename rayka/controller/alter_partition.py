@@ -5,6 +5,10 @@ Every partition has its own answer. One that names later epochs than this contro
 another one is active. A proposal that is committed may end a reassignment and with it the proposer's lead: then it has
 an effect and is answered by an error, NEW_LEADER_ELECTED, so that the proposer waits for the metadata.
 
+Whoever proposed a member that is not eligible goes on without it, so the refusal raises the partition epoch. Else: 1. A
+proposal reaches this controller twice. 2. The first time a member is fenced; the leader hears of it, and commits what
+that member lacks. 3. The member is active again when the proposal comes the second time, and is in sync by mistake.
+
 Beyond Kafka, a member whose directory is offline is not eligible either: it would stay in the ISR until it lags.
 """
 
@@ -43,9 +47,14 @@ def _altered(
     partition = elections.image.partition(key)
     if partition is None:
         return None, _unknown(elections, item)
-    refusal = _refusal_of_epochs(partition, proposer_id, item) or _refusal_of_isr(elections, partition, item)
+    refusal = _refusal_of_epochs(partition, proposer_id, item) or _refusal_of_isr(partition, item)
     if refusal is not None:
         return None, _refused(item, *refusal)
+    ineligible = [each for each in item.isr if not _is_eligible(elections, partition, each)]
+    if ineligible:
+        message = f"isr: not running, or not in that broker epoch: {ineligible}"
+        same = PartitionChangeRecord(topic_id=item.topic_id, partition=item.partition)
+        return same, _refused(item, ErrorCode.INELIGIBLE_REPLICA, message)
     change = elections.change(key).target_isr(tuple(member.broker_id for member in item.isr))
     record = change.leader_recovery_state(item.leader_recovery_state).build()
     if record is None:
@@ -74,10 +83,8 @@ def _refusal_of_epochs(
     return None
 
 
-def _refusal_of_isr(
-    elections: Elections, partition: PartitionImage, item: AlterPartitionItem
-) -> tuple[ErrorCode, str] | None:
-    """Whether such an ISR may be, and all its members run."""
+def _refusal_of_isr(partition: PartitionImage, item: AlterPartitionItem) -> tuple[ErrorCode, str] | None:
+    """Whether such an ISR may be, whoever runs."""
     isr = [member.broker_id for member in item.isr]
     if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
         return (
@@ -91,9 +98,6 @@ def _refusal_of_isr(
             return ErrorCode.INVALID_REQUEST, f"isr: a leader that recovers is alone in it, found {isr}"
         if partition.leader_recovery_state is LeaderRecoveryState.RECOVERED:
             return ErrorCode.INVALID_REQUEST, "leader_recovery_state: the leader has recovered already"
-    ineligible = [each for each in item.isr if not _is_eligible(elections, partition, each)]
-    if ineligible:
-        return ErrorCode.INELIGIBLE_REPLICA, f"isr: not running, or not in that broker epoch: {ineligible}"
     return None
 
 

@@ -38,7 +38,7 @@ class Outcome(Enum):
     """What a leader does after an answer to its proposal."""
 
     ACCEPTED = auto()
-    REVERTED = auto()  # the controller has not done it and will not
+    REVERTED = auto()  # the controller has not done it, and will not: it has raised the partition epoch
     AWAITS_METADATA = auto()  # the leader's picture is too old to propose anything
     RETRIED = auto()
 

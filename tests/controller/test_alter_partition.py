@@ -118,7 +118,8 @@ def test_what_is_refused_and_in_which_order(
     assert result.error_code is error
     assert bool(result.error_message) == (error is not ErrorCode.NONE)
     assert (result.topic_id, result.partition) == (proposal.topic_id, proposal.partition)
-    assert len(controller.records) - count == (error is ErrorCode.NONE)
+    is_epoch_raised = error in (ErrorCode.NONE, ErrorCode.INELIGIBLE_REPLICA)
+    assert len(controller.records) - count == is_epoch_raised
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,17 @@ def test_who_does_not_run_is_not_in_sync(change: dict[str, Any]) -> None:  # B13
     assert controller.partition().isr == (1, 2)
 
 
+def test_a_proposal_that_was_refused_because_of_a_member_is_not_accepted_when_it_comes_again() -> (
+    None
+):  # B12, B13
+    fenced = BrokerRegistrationChangeRecord(broker_id=3, broker_epoch=1, is_fenced=True)
+    controller = machine(fenced)
+    assert propose(controller, item((1, 2, 3)))[0].error_code is ErrorCode.INELIGIBLE_REPLICA
+    controller.replay(msgspec.structs.replace(fenced, is_fenced=False))
+    assert propose(controller, item((1, 2, 3)))[0].error_code is ErrorCode.INVALID_UPDATE_VERSION
+    assert controller.partition().isr == (1, 2)
+
+
 def test_who_is_not_registered_is_not_in_sync() -> None:  # B13
     controller = machine(before=msgspec.structs.replace(partition(0, (1, 5)), isr=(1,)))
     (result,) = propose(controller, item((1, 5), leader_epoch=0, partition_epoch=0))
@@ -146,7 +158,9 @@ def test_who_is_not_registered_is_not_in_sync() -> None:  # B13
 def test_who_registered_again_is_not_in_sync_before_the_leader_has_seen_it() -> None:  # B13
     controller = machine(registered(3, epoch=7, is_fenced=False))
     assert propose(controller, item((1, 2, 3)))[0].error_code is ErrorCode.INELIGIBLE_REPLICA
-    now = msgspec.structs.replace(item(), isr=(IsrMember(1, 1), IsrMember(2, 1), IsrMember(3, 7)))
+    now = msgspec.structs.replace(
+        item(partition_epoch=10), isr=(IsrMember(1, 1), IsrMember(2, 1), IsrMember(3, 7))
+    )
     assert propose(controller, now)[0].isr == (1, 2, 3)
 
 

@@ -87,6 +87,7 @@ class Controller:
         error = self.refusal(sender, item)
         if error is ErrorCode.NONE:
             self._change(tuple(each.broker_id for each in item.isr))
+        self.supersede(error)
         return AlterPartitionResult(
             ZERO_ID,
             0,
@@ -96,6 +97,12 @@ class Controller:
             isr=self.state.isr,
             partition_epoch=self.state.partition_epoch,
         )
+
+    def supersede(self, error: ErrorCode) -> None:
+        """After a refusal upon which the leader goes on, what it proposed is done for, copies included (B13)."""
+        if error in (ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED):
+            epoch = self.state.partition_epoch + 1
+            self.state = msgspec.structs.replace(self.state, partition_epoch=epoch)
 
     def refusal(self, sender: int, item: AlterPartitionItem) -> ErrorCode:
         """Why a proposal cannot be accepted (B13)."""

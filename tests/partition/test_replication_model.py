@@ -31,6 +31,7 @@ class Replication(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.responses: list[Response] = []
         self.proposals: list[tuple[int, AlterPartitionItem]] = []
+        self.copies: list[tuple[int, AlterPartitionItem]] = []  # of proposals, still on their way
         self.unacknowledged: list[tuple[int, Appended, bytes]] = []
         self.committed: dict[int, bytes | None] = {}
 
@@ -111,14 +112,22 @@ class Replication(RuleBasedStateMachine):
             self.proposals.append((broker, proposal))
 
     @precondition(lambda self: self.proposals)
-    @rule(index=INDEX, is_answer_lost=st.booleans())
-    def decide(self, index: int, is_answer_lost: bool) -> None:
+    @rule(index=INDEX, is_answer_lost=st.booleans(), is_repeated=st.booleans())
+    def decide(self, index: int, is_answer_lost: bool, is_repeated: bool = False) -> None:
         """The controller does what is proposed; the leader may not hear of it, and proposes it again."""
         sender, item = _taken(self.proposals, index)
+        if is_repeated:
+            self.copies.append((sender, item))
         result = self.controller.alter_partition(sender, item)
         if is_answer_lost:
             result = AlterPartitionResult(ZERO_ID, 0, ErrorCode.NETWORK_EXCEPTION)
         self._hear(sender, item, result)
+
+    @precondition(lambda self: self.copies)
+    @rule(index=INDEX)
+    def repeat(self, index: int) -> None:
+        """The network brings a proposal once more; nobody waits for the answer."""
+        self.controller.alter_partition(*_taken(self.copies, index))
 
     @precondition(lambda self: self.proposals)
     @rule(index=INDEX)
@@ -133,6 +142,7 @@ class Replication(RuleBasedStateMachine):
         """The controller does not do what it could, and says so."""
         sender, item = _taken(self.proposals, index)
         error = self.controller.refusal(sender, item) or ErrorCode.OPERATION_NOT_ATTEMPTED
+        self.controller.supersede(error)
         self._hear(sender, item, AlterPartitionResult(ZERO_ID, 0, error))
 
     def _hear(self, sender: int, item: AlterPartitionItem, result: AlterPartitionResult) -> None:
