@@ -59,6 +59,8 @@ class RayNetwork:
             )
             return answer
         except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
+                raise NetworkException(f"{self._name(call.node_id)} {_reason(error.cause)}") from error
             raise UnknownServerError(f"{self._name(call.node_id)} failed: {error.cause!r}") from error
         except ray.exceptions.RayError as error:
             if isinstance(error, ray.exceptions.ActorDiedError):

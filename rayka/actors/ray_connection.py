@@ -12,6 +12,7 @@ import socket
 from typing import Any
 
 import ray
+import ray._private.worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
@@ -51,6 +52,13 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
         return connect(address)
     ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
     return current_address()
+
+
+def silence() -> None:
+    """Has Ray print no more of what happens on its nodes on this process's standard output, for commands that have an
+    output of their own; `log_to_driver` leaves out only what workers print.
+    """
+    ray_worker.print_to_stdstream = lambda *_, **__: None
 
 
 def candidates(address: str = AUTO) -> list[str]:

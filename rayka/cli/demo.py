@@ -14,9 +14,9 @@ import click
 def demo(keep: bool, no_spark: bool, as_json: bool) -> int:
     """Send 336,776 real flights through a topic, read them back, and analyse them with Spark.
 
-    Uses the running Ray or starts one, makes a cluster in a temporary directory, publishes the flights that left New
-    York in 2013, reads them with Python, lets PySpark compute the mean departure delay by carrier, checks that nothing
-    was lost or changed, and leaves nothing running. Takes a minute.
+    Uses the running Ray or starts one, makes a cluster of three brokers in a temporary directory, publishes the flights
+    that left New York in 2013, kills a broker half way, reads them with Python, lets PySpark compute the mean departure
+    delay by carrier, checks that nothing was lost or changed, and leaves nothing running. Takes a minute.
     """
     from rayka.cli.demo_run import run_demo
 

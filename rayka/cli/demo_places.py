@@ -14,6 +14,8 @@ from rayka.cli.cluster import end_ray, ensure_ray
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
 
+BROKER_COUNT = 3
+
 
 @contextmanager
 def demo_directory(*, keep: bool) -> Iterator[str]:
@@ -37,7 +39,9 @@ def demo_ray(directory: str, *, keep: bool) -> Iterator[str]:
     """
     has_started = keep and ensure_ray(ray_connection.AUTO)
     try:
-        yield ray_connection.connect_or_start(temp_dir=directory)
+        address = ray_connection.connect_or_start(temp_dir=directory)
+        ray_connection.silence()  # a broker is killed on purpose
+        yield address
     except BaseException:
         if has_started:
             end_ray()
@@ -48,8 +52,15 @@ def demo_ray(directory: str, *, keep: bool) -> Iterator[str]:
 
 @contextmanager
 def demo_cluster(name: str, directory: str, *, keep: bool) -> Iterator[Cluster]:
-    """A cluster of that name with its data in the directory. Raises ClusterExists when there is one already."""
-    cluster = Cluster.start(name=name, data_dir=directory)
+    """A cluster of that name with its data in the directory: three brokers, so that one may be killed, and one
+    controller, which is up sooner than three. Raises ClusterExists when there is one already.
+    """
+    cluster = Cluster.start(
+        name=name,
+        brokers=BROKER_COUNT,
+        data_dir=directory,
+        config={"default.replication.factor": BROKER_COUNT, "min.insync.replicas": BROKER_COUNT - 1},
+    )
     try:
         yield cluster
     except BaseException as error:

@@ -1,4 +1,5 @@
-"""The main job on real data: flights into a topic, out again in Python, and through Spark; each way is checked.
+"""The main job on real data: flights into a replicated topic, while a broker is killed, out again in Python, and
+through Spark; each way is checked.
 
 Whatever was started here is ended here, after an error and after Ctrl-C too, in the opposite order. With `keep`,
 Ray and the cluster stay and are remembered for `rayka stop`.
@@ -7,7 +8,7 @@ Ray and the cluster stay and are remembered for `rayka stop`.
 import secrets
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import msgspec
@@ -15,6 +16,7 @@ import pyarrow as pa
 from rich.console import Console
 
 import rayka
+from rayka.cli.demo_failure import Failure
 from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
 from rayka.cli.demo_spark import demo_spark, query
 from rayka.cli.flights import (
@@ -37,7 +39,10 @@ _RECORDS_A_TICK = 5_000
 
 
 class Outcome(msgspec.Struct):
-    """What the demo found. `spark_skipped` says why there is no table of Spark's; checksums are hexadecimal."""
+    """What the demo found. `spark_skipped` says why there is no table of Spark's; checksums are hexadecimal.
+
+    `killed` is the broker whose process was killed, the pause the longest time for which a partition was not written.
+    """
 
     cluster: str
     records_in: int = 0
@@ -47,6 +52,8 @@ class Outcome(msgspec.Struct):
     delays_from_csv: list[CarrierDelay] = []
     delays_from_spark: list[CarrierDelay] = []
     spark_skipped: str = ""
+    killed: str = ""
+    write_pause_seconds: float = 0.0
     seconds: dict[str, float] = {}
 
     @property
@@ -119,17 +126,45 @@ def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) 
 
 
 def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, records: pa.Table) -> None:
-    with rayka.Admin(cluster=cluster) as admin:
+    """One half, then the end of a broker's process, and the other half."""
+    batches = records.to_batches(max_chunksize=_ROWS_A_BATCH)
+    half = len(batches) // 2
+    with ExitStack() as stack:
+        admin = stack.enter_context(rayka.Admin(cluster=cluster))
         admin.create_topic(TOPIC, partitions=PARTITION_COUNT)
-    with _timed(narrator, outcome, f"Publishing to {PARTITION_COUNT} partitions of topic {TOPIC!r}") as step:
-        step.expect(len(records))
-        with rayka.Producer(cluster=cluster) as producer:
-            batches = records.to_batches(max_chunksize=_ROWS_A_BATCH)
-            for future in [producer.send_batch(TOPIC, batch) for batch in batches]:
-                acknowledged = sum(each.record_count for each in future.result())
-                outcome.records_in += acknowledged
-                step.advance(acknowledged)
-        step.detail = step.rate(outcome.records_in, records.nbytes)
+        failure = Failure(cluster, admin, TOPIC)
+        producer = stack.enter_context(rayka.Producer(cluster=cluster))
+        with _timed(narrator, outcome, f"Publishing half of them to topic {TOPIC!r}") as step:
+            _send(producer, batches[:half], outcome, step)
+        with _timed(narrator, outcome, "Killing a broker and publishing the other half") as step:
+            failure.kill()
+            _send(producer, batches[half:], outcome, step, failure)
+            outcome.killed, outcome.write_pause_seconds = failure.actor_name, round(failure.pause_seconds, 2)
+            step.detail += (
+                f"; {failure.actor_name}, process {failure.pid}, which led {failure.lead_count} of {PARTITION_COUNT} "
+                f"partitions, was killed: the longest pause was {failure.pause_seconds:.1f} s"
+            )
+        with _timed(narrator, outcome, f"Waiting until {failure.actor_name} is back and in sync"):
+            failure.await_in_sync()
+
+
+def _send(
+    producer: rayka.Producer,
+    batches: Sequence[pa.RecordBatch],
+    outcome: Outcome,
+    step: Step,
+    failure: Failure | None = None,
+) -> None:
+    """Sends batches and counts what is acknowledged."""
+    count = 0
+    step.expect(sum(len(batch) for batch in batches))
+    futures = [producer.send_batch(TOPIC, batch) for batch in batches]
+    acknowledged = (sum(each.record_count for each in future.result()) for future in futures)
+    for more in failure.timed(acknowledged) if failure else acknowledged:
+        count += more
+        step.advance(more)
+    outcome.records_in += count
+    step.detail = step.rate(count, sum(batch.nbytes for batch in batches))
 
 
 def _consume(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, *, size_bytes: int) -> None:
@@ -189,7 +224,11 @@ def _report(narrator: Narrator, outcome: Outcome) -> None:
     narrator.say()
     narrator.say(f"in:  {outcome.records_in:,} records, checksum {outcome.checksum_in}")
     narrator.say(f"out: {outcome.records_out:,} records, checksum {outcome.checksum_out}")
-    good, bad = "Every record came out as it went in.", "MISMATCH: what came out is not what went in."
+    good = (
+        f"Every record came out as it went in, once, though {outcome.killed} was killed; "
+        f"writing paused for {outcome.write_pause_seconds:.1f} s."
+    )
+    bad = "MISMATCH: what came out is not what went in."
     narrator.say(good if outcome.is_same else bad)
     if outcome.spark_skipped:
         narrator.say(f"Spark: {outcome.spark_skipped}")

@@ -49,6 +49,8 @@ def test_the_demo_gets_out_what_it_put_in(demo):
     assert outcome["records_in"] == outcome["records_out"] == 336_776
     expected = f"{table_checksum(flight_records(load_flights())):016x}"
     assert outcome["checksum_in"] == outcome["checksum_out"] == expected
+    assert "/broker-" in outcome["killed"], "half way, a leader's process"
+    assert outcome["write_pause_seconds"] > 0
 
 
 def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
