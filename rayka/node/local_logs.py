@@ -64,15 +64,21 @@ class LocalLogs:
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig, now_ms: int
     ) -> tuple[LogDirectory, Log]:  # fmt: skip
         """The log, recovered where that is necessary, and where it is. One that is damaged is kept aside when it can be
-        copied from its leader. Raises what `directory_of` and `LogDirectory.open_log` raise.
+        copied from its leader, also if only a batch in it is: it could be read by nobody once this replica leads.
+        Raises what `directory_of` and `LogDirectory.open_log` raise.
         """
         directory = self.directory_of(topic_partition, state)
         try:
-            return directory, directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
+            log = directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
         except DamagedLog as error:
             if not self.can_be_copied(state):
                 raise
-            _logger.warning("%s; it is copied from its leader again", error)
+            problem = str(error)
+        else:
+            if not (log.recovery.damaged and self.can_be_copied(state)):
+                return directory, log
+            problem = f"{topic_partition}: {len(log.recovery.damaged)} batches are damaged"
+        _logger.warning("%s; it is copied from its leader again", problem)
         if directory.has_log(topic_partition):
             _logger.warning(
                 "%s: the damaged log is kept in %s", topic_partition, directory.set_aside_log(topic_partition)
@@ -104,17 +110,15 @@ class LocalLogs:
             self._on_failed(directory, error)
 
     async def tidy(self, image: MetadataImage) -> None:
-        """Deletes the logs of replicas that were moved to other brokers while this one was down, and takes those whose
-        partition is not in the metadata out of the way (F4).
+        """Deletes the logs of replicas that were moved to other brokers or directories while this one was down, and
+        takes those whose partition is not in the metadata out of the way (F4).
 
         Mostly such a topic was deleted meanwhile; but metadata that was lost must not take the records along.
         """
         moved, strays = self._unwanted(image)
         await self.forget([*moved, *strays])
         for directory, topic_partition in moved:
-            _logger.info(
-                "%s is on other brokers now: its log in %s is deleted", topic_partition, directory.path
-            )
+            _logger.info("%s is elsewhere now: its log in %s is deleted", topic_partition, directory.path)
             self.delete(directory, topic_partition)
         for directory, topic_partition in strays:
             self._set_aside(directory, topic_partition)
@@ -129,9 +133,14 @@ class LocalLogs:
                 state = _state_of(image, topic_partition, topic_id)
                 if state is None:
                     strays.append((directory, topic_partition))
-                elif self._broker_id not in state.replicas:
+                elif self._is_elsewhere(state, directory):
                     moved.append((directory, topic_partition))
         return moved, strays
+
+    def _is_elsewhere(self, state: PartitionImage, directory: LogDirectory) -> bool:
+        """Whether the replica is on other brokers, or in another directory here."""
+        home = self._directories.get(state.directory_of(self._broker_id))
+        return self._broker_id not in state.replicas or home not in (None, directory)
 
     def _set_aside(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
         try:

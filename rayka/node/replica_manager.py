@@ -153,18 +153,24 @@ class ReplicaManager:
     def _gone(
         self, delta: MetadataDelta, changed: Iterable[tuple[TopicIdPartition, PartitionImage | None]]
     ) -> list[PartitionKey]:
-        """What is here and no longer meant to be: its topic was deleted, or it was moved to other brokers."""
+        """What is here and no longer meant to be: its topic was deleted, or it was moved to other brokers, perhaps to
+        come back into another directory.
+        """
         deleted = set(delta.deleted_topics())
         here = [*self._replicas, *self._unusable] if deleted else []
         moved = [
             (each.topic_id, each.partition)
             for each, state in changed
-            if state is not None and not self._holds(state)
+            if state is not None and self._is_moved((each.topic_id, each.partition), state)
         ]
-        return [key for key in here if key[0] in deleted] + [key for key in moved if self._is_here(key)]
+        return [key for key in here if key[0] in deleted] + moved
 
-    def _is_here(self, key: PartitionKey) -> bool:
-        return key in self._replicas or key in self._unusable
+    def _is_moved(self, key: PartitionKey, state: PartitionImage) -> bool:
+        """Whether it is here, and in none of these directories from now on or in another one of them."""
+        if key not in self._replicas and key not in self._unusable:
+            return False
+        home = self._directories.get(state.directory_of(self._settings.node_id))
+        return not self._holds(state) or home not in (None, self._place(key)[0])
 
     async def _update_all(
         self, local: Sequence[_Local], image: MetadataImage

@@ -170,6 +170,45 @@ def test_what_was_moved_while_the_broker_was_down_is_deleted_when_it_is_back() -
     run(main)
 
 
+def test_a_replica_that_came_back_into_another_directory_begins_there_anew() -> None:  # H10, B45
+    async def main() -> None:
+        disk, paths = MemoryDisk(), (DATA_DIR, f"{DATA_DIR}-b")
+        broker = await Broker.start(disk, data_dirs=paths)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a"), high_watermark=1))
+        back = broker.new_partition()
+        other_id = broker.directories.all[1].directory_id
+        directories = (other_id, *back.directories[1:])
+        await broker.apply(  # who was cut off for a while hears of both at once
+            moved(broker), changed(replicas=back.replicas, directories=directories, leader_id=LEADER)
+        )
+        assert positions((await broker.next_fetch()).request) == {0: 0}
+        assert [path for path in paths if disk.exists(f"{path}/orders-0")] == []
+        assert broker.replica().directory.path == paths[1]
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_log_that_was_left_in_another_directory_is_deleted_when_the_broker_is_back() -> None:
+    async def main() -> None:
+        disk, paths = MemoryDisk(), (DATA_DIR, f"{DATA_DIR}-b")
+        broker = await Broker.start(disk, data_dirs=paths)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a"), high_watermark=1))
+        await broker.stop()
+        broker = await Broker.start(disk, data_dirs=paths)
+        here = broker.new_partition()
+        other_id = broker.directories.all[1].directory_id
+        directories = (other_id, *here.directories[1:])
+        await broker.apply(broker.new_partition(isr=(LEADER,), directories=directories))
+        assert not disk.exists(f"{DATA_DIR}/orders-0")
+        assert (broker.replica().directory.path, broker.partition().log.log_end_offset) == (paths[1], 0)
+        await broker.stop()
+
+    run(main)
+
+
 def test_a_deleted_topic_is_not_followed_any_more() -> None:
     async def main() -> None:
         disk = MemoryDisk()
