@@ -249,12 +249,13 @@ class Log:
                 return AppendInfo(
                     known.first_offset, known.last_offset, known.timestamp_ms, 0, is_duplicate=True
                 )
-        return self._append(
-            placed_by_leader(batches, leader_epoch, self.log_end_offset, log_append_time_ms), now_ms
-        )
+        placed = placed_by_leader(batches, leader_epoch, self.log_end_offset, log_append_time_ms)
+        check_sizes(self.name, placed, self._config.segment_bytes)
+        return self._append(placed, now_ms)
 
     def append_as_follower(self, batches: Sequence[RecordBatch], *, now_ms: int) -> AppendInfo:
-        """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18).
+        """Appends batches that have offsets and epochs. The first may leave a gap, none may go back (B18). One from
+        before `segment.bytes` was lowered gets a segment that is larger.
 
         Raises CorruptRecord when offsets go back; otherwise as `append_as_leader`.
         """
@@ -262,7 +263,6 @@ class Log:
 
     def _append(self, placed: Sequence[PlacedBatch], now_ms: int) -> AppendInfo:
         assert placed, "an append has at least one batch"
-        check_sizes(self.name, placed, self._config.segment_bytes)
         with self._changing():
             self._make_files()
             return self._appender.append(placed, self._config, now_ms)

@@ -106,6 +106,20 @@ def test_the_high_watermark_is_the_leaders_as_far_as_the_log_has_it_and_the_log_
     run(main)
 
 
+def test_batches_from_before_segments_became_small_are_copied_all_the_same() -> None:  # F10, B18
+    async def main() -> None:
+        broker = await Broker.start()
+        await broker.apply(*configured(segment_bytes=1024), broker.new_partition())
+        large = [batch(bytes(5_000), offset=offset) for offset in range(2)]
+        asked = await broker.begin_session(given(0, *large, high_watermark=2))
+        assert positions(asked.request) == {0: 2}
+        assert broker.replicas.problems() == []
+        assert broker.partition().log.segment_count == 2
+        await broker.stop()
+
+    run(main)
+
+
 def test_while_nothing_changes_one_request_waits_at_the_leader_at_a_time() -> None:
     async def main() -> None:
         broker = await following(0)
