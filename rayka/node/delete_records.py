@@ -51,7 +51,7 @@ class DeleteRecordsHandler:
             else:
                 results.append(DeleteRecordsResult(asked.topic_id, asked.partition))
                 waiting[place] = deletion
-        await self._save(list(waiting.values()))
+        await self._save(waiting, results)
         with self._replicas.parked.watch(each.key for each in waiting.values()) as watch:
             self._answer(waiting, results)
             while waiting and await watch.wait(deadline_s):
@@ -71,14 +71,17 @@ class DeleteRecordsHandler:
         )  # who fetches learns where the log begins now
         return _Deletion(asked, replica, required_offset, replica.partition.leader_epoch)
 
-    async def _save(self, deletions: list[_Deletion]) -> None:
-        """A directory whose disk fails goes offline, and with it its partitions: the answer says so."""
-        by_path = {each.replica.directory.path: each.replica for each in deletions}
-        for replica in by_path.values():
+    async def _save(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
+        """Takes out of `waiting` what is not durable here: a restart might bring its records back."""
+        for directory in dict.fromkeys(each.replica.directory for each in waiting.values()):
             try:
-                await replica.directory.checkpoint(self._replicas.high_watermarks(replica.directory))
+                await directory.checkpoint(self._replicas.high_watermarks(directory))
             except StorageError as error:
-                self._replicas.on_storage_error(replica, error)
+                for place, deletion in list(waiting.items()):
+                    if deletion.replica.directory is directory:
+                        refusal = self._replicas.on_storage_error(deletion.replica, error)
+                        results[place] = _refused(deletion.asked, refusal)
+                        del waiting[place]
 
     def _answer(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
         """Takes out of `waiting` whatever need not wait any longer."""

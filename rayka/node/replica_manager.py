@@ -307,10 +307,11 @@ class ReplicaManager:
         """What to answer. A full disk still reads, so only the log that met it stops; any other failure
         takes the directory offline.
         """
-        if isinstance(replica.partition.log.failure or error, DiskFull):
-            self._fetchers.remove([key_of(replica.partition)])
-        else:
+        failure = replica.partition.log.failure
+        if not isinstance(failure or error, DiskFull):
             self._on_directory_failed(replica.directory, error)
+        elif failure is not None:
+            self._fetchers.remove([key_of(replica.partition)])
         return KafkaStorageError(f"{replica.partition.topic_partition}: {error}")
 
     def _flusher_of(self, directory: LogDirectory) -> Flusher:

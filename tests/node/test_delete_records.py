@@ -164,3 +164,17 @@ def test_a_disk_that_cannot_keep_the_new_start_is_an_error() -> None:
         await broker.stop()
 
     run(main)
+
+
+def test_a_full_disk_that_cannot_keep_the_new_start_is_an_error_and_everything_else_goes_on() -> None:
+    disk = MemoryDisk()
+
+    async def main() -> None:
+        broker, _ = await filled(disk=disk)
+        disk.fill_up()
+        deleting = await delete(broker, 2)
+        assert (await deleting).partitions[0].error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (broker.partition().failure, broker.directories.offline_ids()) == (None, ())
+        await broker.stop()
+
+    run(main)
