@@ -6,6 +6,7 @@ of it that comes late is refused, or it would be unfenced until its session ends
 """
 
 from enum import Enum
+from uuid import UUID
 
 import msgspec
 
@@ -49,7 +50,7 @@ def heartbeat(
         is_fenced=state in _FENCED_STATES,
         is_in_controlled_shutdown=broker.is_in_controlled_shutdown
         or state is BrokerState.CONTROLLED_SHUTDOWN,
-        offline_directories=request.offline_directory_ids,
+        offline_directories=_offline_directories(broker, request),
     )
     response = HeartbeatResponse(
         is_caught_up=_is_caught_up(broker, request),
@@ -118,6 +119,11 @@ def _next_state(
 def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:
     """Whether the broker has applied its own registration."""
     return request.current_metadata_offset >= broker.broker_epoch
+
+
+def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tuple[UUID, ...]:
+    """One that failed stays so until another process tries it: a heartbeat from before may come late."""
+    return tuple(dict.fromkeys((*broker.offline_directories, *request.offline_directory_ids)))
 
 
 def _records(elections: Elections, broker: BrokerImage, becomes: BrokerImage) -> list[MetadataRecord]:

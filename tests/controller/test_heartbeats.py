@@ -156,6 +156,20 @@ def test_a_failed_directory_takes_its_partitions_and_no_others_out_of_the_lead()
     assert len(machine.records) == count
 
 
+def test_a_directory_that_failed_stays_offline_though_an_earlier_heartbeat_comes_late() -> None:  # H4
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    failed = machine.partition().directories
+    machine.heartbeat(1, offline_directory_ids=failed)
+    machine.heartbeat(1, offline_directory_ids=())
+    assert machine.image.brokers[1].offline_directories == failed
+    assert machine.partition().leader_id == -1
+    machine.register(1, incarnation_id=directory(9).directory_id)  # another process tries again
+    machine.heartbeat(1)
+    assert machine.image.brokers[1].offline_directories == ()
+
+
 def test_a_broker_back_without_the_directory_of_a_partition_does_not_lead_it() -> None:
     machine = Machine()
     machine.start(1)
