@@ -83,6 +83,8 @@ class Cluster:
         declared = _spec_of(spec, fields)
         cluster = cls(declared.name, connect_or_start(declared.ray.address))
         running = cluster._refuse_other_spec(declared, replace)
+        if not running:  # one whose nodes have all gone would go on with its own spec
+            _wait(supervise.stop(declared.name), _ANSWER_TIMEOUT_S)
         missing = [node_id for node_id in wanted_node_ids(declared) if node_id not in running]
         chosen = [each for each in missing if each in replace] if running and replace else missing
         placements = place_formatted(declared, chosen, replace, running) if chosen or replace else {}

@@ -72,9 +72,10 @@ class Machines:
     def bring_back(self) -> str:
         """The machine that was lost first, as another Ray node; its id."""
         ray_node_id, directories = self._lost.pop(0)
+        new_id = self._add(self._labels[ray_node_id])
         for each in directories:
             os.rename(each + _AWAY, each)
-        return self._add(self._labels[ray_node_id])
+        return new_id
 
     def is_missed(self, ray_node_id: str) -> bool:
         """Whether Ray has noticed that the machine is gone."""

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import ray
 
 import rayka
+from rayka.actors import launch, supervise
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
 from rayka.actors.placement import wall_clock_ms
 from rayka.client import io_thread
@@ -14,7 +16,7 @@ from rayka.cluster import Cluster
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, StorageError, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.cluster import NodeState, StatusRequest
-from tests.ray.support import broker_pid, kill
+from tests.ray.support import broker_pid, kill, wait_until
 
 pytestmark = pytest.mark.ray
 Start = Callable[..., Cluster]
@@ -141,6 +143,24 @@ def test_a_node_that_crashed_three_times_in_a_minute_stays_up_as_failed_and_says
 
     assert "crashed 3 times" in io_thread.run(until_failed(), 60)
     assert not cluster.describe().is_running
+
+
+def test_a_node_without_an_actor_is_made_again_on_its_disk_also_by_a_supervisor_that_was_killed(
+    start: Start, tmp_path: Path
+) -> None:
+    cluster = start(data_dir=str(tmp_path))
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("words", partitions=1)
+    with rayka.Producer(cluster=cluster) as producer:
+        producer.send("words", b"one")
+    before = ray.get(supervise.find(cluster.name).pid.remote())
+    kill(before)
+    launch.end(launch.find(cluster.name, 1))
+    wait_until(lambda: cluster.describe().is_running)
+    assert values(cluster, "words") == [b"one"]
+    assert ray.get(supervise.find(cluster.name).pid.remote()) != before
+    cluster.stop()
+    assert supervise.find(cluster.name) is None
 
 
 def test_delete_data_leaves_nothing_of_the_cluster(start: Start, tmp_path: Path) -> None:
