@@ -85,10 +85,11 @@ class FollowerResults:
         return size_bytes
 
     def _take(self, followed: Followed, result: FetchPartitionResult, *, is_fresh: bool) -> None:
-        """Of a result that answers an older position only the high watermark counts."""
+        """Of a result that answers an older position only the high watermark counts, in the same epoch (B26)."""
         try:
             if not is_fresh:
-                if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
+                is_same_epoch = result.leader_epoch == followed.leader_epoch
+                if is_same_epoch and result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
                     self._append(followed, result, NO_RECORDS)
             elif result.error_code is not ErrorCode.NONE:
                 self._on_error(followed, result)

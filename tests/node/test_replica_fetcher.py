@@ -421,6 +421,20 @@ def test_an_answer_that_was_asked_for_in_an_older_epoch_is_ignored() -> None:  #
     run(main)
 
 
+def test_a_high_watermark_of_an_older_epoch_of_the_same_leader_is_ignored() -> None:  # B26
+    async def main() -> None:
+        broker = await following(0)
+        held_back = await broker.begin_session(given(0, batch(b"a")))
+        await broker.apply(changed(leader_id=LEADER))
+        assert position((await broker.next_fetch()).request).current_leader_epoch == 1
+        held_back.answer(answered(given(0, high_watermark=1)))
+        assert await broker.fetches_nothing_for(10)
+        assert broker.partition().high_watermark == 0
+        await broker.stop()
+
+    run(main)
+
+
 def test_who_becomes_leader_follows_nobody() -> None:  # B17
     async def main() -> None:
         broker = await following(0)
