@@ -126,7 +126,7 @@ def test_a_leader_that_was_cut_off_takes_back_what_was_never_committed() -> None
 
 
 def test_the_brokers_of_a_successor_count_as_just_heard_of() -> None:  # A67
-    with quorum(brokers=2, broker_session_timeout_ms=600) as cluster:
+    with quorum(brokers=2, broker_session_timeout_ms=3_000, broker_heartbeat_interval_ms=100) as cluster:
         silent, active = 2, cluster.await_active_controller()
         cluster.kill(silent)
         cluster.kill(active)
