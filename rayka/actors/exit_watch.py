@@ -63,6 +63,7 @@ class ExitWatch:
             await self._until_left(process.worker_id)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
                 await self._report(process)
+            await asyncio.sleep(_ASK_AGAIN_S)  # nobody follows sooner
 
     async def _until_left(self, worker_id: str) -> None:
         while True:
