@@ -72,9 +72,16 @@ class Machine:
     @property
     def damage(self) -> str:
         """What a broker that serves says of logs that are damaged: it needs another disk."""
+        return "; ".join(str(each) for each in self._unusable() if isinstance(each, DamagedLog))
+
+    @property
+    def lacks_replicas(self) -> str:
+        """What a broker that serves says of replicas whose directory it does not have."""
+        return "; ".join(str(each) for each in self._unusable() if not isinstance(each, DamagedLog))
+
+    def _unusable(self) -> list[StorageError]:
         parts = self.node._parts if isinstance(self.node, BrokerNode) else None
-        errors = [each.error for each in parts.replicas._unusable.values()] if parts is not None else []
-        return "; ".join(str(each) for each in errors if isinstance(each, DamagedLog))
+        return [each.error for each in parts.replicas._unusable.values()] if parts is not None else []
 
 
 class SimCluster:

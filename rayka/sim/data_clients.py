@@ -276,7 +276,7 @@ class _Consumer(_Client):
         for topic_partition, session in self._sessions.items():
             truth = owner.replication.truth_named(topic_partition.topic, topic_partition.partition)
             state = None if truth is None else owner.replication.state_of(truth)
-            if truth is None or state is None or not state.has_leader or truth.losses:
+            if truth is None or state is None or not state.has_leader or truth.has_lost:
                 continue
             if truth.end > max(session.next_offset, truth.deleted_up_to):
                 found.append(f"consumer {self.process.node_id} stands at {session.next_offset} of {truth!r}")

@@ -116,7 +116,8 @@ class DataHistory:
         batch = truth.at(send.offset)
         if batch is not None and batch.values[send.offset - batch.base_offset] == send.value:
             return ""
-        if truth.losses and truth.losses[-1].at_ms >= send.begin_ms:
+        is_lost_since = bool(truth.losses) and truth.losses[-1].at_ms >= send.begin_ms
+        if is_lost_since or send.value in truth.seen_at(send.offset):
             send.is_lost = True
             return ""
         return f"{send}: committed there is {batch}, {truth!r}"
@@ -135,7 +136,7 @@ class DataHistory:
             )
         expected, session.next_offset = session.next_offset, offset + 1
         session.count += 1
-        if expected < 0 or offset == expected or truth.losses or expected < offset <= truth.deleted_up_to:
+        if expected < 0 or offset == expected or truth.has_lost or expected < offset <= truth.deleted_up_to:
             return "", ""
         kind = "poll-skip" if offset > expected else "nonmonotonic-poll"
         return kind, f"{session} was given {offset} where {expected} was next"

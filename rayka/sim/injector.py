@@ -12,6 +12,8 @@ from rayka.sim.network import Link, SimNetwork
 from rayka.sim.trace import Trace
 
 _ENOUGH_BYTES = 1 << 62
+_RESTART_PAUSE_MS = 15_000
+_PATIENCE_MS = 10_000
 
 
 class Injector:
@@ -27,6 +29,8 @@ class Injector:
         self._seed = seed
         self.done_count = 0
         self.damaged: dict[int, None] = {}
+        self._rotten: dict[int, None] = {}  # brokers that may give rotten batches to their readers
+        self._restarted_ms: dict[int, int] = {}
         self.on_wipe: Callable[[Machine], None] = lambda machine: None
         self.on_damage: Callable[[int, str, bool], None] = lambda node_id, why, is_all: None
 
@@ -151,6 +155,8 @@ class Injector:
         names = [name for name in machine.disk.names_in(directory) if name.endswith(".log")]
         if names:
             self.on_damage(machine.node_id, "bit rot", True)
+            if not machine.is_controller:
+                self._rotten[machine.node_id] = None
             path = posixpath.join(directory, names[-1])
             machine.disk.rot(path, fault.amount, random.randrange(1_000))
         if machine.is_controller or random.random() < 0.5:
@@ -162,6 +168,7 @@ class Injector:
 
     def wipe(self, machine: Machine, on_done: Callable[[], None]) -> None:
         """Gives a machine that is down an empty disk."""
+        self._rotten.pop(machine.node_id, None)
         self.on_wipe(machine)
         self.on_damage(machine.node_id, "an empty disk", True)
         task = self._loop.create_task(self._cluster.replace_disk(machine), name="format", context=Context())
@@ -178,12 +185,27 @@ class Injector:
                 self._loop.resume(machine.process)
             self._cluster.start(machine.node_id)
 
-    def replace_rotten(self) -> None:
-        """What an operator does with a node that reports that its disk is damaged."""
+    def restart_homeless(self) -> None:
+        """What an operator does with a broker on a new disk whose replicas could not move there: nobody led them."""
+        for machine in self._cluster.brokers:
+            is_new = self._loop.now_ms - self._restarted_ms.get(machine.node_id, 0) < _RESTART_PAUSE_MS
+            if machine.is_serving and machine.lacks_replicas and not is_new:
+                self._trace.add(machine.node_id, "restart", machine.lacks_replicas)
+                self._restarted_ms[machine.node_id] = self._loop.now_ms
+                self._cluster.kill(machine.node_id)
+                self._cluster.start(machine.node_id)
+
+    def replace_rotten(self, since_ms: int) -> None:
+        """What an operator does with a node that reports that its disk is damaged; and, when the others had their time
+        to copy what can be read there, with a broker that gives rotten batches to whoever reads them."""
+        is_late = self._loop.now_ms - since_ms > _PATIENCE_MS
         for node_id in self.damaged:
             machine = self._cluster.machines[node_id]
             problem = machine.start_failure or (machine.damage if machine.is_serving else "")
+            if is_late and node_id in self._rotten:
+                problem = problem or "bit rot"
             if problem:
+                self._rotten.pop(node_id, None)
                 self._trace.add(node_id, "replace", problem)
                 self._cluster.kill(node_id)
                 self.wipe(machine, lambda node_id=node_id: self._cluster.start(node_id))  # type: ignore[misc]

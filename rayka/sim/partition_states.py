@@ -144,6 +144,7 @@ class PartitionStates:
         if new.has_leader and new.leader_epoch > old.leader_epoch:
             self._check_elected(key, name, before, old, new)
         if truth is not None:
+            truth.fewest_replicas = min(truth.fewest_replicas, len(new.replicas))
             self._on_members(key, old, new)
             self._replication.expect_loss(truth, f"nobody else is left of {old!r}")
 

@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Committed records from an offset on are gone, legally; the leader of this epoch is the first without them."""
+    """Committed records from an offset on, if there were any, are gone legally since the leader of this epoch."""
 
     at_ms: int
     offset: int
@@ -51,6 +51,9 @@ class PartitionTruth:
         default_factory=dict
     )  # all ever written: by epoch and offset
     committed: list[Batch] = field(default_factory=list)
+    committed_in: list[int] = field(
+        default_factory=list
+    )  # of each: the epoch of the leader that said so first
     lost: dict[int, list[Batch]] = field(
         default_factory=dict
     )  # by base offset: committed once, gone by a legal loss
@@ -64,6 +67,7 @@ class PartitionTruth:
         default_factory=dict
     )  # nodes that lost something since they were last complete
     log_start_offset: int = 0  # the highest that any leader has had
+    fewest_replicas: int = 1 << 30  # that it was ever given
     deleted_up_to: int = 0  # what was ever asked to be deleted ends here
 
     def __repr__(self) -> str:
@@ -75,6 +79,11 @@ class PartitionTruth:
     def last_epoch(self) -> int:
         """The epoch of the newest committed batch."""
         return self.committed[-1].epoch if self.committed else NO_EPOCH
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether any record that was committed is gone."""
+        return bool(self.lost)
 
     @property
     def loss_epoch(self) -> int:
@@ -105,10 +114,18 @@ class PartitionTruth:
         """What a log with these epochs holds at an offset where a batch begins."""
         return self.batches.get((epoch_at(epochs, offset), offset))
 
-    def extend(self, batch: Batch) -> None:
-        """The next batch is committed."""
-        assert batch.base_offset == self.end, f"{self!r} goes on with {batch!r}"
+    def end_before(self, leader_epoch: int) -> int:
+        """Up to where the leaders of earlier epochs have committed: what a leader of this one must have."""
+        place = len(self.committed)
+        while place and self.committed_in[place - 1] >= leader_epoch:
+            place -= 1
+        return self.committed[place - 1].next_offset if place else 0
+
+    def extend(self, batch: Batch, leader_epoch: int) -> None:
+        """The next batch is committed; only after a loss may there be a hole, where a log begins anew."""
+        assert batch.base_offset == self.end or self.losses, f"{self!r} goes on with {batch!r}"
         self.committed.append(batch)
+        self.committed_in.append(leader_epoch)
         self.end = batch.next_offset
 
     def lose(self, at_ms: int, offset: int, epoch: int) -> list[Batch]:
@@ -116,6 +133,7 @@ class PartitionTruth:
         gone: list[Batch] = []
         while self.committed and self.committed[-1].next_offset > offset:
             gone.append(self.committed.pop())
+            self.committed_in.pop()
         for batch in gone:
             self.lost.setdefault(batch.base_offset, []).append(batch)
         self.end = self.committed[-1].next_offset if self.committed else 0

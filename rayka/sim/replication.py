@@ -9,6 +9,7 @@ controller's side.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
+from rayka.config import FlushPolicy
 from rayka.errors import CorruptRecord, ErrorCode, RaykaError, StorageError
 from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.log.leader_epoch_cache import EpochStart
@@ -183,21 +184,22 @@ class Replication:
         known = truth.leaders.setdefault(view.leader_epoch, view.node_id)
         if known != view.node_id:
             self._report("partition-leader", view, f"broker {known} has led epoch {view.leader_epoch}")
-        if view.leader_epoch > truth.last_epoch and view.leader_epoch >= truth.loss_epoch:
-            self._check_completeness(view)
+        state = self.state_of(truth)
+        if state is not None and view.leader_epoch >= truth.loss_epoch:
+            self._check_completeness(view, is_newest=state.leader_epoch == view.leader_epoch)
 
-    def _check_completeness(self, view: ReplicaView) -> None:
-        """Whoever leads has everything that is committed (P2), unless this is the loss that was to be expected."""
+    def _check_completeness(self, view: ReplicaView, *, is_newest: bool) -> None:
+        """Whoever leads has everything that was committed before (P2), unless this is the loss that was expected."""
         truth = view.truth
         agreed = agreed_end(view)
-        if truth.awaits_loss:
+        if truth.awaits_loss and is_newest:
             why, truth.awaits_loss = truth.awaits_loss, ""
             if agreed < truth.end:
-                gone = truth.lose(self._checkers.now_ms, agreed, view.leader_epoch)
-                self._history.on_lost(gone)
                 self._checkers.trace.add(view.node_id, "lost", f"{truth.name} from {agreed} on: {why}")
+            self._history.on_lost(truth.lose(self._checkers.now_ms, agreed, view.leader_epoch))
             truth.damaged.pop(view.node_id, None)
-        elif agreed < truth.end:
+            self._extend(view)  # as it was told before it led
+        elif agreed < truth.end_before(view.leader_epoch) and not truth.awaits_loss:
             self._report(
                 "partition-completeness", view, f"it leads, and agrees with what is committed up to {agreed}"
             )
@@ -208,17 +210,23 @@ class Replication:
         before, view.high_watermark = view.high_watermark, view.partition.high_watermark
         if view.high_watermark > view.partition.log.log_end_offset:
             self._report("partition-high-watermark", view, "it is above the log's end")
-        elif view.leader_epoch < view.truth.loss_epoch:
-            self._on_forlorn(view)
+        elif self._is_forlorn(view):
+            self._on_forlorn(view, before)
         elif view.is_leader:
             self._on_committed(view, before)
         elif view.high_watermark > before:
             self._check_prefix(view)
 
-    def _on_forlorn(self, view: ReplicaView) -> None:
+    def _is_forlorn(self, view: ReplicaView) -> bool:
+        """Whether it follows, or is, a leader that was deposed by a legal loss, though the next may not know yet."""
+        truth, state = view.truth, self.state_of(view.truth)
+        is_deposed = state is not None and view.leader_epoch < state.leader_epoch
+        return view.leader_epoch < truth.loss_epoch or (bool(truth.awaits_loss) and is_deposed)
+
+    def _on_forlorn(self, view: ReplicaView, before: int) -> None:
         """A leader that an unclean election has deposed, and does not know it: what it says is lost as it is said."""
         if view.is_leader:
-            for batch in committed_by(view, view.truth.end):
+            for batch in committed_by(view, before):
                 self._history.on_lost([batch])
                 view.truth.lost.setdefault(batch.base_offset, []).append(batch)
 
@@ -231,18 +239,23 @@ class Replication:
         self._check_prefix(view)
         start = view.partition.log.log_start_offset
         truth.log_start_offset = max(truth.log_start_offset, start)
+        if self._extend(view):
+            self._check_members(view)
+
+    def _extend(self, view: ReplicaView) -> bool:
+        """Whether the leader has said that more is committed than anybody before."""
+        truth = view.truth
         news = list(committed_by(view, truth.end))
         for batch in news:
-            if batch.base_offset != truth.end:
+            if batch.base_offset != truth.end and not truth.losses:
                 self._report("partition-prefix", view, f"{batch} does not follow what is committed")
-                return
-            truth.extend(batch)
+                return False
+            truth.extend(batch, view.leader_epoch)
             problem = self._history.on_committed(truth, batch)
             if problem:
                 self._report(problem[0], view, problem[1])
-                return
-        if news:
-            self._check_members(view)
+                return False
+        return bool(news)
 
     def _check_members(self, view: ReplicaView) -> None:
         """Every member of the committed ISR holds what is committed (`StrongIsr`, `LeaderCandidateCompleteness`)."""
@@ -287,21 +300,32 @@ class Replication:
                 continue
             batch = truth.at(result.base_offset)
             if batch is None:
-                if not truth.losses:
+                if not truth.losses and not truth.awaits_loss:
                     self._checkers.report(
                         "acknowledged-early",
                         node_id,
                         f"{truth!r}: {result.base_offset} was acknowledged: {state!r}",
                     )
                 continue
+            view = self.views.get((node_id, TopicIdPartition(truth.topic_id, truth.number)))
+            if view is not None and view.partition.config.flush is FlushPolicy.BATCH:
+                self._check_flushed(view, batch)
             holders = [each for each in truth.held if truth.has_held(each, batch.next_offset, batch.epoch)]
-            needed = min(min_isr.get(truth.name.rpartition("-")[0], 1), len(state.replicas))
+            needed = min(
+                min_isr.get(truth.name.rpartition("-")[0], 1), len(state.replicas), truth.fewest_replicas
+            )
             if len(holders) < needed:
                 self._checkers.report(
                     "min-isr",
                     node_id,
                     f"{truth!r}: {batch} was acknowledged; {holders} have it, {needed} must",
                 )
+
+    def _check_flushed(self, view: ReplicaView, batch: Batch) -> None:
+        """With `flush=batch` an acknowledgement says that the leader's disk has it."""
+        flushed = view.partition.log.flushed_offset
+        if view.is_leader and view.leader_epoch == batch.epoch and flushed < batch.next_offset:
+            self._report("flushed", view, f"{batch} was acknowledged, the disk has what is below {flushed}")
 
     # ---- ISR ---------------------------------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Both phases; the first violation ends them."""
-        with _Quiet():
+        with Quiet():
             try:
                 self.begin()
                 self.run_safety()
@@ -192,6 +192,7 @@ class Simulation:
 
     def run_liveness(self) -> None:
         """Heals everything; whatever still waits a minute later is a violation."""
+        begin_ms = self.loop.now_ms
         self.trace.add("-", "phase", "liveness")
         self.workload.stop_asking()
         self.data.stop_asking()
@@ -204,7 +205,8 @@ class Simulation:
         waiting = ["everything"]
         while waiting and self.loop.now_us < deadline_us and self.checkers.violation is None:
             self.injector.heal()  # what failed meanwhile, or was still under a fault's hand
-            self.injector.replace_rotten()
+            self.injector.replace_rotten(begin_ms)
+            self.injector.restart_homeless()
             self.operator.rescue()
             self.run_until_ms((self.loop.now_us + _STEP_US - START_US) // 1000)
             waiting = self._waiting(proof)
@@ -264,7 +266,7 @@ class Simulation:
             operations=self.history.counts(),
             sends=self.data_history.counts(),
             polled_count=self.data_history.polled_count,
-            loss_count=sum(len(each.losses) for each in self.replication.truths.values()),
+            loss_count=sum(each.has_lost for each in self.replication.truths.values()),
             violation=violation,
         )
 
@@ -277,7 +279,7 @@ def _verdict(violation: Violation | None) -> Verdict:
     )
 
 
-class _Quiet:
+class Quiet:
     """While a run goes on: no log lines of the nodes, and no garbage collection at moments of its own."""
 
     def __enter__(self) -> None:

@@ -6,9 +6,7 @@ the seed, from 1 on. To look for one anew: `python -m tests.sim.planted_bugs NAM
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,44 +31,8 @@ from rayka.raft.voter_changes import VoterChanges
 from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
 from rayka.sim.faults import FaultKind
-from rayka.sim.options import swarm
-from rayka.sim.simulation import Outcome, Simulation
-
-SECONDS = 20.0
-
-
-@dataclass(frozen=True)
-class PlantedBug:
-    """`plant` changes the code for as long as its context lasts; `chosen` are options that are not drawn."""
-
-    name: str
-    checker: str
-    plant: Callable[[], AbstractContextManager[None]]
-    seed: int
-    tried: int
-    chosen: dict[str, Any] = field(default_factory=dict)
-
-    def run(self, seed: int) -> Outcome:
-        """One run of a cluster with the bug."""
-        with self.plant():
-            return Simulation(swarm(seed, seconds=SECONDS, **{"topics": (), **self.chosen})).run()
-
-
-@contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """An attribute replaced by what `make` makes of it."""
-    original = owner[name] if isinstance(owner, dict) else owner.__dict__[name]
-    put = owner.__setitem__ if isinstance(owner, dict) else lambda key, value: setattr(owner, key, value)
-    put(name, make(original))
-    try:
-        yield
-    finally:
-        put(name, original)
-
-
-def planted(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[None]]:
-    return lambda: replaced(owner, name, make)
-
+from tests.sim.planted_replication_bugs import REPLICATION_BUGS
+from tests.sim.planting import SEARCHED_MAX, PlantedBug, always, planted, search
 
 # ---- Votes ---------------------------------------------------------------------------------------------------------
 
@@ -245,10 +207,6 @@ def loses_a_record(original: Callable[..., Any]) -> Callable[..., Any]:
         return taken
 
     return take
-
-
-def always(value: Any) -> Callable[[Any], property]:
-    return lambda _: property(lambda self: value)
 
 
 RESTARTS = {
@@ -427,23 +385,8 @@ PLANTED_BUGS = [
 ]
 
 
-SEARCHED_MAX = 60
-
-
-def search(bug: PlantedBug, last_seed: int = SEARCHED_MAX) -> tuple[int, dict[str, int]]:
-    """The first seed whose run the bug's checker ends, 0 if there is none, and which others ended runs before."""
-    others: dict[str, int] = {}
-    for seed in range(1, last_seed + 1):
-        violation = bug.run(seed).violation
-        if violation is not None and violation.checker == bug.checker:
-            return seed, others
-        if violation is not None:
-            others[f"{violation.checker}: {violation.evidence[-160:]}"] = seed
-    return 0, others
-
-
 def main(wanted: str = "", last_seed: str = str(SEARCHED_MAX)) -> None:
-    for bug in PLANTED_BUGS:
+    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS):
         if wanted in bug.name:
             print(bug.name, bug.checker, *search(bug, int(last_seed)), flush=True)
 

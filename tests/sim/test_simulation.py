@@ -14,7 +14,8 @@ from rayka.sim.options import SimOptions, swarm, with_faults
 from rayka.sim.results import read_results
 from rayka.sim.shrink import shrink
 from rayka.sim.simulation import Simulation, Verdict
-from tests.sim.planted_bugs import PLANTED_BUGS, search
+from tests.sim.planted_bugs import PLANTED_BUGS
+from tests.sim.planting import search
 
 SEEDS = Path(__file__).parent / "seeds.txt"
 
@@ -69,7 +70,7 @@ def test_a_part_of_the_faults_can_be_replayed() -> None:
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     bug = next(each for each in PLANTED_BUGS if each.name == "ignores check quorum")
     seed, _ = search(bug)
-    options = swarm(seed, seconds=20.0, **bug.chosen)
+    options = swarm(seed, seconds=20.0, **{"topics": (), **bug.chosen})
     with bug.plant():
         failed = Simulation(options).run()
         shrunk = shrink(options, failed)
