@@ -283,13 +283,17 @@ class Partition:
         return FollowerUpdate(is_raised, is_low_raised, proposal)
 
     def maybe_shrink_isr(self, *, now_ms: int) -> AlterPartitionItem | None:
-        """A proposal without the members that have not been caught up for too long (B10). To be asked regularly."""
+        """A proposal without the members that have not been caught up for too long (B10). To be asked regularly.
+
+        None when the disk has failed: nobody can follow then, and alone in the ISR this replica would take along what
+        the others have.
+        """
+        if self.failure is not None:
+            return None
         return self._leadership.maybe_shrink(self.log.log_end_offset, now_ms)
 
     def maybe_recover(self) -> AlterPartitionItem | None:
-        """A proposal that says that this leader, elected uncleanly, has recovered (B41). To be asked regularly, and
-        when a state was taken over.
-        """
+        """A proposal that says that this leader, elected uncleanly, has recovered (B41). To be asked regularly."""
         return self._leadership.maybe_recover()
 
     def on_alter_partition(

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, StorageError
 from rayka.ids import ZERO_ID
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.partition import Partition
@@ -164,6 +164,13 @@ def test_who_does_not_come_nearer_leaves() -> None:  # B5, B10
     for now_ms in (500, 1000, 1500):
         followed_from(partition, 2, 1, now_ms=now_ms)
     assert partition.maybe_shrink_isr(now_ms=1500) is not None
+
+
+def test_a_leader_that_nobody_can_read_from_any_more_blames_nobody_for_that() -> None:  # B10
+    partition = leader(ALL_IN_SYNC)
+    partition.failure = StorageError("cannot read /data: Input/output error")
+    assert partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1) is None
+    assert partition.isr == REPLICAS
 
 
 def test_who_follows_proposes_nothing() -> None:
