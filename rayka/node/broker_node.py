@@ -127,7 +127,7 @@ class BrokerNode:
         parts = self._parts
         assert parts is not None, self
         await parts.replicas.apply(delta, image)
-        if any(each.is_in_controlled_shutdown for each in image.brokers.values()):
+        if any(each.is_in_controlled_shutdown and not each.is_fenced for each in image.brokers.values()):
             parts.lifecycle.poke()
 
     async def stop(self) -> None:
