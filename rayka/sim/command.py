@@ -113,6 +113,10 @@ def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
     )
     click.echo(f"faults      {outcome.fault_count}")
     click.echo(f"operations  {operations or 'none'}")
+    if options.topics:
+        sends = ", ".join(f"{count} {name}" for name, count in outcome.sends.items() if count)
+        click.echo(f"records     {sends or 'none'}; {outcome.polled_count} read")
+        click.echo(f"losses      in {outcome.loss_count} partitions, all of them legal")
     click.echo(f"committed   up to offset {outcome.committed_end}")
     click.echo(f"events      {outcome.event_count}")
     click.echo(

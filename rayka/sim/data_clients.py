@@ -266,6 +266,8 @@ class _Consumer(_Client):
     def _on_record(self, topic_partition: TopicPartition, offset: int, value: bytes) -> None:
         owner = self.owner
         truth = owner.replication.truth_named(topic_partition.topic, topic_partition.partition)
+        if truth is not None:
+            owner.replication.look_at_starts(truth)
         checker, problem = owner.history.on_polled(self._sessions[topic_partition], offset, value, truth)
         if checker:
             self.report(checker, problem)
@@ -278,6 +280,6 @@ class _Consumer(_Client):
             state = None if truth is None else owner.replication.state_of(truth)
             if truth is None or state is None or not state.has_leader or truth.has_lost:
                 continue
-            if truth.end > max(session.next_offset, truth.deleted_up_to):
+            if truth.end > max(session.next_offset, truth.deleted_up_to, truth.log_start_offset):
                 found.append(f"consumer {self.process.node_id} stands at {session.next_offset} of {truth!r}")
         return found

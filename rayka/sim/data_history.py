@@ -136,7 +136,8 @@ class DataHistory:
             )
         expected, session.next_offset = session.next_offset, offset + 1
         session.count += 1
-        if expected < 0 or offset == expected or truth.has_lost or expected < offset <= truth.deleted_up_to:
+        is_deleted = expected < offset <= max(truth.deleted_up_to, truth.log_start_offset)
+        if expected < 0 or offset == expected or truth.has_lost or is_deleted:
             return "", ""
         kind = "poll-skip" if offset > expected else "nonmonotonic-poll"
         return kind, f"{session} was given {offset} where {expected} was next"

@@ -102,7 +102,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         "config": _config(random),
         "voter_changes": random.random() < 0.25,
     }
-    drawn |= _data(random, drawn["brokers"] if chosen.get("brokers") is None else chosen["brokers"])
+    drawn |= _data(seed, chosen.get("brokers") or drawn["brokers"])
+    drawn["config"] |= drawn.pop("replication")
     if drawn["voter_changes"]:  # a voter that was removed leaves fewer that may lose their disks
         drawn["fault_kinds"] = tuple(kind for kind in drawn["fault_kinds"] if kind not in DAMAGING)
         drawn["config"]["controller_quorum_auto_join_enable"] = False
@@ -115,10 +116,12 @@ def with_faults(options: SimOptions, numbers: Sequence[int]) -> SimOptions:
     return replace(options, only_faults=tuple(numbers))
 
 
-def _data(random: Random, brokers: int) -> dict[str, Any]:
+def _data(seed: int, brokers: int) -> dict[str, Any]:
     """Topics with records, in most runs; who writes and reads them, and what is asked about them."""
+    random = Random(f"data swarm {seed}")
+    replication = _replication(random)
     if random.random() < 0.25:
-        return {"topics": ()}
+        return {"topics": (), "replication": replication}
     return {
         "topics": tuple(
             _topic(random, f"data{number}", brokers) for number in range(random.choice((1, 1, 2)))
@@ -127,6 +130,19 @@ def _data(random: Random, brokers: int) -> dict[str, Any]:
         "consumers": random.choice((1, 1, 2)),
         "records_per_second": random.choice((5.0, 15.0, 40.0)),
         "operations_per_minute": random.choice((0.0, 0.0, 10.0, 30.0)),
+        "replication": replication,
+    }
+
+
+def _replication(random: Random) -> dict[str, Any]:
+    """How soon a follower is late, and how much it fetches at once."""
+    return {
+        "replica_lag_time_max_ms": random.choice((500, 2_000, 10_000)),
+        "replica_fetch_wait_max_ms": random.choice((50, 200, 500)),
+        "replica_fetch_max_bytes": random.choice((500, 1 << 20)),
+        "replica_fetch_backoff_ms": random.choice((50, 1_000)),
+        "replica_high_watermark_checkpoint_interval_ms": random.choice((200, 5_000)),
+        "leader_imbalance_check_interval_seconds": random.choice((2, 300)),
     }
 
 
@@ -160,10 +176,4 @@ def _config(random: Random) -> dict[str, Any]:
         "metadata_max_retention_bytes": random.choice((4_000, 40_000, 100 << 20)),
         "broker_session_timeout_ms": random.choice((2_000, 9_000)),
         "broker_heartbeat_interval_ms": random.choice((500, 2_000)),
-        "replica_lag_time_max_ms": random.choice((500, 2_000, 10_000)),
-        "replica_fetch_wait_max_ms": random.choice((50, 200, 500)),
-        "replica_fetch_max_bytes": random.choice((500, 1 << 20)),
-        "replica_fetch_backoff_ms": random.choice((50, 1_000)),
-        "replica_high_watermark_checkpoint_interval_ms": random.choice((200, 5_000)),
-        "leader_imbalance_check_interval_seconds": random.choice((2, 300)),
     }

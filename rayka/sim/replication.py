@@ -285,6 +285,13 @@ class Replication:
                 "partition-high-watermark", view, "a follower is the first to say that so much is committed"
             )
 
+    def look_at_starts(self, truth: PartitionTruth) -> None:
+        """Which records have been deleted: a log's start rises without anything else."""
+        for view in self.views.values():
+            if view.truth is truth:
+                start = view.partition.log.log_start_offset
+                truth.log_start_offset = max(truth.log_start_offset, start)
+
     # ---- Acknowledgements --------------------------------------------------------------------------------------------
 
     def on_produced(

@@ -10,7 +10,7 @@ import pytest
 
 from rayka.cli.main import run
 from rayka.sim.faults import DAMAGING, FaultKind, draw_faults
-from rayka.sim.options import SimOptions, swarm, with_faults
+from rayka.sim.options import SimOptions, TopicPlan, swarm, with_faults
 from rayka.sim.results import read_results
 from rayka.sim.shrink import shrink
 from rayka.sim.simulation import Simulation, Verdict
@@ -38,8 +38,10 @@ def test_another_seed_gives_another_trace() -> None:
 
 @pytest.mark.parametrize("line", [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"])
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
-    seed, seconds = line.split()[:2]
-    outcome = Simulation(swarm(int(seed), seconds=float(seconds))).run()
+    """One that begins with "data" failed with records, the others had none."""
+    *data, seed, seconds = line.split()[: 3 if line.startswith("data") else 2]
+    chosen = {} if data else {"topics": ()}
+    outcome = Simulation(swarm(int(seed), seconds=float(seconds), **chosen)).run()
     assert outcome.verdict is Verdict.OK, outcome
 
 
@@ -53,6 +55,20 @@ def test_a_quorum_survives_each_kind_of_fault(kind: FaultKind) -> None:
     assert outcome.verdict is Verdict.OK, outcome
     assert outcome.fault_count > 0
     assert outcome.operations["acknowledged"] > 0
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_replicas_survive_each_kind_of_fault(kind: FaultKind) -> None:
+    topic = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2"})
+    options = SimOptions(
+        seed=11, seconds=12.0, voters=1, topics=(topic,), fault_kinds=(kind,), faults_per_minute=40.0,
+        operations_per_minute=10.0, config={"broker_session_timeout_ms": 2_000, "broker_heartbeat_interval_ms": 500},
+    )  # fmt: skip
+    outcome = Simulation(options).run()
+    assert outcome.verdict is Verdict.OK, outcome
+    assert outcome.fault_count > 0
+    assert outcome.sends["acknowledged"] > 0
+    assert outcome.polled_count > 0
 
 
 def test_only_a_minority_of_the_voters_loses_what_it_had_synced() -> None:
