@@ -15,6 +15,7 @@ from rayka.sim.partition_truth import PartitionTruth
 from rayka.sim.replication import Replication, holds_committed
 from rayka.sim.trace import Trace
 
+_Images = tuple[MetadataImage, MetadataImage]  # before and after
 _Changed = tuple[TopicIdPartition, str, PartitionImage | None, PartitionImage]
 
 
@@ -49,7 +50,7 @@ class PartitionStates:
         for key, name, old, new in _changed(before, after):
             self._check_state(name, after, new)
             if old is not None:
-                self._check_change(key, name, before, old, new)
+                self._check_change(key, name, (before, after), old, new)
         if before.brokers is not after.brokers:
             self._check_fenced(after)
 
@@ -127,7 +128,7 @@ class PartitionStates:
         self,
         key: TopicIdPartition,
         name: str,
-        before: MetadataImage,
+        images: _Images,
         old: PartitionImage,
         new: PartitionImage,
     ) -> None:
@@ -142,7 +143,7 @@ class PartitionStates:
             if view is not None and new.leader_epoch == old.leader_epoch:
                 self._replication.check_maximal_isr(view)
         if new.has_leader and new.leader_epoch > old.leader_epoch:
-            self._check_elected(key, name, before, old, new)
+            self._check_elected(key, name, images, old, new)
         if truth is not None:
             truth.fewest_replicas = min(truth.fewest_replicas, len(new.replicas))
             self._on_members(key, old, new)
@@ -152,7 +153,7 @@ class PartitionStates:
         self,
         key: TopicIdPartition,
         name: str,
-        before: MetadataImage,
+        images: _Images,
         old: PartitionImage,
         new: PartitionImage,
     ) -> None:
@@ -164,10 +165,11 @@ class PartitionStates:
         if new.leader_id in (*old.isr, *old.eligible_leader_replicas, *joining):
             return
         topic = name.rpartition("-")[0]
-        is_last_known = (
-            not old.isr and not old.eligible_leader_replicas and old.last_known_elr == (new.leader_id,)
+        others_are_gone = all(
+            _is_another_process(images, each) for each in old.isr + old.eligible_leader_replicas
         )
-        if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(before, topic)):
+        is_last_known = others_are_gone and old.last_known_elr == (new.leader_id,)
+        if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(images[0], topic)):
             self._report("unclean-election", name, f"{old!r}, then {new!r}")
         elif truth is not None:
             self._trace.add(new.leader_id, "unclean", f"{name} in epoch {new.leader_epoch}")
@@ -196,6 +198,12 @@ class PartitionStates:
             view = self._replication.views.get((node_id, key))
             if view is not None and holds_committed(view):
                 truth.damaged.pop(node_id, None)
+
+
+def _is_another_process(images: _Images, broker_id: int) -> bool:
+    """Whether the broker registered anew in between, as it must have that left the ELR in the same batch."""
+    epochs = [each.brokers[broker_id].broker_epoch for each in images if broker_id in each.brokers]
+    return len({*epochs}) != 1
 
 
 def _changed(before: MetadataImage, after: MetadataImage) -> Iterator[_Changed]:
