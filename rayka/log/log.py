@@ -391,7 +391,8 @@ class Log:
     def increment_log_start_offset(self, offset: int) -> None:
         """Whatever lies below the offset is not needed any more, durable or not: nobody reads it, and segments wholly
         below it are removed (A51). The offset lasts once the directory's checkpoint has it; until then a crash lets the
-        log start at its first segment again. One that is not higher changes nothing.
+        log start at its first segment again, so all epochs from there on stay known. One that is not higher changes
+        nothing.
         """
         if offset <= self.log_start_offset:
             return
@@ -403,7 +404,7 @@ class Log:
                 self._write_files(raised_log_start(first_offset))
                 self._segments.remove_first(count)
                 self._snapshots.remove_before(first_offset)
-            self._epochs.truncate_from_start(offset)
+            self._epochs.truncate_from_start(first_offset)
 
     def _before_truncation(self, offset: int) -> None:
         """Lowers the recovery point on disk first: the checkpoint may be higher, and what follows is unsynced.

@@ -92,16 +92,30 @@ def test_records_given_up_before_they_were_synced_are_not_missed_after_a_power_c
     assert (again.log_start_offset, read_offsets(again)) in ((65, []), (65, [64, 65]))
 
 
-def test_epochs_are_forgotten_but_for_that_of_the_record_before_the_start() -> None:
+def test_epochs_are_forgotten_with_their_last_segment_but_for_that_of_the_record_before() -> None:
+    disk, log = new_log()
+    for epoch in (1, 2, 3, 4):
+        fill(log, 8, epoch=epoch)
+    sync(disk, log)
+    assert segment_bases(disk)[:3] == [0, 16, 32]
+    log.increment_log_start_offset(31)
+    assert [log.epoch_of(offset) for offset in (15, 16, 32)] == [1, 2, 3]
+    assert log.end_offset_for_epoch(1) == OffsetAndEpoch(16, 1)
+    log.increment_log_start_offset(32)
+    assert [log.epoch_of(offset) for offset in (15, 31, 32)] == [-1, 2, 3]
+
+
+def test_who_starts_at_the_first_segment_again_after_a_crash_knows_the_epoch_of_every_batch() -> None:  # B20
     disk, log = new_log()
     for epoch in (1, 2, 3):
         fill(log, 5, epoch=epoch)
     sync(disk, log)
-    log.increment_log_start_offset(20)
-    assert [log.epoch_of(offset) for offset in (9, 19, 20)] == [-1, 2, 3]
-    assert log.end_offset_for_epoch(2) == OffsetAndEpoch(20, 2)
-    log.increment_log_start_offset(21)
-    assert (log.epoch_of(19), log.epoch_of(20)) == (-1, 3)
+    log.increment_log_start_offset(28)
+    again = open_log(disk, recovery_point=30)
+    assert again.log_start_offset == segment_bases(disk)[0] < 20
+    assert {each.leader_epoch for each in read_batches(again)} == {2, 3}
+    for each in read_batches(again):
+        assert again.epoch_of(each.base_offset) == each.leader_epoch
 
 
 def test_a_log_that_starts_at_its_end_keeps_its_epoch() -> None:
@@ -146,7 +160,9 @@ def test_a_power_cut_keeps_every_record_from_the_offset_on(seed: int) -> None:
 def test_after_a_failure_the_log_takes_no_more_changes() -> None:
     disk, log = _filled()
     fill(log, 1, epoch=1)
+    log.roll(now_ms=0)
+    fill(log, 1, epoch=2)
     disk.fail("write", "leader-epoch-checkpoint")
     with pytest.raises(StorageError):
-        log.increment_log_start_offset(61)
+        log.increment_log_start_offset(63)
     assert log.failure is not None
