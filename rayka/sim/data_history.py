@@ -91,7 +91,8 @@ class DataHistory:
             if before != offset:
                 return "duplicate", f"{send} is at {before} and at {offset}"
             key = (truth.name, send.producer_id)
-            if self.newest.get(key, -1) > send.number:
+            # A log that lost what it knew of a producer takes any sequence for the first (C5).
+            if self.newest.get(key, -1) > send.number and not truth.has_lost:
                 return (
                     "producer-order",
                     f"{send} at {offset} follows number {self.newest[key]} of its producer",

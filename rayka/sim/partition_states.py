@@ -12,7 +12,7 @@ from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.sim.checkers import Checkers
 from rayka.sim.cluster import SimCluster
 from rayka.sim.partition_truth import PartitionTruth
-from rayka.sim.replication import Replication, holds_committed
+from rayka.sim.replication import Replication, holds_committed, proposed_to
 from rayka.sim.trace import Trace
 
 _Images = tuple[MetadataImage, MetadataImage]  # before and after
@@ -161,7 +161,7 @@ class PartitionStates:
         view = (
             None if truth is None else self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
         )
-        joining = () if view is None else view.partition.maximal_isr
+        joining = () if view is None else proposed_to(view, old.partition_epoch)
         if new.leader_id in (*old.isr, *old.eligible_leader_replicas, *joining):
             return
         topic = name.rpartition("-")[0]

@@ -415,6 +415,14 @@ def agreed_end(view: ReplicaView) -> int:
     return min(truth.end, max(start, end))
 
 
+def proposed_to(view: ReplicaView, partition_epoch: int) -> tuple[int, ...]:
+    """The members of the ISR that the leader proposes on top of this partition epoch."""
+    proposal = view.partition._leadership.isr.proposal
+    if proposal is None or proposal.partition_epoch != partition_epoch:
+        return ()
+    return tuple(each.broker_id for each in proposal.isr)
+
+
 def holds_committed(view: ReplicaView) -> bool:
     """Whether the replica has everything that is committed, now."""
     return agreed_end(view) >= view.truth.end
