@@ -8,6 +8,7 @@ history knows it wherever it turns up. A consumer begins anew from time to time,
 
 import asyncio
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextvars import Context
 from functools import partial
@@ -101,7 +102,7 @@ class DataClients:
             each.process.is_alive = False
 
 
-class _Client:
+class _Client(ABC):
     def __init__(self, owner: DataClients, client_id: int) -> None:
         self.owner = owner
         self.process = Process(client_id, 1)
@@ -126,8 +127,9 @@ class _Client:
             where = "".join(traceback.format_tb(error.__traceback__)[-4:])
             self.report("crash", f"{error!r}; {where}")
 
+    @abstractmethod
     async def run(self) -> None:
-        raise NotImplementedError
+        """What it does until it is cancelled, or nobody asks any more."""
 
     def tell(self, event: str, what: str) -> None:
         self.owner.trace.add(self.process.node_id, event, what)
