@@ -76,8 +76,8 @@ def own_rack() -> str:
     """Where this machine is, for the spread of replicas and for readers nearby: the zone that the Ray node is labelled
     with, or the machine's own name, without a zone.
     """
-    labels = ray.get_runtime_context().get_node_labels() if ray.is_initialized() else {}
-    return labels.get(ZONE_LABEL) or socket.gethostname()
+    zone = ray.get_runtime_context().get_node_labels().get(ZONE_LABEL) if ray.is_initialized() else None
+    return str(zone or socket.gethostname())
 
 
 def place(
