@@ -304,11 +304,13 @@ class ReplicaManager:
             self._isr_changes.propose(replica.partition, update.proposal)
 
     def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError:
-        """What to answer. A full disk still reads, so only the log that met it stops; any other failure
-        takes the directory offline.
+        """What to answer. A full disk still reads, so only the log that met it stops, unless others are in sync and can
+        lead instead; as any other failure, that takes the directory offline.
         """
-        failure = replica.partition.log.failure
-        if not isinstance(failure or error, DiskFull):
+        partition = replica.partition
+        failure = partition.log.failure
+        is_replaceable = failure is not None and partition.is_leader and len(partition.isr) > 1
+        if is_replaceable or not isinstance(failure or error, DiskFull):
             self._on_directory_failed(replica.directory, error)
         elif failure is not None:
             self._fetchers.remove([key_of(replica.partition)])

@@ -251,8 +251,29 @@ def test_the_epoch_of_a_new_leadership_is_durable_when_the_metadata_is_applied()
         await broker.apply(changed(leader_id=BROKER))
         log = broker.partition().log
         assert log.unsynced_epochs().is_empty
-        assert (log.flushed_offset, log.log_end_offset) == (0, 1), "what came before need not be synced for it"
+        assert (log.flushed_offset, log.log_end_offset) == (0, 1), (
+            "what came before need not be synced for it"
+        )
         assert broker.partition().leader_epoch_start_offset == 1
+        await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("isr", "is_offline"), [((BROKER, LEADER), True), ((BROKER,), False)], ids=["others in sync", "alone"]
+)
+def test_a_leader_whose_disk_is_full_makes_way_for_who_is_in_sync_and_alone_is_still_read(
+    isr: tuple[int, ...], is_offline: bool
+) -> None:  # B40
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(leader_id=BROKER, isr=isr))
+        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        disk.fill_up(after_bytes=10)
+        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (broker.replica().directory.failure is not None) == is_offline
         await broker.stop()
 
     run(main)
