@@ -36,6 +36,7 @@ from rayka.actors.placement import Placement
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.actors.ray_records import has_process
 from rayka.actors.shell import NodeProcess
+from rayka.actors.start_lock import only_start
 from rayka.client import io_thread
 from rayka.config import ClusterSpec, dotted
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
@@ -82,13 +83,8 @@ class Cluster:
         """
         declared = _spec_of(spec, fields)
         cluster = cls(declared.name, connect_or_start(declared.ray.address))
-        running = cluster._refuse_other_spec(declared, replace)
-        if not running:  # one whose nodes have all gone would go on with its own spec
-            _wait(supervise.stop(declared.name), _ANSWER_TIMEOUT_S)
-        missing = [node_id for node_id in wanted_node_ids(declared) if node_id not in running]
-        chosen = [each for each in missing if each in replace] if running and replace else missing
-        placements = place_formatted(declared, chosen, replace, running) if chosen or replace else {}
-        cluster._make(declared, list(placements.values()))
+        with only_start(declared.name, START_TIMEOUT_S):
+            cluster._start_missing(declared, replace)
         return cluster
 
     @classmethod
@@ -181,6 +177,15 @@ class Cluster:
             [each for each in controllers if each != leader_id],
             [each for each in controllers if each == leader_id],
         ]
+
+    def _start_missing(self, spec: ClusterSpec, replace: Collection[int]) -> None:
+        running = self._refuse_other_spec(spec, replace)
+        if not running:  # one whose nodes have all gone would go on with its own spec
+            _wait(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
+        missing = [node_id for node_id in wanted_node_ids(spec) if node_id not in running]
+        chosen = [each for each in missing if each in replace] if running and replace else missing
+        placements = place_formatted(spec, chosen, replace, running) if chosen or replace else {}
+        self._make(spec, list(placements.values()))
 
     def _refuse_other_spec(self, spec: ClusterSpec, replace: Collection[int]) -> dict[int, str]:
         """The nodes that run already, under the same spec, and on which Ray node; empty for one that does not say."""

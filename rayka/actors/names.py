@@ -23,6 +23,11 @@ def supervisor_name(cluster_name: str) -> str:
     return f"{cluster_name}/supervisor"
 
 
+def start_lock_name(cluster_name: str) -> str:
+    """`rayka/start`: who holds it may start the cluster."""
+    return f"{cluster_name}/start"
+
+
 def wanted_node_ids(spec: ClusterSpec) -> tuple[int, ...]:
     """The nodes that a spec declares, ascending."""
     return tuple(spec.roles)

@@ -34,6 +34,7 @@ def connect(address: str = AUTO) -> str:
         return _same(address)
     found = _only(candidates(address))
     _probe(found)
+    logging.getLogger("ray").setLevel(logging.ERROR)  # a warning that the token is used, at every command
     # As Ray does when it searches by itself, but not when it is told an address: use a token that is at hand.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     try:

@@ -6,6 +6,7 @@ names the process by id and start time, so an id that the kernel gave away again
 remembered per home directory, in `~/.rayka/ray.json`.
 """
 
+import fcntl
 import logging
 import os
 import select
@@ -14,7 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -125,16 +127,41 @@ def remember(process: RayProcess) -> None:
 
 def remembered() -> RayProcess | None:
     """The Ray that an earlier command left running; None when there is none, or it has ended."""
-    try:
-        process = msgspec.json.decode(_MEMORY_FILE.expanduser().read_bytes(), type=RayProcess)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return None
-    return process if process.is_alive() else None
+    process = _memory()
+    return process if process is not None and process.is_alive() else None
 
 
 def forget() -> None:
     """Forgets the remembered process; does not end it."""
     _MEMORY_FILE.expanduser().unlink(missing_ok=True)
+
+
+def sweep() -> None:
+    """Removes what is left of a remembered process that has ended without `stop`: killed, or `stop` was interrupted."""
+    process = _memory()
+    if process is not None and not process.is_alive():
+        shutil.rmtree(process.temp_dir, ignore_errors=True)
+        forget()
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """One process of this home directory at a time may start a Ray that is remembered; the others wait for it."""
+    path = _MEMORY_FILE.expanduser().parent
+    path.mkdir(parents=True, exist_ok=True)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)  # until it is closed
+        yield
+    finally:
+        os.close(directory)
+
+
+def _memory() -> RayProcess | None:
+    try:
+        return msgspec.json.decode(_MEMORY_FILE.expanduser().read_bytes(), type=RayProcess)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
 
 
 def _ensure_auth_token() -> None:

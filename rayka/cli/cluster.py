@@ -95,10 +95,17 @@ def ensure_ray(address: str) -> bool:
     from rayka.actors import ray_process
     from rayka.actors.ray_connection import candidates, connect
 
-    has_none = not ray.is_initialized() and not candidates(address)
-    if has_none:
-        ray_process.remember(ray_process.start())
-    connect(address)
+    with ray_process.locked():
+        ray_process.sweep()
+        has_none = not ray.is_initialized() and not candidates(address)
+        if has_none:
+            ray_process.remember(ray_process.start())
+    try:
+        connect(address)
+    except BaseException:
+        if has_none:
+            end_ray()
+        raise
     return has_none
 
 
@@ -125,6 +132,7 @@ def end_idle_ray() -> bool:
     from rayka.actors.names import running_clusters
     from rayka.actors.ray_connection import current_address
 
+    ray_process.sweep()
     process = ray_process.remembered()
     if (
         process is None

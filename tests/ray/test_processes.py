@@ -61,6 +61,51 @@ def test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentica
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml"]
 
 
+def test_starts_at_the_same_time_end_at_one_cluster_on_one_ray(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(f"name: twice\ndata_dir: {tmp_path}\n")
+    Path(environment["HOME"], ".ray").mkdir()
+    Path(environment["HOME"], ".ray", "auth_token").write_text("a" * 64)
+    del environment["RAY_AUTH_MODE"]  # with a token at hand Ray would say at each command that it is used
+    starts = [
+        subprocess.Popen(
+            (*RAYKA, "start", str(spec), "--json"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, "RAY_ADDRESS": "local"},
+        )
+        for _ in range(2)
+    ]
+    told = [start.communicate(timeout=120) for start in starts]
+    assert [(start.returncode, stderr) for start, (_, stderr) in zip(starts, told, strict=True)] == [
+        (0, b"")
+    ] * 2
+    one, other = (json.loads(stdout) for stdout, _ in told)
+    for same in ("cluster_id", "ray_address"):
+        assert one[same] == other[same]
+    assert [node["pid"] for node in one["nodes"]] == [node["pid"] for node in other["nodes"]]
+    stopped = run(*RAYKA, "stop", "--cluster", "twice", RAY_ADDRESS="local")
+    assert "ended the Ray" in stopped.stdout, stopped.stderr
+
+
+def test_files_of_a_ray_whose_end_was_interrupted_are_removed_later(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    left = tmp_path / "rayka-left"
+    left.mkdir()
+    memory = Path(environment["HOME"], ".rayka", "ray.json")
+    memory.parent.mkdir()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    memory.write_text(
+        json.dumps({"pid": ended.pid, "started": 1, "address": "127.0.0.1:9", "temp_dir": str(left)})
+    )
+    done = run(*RAYKA, "stop", RAY_ADDRESS="local")
+    assert (done.returncode, left.exists(), memory.exists()) == (1, False, False), done.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "stop", "topic create words"])
 def test_without_a_ray_a_command_says_how_to_start_one(run: Run, command: str) -> None:
     done = run(*RAYKA, *command.split(), RAY_ADDRESS="local")

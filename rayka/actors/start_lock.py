@@ -1,0 +1,54 @@
+"""One start of a cluster at a time, on the whole Ray: two that look at its directories and format what is missing would
+take the files from under each other.
+
+The lock is a name that an actor holds: the head of Ray gives it to one, wherever the starters run. The actor does
+nothing, and is not detached: Ray ends it with the process that made it, so a start that was killed locks nobody out.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+
+from rayka.actors.names import NAMESPACE, start_lock_name
+from rayka.errors import UnavailableError
+
+_POLL_S = 0.1
+
+
+class _Holder:
+    """The actor."""
+
+
+@contextmanager
+def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
+    """Waits until nobody else starts this cluster. Raises UnavailableError when that takes too long."""
+    deadline = time.monotonic() + timeout_s
+    while (holder := _take(cluster_name)) is None:
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"cluster {cluster_name!r} is being started by another process for more than {timeout_s:g} s; "
+                "wait until that start ends, or end it, and start again"
+            )
+        time.sleep(_POLL_S)
+    try:
+        yield
+    finally:
+        ray.kill(holder, no_restart=True)
+
+
+def _take(cluster_name: str) -> Any | None:
+    """The holder of the name; None while another has it."""
+    holder = ray.remote(_Holder).options(
+        name=start_lock_name(cluster_name),
+        namespace=NAMESPACE,
+        num_cpus=0,
+        runtime_env={"py_executable": sys.executable},
+    )
+    try:
+        return holder.remote()
+    except ray.exceptions.ActorAlreadyExistsError:
+        return None
