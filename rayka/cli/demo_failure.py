@@ -13,7 +13,7 @@ from rayka.client import io_thread
 from rayka.client.admin import Admin
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
-from rayka.ids import NO_NODE
+from rayka.ids import NO_NODE, node_name
 
 _ANSWER_TIMEOUT_S = 10.0
 _IN_SYNC_TIMEOUT_S = 60.0
@@ -28,8 +28,8 @@ class Failure:
         self._admin = admin
         self._topic = topic
         self._killed_at = 0.0
+        self.node_name = ""
         self.actor_name = ""
-        self.pid = 0
         self.lead_count = 0
         self.pause_seconds = 0.0
 
@@ -44,7 +44,7 @@ class Failure:
                 f"{actor_name(self._cluster.name, broker_id)} did not say which process it is"
             )
         process = processes[broker_id]
-        self.actor_name, self.pid = actor_name(self._cluster.name, broker_id), process.pid
+        self.node_name, self.actor_name = node_name(broker_id), actor_name(self._cluster.name, broker_id)
         self.lead_count = sum(each.leader_id == broker_id for each in partitions)
         self._killed_at = time.monotonic()
         run_on(process.ray_node_id, _kill, process.pid)

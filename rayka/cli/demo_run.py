@@ -140,11 +140,9 @@ def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, recor
             failure.kill()
             _send(producer, batches[half:], outcome, step, failure)
             outcome.killed, outcome.write_pause_seconds = failure.actor_name, round(failure.pause_seconds, 2)
-            step.detail += (
-                f"; {failure.actor_name}, process {failure.pid}, which led {failure.lead_count} of {PARTITION_COUNT} "
-                f"partitions, was killed: the longest pause was {failure.pause_seconds:.1f} s"
-            )
-        with _timed(narrator, outcome, f"Waiting until {failure.actor_name} is back and in sync"):
+            led = f"{failure.node_name} led {failure.lead_count} of {PARTITION_COUNT} partitions"
+            step.detail = f"{led}, longest pause {failure.pause_seconds:.1f} s"
+        with _timed(narrator, outcome, f"Waiting until {failure.node_name} is back and in sync"):
             failure.await_in_sync()
 
 
