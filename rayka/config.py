@@ -83,7 +83,23 @@ class _Config(BaseModel):
         return {dotted(name): _as_text(getattr(self, name)) for name in sorted(self.model_fields_set)}
 
 
+_NO_RETENTION = (
+    "there is no retention or compaction yet: a log grows until its topic is deleted, or its oldest records are "
+    "(`rayka topic delete-records`)"
+)
+_NO_TRANSACTIONS = "there are no transactions yet"
+# Kafka's keys for which the nearest known one would lead astray.
+_ABSENT = {
+    **dict.fromkeys(("retention_ms", "retention_bytes", "cleanup_policy"), _NO_RETENTION),
+    **dict.fromkeys(("log_retention_ms", "log_retention_hours", "log_retention_bytes"), _NO_RETENTION),
+    **dict.fromkeys(("transactional_id", "isolation_level"), _NO_TRANSACTIONS),
+    "bootstrap_servers": "clients name a cluster on Ray instead of addresses: cluster='rayka'",
+}
+
+
 def _unknown_key(key: str, known: Mapping[str, Any], what: str) -> str:
+    if snake(key) in _ABSENT:
+        return f"{what}: unknown key {key!r}; {_ABSENT[snake(key)]}"
     style = snake if "_" in key else dotted
     names = sorted(style(name) for name in known)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)

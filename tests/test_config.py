@@ -47,6 +47,20 @@ def test_what_nothing_uses_is_no_key(kind: Any, key: str):
 
 
 @pytest.mark.parametrize(
+    ("kind", "key", "said"),
+    [
+        (TopicConfig, "retention.ms", "no retention"),
+        (TopicConfig, "cleanup_policy", "no retention or compaction"),
+        (ProducerConfig, "transactional.id", "no transactions"),
+        (ConsumerConfig, "bootstrap_servers", "cluster='rayka'"),
+    ],
+)
+def test_a_key_of_kafka_that_is_not_there_says_what_is_missing(kind: Any, key: str, said: str):
+    with pytest.raises(ConfigError, match=f"unknown key '{key}'; .*{said}"):
+        kind.parse({key: 1}, what="client")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"acks": True}, "acks: expected 'all', 1 or 0, found True"),

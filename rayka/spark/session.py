@@ -51,8 +51,9 @@ def init(
 ) -> "SparkSession":
     """A Spark session whose executors are Ray actors, with the format `rayka` registered.
 
-    Needs a Ray that this process is connected to; starts none. `cores` and `memory` are per executor; `configs` are
-    further Spark settings and win over ours. Takes 10 to 30 s. End it with `rayka.spark.stop()`.
+    Runs on the Ray that this process is connected to, or else, as clients do, on the running one; starts none.
+    `cores` and `memory` are per executor; `configs` are further Spark settings and win over ours. Takes 10 to 30 s.
+    End it with `rayka.spark.stop()`.
     Raises UnavailableError (no Java 17, extra `rayka[spark]` not installed, no Ray) and ConfigError.
     """
     if executors < 1 or cores < 1:
@@ -116,8 +117,10 @@ def _end_driver_jvm() -> None:
 def _ray_node() -> Any:
     import ray
 
+    from rayka.actors.ray_connection import connect
+
     if not ray.is_initialized():
-        raise UnavailableError("no Ray: call ray.init() or rayka.Cluster.start() before rayka.spark.init()")
+        connect()
     return ray._private.worker._global_node
 
 

@@ -122,13 +122,13 @@ def test_an_address_where_no_ray_answers_is_an_error_at_once(run: Run) -> None:
 
 def test_clients_never_start_a_ray(run: Run) -> None:
     script = (
-        "import rayka, ray\n"
-        "for make in (rayka.Producer, rayka.Consumer, rayka.Admin):\n"
+        "import rayka, rayka.spark, ray\n"
+        "for make in (rayka.Producer, rayka.Consumer, rayka.Admin, lambda cluster: rayka.spark.init()):\n"
         "    try: make(cluster='nowhere')\n"
         "    except rayka.errors.UnavailableError: print(ray.is_initialized())"
     )
     done = run(sys.executable, "-c", script, RAY_ADDRESS="local")
-    assert done.stdout.split() == ["False"] * 3, done.stderr
+    assert done.stdout.split() == ["False"] * 4, done.stderr
 
 
 WAITS = {
