@@ -210,8 +210,8 @@ def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str
     if missing:
         raise StorageError(
             f"cluster {spec.name!r} has data, but these directories are missing: {', '.join(missing)}; mount or "
-            "restore them, or bring a node back empty with replace=[id] (`rayka start --replace ID`): a broker without "
-            "its records, a controller without its vote"
+            "restore them, or let a node, lost or new, start empty with replace=[id] (`rayka start --replace ID`): a "
+            "broker without records, a controller without a vote"
         )
 
 
