@@ -56,9 +56,9 @@ class DataHistory:
 
     sends: dict[bytes, Send] = field(default_factory=dict)
     places: dict[bytes, int] = field(default_factory=dict)  # of committed values: their offsets
-    newest: dict[tuple[str, int], int] = field(
+    newest: dict[tuple[str, int], tuple[int, int]] = field(
         default_factory=dict
-    )  # by partition and producer: the last number
+    )  # by partition and producer: the last number, and its offset
     polled_count: int = 0
 
     def begin(self, send: Send) -> Send:
@@ -80,7 +80,11 @@ class DataHistory:
     # ---- As it happens -----------------------------------------------------------------------------------------------
 
     def on_committed(self, truth: PartitionTruth, batch: Batch) -> tuple[str, str] | None:
-        """A batch is committed: each value was sent, to this partition, once, and after those before it."""
+        """A batch is committed: each value was sent, to this partition, once, and after those before it.
+
+        Of what was deleted before a replica began, it knows no producer when it leads: a retry of that is new (C5).
+        """
+        begun = truth.begun_by_leader(batch.epoch)
         for offset, value in enumerate(batch.values, batch.base_offset):
             send = self.sends.get(value)
             if send is None or f"{send.topic}-{send.partition}" != truth.name:
@@ -88,16 +92,15 @@ class DataHistory:
             before = self.places.setdefault(value, offset)
             if not send.is_idempotent:
                 continue
-            if before != offset:
+            if before != offset and before >= begun:
                 return "duplicate", f"{send} is at {before} and at {offset}"
+            self.places[value] = offset
             key = (truth.name, send.producer_id)
+            newest, place = self.newest.get(key, (-1, -1))
             # A log that lost what it knew of a producer takes any sequence for the first (C5).
-            if self.newest.get(key, -1) > send.number and not truth.has_lost:
-                return (
-                    "producer-order",
-                    f"{send} at {offset} follows number {self.newest[key]} of its producer",
-                )
-            self.newest[key] = send.number
+            if newest > send.number and place >= begun and not truth.has_lost:
+                return "producer-order", f"{send} at {offset} follows number {newest} of its producer"
+            self.newest[key] = send.number, offset
         return None
 
     def on_lost(self, batches: Iterable[Batch]) -> None:

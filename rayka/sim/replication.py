@@ -106,6 +106,8 @@ class Replication:
             truth = PartitionTruth(str(partition.topic_partition), key.topic_id, key.partition)
             self.truths[key] = truth
         view = self.views[node_id, key] = ReplicaView(node_id, partition, truth)
+        if partition.log.log_end_offset == 0:
+            truth.begun.pop(node_id, None)
         self.look(view)
         self._check_kept(view)
         return view
@@ -126,6 +128,10 @@ class Replication:
         """Something of the replica has changed."""
         partition, log = view.partition, view.partition.log
         before, view.epochs = view.epochs, log._epochs.entries
+        if (
+            log.log_start_offset > view.end
+        ):  # no deletion goes beyond a log's end: it fetches from the leader's start
+            view.truth.begun[view.node_id] = log.log_start_offset
         if log._truncation_count != view.truncations or log.log_end_offset < view.end:
             self._on_truncated(view, before)
         if log.log_end_offset != view.end:
