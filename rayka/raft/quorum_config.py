@@ -6,6 +6,7 @@ from rayka.config import BrokerConfig
 from rayka.raft.voters import SUPPORTED_KRAFT_VERSIONS, VersionRange
 
 CHECK_QUORUM_FACTOR = 1.5
+_FETCH_MAX_WAIT_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class QuorumConfig:
     election_backoff_max_ms: int = 1_000
     request_timeout_ms: int = 2_000
     retry_backoff_ms: int = 20
-    fetch_max_wait_ms: int = 500
+    fetch_max_wait_ms: int = _FETCH_MAX_WAIT_MS
     fetch_max_bytes: int = 4 << 20
     can_become_voter: bool = True
     auto_join: bool = False
@@ -27,13 +28,21 @@ class QuorumConfig:
 
     @classmethod
     def of(cls, config: BrokerConfig) -> "QuorumConfig":
-        """What the node's configuration says, for a controller."""
+        """What the node's configuration says, for a controller.
+
+        A fetch that waits for news at a quiet leader is back when half of the shorter timeout is over: one that waited
+        longer than the timeouts would depose a leader that is well.
+        """
+        timeout_ms = min(
+            config.controller_quorum_fetch_timeout_ms, config.controller_quorum_request_timeout_ms
+        )
         return cls(
             election_timeout_ms=config.controller_quorum_election_timeout_ms,
             fetch_timeout_ms=config.controller_quorum_fetch_timeout_ms,
             election_backoff_max_ms=config.controller_quorum_election_backoff_max_ms,
             request_timeout_ms=config.controller_quorum_request_timeout_ms,
             retry_backoff_ms=config.controller_quorum_retry_backoff_ms,
+            fetch_max_wait_ms=min(_FETCH_MAX_WAIT_MS, timeout_ms // 2),
             auto_join=config.controller_quorum_auto_join_enable,
         )
 

@@ -83,3 +83,9 @@ def test_the_defaults_are_kafkas() -> None:  # A10, A11, A12, A13, A14
     )
     assert (config.request_timeout_ms, config.retry_backoff_ms) == (2_000, 20)
     assert (config.check_quorum_timeout_ms, config.begin_quorum_epoch_interval_ms) == (3_000, 1_000)
+
+
+def test_a_fetch_that_waits_is_back_long_before_anybody_gives_the_leader_up() -> None:  # A10, A32
+    """A quiet leader was deposed again and again when its followers' timeouts were shorter than their waits."""
+    config = QuorumConfig.of(BrokerConfig(controller_quorum_fetch_timeout_ms=300))
+    assert config.fetch_max_wait_ms == 150
