@@ -284,8 +284,8 @@ PLANTED_BUGS = [
         "high watermark over entries of old epochs",
         "commits-own-epoch",
         planted(Leader, "maybe_update_high_watermark", commits_old_epochs),
-        7,
-        7,
+        1,
+        1,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -308,8 +308,8 @@ PLANTED_BUGS = [
         "truncates below the high watermark",
         "truncation",
         planted(RaftLog, "truncate_to", truncates_committed_records),
-        1,
-        1,
+        2,
+        2,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -340,8 +340,8 @@ PLANTED_BUGS = [
         "serves a snapshot of another epoch",
         "snapshot-id",
         planted(Leading, "handle_fetch_snapshot", serves_another_epoch),
-        1,
-        1,
+        5,
+        5,
         RESTARTS,
     ),
     PlantedBug(
@@ -370,8 +370,8 @@ PLANTED_BUGS = [
         "answers before the commit",
         "acknowledged",
         planted(ShardRuntime, "handle", answers_before_it_is_committed),
-        4,
-        4,
+        6,
+        6,
         BUSY,
     ),
     PlantedBug(
