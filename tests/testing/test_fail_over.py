@@ -105,7 +105,7 @@ def test_a_producer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> No
         check_each_once(cluster, numbers.count)
 
 
-def test_a_leader_that_is_cut_off_from_all_other_nodes_is_left_for_its_successor() -> None:  # B9, B22, C3
+def test_a_leader_that_is_cut_off_from_all_other_nodes_is_left_for_its_successor() -> None:  # B22, C3
     with replicated() as cluster, Admin(cluster) as admin:
         with Producer(cluster, **QUICK, request_timeout_ms=WAIT_S * 1000) as producer:
             numbers = Numbers(producer)
