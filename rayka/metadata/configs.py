@@ -10,6 +10,7 @@ from functools import lru_cache
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.metadata.image import MetadataImage
 
+# A frozen model of pydantic's is hashable, which pyright does not know.
 _CACHED_MAX = 1024  # topics configured differently that are remembered: the others are parsed each time
 
 _Items = tuple[tuple[str, str], ...]
@@ -19,14 +20,15 @@ def broker_config(image: MetadataImage, static: BrokerConfig, broker_id: int | N
     """What is in force on this broker, or with None on those of which nothing special was said."""
     own = {} if broker_id is None else image.broker_configs(broker_id)
     dynamic = {**image.broker_configs(None), **own}
-    return _with_dynamic(static, _items(dynamic)) if dynamic else static
+    return _with_dynamic(static, _items(dynamic)) if dynamic else static  # pyright: ignore[reportArgumentType]
 
 
 def topic_config(
     image: MetadataImage, static: BrokerConfig, name: str, broker_id: int | None = None
 ) -> TopicConfig:
     """What is in force for this topic on this broker, or with None where nothing special was said of the broker."""
-    return _topic_config(broker_config(image, static, broker_id), _items(image.topic_configs(name)))
+    config = broker_config(image, static, broker_id)
+    return _topic_config(config, _items(image.topic_configs(name)))  # pyright: ignore[reportArgumentType]
 
 
 def _items(values: Mapping[str, str]) -> _Items:

@@ -73,6 +73,7 @@ class Workload:
 
     def start(self) -> None:
         """The clients begin."""
+        context = Context()
         for client in self.clients:
             context = Context()
             context.run(PROCESS.set, client.process)
