@@ -287,7 +287,9 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         while self._failure is None:
             await asyncio.sleep(interval_s)
             for broker_id in self._broker_ids(parts):
-                while parts.shard.is_active and parts.shard.run_request(BalanceLeaders(broker_id)).response:
+                has_more = True
+                while has_more and parts.shard.is_active:
+                    has_more = parts.shard.run_request(BalanceLeaders(broker_id)).response
                     await asyncio.sleep(0)  # others have their turn between two batches
 
     @staticmethod
