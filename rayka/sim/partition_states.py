@@ -185,19 +185,15 @@ class PartitionStates:
         for node_id in new.isr:
             if node_id in old.isr or new.leader_epoch > old.leader_epoch:
                 continue
-            if (
-                not truth.awaits_loss
-                and not truth.has_held(node_id, truth.end, truth.last_epoch)
-                and truth.committed
-            ):
-                self._report(
-                    "isr-member",
-                    truth.name,
-                    f"broker {node_id} joins, and never held all of {truth!r}: {new!r}",
-                )
             view = self._replication.views.get((node_id, key))
             if view is not None and holds_committed(view):
                 truth.damaged.pop(node_id, None)
+            elif truth.committed and not truth.awaits_loss:
+                self._report(
+                    "isr-member",
+                    truth.name,
+                    f"broker {node_id} joins without all of {truth!r}: {view!r}, {new!r}",
+                )
 
 
 def _is_another_process(images: _Images, broker_id: int) -> bool:

@@ -8,6 +8,7 @@ The outcome is the test: it is compared as a whole, and a change of it is to be 
     cluster replicas=1,2,3 min_isr=2     begins; the partition's first replica leads it
     send a acks=all [to=2]               one record, to whoever leads
     read [from=1]                        what a consumer gets
+    late-fetch 3 to=1 epoch=0 offset=2   what a replica asked for in an earlier epoch arrives now
     kill 1, start 1, stop 1              a process; `power-loss 1` a machine, `wipe 1` a disk
     pause 1, resume 1
     cut 1->2 | cut 1 2                   a link, one way or both ways; node 3001 is the controller; `mend` ends it all
@@ -61,7 +62,8 @@ class Scenario:
     def __init__(self) -> None:
         self._sim: Simulation | None = None
         self._names: dict[str, Callable[..., Iterator[str]]] = {
-            "cluster": self._cluster, "send": self._send, "read": self._read, "kill": self._kill,
+            "cluster": self._cluster, "send": self._send, "read": self._read, "late-fetch": self._late_fetch,
+            "kill": self._kill,
             "start": self._start, "stop": self._stop, "power-loss": self._power_loss, "wipe": self._wipe,
             "pause": self._pause, "resume": self._resume, "cut": self._cut, "mend": self._mend, "fill": self._fill,
             "rot": self._rot, "mend-disk": self._mend_disk, "wait": self._wait, "until": self._until,
@@ -211,6 +213,21 @@ class Scenario:
             yield f"read: {result.error_code.name}"
             return
         yield f"read: {' '.join(_read_values(result.records)) or 'nothing'}"
+
+    def _late_fetch(self, node_id: str, *, to: str, epoch: str, offset: str) -> Iterator[str]:
+        image = self.sim.ledger.newest_image
+        partition = FetchPartition(
+            image.topics[_TOPIC].topic_id, 0, int(offset), 1 << 20,
+            current_leader_epoch=int(epoch), last_fetched_epoch=int(epoch), log_start_offset=0,
+        )  # fmt: skip
+        broker_epoch = image.brokers[int(node_id)].broker_epoch
+        request = FetchRequest(
+            0, 1, 1 << 20, (partition,), replica_id=int(node_id), replica_epoch=broker_epoch
+        )
+        answer = self._ask(int(to), request)
+        code = answer.code if isinstance(answer, ApiError) else answer.partitions[0].error_code
+        yield f"late fetch: {code.name}"
+        self._go_on(100)
 
     def _kill(self, node_id: str) -> Iterator[str]:
         self.sim.cluster.kill(int(node_id))

@@ -82,7 +82,9 @@ def counts(members: Callable[[Leadership], tuple[int, ...]]) -> Callable[[Any], 
 
     def make(_: Any) -> Any:
         def committed(self: Leadership, own_offset: int, log_end_offset: int, now_ms: int) -> int:
-            ends = [each.log_end_offset for each in self.followers.values() if each.replica_id in members(self)]
+            ends = [
+                each.log_end_offset for each in self.followers.values() if each.replica_id in members(self)
+            ]
             return min(own_offset, *ends) if ends else own_offset
 
         return committed
