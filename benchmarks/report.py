@@ -1,6 +1,7 @@
 """Reports of a run: a table on the terminal, JSON for programs, Markdown for `README.md`."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,16 @@ def write_json(path: Path, rows: Iterable[Row], about: Mapping[str, Any]) -> Non
 
 
 def write_readme(path: Path, tables: Mapping[str, Sequence[Row]], about: Mapping[str, Any]) -> None:
-    """Replaces what stands between the marks of a Markdown file."""
+    """Replaces the tables between the marks of a Markdown file; those that this run has not made stay as they were."""
     before, _, rest = path.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    lines = [f"- {key}: {value}" for key, value in about.items()]
+    old, _, after = rest.partition(_END)
+    taken = [f"- {key}: {value}" for key, value in about.items()]
+    sections = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=\n+### |\Z)", old.strip(), re.MULTILINE | re.DOTALL))
     for name, rows in tables.items():
-        lines += ["", f"### {name}", "", *_markdown(rows), "", *(f"- {note}" for note in _notes(rows))]
-    path.write_text(f"{before}{_BEGIN}\n" + "\n".join(lines).rstrip() + f"\n{_END}{after}")
+        lines = [*taken, "", *_markdown(rows), "", *(f"- {note}" for note in _notes(rows))]
+        sections[name] = "\n".join(lines).rstrip()
+    text = "\n\n".join(f"### {name}\n\n{section}" for name, section in sections.items())
+    path.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}")
 
 
 def _markdown(rows: Sequence[Row]) -> list[str]:

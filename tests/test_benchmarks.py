@@ -79,18 +79,24 @@ def test_a_report_says_what_the_limit_was_and_how_much_of_it_was_reached(tmp_pat
     assert "limit: pyarrow" in printed.getvalue()
 
 
-def test_the_readme_gets_the_new_tables_between_its_marks(tmp_path: Path) -> None:
+def test_the_readme_gets_the_new_tables_and_keeps_those_that_were_not_made_again(tmp_path: Path) -> None:
     path = tmp_path / "README.md"
-    path.write_text("# Figures\n<!-- last run -->\nold\n<!-- end of last run -->\nThe end.\n")
+    path.write_text(
+        "# Figures\n<!-- last run -->\n### batch\n\n- machine: there\n<!-- end of last run -->\nThe end.\n"
+    )
     row = Row(what="start", value=1.76, unit="s", limit=1, share=1.76, bar=Bar(1.8, at_most=True), peer=3.52)
     write_readme(path, {"client": [row]}, {"machine": "here"})
     write_readme(path, {"client": [row]}, {"machine": "here"})
     assert path.read_text().split("\n") == [
         "# Figures",
         "<!-- last run -->",
-        "- machine: here",
+        "### batch",
+        "",
+        "- machine: there",
         "",
         "### client",
+        "",
+        "- machine: here",
         "",
         "| what | settings | value | limit | share | bar | peer | ratio |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
