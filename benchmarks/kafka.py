@@ -72,12 +72,15 @@ class Kafka:
         self._directory = directory
         self._ports = ports
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._ending: list[subprocess.Popen[bytes]] = []
         self._address = ",".join(f"127.0.0.1:{port}" for port in ports.values())
 
     # ---- Brokers ----
 
     def start(self) -> None:
-        """Starts every broker that does not run; returns when all answer."""
+        """Starts every broker that does not run, once those that were told to end have; returns when all answer."""
+        while self._ending:
+            self._ending.pop().wait()
         for node_id in self._ports:
             process = self._processes.get(node_id)
             if process is None or process.poll() is not None:
@@ -95,7 +98,9 @@ class Kafka:
 
     def end_leader(self, topic: str, signal_number: signal.Signals) -> None:
         """Sends the signal to the process that leads the topic's first partition."""
-        self._processes[self._leader(topic)].send_signal(signal_number)
+        process = self._processes[self._leader(topic)]
+        process.send_signal(signal_number)
+        self._ending.append(process)
 
     def await_in_sync(self, topic: str, replicas: int) -> None:
         """Returns when so many replicas of the topic's first partition are in sync."""
