@@ -112,7 +112,8 @@ def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:
     problem = error.errors()[0]
     first, *deeper = (str(part) for part in problem["loc"])
     key, says = ".".join([spelled.get(first, first), *deeper]), problem["msg"].removeprefix("Value error, ")
-    return f"{key}: {says}, found {problem['input']!r}"
+    is_section = isinstance(problem["input"], BaseModel)  # then what it says names the key
+    return f"{key}: {says}" if is_section else f"{key}: {says}, found {problem['input']!r}"
 
 
 def _as_text(value: Any) -> str:
@@ -440,14 +441,27 @@ def _check_nodes(nodes: tuple[NodeSpec, ...]) -> tuple[NodeSpec, ...]:
     combined = [each.id for each in nodes if len(each.roles) > 1]
     if combined and any(each.roles == (Role.CONTROLLER,) for each in nodes):
         raise ValueError(f"expected controllers that are all brokers too, or none that is: {combined} are")
+    _check_controllers(sum(Role.CONTROLLER in each.roles for each in nodes))
     return tuple(sorted(nodes, key=lambda each: each.id))
+
+
+def _check_controllers(count: int) -> int:
+    """An odd number, as Kafka's documentation advises. Raises ValueError that says why."""
+    if count % 2 == 0:
+        raise ValueError(
+            f"expected an odd number of controllers: {count} survive no more losses than {count - 1}, and each change "
+            "waits for one more of them"
+        )
+    return count
 
 
 class ClusterSpec(_Config):
     """The whole cluster, declared: what `cluster.yaml` holds."""
 
     name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")
-    controllers: int = Field(default=1, ge=1, le=NODES_MAX, strict=True)
+    controllers: Annotated[int, AfterValidator(_check_controllers)] = Field(
+        default=1, ge=1, le=NODES_MAX, strict=True
+    )
     brokers: int = Field(default=1, ge=1, le=NODES_MAX, strict=True)
     coordinators: Literal[0] = 0
     nodes: Annotated[tuple[NodeSpec, ...], AfterValidator(_check_nodes)] | None = None
@@ -455,6 +469,20 @@ class ClusterSpec(_Config):
     ray: RaySpec = RaySpec()
     resources: Resources = Resources()
     config: BrokerConfig = BrokerConfig()
+
+    @field_validator("config")
+    @classmethod
+    def _has_brokers_enough(cls, config: BrokerConfig, info: ValidationInfo) -> BrokerConfig:
+        """Else no topic could be created without a count of its own."""
+        nodes, count = info.data.get("nodes"), info.data.get("brokers", NODES_MAX)
+        broker_count = sum(Role.BROKER in each.roles for each in nodes) if nodes else count
+        factor = config.default_replication_factor
+        if factor > broker_count:
+            raise ValueError(
+                f"expected a default.replication.factor of {broker_count} at most, as there are no more brokers, "
+                f"found {factor}"
+            )
+        return config
 
     @property
     def roles(self) -> dict[int, tuple[Role, ...]]:

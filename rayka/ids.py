@@ -31,6 +31,9 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     CONTROLLER = "controller"
 
+    def __repr__(self) -> str:
+        return repr(self.value)  # as it is written, in errors and in descriptions
+
 
 class TopicPartition(msgspec.Struct, frozen=True, order=True, array_like=True):
     """One partition of one topic; hashable, ordered by name, then number."""

@@ -86,10 +86,26 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
         ("broker: 1", "unknown key 'broker'; the nearest known key is 'brokers'"),
         ("controllers: 0", "controllers: .* found 0"),
         ("brokers: 0", "brokers: .* found 0"),
+        ("controllers: 2", "controllers: expected an odd number .*: 2 survive no more losses than 1"),
+        (
+            "nodes: [{id: 1, roles: [broker]}, {id: 3001, roles: [controller]}, {id: 3002, roles: [controller]}]",
+            "nodes: expected an odd number of controllers",
+        ),
+        (
+            "{brokers: 2, config: {default.replication.factor: 3}}",
+            "config: expected a default.replication.factor of 2 at most, .*, found 3$",
+        ),
+        (
+            "{nodes: [{id: 1, roles: [broker, controller]}], config: {default.replication.factor: 2}}",
+            "config: expected a default.replication.factor of 1 at most, .*, found 2$",
+        ),
         ("{brokers: 3, nodes: [{id: 1, roles: [broker, controller]}]}", "either nodes or the counts"),
         ("nodes: [{id: 1, roles: [broker]}]", "nodes: expected at least one controller"),
         ("nodes: [{id: 3001, roles: [controller]}]", "nodes: expected at least one broker"),
-        ("nodes: [{id: 1, roles: [broker, controller, coordinator]}]", "nodes.0.roles.2: .* 'coordinator'"),
+        (
+            "nodes: [{id: 1, roles: [broker, controller, coordinator]}]",
+            "nodes.0.roles.2: .* 'broker' or 'controller'",
+        ),
         ("nodes: [{id: 1, roles: [broker, broker]}]", "nodes.0.roles: expected each role once"),
         (
             "nodes: [{id: 3001, roles: [controller, broker]}]",

@@ -61,20 +61,18 @@ def assignments_of(assignments: Any) -> tuple[tuple[int, ...], ...]:
         raise InvalidReplicaAssignment(
             "assignments: expected the replicas of one partition at least, found none"
         )
-    return tuple(replicas_of(each) for each in assignments)
+    return tuple(replicas_of(each, f"assignments[{n}]") for n, each in enumerate(assignments))
 
 
-def replicas_of(replicas: Any) -> tuple[int, ...]:
+def replicas_of(replicas: Any, what: str) -> tuple[int, ...]:
     """The replicas of one partition, by broker id. Raises InvalidReplicaAssignment."""
     if not isinstance(replicas, Iterable) or isinstance(replicas, str):
-        raise TypeError(f"replicas: expected broker ids such as [1, 2, 3], found {replicas!r}")
+        raise TypeError(f"{what}: expected broker ids such as [1, 2, 3], found {replicas!r}")
     found = tuple(replicas)
     if not all(_is_int(each) for each in found):
-        raise TypeError(f"replicas: expected broker ids such as [1, 2, 3], found {found!r}")
+        raise TypeError(f"{what}: expected broker ids such as [1, 2, 3], found {found!r}")
     if not found or len(set(found)) < len(found):
-        raise InvalidReplicaAssignment(
-            f"replicas: expected one broker or more, each once; found {list(found)}"
-        )
+        raise InvalidReplicaAssignment(f"{what}: expected one broker or more, each once; found {list(found)}")
     return found
 
 
@@ -96,7 +94,9 @@ def assignment_of(reassignments: Any) -> Assignment:
         )
     for each in reassignments:
         _check_partition(each)
-    return {tp: None if to is None else replicas_of(to) for tp, to in reassignments.items()}
+    return {
+        tp: None if to is None else replicas_of(to, f"replicas of {tp}") for tp, to in reassignments.items()
+    }
 
 
 def offsets_of(offsets: Any) -> dict[TopicPartition, int]:

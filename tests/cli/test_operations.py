@@ -9,6 +9,7 @@ import pytest
 from rayka.cli import broker, partition, topic
 from rayka.cli.main import run
 from rayka.cli.replica_plans import drain_plan, parse_json, parse_replicas
+from rayka.client.admin_arguments import assignment_of, assignments_of
 from rayka.client.admin_partition_results import BrokerLogDirs, ElectionOutcome, LogDir
 from rayka.client.admin_results import (
     BrokerDescription,
@@ -150,6 +151,14 @@ def test_kafkas_reassignment_file_is_read() -> None:
 def test_a_file_that_cannot_be_read_says_where(text: str, says: str) -> None:
     with pytest.raises(InvalidReplicaAssignment, match=says):
         parse_json(text, "f.json")
+
+
+def test_a_broker_named_twice_is_told_with_its_partition() -> None:  # B45
+    plan = {**parse_replicas(["0:1"], "a"), **parse_replicas(["7:1,1"], "b")}
+    with pytest.raises(InvalidReplicaAssignment, match=r"replicas of b-7: .* each once; found \[1, 1\]"):
+        assignment_of(plan)
+    with pytest.raises(InvalidReplicaAssignment, match=r"assignments\[1\]: .* each once; found \[2, 2\]"):
+        assignments_of([[1, 2], [2, 2]])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
