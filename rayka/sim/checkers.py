@@ -10,12 +10,11 @@ from collections.abc import Callable
 import msgspec
 
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
-from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, OffsetAndEpoch, ReplicaKey, Role, role_of
+from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import LogRead
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import decode_record
-from rayka.node.controller_node import ControllerNode
 from rayka.ports import Request
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.caller import Answer, Call
@@ -91,16 +90,23 @@ class Checkers:
 
     def on_request(self, process: Process, node_id: int, request: Request[object]) -> None:
         """A process is about to send a request."""
-        if not self.is_enabled or role_of(process.node_id) is not Role.CONTROLLER:
+        if not self.is_enabled:
             return
         if isinstance(request, VoteRequest) and not request.is_pre_vote:
             self._check_vote(process, request.replica, request.replica, request.replica_epoch)
-        elif isinstance(request, FetchRequest) and request.partitions[0].topic_id == METADATA_TOPIC_ID:
+        elif isinstance(request, FetchRequest) and is_of_quorum(request):
             self._check_fetch(process, request.partitions[0].fetch_offset)
 
-    def on_deliver(self, process: Process, caller_id: int, api_name: str) -> None:
+    def on_deliver(self, process: Process, caller_id: int, call: Call) -> None:
         """A request reached a node."""
-        if api_name in ("fetch", "fetch_snapshot"):
+        machine = self._machine(process)
+        if machine is None or not machine.is_controller:
+            return
+        if call.api.name == "fetch":
+            is_heard = is_of_quorum(decode(FetchRequest, call.request.body, call.request.payload()))
+        else:
+            is_heard = call.api.name == "fetch_snapshot"
+        if is_heard:
             self.heard_us[process.node_id, caller_id] = self._loop.now_us
 
     def on_answer(self, process: Process, call: Call, answer: Answer) -> None:
@@ -111,13 +117,15 @@ class Checkers:
         if call.api.name == "produce":
             produced = decode(ProduceRequest, call.request.body, call.request.payload())
             self.on_produced(process.node_id, produced, decode(ProduceResponse, body, payload))
-        if role_of(process.node_id) is not Role.CONTROLLER:
+        machine = self._machine(process)
+        if machine is None or not machine.is_controller:
             return
         if call.api.name == "vote":
             self._on_vote_answer(process, decode(VoteRequest, call.request.body), decode(VoteResponse, body))
         elif call.api.name == "fetch":
             request = decode(FetchRequest, call.request.body, call.request.payload())
-            self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
+            if is_of_quorum(request):
+                self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
         elif call.api.name == "fetch_snapshot":
             asked = decode(FetchSnapshotRequest, call.request.body)
             self._on_snapshot_answer(process, asked, decode(FetchSnapshotResponse, body, payload))
@@ -178,8 +186,6 @@ class Checkers:
 
     def _on_fetch_answer(self, process: Process, request: FetchRequest, response: FetchResponse) -> None:
         partition, result = request.partitions[0], response.partitions[0]
-        if partition.topic_id != METADATA_TOPIC_ID or role_of(request.replica_id) is not Role.CONTROLLER:
-            return
         epochs = (
             NO_EPOCH,
             result.leader_epoch,
@@ -231,9 +237,11 @@ class Checkers:
     def on_rename(self, node_id: int, path: str) -> None:
         """A file got its name on a node's disk."""
         machine = self.cluster.machines.get(node_id) if self.cluster is not None else None
-        if machine is None or not self.is_enabled or not machine.is_controller:
+        if machine is None or not self.is_enabled:
             return
-        name = path.rpartition("/")[2]
+        directory, _, name = path.rpartition("/")
+        if directory != machine.metadata_dir:
+            return
         if name == QUORUM_STATE_FILE:
             self._on_election_written(machine, path)
         snapshot_id = parse_snapshot_name(name)
@@ -324,9 +332,16 @@ class Checkers:
             self.report("one-voter-change", node_id, f"{sorted(before)}, then {sorted(after)}")
 
 
+def is_of_quorum(request: FetchRequest) -> bool:
+    """Whether a controller fetches the metadata for its own log; a broker only reads them, and names no directory."""
+    partitions = request.partitions
+    is_for_log = request.replica_directory_id != ZERO_ID
+    return is_for_log and bool(partitions) and partitions[0].topic_id == METADATA_TOPIC_ID
+
+
 def quorum_of(machine: Machine) -> Quorum | None:
     """The quorum core on a machine; None when there is none just now."""
-    return machine.node.quorum if isinstance(machine.node, ControllerNode) else None
+    return machine.controller.quorum if machine.controller is not None else None
 
 
 def local_key(quorum: Quorum) -> ReplicaKey:

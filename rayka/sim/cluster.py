@@ -15,8 +15,9 @@ from typing import Any
 
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DamagedLog, RaykaError, StorageError
-from rayka.ids import Role, node_name, random_uuid, role_of
+from rayka.ids import node_name, random_uuid
 from rayka.node.broker_node import BrokerNode
+from rayka.node.combined_node import CombinedNode, combined_controller_directory, controller_settings
 from rayka.node.controller_node import ControllerNode
 from rayka.node.data_directories import DataDirectories
 from rayka.node.format import format_controller, format_first_voters, metadata_directory
@@ -33,17 +34,23 @@ from rayka.sim.trace import Trace
 _RESTART_S = 1.0
 _STOP_TIMEOUT_S = 30.0
 _EPOCH_MS = 1_700_000_000_000  # the wall clock at the begin
-SimNode = ControllerNode | BrokerNode
+SimNode = ControllerNode | BrokerNode | CombinedNode
 
 
 class Machine:
-    """One machine: `node` is None while none runs; `is_serving` once its start has returned."""
+    """One machine: `node` is None while none runs; `is_serving` once its start has returned. A process that begins while
+    it is `swapped_with` another machine is given that one's disk and directory.
+    """
 
-    def __init__(self, node_id: int, disk: SimDisk) -> None:
+    def __init__(self, node_id: int, disk: SimDisk, *, is_controller: bool, is_broker: bool) -> None:
         self.node_id = node_id
         self.disk = disk
+        self.is_controller = is_controller
+        self.is_broker = is_broker
         self.data_dir = f"/data/{node_name(node_id)}"
-        self.metadata_dir = metadata_directory(self.data_dir)
+        self.metadata_dir = metadata_directory(
+            combined_controller_directory(self.data_dir) if is_broker else self.data_dir
+        )
         self.incarnation = 0
         self.wall_offset_ms = 0
         self.process: Process | None = None
@@ -51,23 +58,38 @@ class Machine:
         self.life: asyncio.Task[None] | None = None
         self.is_serving = False
         self.start_failure = ""
+        self.swapped_with: Machine | None = None
 
     def __repr__(self) -> str:
         return f"<Machine {node_name(self.node_id)} #{self.incarnation} {self.node!r}>"
 
+    def make_node(self, settings: NodeSettings) -> SimNode:
+        """The node of the roles that this machine has."""
+        if not self.is_controller:
+            return BrokerNode(settings)
+        return CombinedNode(settings) if self.is_broker else ControllerNode(settings)
+
     @property
-    def is_controller(self) -> bool:
-        return role_of(self.node_id) is Role.CONTROLLER
+    def controller(self) -> ControllerNode | None:
+        """The controller that runs here just now."""
+        node = self.node.controller if isinstance(self.node, CombinedNode) else self.node
+        return node if isinstance(node, ControllerNode) else None
+
+    @property
+    def broker(self) -> BrokerNode | None:
+        """The broker that runs here just now; in a combined node that may be another one soon."""
+        node = self.node.broker if isinstance(self.node, CombinedNode) else self.node
+        return node if isinstance(node, BrokerNode) else None
 
     @property
     def has_failed(self) -> bool:
         """Whether the node runs, but cannot use its disk any more: it needs another process."""
-        node = self.node
-        if isinstance(node, BrokerNode) and node._parts is not None:
-            logs = [each.log for each in node._parts.replicas.partitions]
-            if node._parts.directories.offline_ids() or any(each.failure is not None for each in logs):
+        broker = self.broker
+        if broker is not None and broker._parts is not None:
+            logs = [each.log for each in broker._parts.replicas.partitions]
+            if broker._parts.directories.offline_ids() or any(each.failure is not None for each in logs):
                 return True
-        return node is not None and node._state is NodeState.FAILED
+        return any(node is not None and node._state is NodeState.FAILED for node in (broker, self.controller))
 
     @property
     def damage(self) -> str:
@@ -80,7 +102,7 @@ class Machine:
         return "; ".join(str(each) for each in self._unusable() if not isinstance(each, DamagedLog))
 
     def _unusable(self) -> list[StorageError]:
-        parts = self.node._parts if isinstance(self.node, BrokerNode) else None
+        parts = self.broker._parts if self.broker is not None else None
         return [each.error for each in parts.replicas._unusable.values()] if parts is not None else []
 
 
@@ -106,11 +128,18 @@ class SimCluster:
         self.cluster_id = ""
         self.watch: Callable[[Machine], Callable[[], None]] | None = None
         self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
-        node_ids = (*options.controller_ids, *options.broker_ids)
-        self.machines = {each: Machine(each, make_disk(each)) for each in node_ids}
+        self.machines = {each: self._machine(each) for each in options.node_ids}
 
     def __repr__(self) -> str:
         return f"<SimCluster {list(self.machines.values())}>"
+
+    def _machine(self, node_id: int) -> Machine:
+        return Machine(
+            node_id,
+            self._make_disk(node_id),
+            is_controller=node_id in self._options.controller_ids,
+            is_broker=node_id in self._options.broker_ids,
+        )
 
     @property
     def config(self) -> BrokerConfig:
@@ -122,13 +151,13 @@ class SimCluster:
 
     @property
     def brokers(self) -> list[Machine]:
-        return [each for each in self.machines.values() if not each.is_controller]
+        return [each for each in self.machines.values() if each.is_broker]
 
     # ---- Formatting --------------------------------------------------------------------------------------------------
 
     async def format(self) -> None:
         """Makes all disks those of a new cluster, whose voters are all controllers."""
-        self.cluster_id = await format_first_voters([self._settings(each) for each in self.controllers])
+        self.cluster_id = await format_first_voters([self._as_controller(each) for each in self.controllers])
         for each in self.brokers:
             await DataDirectories.format(self._settings(each))
 
@@ -142,29 +171,35 @@ class SimCluster:
         machine.disk = self._make_disk(machine.node_id)
         machine.incarnation += 1
         formatted = self._make_disk(machine.node_id)
-        await self._format_anew(machine, replace(self._settings(machine), disk=formatted))
+        await self._format_anew(machine, formatted)
         self.kill(machine.node_id)  # whatever was started on the empty disk
         machine.disk = formatted
 
-    async def _format_anew(self, machine: Machine, settings: NodeSettings) -> None:
+    async def _format_anew(self, machine: Machine, disk: SimDisk) -> None:
         if machine.is_controller:
+            settings = replace(self._as_controller(machine), disk=disk)
             directory_id = random_uuid(settings.random)
             await format_controller(
                 settings, cluster_id=self.cluster_id, directory_id=directory_id, voters=None
             )
-        else:
-            await DataDirectories.format(settings)
+        if machine.is_broker:
+            await DataDirectories.format(replace(self._settings(machine), disk=disk))
+
+    def _as_controller(self, machine: Machine) -> NodeSettings:
+        settings = self._settings(machine)
+        return controller_settings(settings) if machine.is_broker else settings
 
     def _settings(self, machine: Machine, process: Process | None = None) -> NodeSettings:
         def wall_clock_ms() -> int:
             return _EPOCH_MS + self._loop.now_ms + machine.wall_offset_ms
 
+        home = machine if process is None else machine.swapped_with or machine
         return NodeSettings(
             node_id=machine.node_id,
             cluster_name="sim",
-            data_dirs=(machine.data_dir,),
+            data_dirs=(home.data_dir,),
             config=self._config,
-            disk=machine.disk,
+            disk=home.disk,
             network=self._network.port(process or Process(machine.node_id, 0)),
             random=Random(f"node {self._options.seed} {machine.node_id} {machine.incarnation}"),
             wall_clock_ms=wall_clock_ms,
@@ -189,8 +224,7 @@ class SimCluster:
     async def _run(self, machine: Machine, process: Process, context: Context) -> None:
         while True:
             settings = self._settings(machine, process)
-            node = ControllerNode(settings) if machine.is_controller else BrokerNode(settings)
-            machine.node = node
+            node = machine.node = machine.make_node(settings)
             self._network.attach(process, Inbox(node), context)
             self._trace.add(machine.node_id, "start", f"#{process.incarnation}")
             try:
@@ -219,7 +253,7 @@ class SimCluster:
         self._network.detach(node_id, is_silent=is_silent)
         if machine.node is not None:
             machine.node.kill()
-        machine.disk.process_crash()
+        (machine.swapped_with or machine).disk.process_crash()
         machine.process, machine.node, machine.is_serving, machine.start_failure = None, None, False, ""
         self._loop.resume(process)  # what was withheld finds itself cancelled
 
@@ -227,6 +261,24 @@ class SimCluster:
         """The machine goes dark; of what was not synced, something is lost."""
         self.kill(node_id, is_silent=True)
         self.machines[node_id].disk.power_loss(random)
+
+    def swap(self, one: Machine, other: Machine) -> None:
+        """Both processes end, and the next ones are started on each other's directories."""
+        self._start_anew(one, other, (other, one))
+
+    def undo_swap(self, machine: Machine) -> None:
+        """Both are started on their own directories again, if they were swapped."""
+        if machine.swapped_with is not None:
+            self._start_anew(machine, machine.swapped_with, (None, None))
+
+    def _start_anew(
+        self, one: Machine, other: Machine, swapped: tuple[Machine | None, Machine | None]
+    ) -> None:
+        self.kill(one.node_id)
+        self.kill(other.node_id)
+        one.swapped_with, other.swapped_with = swapped
+        self.start(one.node_id)
+        self.start(other.node_id)
 
     def stop(self, node_id: int) -> None:
         """A controlled shutdown begins; then the process ends, also when the shutdown takes too long."""

@@ -108,9 +108,8 @@ def _run_one(options: SimOptions, chosen: dict[str, Any], *, is_traced: bool, sh
 def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
     operations = ", ".join(f"{count} {name}" for name, count in outcome.operations.items() if count)
     simulated_s = outcome.simulated_ms / 1000
-    click.echo(
-        f"seed {options.seed}: {options.voters} voters, {options.brokers} brokers, {options.clients} clients"
-    )
+    nodes = f"{options.voters} voters, {options.brokers} brokers{', combined' * options.combined}"
+    click.echo(f"seed {options.seed}: {nodes}, {options.clients} clients")
     click.echo(f"faults      {outcome.fault_count}")
     click.echo(f"operations  {operations or 'none'}")
     if options.topics:

@@ -33,6 +33,7 @@ class FaultKind(StrEnum):
     WALL_CLOCK = "wall-clock"  # it jumps
     BIT_ROT = "bit-rot"  # a bit of the log is flipped, and the process restarts
     WIPE = "wipe"  # the disk is replaced by an empty one
+    SWAP = "swap"  # two nodes are started on each other's directories
 
 
 DAMAGING = (FaultKind.WIPE, FaultKind.BIT_ROT)
@@ -76,13 +77,11 @@ def draw_faults(options: "SimOptions") -> list[Fault]:
 
 def _may_damage(options: "SimOptions", damaged: list[int], node_id: int) -> bool:
     """Whether this one may lose what it had synced, too; only a broker may lose it twice."""
-    is_voter = node_id in options.controller_ids
-    group = options.controller_ids if is_voter else options.broker_ids
-    before = [each for each in damaged if each in group]
-    if (node_id in before and is_voter) or (
-        node_id not in before and len(before) >= options.damaged_max(node_id)
-    ):
-        return False
+    if node_id in damaged:
+        return node_id not in options.controller_ids
+    for group, damaged_max in options.damage_limits:
+        if node_id in group and sum(each in group for each in damaged) >= damaged_max:
+            return False
     damaged.append(node_id)
     return True
 
@@ -91,14 +90,17 @@ def _draw(random: Random, options: "SimOptions", number: int, begin_ms: int) -> 
     kind = random.choice(options.fault_kinds)
     if kind in _RARE:
         kind = random.choice((kind, random.choice(options.fault_kinds)))
-    node_ids = (*options.controller_ids, *options.broker_ids)
+    node_ids = options.node_ids
     # Most faults hit what is under test: the quorum, or the replicas.
     tested, others_too = (options.broker_ids, True) if options.topics else (options.controller_ids, False)
     among = tested if random.random() < 0.7 else node_ids
     if kind is FaultKind.BIT_ROT and not others_too:
         among = options.controller_ids
     node_id = random.choice(among)
-    others = [each for each in (*node_ids, *options.client_ids, *options.data_client_ids) if each != node_id]
+    known = (*node_ids, *options.client_ids, *options.data_client_ids)
+    if kind is FaultKind.SWAP:
+        known = options.broker_ids if node_id in options.broker_ids else options.controller_ids
+    others = [each for each in known if each != node_id]
     return Fault(
         number,
         kind,
@@ -112,6 +114,8 @@ def _draw(random: Random, options: "SimOptions", number: int, begin_ms: int) -> 
 
 def _peers(random: Random, kind: FaultKind, others: list[int]) -> tuple[int, ...]:
     if kind in (FaultKind.CUT_LINK, FaultKind.CUT_ONE_WAY, FaultKind.CLOG):
+        return (random.choice(others),)
+    if kind is FaultKind.SWAP and others:
         return (random.choice(others),)
     if kind in (FaultKind.ISOLATE, FaultKind.DEAFEN):
         return tuple(others)

@@ -151,15 +151,16 @@ class Injector:
         """A bit of a log with whole batches behind it: damage, not a torn tail. A controller finds it when it starts, a
         broker perhaps when it reads."""
         random = self._random(fault)
-        directory = machine.metadata_dir if machine.is_controller else _any_log(machine, random)
+        is_metadata = machine.is_controller and (not machine.is_broker or random.random() < 0.5)
+        directory = machine.metadata_dir if is_metadata else _any_log(machine, random)
         names = [name for name in machine.disk.names_in(directory) if name.endswith(".log")]
         if names:
             self.on_damage(machine.node_id, "bit rot", True)
-            if not machine.is_controller:
+            if not is_metadata:
                 self._rotten[machine.node_id] = None
             path = posixpath.join(directory, names[-1])
             machine.disk.rot(path, fault.amount, random.randrange(1_000))
-        if machine.is_controller or random.random() < 0.5:
+        if is_metadata or random.random() < 0.5:
             self._kill(fault, machine)
 
     def _wipe(self, fault: Fault, machine: Machine) -> None:
@@ -174,12 +175,19 @@ class Injector:
         task = self._loop.create_task(self._cluster.replace_disk(machine), name="format", context=Context())
         task.add_done_callback(lambda _: on_done(), context=Context())
 
+    def _swap(self, fault: Fault, machine: Machine) -> None:
+        machines = [machine, *(self._cluster.machines[each] for each in fault.peer_ids)]
+        if len(machines) == 2 and all(each.swapped_with is None for each in machines):
+            self._cluster.swap(*machines)
+            self._later(fault, self._cluster.undo_swap, machine)
+
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Ends every fault: links, pauses and disks are as new, and every node is up."""
         self._network.heal()
         for machine in self._cluster.machines.values():
+            self._cluster.undo_swap(machine)
             self._mend_disk(machine)
             if machine.process is not None and machine.process.is_paused:
                 self._loop.resume(machine.process)
@@ -235,4 +243,5 @@ _BEGIN: dict[FaultKind, Callable[[Injector, Fault, Machine], None]] = {
     FaultKind.WALL_CLOCK: Injector._wall_clock,
     FaultKind.BIT_ROT: Injector._bit_rot,
     FaultKind.WIPE: Injector._wipe,
+    FaultKind.SWAP: Injector._swap,
 }

@@ -33,7 +33,7 @@ class Observer(Protocol):
 
     def on_request(self, process: Process, node_id: int, request: Request[Any]) -> None: ...
 
-    def on_deliver(self, process: Process, caller_id: int, api_name: str) -> None: ...
+    def on_deliver(self, process: Process, caller_id: int, call: Call) -> None: ...
 
     def on_answer(self, process: Process, call: Call, answer: Answer) -> None: ...
 
@@ -82,7 +82,7 @@ class SimNetwork:
         self._clogs: dict[Link, float] = {}
         self._latency_us: dict[Link, float] = {}
         self._loss, self._duplication = options.loss, options.duplication
-        self.node_ids: Sequence[int] = sorted((*options.controller_ids, *options.broker_ids))
+        self.node_ids: Sequence[int] = sorted(options.node_ids)
         self.all_ids: Sequence[int] = (*self.node_ids, *options.client_ids, *options.data_client_ids)
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ class SimNetwork:
             self._break(exchange, "it is not running")
             return
         self._trace.add(call.node_id, "deliver", str(exchange))
-        self._observer.on_deliver(endpoint.process, exchange.caller.node_id, call.api.name)
+        self._observer.on_deliver(endpoint.process, exchange.caller.node_id, call)
         request = call.request
         task = self._loop.create_task(
             endpoint.inbox.handle(call.api.name, call.header, request.body, request.payload()),

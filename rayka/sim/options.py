@@ -16,6 +16,7 @@ CLIENT_ID = 9001  # clients are nodes of the network, too
 PRODUCER_ID = 9101
 CONSUMER_ID = 9201
 OPERATOR_ID = 9301
+_EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class SimOptions:
     seconds: float = 60.0
     voters: int = 3
     brokers: int = 3
+    combined: bool = False  # the voters are brokers, too
     clients: int = 2
     ops_per_second: float = 10.0
     voter_changes: bool = False
@@ -57,11 +59,17 @@ class SimOptions:
 
     @property
     def controller_ids(self) -> tuple[int, ...]:
-        return tuple(range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + self.voters))
+        first = FIRST_BROKER_ID if self.combined else FIRST_CONTROLLER_ID
+        return tuple(range(first, first + self.voters))
 
     @property
     def broker_ids(self) -> tuple[int, ...]:
         return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers))
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        """Controllers, then brokers; a node that is both is there once."""
+        return tuple(dict.fromkeys((*self.controller_ids, *self.broker_ids)))
 
     @property
     def client_ids(self) -> tuple[int, ...]:
@@ -79,9 +87,10 @@ class SimOptions:
     def data_client_ids(self) -> tuple[int, ...]:
         return (*self.producer_ids, *self.consumer_ids, OPERATOR_ID) if self.topics else ()
 
-    def damaged_max(self, node_id: int) -> int:
-        """How many like this node may lose what they had synced: a minority of the voters; one of several brokers."""
-        return (self.voters - 1) // 2 if node_id in self.controller_ids else min(1, self.brokers - 1)
+    @property
+    def damage_limits(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """How many of whom may lose what they had synced: a minority of the voters; one of several brokers."""
+        return (self.controller_ids, (self.voters - 1) // 2), (self.broker_ids, min(1, self.brokers - 1))
 
 
 def swarm(seed: int, **chosen: Any) -> SimOptions:
@@ -93,7 +102,7 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         "clients": random.choice((1, 2, 3)),
         "ops_per_second": random.choice((2.0, 5.0, 10.0, 20.0)),
         "faults_per_minute": random.choice((6.0, 15.0, 30.0, 60.0)),
-        "fault_kinds": tuple(kind for kind in FaultKind if random.random() < 0.5),
+        "fault_kinds": tuple(kind for kind in _EVERYDAY if random.random() < 0.5),
         "latency_ms": random.choice((0.2, 1.0, 5.0, 20.0)),
         "jitter_ms": random.choice((0.1, 1.0, 10.0, 50.0)),
         "loss": random.choice((0.0, 0.0, 0.001, 0.01, 0.05)),
@@ -107,8 +116,18 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     if drawn["voter_changes"]:  # a voter that was removed leaves fewer that may lose their disks
         drawn["fault_kinds"] = tuple(kind for kind in drawn["fault_kinds"] if kind not in DAMAGING)
         drawn["config"]["controller_quorum_auto_join_enable"] = False
+    drawn |= _apart(seed, drawn["fault_kinds"])
     drawn |= {name: value for name, value in chosen.items() if value is not None}
+    if drawn["combined"]:
+        drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
     return SimOptions(seed=seed, **drawn)
+
+
+def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
+    """What most runs have not, drawn for itself: the other draws of a seed stay as they were."""
+    random = Random(f"apart swarm {seed}")
+    is_combined, has_swaps = random.random() < 0.25, random.random() < 0.25
+    return {"combined": is_combined, "fault_kinds": (*fault_kinds, *((FaultKind.SWAP,) * has_swaps))}
 
 
 def with_faults(options: SimOptions, numbers: Sequence[int]) -> SimOptions:

@@ -9,7 +9,7 @@ Kafka: `RaftEventSimulationTest`; FoundationDB and TigerBeetle have the two phas
 import gc
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from enum import IntEnum
 from functools import partial
@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from rayka.node.broker_node import BrokerNode
 from rayka.sim.checkers import Checkers, Violation, quorum_of
 from rayka.sim.cluster import Machine, SimCluster
 from rayka.sim.data_clients import DataClients
@@ -126,11 +125,14 @@ class Simulation:
         self.checkers.on_rename(node_id, path)
 
     def _watch(self, machine: Machine) -> Callable[[], None]:
-        if not machine.is_controller:
-            return BrokerWatch(machine, self.checkers, self.replication)
-        self.checkers.on_started(machine)
-        fetch_timeout_ms = self.cluster.config.controller_quorum_fetch_timeout_ms
-        return ControllerWatch(machine, self.checkers, self.loop, fetch_timeout_ms)
+        watches: list[Callable[[], None]] = []
+        if machine.is_controller:
+            self.checkers.on_started(machine)
+            fetch_timeout_ms = self.cluster.config.controller_quorum_fetch_timeout_ms
+            watches.append(ControllerWatch(machine, self.checkers, self.loop, fetch_timeout_ms))
+        if machine.is_broker:
+            watches.append(BrokerWatch(machine, self.checkers, self.replication))
+        return partial(_look, watches) if len(watches) > 1 else watches[0]
 
     def _on_bug(self, machine: Machine, error: BaseException) -> None:
         cause = "".join(traceback.format_tb(error.__traceback__)[-6:])
@@ -232,14 +234,18 @@ class Simulation:
     def _problem(self, machine: Machine) -> str:
         if not machine.is_serving:
             return f"does not serve: {machine.start_failure}"
-        end = self.ledger.end
-        if isinstance(machine.node, BrokerNode):
-            parts = machine.node._parts
+        end, broker = self.ledger.end, machine.broker
+        if broker is not None:
+            parts = broker._parts
             offset = parts.follower.image.next_offset if parts is not None else 0
-            return "" if offset >= end else f"has applied up to {offset}, committed is {end}"
+            if offset < end:
+                return f"has applied up to {offset}, committed is {end}"
         quorum = quorum_of(machine)
-        offset = quorum._state.known_high_watermark if quorum is not None else -1
-        return "" if offset >= end else f"knows of commits up to {offset}, committed is {end}"
+        if machine.controller is not None:
+            offset = quorum._state.known_high_watermark if quorum is not None else -1
+            if offset < end:
+                return f"knows of commits up to {offset}, committed is {end}"
+        return ""
 
     def check_final(self) -> None:
         """The history as a whole, and what the disks have to say."""
@@ -269,6 +275,11 @@ class Simulation:
             loss_count=sum(each.has_lost for each in self.replication.truths.values()),
             violation=violation,
         )
+
+
+def _look(watches: Sequence[Callable[[], None]]) -> None:
+    for watch in watches:
+        watch()
 
 
 def _verdict(violation: Violation | None) -> Verdict:

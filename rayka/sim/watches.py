@@ -7,8 +7,6 @@ from rayka.controller.controller import Controller
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord
-from rayka.node.broker_node import BrokerNode
-from rayka.node.controller_node import ControllerNode
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
@@ -54,10 +52,11 @@ class ControllerWatch:
         self._compared_images: Compared | None = None
 
     def __call__(self) -> None:
-        node = self._machine.node
-        parts = node._parts if isinstance(node, ControllerNode) else None
+        node = self._machine.controller
+        parts = node._parts if node is not None else None
         if parts is None or not self._checkers.is_enabled:
             return
+        check_directory(self._checkers, self._machine)
         quorum = parts.log.quorum
         if quorum is not self._quorum:
             self._begin(quorum)
@@ -235,10 +234,11 @@ class BrokerWatch:
         self._compared: Compared | None = None
 
     def __call__(self) -> None:
-        node = self._machine.node
-        parts = node._parts if isinstance(node, BrokerNode) else None
+        node = self._machine.broker
+        parts = node._parts if node is not None else None
         if parts is None or not self._checkers.is_enabled:
             return
+        check_directory(self._checkers, self._machine)
         if parts.follower.image is not self._image:
             self._image = image = parts.follower.image
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
@@ -248,6 +248,14 @@ class BrokerWatch:
                 self._views[partition] = self._replication.open(self._machine.node_id, partition)
             elif view.has_changed():
                 self._replication.look(view)
+
+
+def check_directory(checkers: Checkers, machine: Machine) -> None:
+    """Nobody opens a directory that is another node's (F4)."""
+    if machine.swapped_with is not None:
+        checkers.report(
+            "foreign-directory", machine.node_id, f"it has opened {machine.swapped_with.data_dir}"
+        )
 
 
 def check_image(

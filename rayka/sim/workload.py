@@ -10,7 +10,7 @@ from contextvars import Context
 from random import Random
 
 from rayka.errors import ApiError, ErrorCode, NotController
-from rayka.ids import NO_NODE, Role, role_of
+from rayka.ids import NO_NODE, ZERO_ID
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.cluster import MetadataRequest, MetadataResponse
 from rayka.protocol.quorum import AddRaftVoterRequest, DescribeQuorumRequest, RemoveRaftVoterRequest
@@ -73,16 +73,13 @@ class Workload:
 
     def start(self) -> None:
         """The clients begin."""
-        context = Context()
         for client in self.clients:
-            context = Context()
-            context.run(PROCESS.set, client.process)
-            client.task = self._loop.create_task(client.run(), name="client", context=context)
+            client.task = self._loop.create_task(client.run(), name="client", context=client.context)
             if self.operator is not None:
                 self.operator.tasks.append(
-                    self._loop.create_task(self.operator.run(), name="operator", context=context)
+                    self._loop.create_task(self.operator.run(), name="operator", context=client.context)
                 )
-        self._loop.create_task(self._create_topics(), name="topics", context=context)
+        self._loop.create_task(self._create_topics(), name="topics", context=self.clients[0].context)
 
     async def _create_topics(self) -> None:
         """The topics that have records, one after the other, however many attempts that takes."""
@@ -118,6 +115,8 @@ class _Client:
         self, workload: Workload, client_id: int, ops_per_second: float, seed: int, network: SimNetwork
     ) -> None:
         self.process = Process(client_id, 1)
+        self.context = Context()
+        self.context.run(PROCESS.set, self.process)
         self.task: asyncio.Task[None] | None = None
         self._workload = workload
         self._random = Random(f"client {seed} {client_id}")
@@ -237,9 +236,8 @@ class _Operator:
     async def _change(self) -> None:
         network, node_id = self._client.network, await self._client.active.find()
         quorum = await network.call(node_id, DescribeQuorumRequest(), _TIMEOUT_MS)
-        observers = [
-            each.replica for each in quorum.observers if role_of(each.replica.node_id) is Role.CONTROLLER
-        ]
+        replicas = [each.replica for each in quorum.observers]
+        observers = [each for each in replicas if each.directory_id != ZERO_ID]  # brokers keep no log of it
         request: AddRaftVoterRequest | RemoveRaftVoterRequest
         if observers and self._random.random() < 0.7:
             voter = observers[self._random.randrange(len(observers))]

@@ -13,6 +13,9 @@ The outcome is the test: it is compared as a whole, and a change of it is to be 
     pause 1, resume 1
     cut 1->2 | cut 1 2                   a link, one way or both ways; node 3001 is the controller; `mend` ends it all
     fill 1, rot 1 0, mend-disk 1         a disk
+    swap 1 2, swap-back 1                two brokers are started on each other's directories; and on their own again
+    create name replicas=4               another topic, with a replication factor
+    reassign 1,2,9                       other replicas for the partition
     wait 500                             milliseconds
     until leader=2 | isr=1,2 | all=5     until somebody leads, is in sync, or everybody has so many records
 """
@@ -31,6 +34,7 @@ from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchRequest
+from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
 from rayka.protocol.produce import ACKS_NONE, ProducePartition, ProduceRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.data_history import Send
@@ -67,6 +71,7 @@ class Scenario:
             "start": self._start, "stop": self._stop, "power-loss": self._power_loss, "wipe": self._wipe,
             "pause": self._pause, "resume": self._resume, "cut": self._cut, "mend": self._mend, "fill": self._fill,
             "rot": self._rot, "mend-disk": self._mend_disk, "wait": self._wait, "until": self._until,
+            "swap": self._swap, "swap-back": self._swap_back, "create": self._create, "reassign": self._reassign,
         }  # fmt: skip
 
     def close(self) -> None:
@@ -102,6 +107,8 @@ class Scenario:
             return "down"
         if machine.process.is_paused:
             return "paused"
+        if machine.start_failure:
+            return f"refuses to start: {machine.start_failure}"
         partition = self._partition(node_id)
         if partition is None:
             return "has no log"
@@ -111,8 +118,8 @@ class Scenario:
         return f"{role} epoch {partition.leader_epoch}  hw {partition.high_watermark}  {records}{problem}"
 
     def _partition(self, node_id: int) -> Partition | None:
-        node: Any = self.sim.cluster.machines[node_id].node
-        parts = node._parts if node is not None else None
+        broker = self.sim.cluster.machines[node_id].broker
+        parts = broker._parts if broker is not None else None
         found = parts.replicas.partitions if parts is not None else ()
         return next((each for each in found if each.topic_partition.topic == _TOPIC), None)
 
@@ -229,6 +236,20 @@ class Scenario:
         yield f"late fetch: {code.name}"
         self._go_on(100)
 
+    def _create(self, name: str, *, replicas: str) -> Iterator[str]:
+        answer = self._ask(_CONTROLLER, CreateTopicsRequest((NewTopic(name, 1, int(replicas)),)))
+        yield _told(name, answer.topics[0])
+        topic = self.sim.ledger.newest_image.topics.get(name)
+        if topic is not None:
+            (partition,) = topic.partitions
+            yield f"{name}: replicas {_listed(partition.replicas)}, in sync {_listed(partition.isr)}"
+
+    def _reassign(self, replicas: str) -> Iterator[str]:
+        reassignment = Reassignment(_TOPIC, 0, tuple(int(each) for each in replicas.split(",")))
+        answer = self._ask(_CONTROLLER, AlterPartitionReassignmentsRequest((reassignment,)))
+        yield _told("reassignment", answer.partitions[0])
+        self._go_on(_TIMEOUT_MS)
+
     def _kill(self, node_id: str) -> Iterator[str]:
         self.sim.cluster.kill(int(node_id))
         return iter(())
@@ -306,6 +327,19 @@ class Scenario:
         disk.rot(f"{partition.log.directory}/{names[0]}", int(place) / (count - 1), 30)
         return iter(())
 
+    def _swap(self, one: str, other: str) -> Iterator[str]:
+        machines = self.sim.cluster.machines
+        self.sim.cluster.swap(machines[int(one)], machines[int(other)])
+        self._go_on(20)
+        return iter(())
+
+    def _swap_back(self, node_id: str) -> Iterator[str]:
+        machine = self.sim.cluster.machines[int(node_id)]
+        self.sim.cluster.undo_swap(machine)
+        self._go_on(_PATIENCE_MS, lambda: all(each.is_serving for each in self.sim.cluster.machines.values()))
+        self._go_on(20)
+        return iter(())
+
 
 class _Worst:
     """What a power cut takes is all that it can."""
@@ -331,6 +365,11 @@ async def _result(call: Any) -> Any:
         return await call
     except ApiError as error:
         return error
+
+
+def _told(what: str, result: Any) -> str:
+    is_done = result.error_code is ErrorCode.NONE
+    return f"{what}: {'done' if is_done else f'{result.error_code.name}: {result.error_message}'}"
 
 
 def _listed(ids: tuple[int, ...]) -> str:

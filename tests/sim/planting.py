@@ -31,7 +31,9 @@ class PlantedBug:
 
     def run_without(self, seed: int) -> Outcome:
         """The same run of the code as it is."""
-        return Simulation(swarm(seed, seconds=self.seconds, **{"topics": (), **self.chosen})).run()
+        return Simulation(
+            swarm(seed, seconds=self.seconds, **{"topics": (), "combined": False, **self.chosen})
+        ).run()
 
 
 @contextmanager

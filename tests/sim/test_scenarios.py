@@ -95,8 +95,8 @@ class Script:
         if machine.is_controller:
             quorum = quorum_of(machine)
             return quorum._state.known_high_watermark if quorum is not None else -1
-        node = machine.node
-        parts = getattr(node, "_parts", None)
+        broker = machine.broker
+        parts = broker._parts if broker is not None else None
         return parts.follower.image.next_offset if parts is not None else -1
 
     def part(self, one: Iterable[int], other: Iterable[int]) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,12 @@ def test_another_seed_gives_another_trace() -> None:
 
 @pytest.mark.parametrize("line", [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"])
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
-    """One that begins with "data" failed with records, the others had none."""
-    *data, seed, seconds = line.split()[: 3 if line.startswith("data") else 2]
-    chosen = {} if data else {"topics": ()}
+    """One that begins with "data" failed with records, with "combined" on combined nodes."""
+    words = line.split()
+    seed, seconds = [word for word in words if word[0].isdigit()][:2]
+    chosen: dict[str, Any] = {"combined": "combined" in words} | (
+        {} if words[0] == "data" else {"topics": ()}
+    )
     outcome = Simulation(swarm(int(seed), seconds=float(seconds), **chosen)).run()
     assert outcome.verdict is Verdict.OK, outcome
 
@@ -69,6 +73,37 @@ def test_replicas_survive_each_kind_of_fault(kind: FaultKind) -> None:
     assert outcome.fault_count > 0
     assert outcome.sends["acknowledged"] > 0
     assert outcome.polled_count > 0
+
+
+def test_one_run_in_four_is_of_combined_nodes() -> None:
+    drawn = [swarm(seed) for seed in range(400)]
+    combined = [each for each in drawn if each.combined]
+    assert 80 <= len(combined) <= 120
+    assert all(set(each.controller_ids) <= set(each.broker_ids) for each in combined)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_combined_nodes_survive_a_mixture_of_faults(seed: int) -> None:  # decision 032
+    topic = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2"})
+    options = swarm(seed, seconds=15.0, combined=True, voters=3, topics=(topic,), faults_per_minute=40.0)
+    outcome = Simulation(options).run()
+    assert outcome.verdict is Verdict.OK, outcome
+    assert outcome.sends["acknowledged"] > 0
+    assert outcome.polled_count > 0
+
+
+def test_of_combined_nodes_one_loses_what_it_had_synced() -> None:
+    """A minority of the voters may, and of the brokers one."""
+    options = SimOptions(
+        seed=3,
+        seconds=600.0,
+        voters=5,
+        brokers=5,
+        combined=True,
+        fault_kinds=DAMAGING,
+        faults_per_minute=60.0,
+    )
+    assert len(draw_faults(options)) == 1
 
 
 def test_only_a_minority_of_the_voters_loses_what_it_had_synced() -> None:
