@@ -38,8 +38,9 @@ SimNode = ControllerNode | BrokerNode | CombinedNode
 
 
 class Machine:
-    """One machine: `node` is None while none runs; `is_serving` once its start has returned. A process that begins while
-    it is `swapped_with` another machine is given that one's disk and directory.
+    """One machine: `node` is None while none runs; `is_serving` once its start has returned.
+
+    A process that begins while it is `swapped_with` another machine is given that one's disk and directory.
     """
 
     def __init__(self, node_id: int, disk: SimDisk, *, is_controller: bool, is_broker: bool) -> None:
