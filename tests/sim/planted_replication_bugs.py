@@ -11,8 +11,9 @@ from typing import Any
 from rayka.controller.elections import Elections
 from rayka.controller.partition_change import PartitionChangeBuilder
 from rayka.ids import OffsetAndEpoch
-from rayka.log import producer_state
+from rayka.log import log_directory, producer_state
 from rayka.log.log import Log
+from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.producer_state import ProducerStates
 from rayka.partition import following, reading
@@ -192,6 +193,18 @@ def forgets_producers_as_a_follower(original: Callable[..., None]) -> Callable[.
     return append
 
 
+# ---- Directories -----------------------------------------------------------------------------------------------------
+
+
+def takes_any_directory(original: Callable[..., Any]) -> Callable[..., Any]:
+    def read(disk: Any, path: str, node_id: int, cluster_id: str) -> Any:
+        properties_path = f"{path}/{META_PROPERTIES_FILE}"
+        owner = decode_meta_properties(disk.read_at(properties_path, 0, disk.size(properties_path)))
+        return original(disk, path, node_id if owner is None else owner.node_id, cluster_id)
+
+    return read
+
+
 THREE = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2", "segment.bytes": "10000"})
 DATA: dict[str, Any] = {
     "topics": (THREE,),
@@ -288,4 +301,7 @@ REPLICATION_BUGS = [
         planted(ProducerSnapshots, "on_truncated", keeps_what_was_cut_off), 18, FLIPPING),
     bug("followers do not learn of producers", "duplicate",
         planted(following, "append", forgets_producers_as_a_follower), 1, LOSSY),
+    bug("serves from another broker's directory", "foreign-directory",
+        planted(log_directory, "read_meta_properties", takes_any_directory), 1,
+        {**DATA, "fault_kinds": (FaultKind.SWAP,)}),
 ]  # fmt: skip
