@@ -1,8 +1,8 @@
 """The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of
-brokers are soft state beside it (H6): nothing is lost with them but time. The node calls `on_heartbeat`, `on_exit`
-and `on_sweep` for those.
+brokers are soft state beside it (H6): nothing is lost with them but time. The node calls `on_active`, `on_heartbeat`,
+`on_exit` and `on_sweep` for those.
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.
@@ -149,6 +149,11 @@ class Controller:
 
     # ---- Soft state --------------------------------------------------------------------------------------------------
 
+    def on_active(self, *, now_ms: int, next_offset: int) -> None:
+        """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
+        self._sessions.on_active(next_offset)
+        self.on_sweep(now_ms=now_ms, next_offset=next_offset)
+
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
         """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
         broker = self.image(next_offset).brokers.get(request.broker_id)
@@ -162,8 +167,8 @@ class Controller:
             self._sessions.end(broker)
 
     def on_sweep(self, *, now_ms: int, next_offset: int) -> None:
-        """Before stale brokers are looked for: those never heard of in their epoch count as just
-        contacted.
+        """Before stale brokers are looked for: those that count as alive, though never heard of in their epoch, count
+        as just contacted.
         """
         self._sessions.begin(self.image(next_offset).brokers, now_ms)
 

@@ -1,9 +1,12 @@
 """Brokers announce themselves (H2, H3). Kafka: `ClusterControlManager.registerBroker`.
 
 A new process of a broker normally waits for the old one's session to end. It need not if it names every
-directory that the old one registered: it holds their locks, so the old process is dead (design §4). It starts
-fenced, and its epoch is the offset of its registration record, which is written last: if this controller dies
-before it, the broker registers again.
+directory that the old one registered, and the epoch of that registration, which it has read there: it held their locks
+after the old process did, which is dead (design §4). The directories alone prove nothing, for a call may be late:
+1. A process sends its registration, and dies. 2. Its successor takes over the locks, registers, and serves. 3. The call
+arrives, and names the same directories; who sent it knew no epoch but an earlier one.
+A process starts fenced, and its epoch is the offset of its registration record, which is written last: if this
+controller dies before it, the broker registers again.
 
 Whether it has lost anything it says by `previous_broker_epoch`: the epoch of the registration that it replaces means
 no, its directories hold all that the process before it had appended. Anything else is an unclean shutdown: the broker
@@ -53,7 +56,7 @@ def check_registration(
         )
     _check_directories(image, request)
     registered = image.brokers.get(request.broker_id)
-    if registered is not None and not _may_replace(registered, request):
+    if registered is not None and not _is_same_or_successor(registered, request):
         remaining_ms = sessions.remaining_ms(registered, now_ms)
         if remaining_ms > 0:
             raise DuplicateBrokerRegistration(
@@ -138,13 +141,13 @@ def _check_directories(image: MetadataImage, request: RegisterBrokerRequest) -> 
                 )
 
 
-def _may_replace(registered: BrokerImage, request: RegisterBrokerRequest) -> bool:
-    """Whether it is the same process, or one that proves by the locks it holds that the registered one is
-    dead.
-    """
+def _is_same_or_successor(registered: BrokerImage, request: RegisterBrokerRequest) -> bool:
+    """Whether it is the registered process, or one that has taken over what that one left."""
+    if registered.registration.incarnation_id == request.incarnation_id:
+        return True
     named = {each.directory_id for each in request.directories}
     holds_all_locks = all(each.directory_id in named for each in registered.directories)
-    return holds_all_locks or registered.registration.incarnation_id == request.incarnation_id
+    return holds_all_locks and request.known_broker_epoch == registered.broker_epoch
 
 
 def _record(request: RegisterBrokerRequest, broker_epoch: int) -> RegisterBrokerRecord:

@@ -1,7 +1,9 @@
 """When each broker was last heard of: soft state, known to the active controller only (H6).
 
-A broker is alive for `session_timeout_ms` after its last contact. One not heard of yet in its epoch, since it
-just registered or this controller just became active, counts as alive; its clock starts at the next sweep.
+A broker is alive for `session_timeout_ms` after its last contact. One not heard of yet in its epoch counts as alive
+when it has registered since this controller became active, or was unfenced then; its clock starts at the next sweep.
+One that was fenced then has no session: it was over already, or ends nothing that anybody relies on, and whoever waits
+for its end would wait anew with each controller.
 Kafka: `BrokerHeartbeatManager`, `BrokerHeartbeatTracker`.
 """
 
@@ -25,9 +27,14 @@ class BrokerSessions:
         self._contacts: dict[int, _Contact] = {}
         self._shutdown_offsets: dict[int, int] = {}
         self._exited: dict[int, int] = {}
+        self._active_since_offset = 0
 
     def __repr__(self) -> str:
         return f"<BrokerSessions {[(key, contact.last_ms) for key, contact in self._contacts.items()]}>"
+
+    def on_active(self, next_offset: int) -> None:
+        """The controller becomes active; what it writes itself begins at this offset."""
+        self._active_since_offset = next_offset
 
     def touch(self, broker: BrokerImage, *, metadata_offset: int, now_ms: int) -> None:
         """The broker was heard of; it has applied the metadata up to this offset, inclusive."""
@@ -42,9 +49,9 @@ class BrokerSessions:
         return self._exited.get(broker.broker_id) == broker.broker_epoch
 
     def begin(self, brokers: Mapping[int, BrokerImage], now_ms: int) -> None:
-        """Starts the clocks of those not heard of in their epoch."""
+        """Starts the clocks of those that count as alive and were not heard of in their epoch."""
         for broker in brokers.values():
-            if self._contact(broker) is None:
+            if self._contact(broker) is None and self._is_presumed_alive(broker):
                 self.touch(broker, metadata_offset=-1, now_ms=now_ms)
 
     def is_alive(self, broker: BrokerImage, now_ms: int) -> bool:
@@ -55,7 +62,12 @@ class BrokerSessions:
         if self.has_exited(broker):
             return 0
         contact = self._contact(broker)
-        return self._timeout_ms if contact is None else max(0, contact.last_ms + self._timeout_ms - now_ms)
+        if contact is None:
+            return self._timeout_ms if self._is_presumed_alive(broker) else 0
+        return max(0, contact.last_ms + self._timeout_ms - now_ms)
+
+    def _is_presumed_alive(self, broker: BrokerImage) -> bool:
+        return not broker.is_fenced or broker.broker_epoch >= self._active_since_offset
 
     def on_controlled_shutdown(self, broker_id: int, offset: int) -> None:
         """The record at this offset says that the broker shuts down; those before it moved its partitions."""

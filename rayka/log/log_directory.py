@@ -83,7 +83,8 @@ class LogDirectory:
         self.failure: StorageError | None = None
         self.logs: dict[TopicPartition, Log] = {}
         self.was_clean_shutdown = False
-        self.previous_broker_epoch = NO_EPOCH
+        self.previous_broker_epoch = NO_EPOCH  # since which nothing is lost
+        self.known_broker_epoch = NO_EPOCH  # whatever was lost since
 
     def __repr__(self) -> str:
         state = "" if self.failure is None else " offline"
@@ -143,6 +144,7 @@ class LogDirectory:
             await self._disk.sync([], [self.path])
         elif self._boot.get("bootId") == boot_id:
             self.previous_broker_epoch = self._boot.get("brokerEpoch", NO_EPOCH)
+        self.known_broker_epoch = max(self.previous_broker_epoch, self._boot.get("brokerEpoch", NO_EPOCH))
         names = self._disk.list(self.path)
         for name in names:
             if name.endswith(_DELETED_SUFFIX):

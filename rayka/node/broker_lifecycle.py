@@ -95,6 +95,7 @@ class BrokerLifecycle:
             directories=self._directories.registered(),
             previous_broker_epoch=self._directories.previous_broker_epoch,
             rack=self._settings.rack,
+            known_broker_epoch=self._directories.known_broker_epoch,
         )
 
     # ---- What the broker wants -------------------------------------------------------------------------

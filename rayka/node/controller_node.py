@@ -257,16 +257,15 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     # ---- Being active ------------------------------------------------------------------------------------------------
 
     def _on_active(self) -> None:
-        """A67: the first records if there are none, and every broker counts as just heard of."""
+        """A67: the first records if there are none, and every broker that is not fenced counts as just heard of."""
         assert self._parts is not None, f"{self!r} is not open"
         pending = self._parts.shard.run_request(BootstrapMetadata())
         if pending.error is not None:
             self._fail(pending.error)
             return
-        self._begin_sessions(self._parts)
-        unheeded = unheeded_min_isr(
-            self._parts.shard.shard.image(self._parts.log.next_offset), self._settings.config
-        )
+        shard = self._parts.shard.shard
+        shard.on_active(now_ms=self._now_ms(), next_offset=self._parts.log.next_offset)
+        unheeded = unheeded_min_isr(shard.image(self._parts.log.next_offset), self._settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)
         _logger.info("%s is the active controller, %r", self._name, self._parts.log)
@@ -276,7 +275,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         interval_s = self._settings.config.broker_session_timeout_ms / SWEEPS_PER_SESSION / 1000
         while self._failure is None:
             if parts.shard.is_active:
-                self._begin_sessions(parts)
+                parts.shard.shard.on_sweep(now_ms=self._now_ms(), next_offset=parts.log.next_offset)
                 while parts.shard.run_request(FenceStaleBroker()).response:
                     pass
             await asyncio.sleep(interval_s)
@@ -297,9 +296,6 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         if not parts.shard.is_active:
             return []
         return list(parts.shard.shard.image(parts.log.next_offset).brokers)
-
-    def _begin_sessions(self, parts: _Parts) -> None:
-        parts.shard.shard.on_sweep(now_ms=self._now_ms(), next_offset=parts.log.next_offset)
 
     async def _write_no_ops(self, parts: _Parts) -> None:
         """While active, writes a record when nothing else was written for the interval (A68)."""

@@ -67,6 +67,11 @@ class DataDirectories:
         epochs = {each.previous_broker_epoch for each in self.all}
         return epochs.pop() if len(epochs) == 1 else NO_EPOCH
 
+    @property
+    def known_broker_epoch(self) -> int:
+        """The latest epoch that a process registered these directories with, as far as they still know (H2)."""
+        return max(each.known_broker_epoch for each in self.all)
+
     def get(self, directory_id: UUID | None) -> LogDirectory | None:
         """The directory of this id, if it is one of these."""
         return None if directory_id is None else self._by_id.get(directory_id)

@@ -94,6 +94,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
 
     `cluster_id` is empty for a directory formatted but never registered. `previous_broker_epoch` is the last one this
     disk knows and has lost nothing since: after a clean shutdown, or under the same kernel boot id; otherwise -1.
+    `known_broker_epoch` is the last one that it knows, whatever was lost since: this process began after that one.
     """
 
     broker_id: int
@@ -105,6 +106,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
     rack: str = ""
     min_metadata_version: int = 1
     max_metadata_version: int = 1
+    known_broker_epoch: int = NO_EPOCH
 
 
 class HeartbeatResponse(Message, frozen=True, array_like=True):

@@ -29,6 +29,7 @@ from tests.metadata.support import directory
 
 CLUSTER_ID = "cluster-a"
 SESSION_MS = 9_000
+SECOND_PROCESS = UUID(int=2)
 WITHOUT_ELR = [FeatureLevelRecord(name=METADATA_VERSION, level=1)]  # how an older cluster began (B43)
 WITH_ELR = [*WITHOUT_ELR, FeatureLevelRecord(name=ELIGIBLE_LEADER_REPLICAS, level=1)]
 
@@ -37,13 +38,15 @@ class Machine:
     """A controller that has bootstrapped, and what it wrote. Time is an attribute."""
 
     def __init__(self, config: BrokerConfig | None = None, records: Iterable[MetadataRecord] = ()) -> None:
-        self.controller = Controller(
-            cluster_id=CLUSTER_ID, node_id=3001, config=config or BrokerConfig(), random=Random(1)
-        )
+        self._config = config or BrokerConfig()
+        self.controller = self._new_controller()
         self.records: list[MetadataRecord] = []
         self.now_ms = 0
         self.replay(*records)
         self.handle(BootstrapMetadata())
+
+    def _new_controller(self) -> Controller:
+        return Controller(cluster_id=CLUSTER_ID, node_id=3001, config=self._config, random=Random(1))
 
     @property
     def image(self) -> MetadataImage:
@@ -71,6 +74,26 @@ class Machine:
         """Its epoch."""
         response: RegisterBrokerResponse = self.handle(registration(broker_id, **changes))
         return response.broker_epoch
+
+    def restarted(self, broker_id: int, **changes: Any) -> RegisterBrokerRequest:
+        """The registration of the process that has taken over what the registered one left; other fields as given."""
+        fields = {
+            "incarnation_id": SECOND_PROCESS,
+            "known_broker_epoch": self.image.brokers[broker_id].broker_epoch,
+        }
+        return registration(broker_id, **(fields | changes))
+
+    def restart(self, broker_id: int, **changes: Any) -> int:
+        """Its epoch."""
+        response: RegisterBrokerResponse = self.handle(self.restarted(broker_id, **changes))
+        return response.broker_epoch
+
+    def change_controller(self) -> None:
+        """Another controller becomes active, which has replayed what was written so far."""
+        self.controller = self._new_controller()
+        for offset, record in enumerate(self.records):
+            self.controller.replay(record, offset)
+        self.controller.on_active(now_ms=self.now_ms, next_offset=len(self.records))
 
     def heartbeat(self, broker_id: int, **changes: Any) -> HeartbeatResponse:
         """From the broker's present process, which has applied everything; other fields as given."""

@@ -20,11 +20,10 @@ from rayka.protocol.replication import (
     LeaderRecoveryState,
 )
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX
-from tests.controller.support import SESSION_MS, WITH_ELR, WITHOUT_ELR, Machine, registration
+from tests.controller.support import SECOND_PROCESS, SESSION_MS, WITH_ELR, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import ORDERS, active, directory, partition, topic
 
 FIRST_PROCESS = UUID(int=1001)  # of broker 1
-SECOND_PROCESS = UUID(int=2)
 
 
 def machine(*partitions: MetadataRecord, brokers: tuple[int, ...] = (1, 2, 3), min_isr: int = 1) -> Machine:
@@ -159,7 +158,7 @@ def test_all_brokers_shut_down_and_the_last_to_leave_leads_when_it_is_back() -> 
         controller.heartbeat(2)  # it has seen that 1 leads nothing any more
         assert controller.heartbeat(broker_id, want_shut_down=True).should_shut_down
     for broker_id in (1, 2):
-        controller.register(broker_id, incarnation_id=SECOND_PROCESS, previous_broker_epoch=1)
+        controller.restart(broker_id, previous_broker_epoch=1)
     controller.heartbeat(1)
     assert controller.partition().leader_id == -1
     controller.heartbeat(2)
@@ -173,7 +172,7 @@ def test_all_brokers_shut_down_and_the_last_to_leave_leads_when_it_is_back() -> 
 
 def test_a_broker_restarted_without_loss_is_as_if_fenced() -> None:  # H3
     controller = machine(partition(0, (1, 2)), partition(1, (1, 3), isr=(1,)))
-    records = controller.written_by(registration(1, incarnation_id=SECOND_PROCESS, previous_broker_epoch=1))
+    records = controller.written_by(controller.restarted(1, previous_broker_epoch=1))
     assert records[:-1] == [
         change(0, isr=(2,), leader_id=2),
         change(1, isr=(), leader_id=-1, eligible_leader_replicas=(1,), last_known_elr=(1,)),
@@ -185,9 +184,7 @@ def test_a_broker_restarted_without_loss_is_as_if_fenced() -> None:  # H3
 @pytest.mark.parametrize("previous", [-1, 0, 2])
 def test_a_broker_that_may_have_lost_records_is_in_no_isr_and_no_elr(previous: int) -> None:  # H3, B42
     controller = machine(partition(0, (1, 2)), partition(1, (1, 3), isr=(1,)))
-    records = controller.written_by(
-        registration(1, incarnation_id=SECOND_PROCESS, previous_broker_epoch=previous)
-    )
+    records = controller.written_by(controller.restarted(1, previous_broker_epoch=previous))
     assert records[:-1] == [
         change(0, isr=(2,), leader_id=2),
         change(1, isr=(), leader_id=-1, last_known_elr=(1,)),
@@ -198,7 +195,7 @@ def test_a_broker_that_lost_its_disk_after_it_was_fenced_is_not_eligible_any_mor
     controller = machine(partition(0, (1, 2), isr=(1,)), min_isr=2)
     controller.heartbeat(1, want_fence=True)
     assert controller.partition().eligible_leader_replicas == (1,)
-    controller.register(1, incarnation_id=SECOND_PROCESS)
+    controller.restart(1)
     assert controller.partition().eligible_leader_replicas == ()
     controller.heartbeat(2)
     assert controller.partition().leader_id == -1  # 2 was never in sync
@@ -206,7 +203,7 @@ def test_a_broker_that_lost_its_disk_after_it_was_fenced_is_not_eligible_any_mor
 
 def test_where_nobody_is_whole_the_one_that_led_last_leads_and_recovers() -> None:  # B40, B41
     controller = machine(partition(0, (1, 2), isr=(1,)))
-    controller.register(1, incarnation_id=SECOND_PROCESS)
+    controller.restart(1)
     controller.heartbeat(2)
     assert controller.partition().leader_id == -1
     controller.heartbeat(1)
@@ -217,7 +214,7 @@ def test_where_nobody_is_whole_the_one_that_led_last_leads_and_recovers() -> Non
 
 def test_without_elrs_the_last_member_of_an_isr_stays_whatever_it_lost() -> None:  # H3, B43
     controller = Machine(records=[*WITHOUT_ELR, *active(1, 2), topic(), partition(0, (1, 2), isr=(1,))])
-    controller.register(1, incarnation_id=SECOND_PROCESS)
+    controller.restart(1)
     assert (controller.partition().leader_id, controller.partition().isr) == (-1, (1,))
 
 

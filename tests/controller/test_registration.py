@@ -7,10 +7,8 @@ import pytest
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
 from rayka.metadata.records import RegisterBrokerRecord
 from rayka.protocol.topics import NewTopic
-from tests.controller.support import SESSION_MS, WITHOUT_ELR, Machine, registration
+from tests.controller.support import SECOND_PROCESS, SESSION_MS, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import directory
-
-SECOND_PROCESS = UUID(int=2)
 
 
 def test_the_broker_epoch_is_the_offset_of_the_registration_and_it_starts_fenced() -> None:  # H3
@@ -56,13 +54,35 @@ def test_the_same_process_may_amend_its_registration_and_keeps_its_epoch() -> No
     assert (broker.registration.host, broker.is_fenced, broker.broker_epoch) == ("elsewhere", False, epoch)
 
 
-def test_a_process_that_holds_the_same_directories_replaces_the_old_one_at_once() -> None:  # design §4
+def test_a_process_that_took_over_the_same_directories_replaces_the_old_one_at_once() -> None:  # design §4
     machine = Machine()
     machine.start(1)
-    epoch = machine.register(1, incarnation_id=SECOND_PROCESS)
+    epoch = machine.restart(1)
     broker = machine.image.brokers[1]
     assert (broker.broker_epoch, broker.is_fenced) == (epoch, True)
     assert epoch == len(machine.records) - 1
+
+
+def test_the_late_registration_of_a_dead_process_replaces_nobody() -> None:  # H2, design §4
+    machine = Machine()
+    machine.start(1)
+    late = machine.restarted(
+        1, incarnation_id=UUID(int=3), previous_broker_epoch=machine.image.brokers[1].broker_epoch
+    )
+    machine.restart(1)  # of its successor: the two began with the same directories
+    for _ in range(2):  # not heard of yet, and serving
+        with pytest.raises(DuplicateBrokerRegistration, match="stop that one"):
+            machine.handle(late)
+        machine.heartbeat(1)
+    broker = machine.image.brokers[1]
+    assert (broker.registration.incarnation_id, broker.is_fenced) == (SECOND_PROCESS, False)
+
+
+def test_the_epoch_that_a_process_knows_is_no_proof_with_other_directories() -> None:  # H2, design §4
+    machine = Machine()
+    machine.start(1)
+    with pytest.raises(DuplicateBrokerRegistration):
+        machine.restart(1, directories=(directory(1, 5),))
 
 
 def test_a_process_with_other_directories_waits_for_the_session_to_end() -> None:  # H2
@@ -82,7 +102,7 @@ def test_holding_only_some_of_the_directories_proves_nothing() -> None:  # desig
     machine = Machine()
     machine.start(1, directories=(directory(1, 0), directory(1, 1)))
     with pytest.raises(DuplicateBrokerRegistration):
-        machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 0),))
+        machine.restart(1, directories=(directory(1, 0),))
 
 
 def test_a_broker_not_heard_of_since_it_registered_counts_as_alive() -> None:  # H6
@@ -90,6 +110,28 @@ def test_a_broker_not_heard_of_since_it_registered_counts_as_alive() -> None:  #
     machine.register(1)
     machine.now_ms = 100 * SESSION_MS
     with pytest.raises(DuplicateBrokerRegistration):
+        machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
+
+
+def test_a_fenced_broker_that_a_new_controller_has_not_heard_of_has_no_session() -> None:  # H2, H6
+    machine = Machine()
+    machine.start(1)
+    machine.now_ms = SESSION_MS
+    machine.sweep()
+    machine.change_controller()
+    epoch = machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
+    with pytest.raises(DuplicateBrokerRegistration):  # this one registered with this controller
+        machine.register(1, incarnation_id=UUID(int=3), directories=(directory(1, 6),))
+    assert machine.image.brokers[1].broker_epoch == epoch
+
+
+def test_a_new_controller_waits_for_the_session_of_a_broker_that_is_not_fenced() -> None:  # H2, H6
+    machine = Machine()
+    machine.start(1)
+    machine.now_ms = 10 * SESSION_MS
+    machine.change_controller()
+    machine.now_ms += SESSION_MS - 1
+    with pytest.raises(DuplicateBrokerRegistration, match="wait 1 ms"):
         machine.register(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
 
 
@@ -106,7 +148,7 @@ def test_without_elrs_a_new_process_leaves_the_lead_and_stays_in_the_isr_as_its_
     machine = Machine(records=WITHOUT_ELR)
     machine.start(1)
     machine.create(NewTopic("orders", 2, 1))
-    epoch = machine.register(1, incarnation_id=SECOND_PROCESS)
+    epoch = machine.restart(1)
     assert isinstance(
         machine.records[epoch], RegisterBrokerRecord
     )  # the last one: a crash before it is retried

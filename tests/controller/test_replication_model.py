@@ -116,7 +116,8 @@ class Model:
     def restart(self, broker_id: int, is_clean: bool) -> None:
         self.incarnations += 1
         self.exited.discard(broker_id)
-        epoch = self.machine.image.brokers[broker_id].broker_epoch if is_clean else -1
+        known = self.machine.image.brokers[broker_id].broker_epoch
+        epoch = known if is_clean else -1
         if (
             not is_clean and self.has_elr
         ):  # without ELRs records are lost when the last in sync loses its disk
@@ -124,7 +125,10 @@ class Model:
             for whole in self.whole:
                 whole.discard(broker_id)
         self.machine.register(
-            broker_id, incarnation_id=UUID(int=self.incarnations), previous_broker_epoch=epoch
+            broker_id,
+            incarnation_id=UUID(int=self.incarnations),
+            previous_broker_epoch=epoch,
+            known_broker_epoch=known,
         )
 
     def propose(self, number: int, isr: tuple[int, ...]) -> None:

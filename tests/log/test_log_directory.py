@@ -119,7 +119,7 @@ def test_after_a_clean_shutdown_nothing_is_scanned_and_everything_is_durable(dis
     run(directory.close({ORDERS: 60}, broker_epoch=5))
     disk.power_loss(Random(3))
     again = open_directory(disk)  # B30
-    assert (again.was_clean_shutdown, again.previous_broker_epoch) == (True, 5)
+    assert (again.was_clean_shutdown, again.previous_broker_epoch, again.known_broker_epoch) == (True, 5, 5)
     assert not disk.exists(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
     log = open_orders(again)
     assert (log.recovery.scanned_bytes, read_offsets(log), log.latest_epoch) == (0, list(range(60)), 2)
@@ -144,7 +144,8 @@ def test_a_machine_that_lost_power_may_have_lost_records_and_says_so(disk: Memor
     directory.record_broker_epoch(5)
     disk.sync_now([f"{PATH}/{BOOT_FILE}"], [PATH])
     disk.power_loss(Random(0))
-    assert open_directory(disk).previous_broker_epoch == -1  # H3
+    again = open_directory(disk)
+    assert (again.previous_broker_epoch, again.known_broker_epoch) == (-1, 5)  # H3, H2
 
 
 def _damage(disk: MemoryDisk) -> None:

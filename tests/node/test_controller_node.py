@@ -10,6 +10,7 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.errors import (
+    DuplicateBrokerRegistration,
     ErrorCode,
     InconsistentClusterId,
     InvalidRequest,
@@ -366,10 +367,11 @@ def test_a_silent_broker_is_fenced() -> None:  # H6, A68
 def test_a_broker_comes_back_under_its_directories() -> None:  # design §4
     async def scenario() -> None:
         node = await new_cluster(MemoryDisk())
-        first = (await node.status(StatusRequest())).log_end_offset
-        response = await node.register_broker(registration(incarnation_id=UUID(int=6)))
-        assert response.broker_epoch == first
-        assert await start_broker(node) > first  # and its former process would come back the same way
+        epoch = (await node.metadata(MetadataRequest(()))).brokers[0].broker_epoch
+        successor = registration(incarnation_id=UUID(int=6), known_broker_epoch=epoch)
+        assert (await node.register_broker(successor)).broker_epoch > epoch
+        with pytest.raises(DuplicateBrokerRegistration):
+            await start_broker(node)  # a call of its former process, that comes late
 
     run(scenario())
 
