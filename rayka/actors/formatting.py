@@ -53,18 +53,29 @@ class FormatPlan:
 
 
 def place_formatted(
-    spec: ClusterSpec, node_ids: Collection[int], replace: Collection[int], homes: Mapping[int, str]
+    spec: ClusterSpec,
+    node_ids: Collection[int],
+    replace: Collection[int],
+    new: Collection[int],
+    homes: Mapping[int, str],
 ) -> dict[int, Placement]:
-    """These nodes in their places, with formatted directories; those in `replace` start empty.
+    """These nodes in their places, with formatted directories; those in `replace` start empty, and so do those brokers
+    in `new` that have none yet: the cluster never had them.
 
-    `homes` are the Ray nodes of nodes that run. Nodes that neither run nor are among these may be without their disks:
-    they are waited for. Raises what `plan_formatting` and `place` raise.
+    `homes` are the Ray nodes of nodes that run. Nodes that are not among these run, or are waited for: they may be
+    without their disks. Raises what `plan_formatting` and `place` raise.
     """
-    awaited = [each for each in wanted_node_ids(spec) if each not in node_ids and each not in homes]
+    awaited = [each for each in wanted_node_ids(spec) if each not in node_ids]
     directories = [each for id in wanted_node_ids(spec) for each in formatted_directories(spec, id)]
     resources = live_ray_nodes()
     seen = {ray_node: run_on(ray_node, look_at, directories) for ray_node in resources}
-    plan = plan_formatting(spec, _merged(seen), replace, SystemRandom(), awaited)
+    found = _merged(seen)
+    empty = [
+        each
+        for each in new
+        if not any(found.get(path, _NOTHING).is_formatted for path in formatted_directories(spec, each))
+    ]
+    plan = plan_formatting(spec, found, (*replace, *empty), SystemRandom(), awaited)
     begun = {
         ray_node: [path for path, each in there.items() if each.is_begun] for ray_node, there in seen.items()
     }

@@ -6,13 +6,14 @@ from typing import Any
 
 import ray
 
-from rayka.actors.launch import end
+from rayka.actors import launch
 from rayka.actors.names import NAMESPACE, supervisor_name
 from rayka.actors.supervisor import Supervisor
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 
 _STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.02
 
 
 def create(spec: ClusterSpec) -> Any:
@@ -56,6 +57,31 @@ def find(cluster_name: str) -> Any | None:
         return None
 
 
+async def kept_spec(cluster_name: str, timeout_s: float) -> ClusterSpec | None:
+    """The spec of the running cluster; None where there is no supervisor.
+
+    Raises UnavailableError when it does not say so in time.
+    """
+    handle = find(cluster_name)
+    if handle is None:
+        return None
+    try:
+        async with asyncio.timeout(timeout_s):
+            spec: ClusterSpec = await handle.spec.remote()
+            return spec
+    except (TimeoutError, ray.exceptions.RayError) as error:
+        raise UnavailableError(
+            f"{supervisor_name(cluster_name)} did not say within {timeout_s:g} s what it keeps: {error!r}; Ray may be "
+            "restarting it: try again"
+        ) from error
+
+
+async def keep(spec: ClusterSpec, timeout_s: float) -> None:
+    """Puts a supervisor that keeps this spec in the place of the one there is."""
+    await stop(spec.name)
+    await await_made(create(spec), timeout_s)
+
+
 async def stop(cluster_name: str) -> None:
     """Ends the supervisor, if there is one, when it has finished what it is at: from then on no node is made."""
     handle = find(cluster_name)
@@ -66,4 +92,18 @@ async def stop(cluster_name: str) -> None:
             await handle.stop.remote()
     except (TimeoutError, ray.exceptions.RayError):
         pass  # its process is being restarted, or its Ray node is gone
-    end(handle)
+    launch.end(handle)
+    for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
+        if find(cluster_name) is None:
+            return
+        await asyncio.sleep(_POLL_S)  # its name is free a moment later
+    raise UnavailableError(
+        f"{supervisor_name(cluster_name)} was ended, but Ray still has it after {_STOP_TIMEOUT_S:g} s; try again"
+    )
+
+
+def end(cluster_name: str) -> None:
+    """Ends the supervisor, if there is one, at once: for one whose nodes are about to be ended, too."""
+    handle = find(cluster_name)
+    if handle is not None:
+        launch.end(handle)

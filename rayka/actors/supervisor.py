@@ -7,7 +7,8 @@ it, for good: a machine that comes back is another Ray node to Ray. The supervis
 Level-triggered, with nothing of its own to remember: each look compares the spec with the actors there are and the
 directories that are found, so it may be ended and started again at any moment. Invariants: never a second actor of a
 node (one name, and the locks of its directories); never a node on an empty disk in place of a lost one, which only a
-`replace` by a person makes. A cluster's supervisor is the last actor to start and the first to stop.
+`replace` by a person makes. A cluster's supervisor is the last actor to start and the first to stop. The spec it was
+made with is the cluster's as long as it runs: that of a node's actor is older where brokers came or went since.
 """
 
 import asyncio
@@ -57,6 +58,10 @@ class Supervisor:
     def pid(self) -> int:
         """The process that it is now."""
         return os.getpid()
+
+    def spec(self) -> ClusterSpec:
+        """What it keeps the nodes as; a cluster that grows or shrinks gets another supervisor."""
+        return self._spec
 
     async def stop(self) -> None:
         """Returns when nothing is made any more. The actor is to be ended then."""

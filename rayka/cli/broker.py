@@ -1,4 +1,7 @@
-"""`rayka broker`: brokers listed, described, configured and emptied. Kafka: `kafka-log-dirs`, `kafka-configs`."""
+"""`rayka broker`: brokers listed, described, configured, emptied and removed.
+
+Kafka: `kafka-log-dirs`, `kafka-configs`.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +15,7 @@ from rayka.cli.options import (
     json_option,
     wait_options,
 )
-from rayka.cli.output import Style, counted, print_json, print_table, size
+from rayka.cli.output import Style, counted, print_json, print_table, size, working
 
 if TYPE_CHECKING:
     from rayka.cli.replica_plans import Plan
@@ -26,7 +29,7 @@ _broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
 
 @click.group()
 def broker() -> None:
-    """List, describe, configure and drain brokers."""
+    """List, describe, configure, drain and remove brokers."""
 
 
 @broker.command("list")
@@ -72,21 +75,18 @@ def describe(broker_id: int, name: str, address: str, as_json: bool) -> None:
 def drain(
     broker_id: int, is_waiting: bool, timeout_s: float | None, name: str, address: str, as_json: bool
 ) -> None:
-    """Move every replica off the broker BROKER, so that it can be stopped for good."""
+    """Move every replica off the broker BROKER, so that it can be removed."""
     with admin_of(name, address) as admin:
         plan = drain_broker(admin, broker_id, is_waiting=is_waiting, timeout_s=timeout_s)
     if as_json:
         moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
         print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
     elif is_waiting or not plan:
-        click.echo(
-            f"broker {broker_id} holds no replica; it can be stopped for good, and then `rayka broker unregister "
-            f"{broker_id}` forgets it"
-        )
+        click.echo(f"broker {broker_id} holds no replica; `rayka broker remove {broker_id}` ends it for good")
     else:
         click.echo(
-            f"moving {counted(len(plan), 'replica')} off broker {broker_id}; it can be stopped when none is listed by "
-            f"`rayka partition reassignments`"
+            f"moving {counted(len(plan), 'replica')} off broker {broker_id}; `rayka broker remove {broker_id}` ends it "
+            "for good when none is listed by `rayka partition reassignments`"
         )
 
 
@@ -94,8 +94,30 @@ def drain(
 @_broker_argument
 @cluster_options
 @json_option
+def remove(broker_id: int, name: str, address: str, as_json: bool) -> None:
+    """End the broker BROKER, which was drained, for good.
+
+    It is stopped and forgotten, and its directories are removed. Take it out of the spec's file, too: `rayka start`
+    adds what is declared there.
+    """
+    from rayka.cluster import Cluster
+
+    with working(f"Removing broker {broker_id} …"):
+        Cluster.connect(name, address=address).remove_broker(broker_id)
+    if as_json:
+        print_json({"removed": broker_id})
+        return
+    click.echo(
+        f"broker {broker_id} is removed; take it out of the spec's file, or the next `rayka start` adds it again"
+    )
+
+
+@broker.command()
+@_broker_argument
+@cluster_options
+@json_option
 def unregister(broker_id: int, name: str, address: str, as_json: bool) -> None:
-    """Forget the broker BROKER, which was drained and stopped for good."""
+    """Forget the broker BROKER, which no spec has any more; `remove` does so, too."""
     with admin_of(name, address) as admin:
         admin.unregister_broker(broker_id)
     if as_json:

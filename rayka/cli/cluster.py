@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli.options import cluster_options, json_option
-from rayka.cli.output import Style, print_json, print_table, size, working
+from rayka.cli.output import Style, ids, print_json, print_table, size, working
 
 if TYPE_CHECKING:
     from rayka.actors.description import ClusterDescription, NodeDescription
@@ -29,8 +29,9 @@ def start(
 ) -> None:
     """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
 
-    Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A controller
-    that is brought back empty has no vote: `rayka quorum voters` gives it one.
+    Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A cluster
+    that runs gets the brokers that SPEC has more. A controller that is brought back empty has no vote: `rayka quorum
+    voters` gives it one.
     """
     from rayka.cluster import Cluster
 
@@ -38,7 +39,8 @@ def start(
     with working(f"Starting cluster {spec.name} …"):
         has_started_ray = ensure_ray(spec.ray.address)
         try:
-            description = Cluster.start(spec, replace=replace).describe()
+            cluster = Cluster.start(spec, replace=replace)
+            description = cluster.describe()
         except BaseException:
             if has_started_ray:
                 end_ray()
@@ -47,6 +49,12 @@ def start(
         print_json(description)
         return
     print_description(description)
+    if cluster.added_brokers:
+        click.echo(
+            f"\nAdded {'broker' if len(cluster.added_brokers) == 1 else 'brokers'} {ids(cluster.added_brokers)} to the "
+            "running cluster. New topics use them; what is there stays where it is until `rayka partition reassign` "
+            "moves it."
+        )
     click.echo(
         f"\nUse it:   rayka.Producer(cluster={spec.name!r})   rayka topic create NAME --cluster {spec.name}"
     )

@@ -31,7 +31,9 @@ _SUBCOMMANDS = {
     "partition": _Subcommand(
         "rayka.cli.partition", "partition", "Give partitions other replicas or another leader."
     ),
-    "broker": _Subcommand("rayka.cli.broker", "broker", "List, describe, configure and drain brokers."),
+    "broker": _Subcommand(
+        "rayka.cli.broker", "broker", "List, describe, configure, drain and remove brokers."
+    ),
     "quorum": _Subcommand(
         "rayka.cli.quorum", "quorum", "Show the controllers' quorum, and change who votes."
     ),

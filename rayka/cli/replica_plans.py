@@ -57,7 +57,8 @@ def drain_plan(
         named = ", ".join(f"{name} (replication factor {count})" for name, count in homeless.items())
         raise InvalidReplicationFactor(
             f"without broker {broker_id} {len(counts)} active brokers remain ({_listed(counts)}), too few for topic "
-            f"{named}; start another broker first, or reassign to fewer replicas with `rayka partition reassign`"
+            f"{named}; add another broker first (one more in the spec, and `rayka start` again while the cluster "
+            "runs), or reassign to fewer replicas with `rayka partition reassign`"
         )
     return plan
 

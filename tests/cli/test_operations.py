@@ -29,7 +29,7 @@ from rayka.ids import TopicPartition
 COMMANDS = [
     *(f"topic {verb}" for verb in ("create", "list", "describe", "alter", "delete")),
     *(f"topic {verb}" for verb in ("add-partitions", "delete-records")),
-    *(f"broker {verb}" for verb in ("list", "describe", "drain", "unregister", "config describe", "config alter")),
+    *(f"broker {verb}" for verb in ("list", "describe", "drain", "remove", "unregister", "config describe", "config alter")),
     *(f"partition {verb}" for verb in ("reassign", "reassignments", "cancel", "elect-leaders")),
 ]  # fmt: skip
 
@@ -95,6 +95,7 @@ def test_topics_that_could_not_keep_their_replication_factor_are_named() -> None
     assert "2 active brokers remain (2, 3)" in said
     assert "wide (replication factor 3), broad (replication factor 3)" in said
     assert "narrow" not in said
+    assert "`rayka start` again while the cluster runs" in said
 
 
 def test_a_broker_that_does_not_exist_cannot_be_drained() -> None:

@@ -1,0 +1,103 @@
+"""The actors of a cluster brought up: made, waited for, and ended again when one of them does not run.
+
+Waits are on the IO thread; what must happen in any case, after Ctrl-C too, happens in the caller's.
+"""
+
+import asyncio
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from rayka.actors import launch, supervise
+from rayka.actors.description import NodeDescription, describe_nodes
+from rayka.actors.network import RayNetwork
+from rayka.actors.placement import Placement
+from rayka.client import io_thread
+from rayka.config import ClusterSpec
+from rayka.errors import UnavailableError
+from rayka.protocol.cluster import NodeState
+
+ResultT = TypeVar("ResultT")
+START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
+_MAKE_TIMEOUT_S = 90.0
+_SLACK_S = 30.0
+_POLL_S = 0.05
+
+
+def wait_for(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float) -> ResultT:
+    """The result of what ends within that time by itself, with a better message than this wait has."""
+    return io_thread.run(coroutine, timeout_s + _SLACK_S)
+
+
+def bring_up(spec: ClusterSpec, placements: Collection[Placement]) -> None:
+    """Makes the actors, the supervisor last, and waits until all nodes of the cluster run; ends what it made when
+    one does not.
+    """
+    handles: dict[int, Any] = {}
+    had_supervisor = supervise.find(spec.name) is not None
+    try:
+        for placement in placements:
+            handles[placement.node_id] = launch.create(placement)
+        supervisor = supervise.create(spec)
+        if placements or not had_supervisor:
+            wait_for(_await_all(spec.name, handles, supervisor), START_TIMEOUT_S)
+    except BaseException:
+        if not had_supervisor:
+            supervise.end(spec.name)
+        _end(handles)
+        raise
+
+
+def add_brokers(spec: ClusterSpec, placements: Collection[Placement], added: Collection[int]) -> None:
+    """Makes the actors that the running cluster lacks and, once the brokers that it gets run, a supervisor that keeps
+    them too; ends what it made when one does not run.
+
+    The nodes that it had may be away: a cluster that lost a broker may well get another one.
+    """
+    handles: dict[int, Any] = {}
+    try:
+        for placement in placements:
+            handles[placement.node_id] = launch.create(placement)
+        wait_for(_await_some(spec.name, handles, added), START_TIMEOUT_S)
+    except BaseException:
+        _end(handles)
+        raise
+    wait_for(supervise.keep(spec, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
+
+
+def _end(handles: Mapping[int, Any]) -> None:
+    for handle in handles.values():
+        launch.end(handle)
+
+
+async def _await_all(cluster_name: str, made: Mapping[int, Any], supervisor: Any) -> None:
+    await launch.await_made(cluster_name, made, _MAKE_TIMEOUT_S)
+    await supervise.await_made(supervisor, _MAKE_TIMEOUT_S)
+    network = RayNetwork(cluster_name)
+    await _await_running(network, await network.node_ids())
+
+
+async def _await_some(cluster_name: str, made: Mapping[int, Any], others: Collection[int]) -> None:
+    await launch.await_made(cluster_name, made, _MAKE_TIMEOUT_S)
+    await _await_running(RayNetwork(cluster_name), sorted({*made, *others}))
+
+
+async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + START_TIMEOUT_S
+    while True:
+        nodes = await describe_nodes(network, node_ids)
+        _refuse_failed(network.cluster_name, nodes)
+        if all(node.state == NodeState.RUNNING for node in nodes):
+            return
+        if loop.time() > deadline:
+            states = "; ".join(f"{node.actor_name} is {node.state} {node.detail}".strip() for node in nodes)
+            raise UnavailableError(
+                f"cluster {network.cluster_name!r} was not up in {START_TIMEOUT_S:g} s: {states}"
+            )
+        await asyncio.sleep(_POLL_S)
+
+
+def _refuse_failed(name: str, nodes: Collection[NodeDescription]) -> None:
+    failed = [f"{node.actor_name}: {node.detail}" for node in nodes if node.state == NodeState.FAILED]
+    if failed:
+        raise UnavailableError(f"cluster {name!r} did not start; {'; '.join(failed)}")

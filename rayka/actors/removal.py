@@ -1,0 +1,94 @@
+"""A broker taken out of a running cluster for good: stopped, forgotten, its empty directories removed.
+
+1. The supervisor keeps a spec without it, or it would bring the broker back.
+2. The broker is stopped under control, and its actor ended.
+3. The controller forgets it, which it does only of a broker without replicas: a topic that was created in the meantime
+   may have one there. Then the supervisor gets the spec with the broker back, and brings it back.
+4. Its directories go; nothing of any partition's replica was to be there.
+"""
+
+import time
+from typing import Any
+
+from rayka.actors import launch, supervise
+from rayka.actors.bring_up import wait_for
+from rayka.actors.format_jobs import remove_directories
+from rayka.actors.names import node_directories
+from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.ray_records import has_process
+from rayka.actors.spec_changes import with_broker, without_broker
+from rayka.client.admin import Admin
+from rayka.client.admin_arguments import node_id_of
+from rayka.client.admin_results import BrokerDescription, BrokerState
+from rayka.client.bootstrap import ClusterHandle
+from rayka.config import ClusterSpec
+from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
+
+_MAKE_TIMEOUT_S = 90.0
+_ANSWER_TIMEOUT_S = 15.0
+_SLACK_S = 10.0
+_POLL_S = 0.1
+
+
+def remove_broker(cluster: ClusterHandle, spec: ClusterSpec, broker_id: int) -> None:
+    """Takes the broker out of the cluster whose spec this is, running or not; one that an interrupted removal has
+    taken out of the spec already, too. Raises what `Cluster.remove_broker` raises.
+    """
+    whole = with_broker(spec, node_id_of(broker_id))
+    rest = without_broker(whole, broker_id)
+    handle = launch.find(spec.name, broker_id)
+    with Admin(cluster=cluster) as admin:
+        _refuse_in_use(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
+        try:
+            wait_for(supervise.keep(rest, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
+            if handle is not None:
+                _stop(spec.name, broker_id, handle)
+            _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
+        except BaseException:
+            wait_for(supervise.keep(whole, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
+            raise
+    for ray_node_id in live_ray_nodes():
+        run_on(ray_node_id, remove_directories, node_directories(whole, broker_id))
+
+
+def _refuse_in_use(admin: Admin, broker_id: int, *, is_known: bool) -> None:
+    brokers = admin.describe_cluster().brokers
+    broker = next((each for each in brokers if each.node_id == broker_id), None)
+    if broker is None and not is_known:
+        listed = ", ".join(str(each.node_id) for each in brokers) or "none"
+        raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
+    if broker is not None and broker.replica_count:
+        raise InvalidRequest(
+            f"broker {broker_id} holds {broker.replica_count:,} replicas, expected none; move them with `rayka broker "
+            f"drain {broker_id}` first"
+        )
+
+
+def _stop(cluster_name: str, broker_id: int, handle: Any) -> None:
+    """Stops the broker; one that has no process, as its machine is gone, is ended at once."""
+    if not has_process(handle):
+        launch.end(handle)
+        return
+    process = wait_for(launch.process_of(handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+    wait_for(launch.stop(cluster_name, {broker_id: handle}), launch.STOP_TIMEOUT_S)
+    if process is not None:
+        run_on(process.ray_node_id, launch.await_exit, process.pid)
+
+
+def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
+    """Has the controller forget the broker once it is fenced: at its stop, or when its session ends."""
+    deadline = time.monotonic() + timeout_s
+    while (broker := _registered(admin, broker_id)) is not None:
+        if broker.state == BrokerState.FENCED:
+            admin.unregister_broker(broker_id)
+            return
+        if time.monotonic() > deadline:
+            raise UnavailableError(
+                f"broker {broker_id} was ended but is {broker.state} after {timeout_s:g} s, expected fenced; try again"
+            )
+        time.sleep(_POLL_S)
+
+
+def _registered(admin: Admin, broker_id: int) -> BrokerDescription | None:
+    brokers = admin.describe_cluster().brokers
+    return next((each for each in brokers if each.node_id == broker_id), None)
