@@ -117,15 +117,11 @@ class Checkers:
         if call.api.name == "produce":
             produced = decode(ProduceRequest, call.request.body, call.request.payload())
             self.on_produced(process.node_id, produced, decode(ProduceResponse, body, payload))
-        machine = self._machine(process)
-        if machine is None or not machine.is_controller:
-            return
-        if call.api.name == "vote":
+        elif call.api.name == "vote":
             self._on_vote_answer(process, decode(VoteRequest, call.request.body), decode(VoteResponse, body))
         elif call.api.name == "fetch":
             request = decode(FetchRequest, call.request.body, call.request.payload())
-            if is_of_quorum(request):
-                self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
+            self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
         elif call.api.name == "fetch_snapshot":
             asked = decode(FetchSnapshotRequest, call.request.body)
             self._on_snapshot_answer(process, asked, decode(FetchSnapshotResponse, body, payload))
@@ -185,16 +181,15 @@ class Checkers:
             )
 
     def _on_fetch_answer(self, process: Process, request: FetchRequest, response: FetchResponse) -> None:
-        partition, result = request.partitions[0], response.partitions[0]
-        epochs = (
-            NO_EPOCH,
-            result.leader_epoch,
-        )  # without an epoch a fetch is answered, and counts for nothing
-        if result.error_code is ErrorCode.NONE and partition.current_leader_epoch not in epochs:
-            self.report(
-                "fetch-epoch", process.node_id,
-                f"a fetch of epoch {partition.current_leader_epoch} was accepted in epoch {result.leader_epoch}",
-            )  # fmt: skip
+        """A fetch counts in the epoch that it names, or not at all (A28, B24). Without one it counts for nothing."""
+        asked = {(each.topic_id, each.partition): each.current_leader_epoch for each in request.partitions}
+        for result in response.partitions:
+            epoch = asked.get((result.topic_id, result.partition), NO_EPOCH)
+            if result.error_code is ErrorCode.NONE and epoch not in (NO_EPOCH, result.leader_epoch):
+                self.report(
+                    "fetch-epoch", process.node_id,
+                    f"a fetch of epoch {epoch} was accepted in epoch {result.leader_epoch}: {request!r}"[:300],
+                )  # fmt: skip
 
     # ---- Snapshots ---------------------------------------------------------------------------------------------------
 

@@ -105,6 +105,13 @@ def forgets_where_its_epoch_began(original: Callable[..., Any]) -> Callable[...,
     return maybe_expand
 
 
+def counts_fetches_of_older_epochs(original: Callable[..., None]) -> Callable[..., None]:
+    def check_epoch(self: Partition, leader_epoch: int) -> None:
+        original(self, max(leader_epoch, self.leader_epoch) if self.is_leader else leader_epoch)
+
+    return check_epoch
+
+
 def counts_what_is_on_its_way(original: Callable[..., None]) -> Callable[..., None]:
     def on_fetch(self: FollowerState, fetch: Any, leader_end_offset: int, now_ms: int) -> None:
         original(self, fetch, leader_end_offset, now_ms)
@@ -272,6 +279,8 @@ REPLICATION_BUGS = [
         planted(Leadership, "committed_offset", counts(lambda self: self.isr.committed)), 24),
     bug("high watermark of the leader alone", "isr-high-watermark",
         planted(Leadership, "committed_offset", counts(lambda self: ())), 1),
+    bug("a follower is counted with a stale epoch", "fetch-epoch",
+        planted(Partition, "_check_epoch", counts_fetches_of_older_epochs), 5),
     bug("counts what is on its way to a follower", "isr-high-watermark",
         planted(FollowerState, "on_fetch", counts_what_is_on_its_way), 1),
     bug("a follower joins before the leader's epoch began", "isr-member",
