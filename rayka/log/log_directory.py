@@ -18,7 +18,7 @@ import json
 import logging
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -323,7 +323,7 @@ class LogDirectory:
             for offsets in (self._recovery_points, self._high_watermarks, self._log_start_offsets):
                 is_saved |= offsets.pop(topic_partition, 0) > 0
         if is_saved:
-            await self.checkpoint({})
+            await self.checkpoint()
 
     def delete_log(self, topic_partition: TopicPartition) -> None:
         """Removes the partition's directory if there is one, opened or not; readers keep what they mapped."""
@@ -392,13 +392,14 @@ class LogDirectory:
         for log, plan in zip(logs, plans, strict=True):
             log.on_synced(plan)
 
-    async def checkpoint(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
-        """Saves recovery points, log start offsets and, of the logs opened here, these high watermarks, durably (B4,
-        F13).
+    async def checkpoint(self, high_watermarks: Callable[[], Mapping[TopicPartition, int]] = dict) -> None:
+        """Saves recovery points, log start offsets and, of the logs opened here, high watermarks, durably (B4, F13).
+
+        They are asked for when it is this checkpoint's turn: meanwhile a log may be deleted, and one begin in its name.
         """
         async with self._checkpointing:
             self._check_online()
-            for topic_partition, high_watermark in high_watermarks.items():
+            for topic_partition, high_watermark in high_watermarks().items():
                 if topic_partition in self.logs:  # not forgotten meanwhile
                     self._high_watermarks[topic_partition] = high_watermark
             await self._write_checkpoints()
@@ -463,7 +464,7 @@ class LogDirectory:
         for log in logs:
             log.close()
         await self.sync(logs)
-        await self.checkpoint(high_watermarks)
+        await self.checkpoint(lambda: high_watermarks)
         if not self._unrecovered and all(log.failure is None for log in logs):
             content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
             await replace_durably(self._disk, {self._file(CLEAN_SHUTDOWN_FILE): content})

@@ -7,6 +7,7 @@ Invariant: nothing is written while nothing has changed. Kafka: `ReplicaManager.
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from rayka.config import BrokerConfig
 from rayka.errors import DiskFull, StorageError
@@ -53,17 +54,20 @@ class Checkpoints:
                 await self._save(directory)
 
     async def _save(self, directory: LogDirectory) -> None:
-        state = self._state(directory)
-        if directory.failure is not None or state == self._saved.get(directory):
+        if directory.failure is not None or self._state(directory) == self._saved.get(directory):
             return
         try:
-            await directory.checkpoint({key: high_watermark for key, (high_watermark, _, _) in state.items()})
+            await directory.checkpoint(partial(self._take, directory))
         except DiskFull as error:
+            self._saved.pop(directory, None)
             _logger.warning("%s: no checkpoint: %s", directory.path, error)
         except StorageError as error:
             self._on_failed(directory, error)
-        else:
-            self._saved[directory] = state
+
+    def _take(self, directory: LogDirectory) -> dict[TopicPartition, int]:
+        """The high watermarks that are saved now."""
+        state = self._saved[directory] = self._state(directory)
+        return {key: high_watermark for key, (high_watermark, _, _) in state.items()}
 
     def _state(self, directory: LogDirectory) -> _State:
         return {

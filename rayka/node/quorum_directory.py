@@ -144,7 +144,7 @@ class QuorumDirectory:
         """
         await self._directory.sync([self.log])
         if self.log.flushed_offset > 0 and not self._is_checkpointed:
-            await self._directory.checkpoint({})
+            await self._directory.checkpoint()
             self._is_checkpointed = True
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
@@ -276,7 +277,7 @@ def test_a_checkpoint_spares_the_next_start_the_scan_of_what_is_durable(disk: Me
     log = open_orders(directory)
     fill(log, 60)
     run(directory.sync([log]))
-    run(directory.checkpoint({ORDERS: 90}))
+    run(directory.checkpoint(lambda: {ORDERS: 90}))
     disk.process_crash()
     again = open_directory(disk)
     log = open_orders(again)
@@ -289,7 +290,7 @@ def test_a_checkpoint_keeps_what_it_says_of_partitions_not_opened_yet(disk: Memo
     fill(open_orders(directory), 3)
     run(directory.close({ORDERS: 6}))
     again = open_directory(disk)
-    run(again.checkpoint({}))
+    run(again.checkpoint())
     assert again.high_watermark(ORDERS) == 6
 
 
@@ -304,7 +305,7 @@ def test_a_directory_of_another_topic_of_that_name_is_refused(disk: MemoryDisk) 
 def test_a_deleted_log_is_gone_and_its_name_is_free(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     fill(open_orders(directory), 3)
-    run(directory.checkpoint({ORDERS: 6}))
+    run(directory.checkpoint(lambda: {ORDERS: 6}))
     directory.delete_log(ORDERS)
     assert (directory.partitions(), directory.logs, directory.high_watermark(ORDERS)) == ({}, {}, None)
     log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
@@ -330,7 +331,7 @@ def test_a_new_log_has_no_files_before_its_first_record(disk: MemoryDisk) -> Non
 def test_logs_without_records_are_checkpointed_closed_and_deleted_like_others(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     log = open_orders(directory)
-    run(directory.checkpoint({ORDERS: 0}))
+    run(directory.checkpoint(lambda: {ORDERS: 0}))
     log.roll(0)
     log.truncate_to(0)
     run(directory.close({ORDERS: 0}))
@@ -364,7 +365,7 @@ def test_the_recovery_point_of_a_deleted_log_says_nothing_of_the_next_one(disk: 
     directory = open_directory(disk)
     fill(open_orders(directory), 30)
     run(directory.sync(list(directory.logs.values())))
-    run(directory.checkpoint({ORDERS: 60}))
+    run(directory.checkpoint(lambda: {ORDERS: 60}))
     directory.delete_log(ORDERS)
     log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
     fill(log, 20)
@@ -410,7 +411,7 @@ def test_checkpoints_wait_for_each_other(disk: MemoryDisk) -> None:
     fill(open_orders(directory), 3)
 
     async def together() -> None:
-        await asyncio.gather(*(directory.checkpoint({ORDERS: number}) for number in (2, 4, 6)))
+        await asyncio.gather(*(directory.checkpoint(partial(dict, {ORDERS: number})) for number in (2, 4, 6)))
 
     run(together())
     directory.release()

@@ -59,7 +59,7 @@ def test_a_directory_removed_after_a_kill_is_missed(is_synced: bool, keep_direct
     disk, directory, log = _filled()
     if is_synced:
         asyncio.run(directory.sync([log]))
-    asyncio.run(directory.checkpoint({ORDERS: 60}))
+    asyncio.run(directory.checkpoint(lambda: {ORDERS: 60}))
     disk.process_crash()
     _empty(disk, keep_directory=keep_directory)
     with pytest.raises(DamagedLog, match=REFUSED):
@@ -69,7 +69,7 @@ def test_a_directory_removed_after_a_kill_is_missed(is_synced: bool, keep_direct
 def test_what_a_power_cut_takes_may_be_everything_that_was_not_synced() -> None:
     for seed in range(20):
         disk, directory, _ = _filled()
-        asyncio.run(directory.checkpoint({ORDERS: 60}))  # the high watermark is not synced data
+        asyncio.run(directory.checkpoint(lambda: {ORDERS: 60}))  # the high watermark is not synced data
         disk.power_loss(Random(seed))
         offsets = read_offsets(_open_orders(_open_directory(disk)))
         assert offsets == list(range(len(offsets)))
@@ -78,7 +78,7 @@ def test_what_a_power_cut_takes_may_be_everything_that_was_not_synced() -> None:
 def test_what_was_synced_is_missed_after_a_power_cut_too() -> None:
     disk, directory, log = _filled()
     asyncio.run(directory.sync([log]))
-    asyncio.run(directory.checkpoint({ORDERS: 60}))
+    asyncio.run(directory.checkpoint(lambda: {ORDERS: 60}))
     disk.power_loss(Random(0))
     disk.remove_directory(LOG_PATH)
     with pytest.raises(DamagedLog, match=REFUSED):
@@ -108,7 +108,7 @@ def test_a_log_that_never_had_a_record_is_not_missed() -> None:
 def test_a_log_that_was_forgotten_before_it_was_deleted_is_not_missed_in_the_next_one_of_its_name() -> None:
     disk, directory, log = _filled()
     asyncio.run(directory.sync([log]))
-    asyncio.run(directory.checkpoint({ORDERS: 60}))
+    asyncio.run(directory.checkpoint(lambda: {ORDERS: 60}))
     asyncio.run(directory.forget([ORDERS]))
     directory.delete_log(ORDERS)
     disk.process_crash()
@@ -118,11 +118,11 @@ def test_a_log_that_was_forgotten_before_it_was_deleted_is_not_missed_in_the_nex
 
 def test_a_checkpoint_that_waited_does_not_bring_back_what_was_forgotten() -> None:
     disk, directory, _ = _filled()
-    asyncio.run(directory.checkpoint({ORDERS: 60}))
+    asyncio.run(directory.checkpoint(lambda: {ORDERS: 60}))
 
     async def together() -> None:
         await asyncio.gather(
-            directory.checkpoint({}), directory.forget([ORDERS]), directory.checkpoint({ORDERS: 60})
+            directory.checkpoint(), directory.forget([ORDERS]), directory.checkpoint(lambda: {ORDERS: 60})
         )
 
     asyncio.run(together())

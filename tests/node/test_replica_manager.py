@@ -5,10 +5,12 @@ Kafka: `ReplicaManagerTest`, `HighwatermarkPersistenceTest`.
 
 import asyncio
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
+from rayka.ids import TopicPartition
 from rayka.metadata.records import PartitionChangeRecord, RemoveTopicRecord
 from rayka.node.produce import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
@@ -20,7 +22,9 @@ from rayka.protocol.produce import (
     ProduceRequest,
 )
 from rayka.testing.memory_disk import MemoryDisk
+from tests.metadata.support import topic
 from tests.node.broker_support import records
+from tests.node.controller_support import HeldDisk
 from tests.node.replica_support import (
     BROKER,
     DATA_DIR,
@@ -39,6 +43,7 @@ from tests.node.replica_support import (
     settle,
 )
 
+NEWER = UUID(int=77)
 WALL_CLOCK_MS, TIMEOUT_MS = 1_700_000_000_000, 10_000
 
 
@@ -294,6 +299,27 @@ def test_a_followers_high_watermark_is_saved_and_found_again() -> None:  # B4
         await broker.apply(broker.new_partition())
         partition = broker.partition()
         assert (partition.high_watermark, partition.log.log_end_offset) == (1, 2)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_topic_that_is_created_again_does_not_get_the_high_watermark_of_the_one_before() -> None:  # B4
+    async def main() -> None:
+        disk = HeldDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
+        await produce(broker)
+        disk.is_open.clear()
+        other = asyncio.create_task(broker.replica().directory.checkpoint())
+        await asyncio.sleep(6)  # one more is due, and waits for that
+        await broker.apply(RemoveTopicRecord(topic_id=ORDERS), topic(topic_id=NEWER))
+        await broker.apply(broker.new_partition(topic_id=NEWER))
+        disk.is_open.set()
+        await other
+        await settle()
+        directory = broker.replica(topic_id=NEWER).directory
+        assert directory.high_watermark(TopicPartition("orders", 0)) == 0
         await broker.stop()
 
     run(main)
