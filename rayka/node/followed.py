@@ -108,6 +108,13 @@ class FollowedPartitions:
         if self._followed.pop(key, None) is not None:
             self.session.forget(*key)
 
+    def maybe_end(self, key: PartitionKey) -> None:
+        """Nothing more is asked of the partition in an epoch that is over here; the rest of the metadata that ended it
+        is still to be applied, and then it is followed anew."""
+        followed = self._followed.get(key)
+        if followed is not None and not followed.is_current:
+            self.hold(followed, Hold.METADATA)
+
     def clear(self) -> None:
         """Follows nothing any more."""
         self._followed.clear()

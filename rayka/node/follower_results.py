@@ -78,8 +78,11 @@ class FollowerResults:
         size_bytes = 0
         for result in results:
             size_bytes += result.records.size + sum(each.size_bytes for each in result.file_ranges)
-            followed = self._followed.get((result.topic_id, result.partition))
-            if followed is not None:
+            key = (result.topic_id, result.partition)
+            followed = self._followed.get(key)
+            if followed is None:
+                self._followed.maybe_end(key)
+            else:
                 self._take(followed, result, is_fresh=followed.asked_in <= number)
         self._settle()
         return size_bytes

@@ -5,6 +5,7 @@ Kafka: `ReplicaFetcherThreadTest`, `AbstractFetcherThreadTest`, `AbstractFetcher
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -377,6 +378,27 @@ def test_an_epoch_that_is_over_is_not_asked_for_until_there_is_newer_metadata() 
         assert await broker.fetches_nothing_for(60_000)
         await broker.apply(changed(leader_id=LEADER))
         assert position((await broker.next_fetch()).request).current_leader_epoch == 1
+        await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("answer", [{"error_code": ErrorCode.FENCED_LEADER_EPOCH}, {"high_watermark": 0}])
+def test_what_is_in_another_epoch_by_now_is_not_asked_for_until_the_rest_of_the_metadata_is_applied(
+    answer: dict[str, Any],
+) -> None:  # B26
+    async def main() -> None:
+        broker = await following(0, 1)
+        asked = await broker.begin_session(given(0), given(1))
+        state = broker.image.topics_by_id[ORDERS].partitions[0]
+        newer = msgspec.structs.replace(state, leader_epoch=1, partition_epoch=1)
+        broker.partition(0).update_state(newer, now_ms=now_ms())  # and others are still to come
+        asked.answer(answered(given(0, **answer), given(1, high_watermark=0)))
+        asked = await broker.next_fetch()
+        assert [each.partition for each in asked.request.forgotten] == [0]
+        assert await broker.fetches_nothing_for(10_000)
+        await broker.apply(changed(0, leader_id=LEADER))
+        assert position((await broker.next_fetch()).request, 0).current_leader_epoch == 1
         await broker.stop()
 
     run(main)
