@@ -273,6 +273,14 @@ PLANTED_BUGS = [
         PARTITIONS | BUSY,
     ),
     PlantedBug(
+        "ignores check quorum on combined nodes",
+        "check-quorum",
+        planted(Leader, "check_quorum_deadline_ms", always(FAR_MS)),
+        1,
+        1,
+        PARTITIONS | BUSY | {"combined": True},
+    ),
+    PlantedBug(
         "acknowledges before the fsync",
         "fetch-durable",
         planted(RaftLog, "is_flushed", always(True)),
