@@ -336,6 +336,16 @@ class Log:
             )
         return LocalRead(tuple(ranges), offset)
 
+    def readable_bytes(self, offset: int, *, max_bytes: int, end_offset: int) -> int:
+        """How many bytes `read` would find, at most max_bytes; whether there is one at all costs no look at a file.
+
+        Raises OffsetOutOfRange as `read` does.
+        """
+        spans = self._spans(offset, max_bytes, end_offset, min_one=True)
+        if max_bytes == 1:
+            return int(offset < min(end_offset, self.log_end_offset))
+        return min(max_bytes, sum(span.stop - span.position for _, span in spans))
+
     def _spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:

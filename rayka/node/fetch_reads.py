@@ -50,19 +50,21 @@ class FetchReads:
 
     def has_enough(self) -> bool:
         """Whether a parked fetch is to be answered now (G8): min_bytes are there, or something is wrong."""
-        found_bytes = 0
+        missing_bytes = max(1, self._request.min_bytes)
         for fetch in self._context.due():
             try:
                 replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
                 partition = replica.partition
                 partition.check_readable(fetch.current_leader_epoch, any_replica=self._may_read_anywhere)
                 if not self._is_throttled(partition):
-                    found_bytes += partition.available_bytes(
-                        fetch.fetch_offset, fetch.max_bytes, is_follower=self._is_follower
+                    missing_bytes -= partition.available_bytes(
+                        fetch.fetch_offset,
+                        min(missing_bytes, fetch.max_bytes),
+                        is_follower=self._is_follower,
                     )
             except (ApiError, StorageError):
                 return True  # reading it gives the error to the caller
-            if found_bytes >= max(1, self._request.min_bytes):
+            if missing_bytes <= 0:
                 return True
         return False
 

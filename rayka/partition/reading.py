@@ -79,12 +79,6 @@ def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
     return end if is_diverging else None
 
 
-def available_bytes(log: Log, offset: int, *, end_offset: int, max_bytes: int) -> int:
-    """How many bytes of whole batches stand between the two offsets, at most `max_bytes`."""
-    local = log.file_ranges(offset, max_bytes=max_bytes, end_offset=end_offset, min_one_batch=True)
-    return min(max_bytes, sum(each.size_bytes for each in local.ranges))
-
-
 def find_by_time(log: Log, timestamp_ms: int, *, end_offset: int) -> FoundOffset:
     """The log's begin, or the first record below the end with that time or later, or with the latest time (G12)."""
     if timestamp_ms == EARLIEST_TIMESTAMP:
