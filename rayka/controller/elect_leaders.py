@@ -58,7 +58,8 @@ def _elected(
     record = elections.change(key).election(Election.UNCLEAN).build()
     if record is None or record.leader_id < 0:
         raise EligibleLeadersNotAvailable(
-            f"{each!r}: none of its replicas {list(partition.replicas)} runs on a directory that works; start one"
+            f"{each!r}: none of its replicas {list(partition.replicas)} runs with the directory that holds it;"
+            " start one that does, or delete the topic if what they held is lost"
         )
     return record
 

@@ -35,6 +35,7 @@ class Elections:
         self._brokers = image.brokers if brokers is None else brokers
         self._rules: dict[UUID, TopicConfig] = {}
         self._directories: dict[int, Collection[UUID]] = {}
+        self._held_counts: dict[int, dict[UUID, int]] = {}
 
     def __repr__(self) -> str:
         return f"<Elections {self.image!r} {self._replicas!r}>"
@@ -73,6 +74,7 @@ class Elections:
             is_electable=lambda broker_id: self.is_electable(partition, broker_id),
             min_isr=min(rules.min_insync_replicas, len(partition.replicas)),
             has_elr=self.image.has_eligible_leader_replicas,
+            home_of=self._home_of,
         )
         return builder.is_unclean_election_allowed(rules.unclean_leader_election_enable)
 
@@ -95,10 +97,35 @@ class Elections:
         if self.is_electable(partition, broker_id):
             return None if partition.has_leader else self.change(key).build()
         known = partition.isr + (partition.eligible_leader_replicas if lost else ())
-        if broker_id not in known:
+        if broker_id not in known and not self._is_homeless(broker_id, partition.directory_of(broker_id)):
             return None
         isr = tuple(each for each in partition.isr if each != broker_id)
         return self.change(key).target_isr(isr).unclean_shutdown_replicas(lost).build()
+
+    def _is_homeless(self, broker_id: int, home: UUID | None) -> bool:
+        """Whether the broker does not have the directory any more."""
+        broker = self._brokers.get(broker_id)
+        return broker is not None and all(each.directory_id != home for each in broker.directories)
+
+    def _home_of(self, broker_id: int, home: UUID) -> UUID:
+        """The same directory, or, if that is gone, of the broker's others the one that holds the fewest replicas."""
+        if not self._is_homeless(broker_id, home):
+            return home
+        counts = self._held_counts.get(broker_id)
+        if counts is None:
+            counts = self._held_counts[broker_id] = self._count_held(broker_id)
+        fewest = min(counts, key=lambda directory_id: counts[directory_id])
+        counts[fewest] += 1
+        return fewest
+
+    def _count_held(self, broker_id: int) -> dict[UUID, int]:
+        """How many replicas each of the broker's directories holds, in the order of its registration."""
+        counts = {each.directory_id: 0 for each in self._brokers[broker_id].directories}
+        for _, partition in self.replicas_of(broker_id):
+            home = partition.directory_of(broker_id)
+            if home in counts:
+                counts[home] += 1
+        return counts
 
     def _partition(self, key: TopicIdPartition) -> PartitionImage:
         partition = self.image.partition(key)

@@ -7,6 +7,9 @@ leader epoch rises when the leader changes or replicas are dropped, not when the
 With eligible leader replicas an ISR may be empty: its last members hold everything below the high watermark, which
 does not move without enough of them. Without, the last member stays in the ISR (B43).
 
+A replica whose directory its broker does not have any more gets another one there, and is copied anew. While it is
+known to hold what others may lack it stays where that is, should the disk come back: no empty replica leads instead.
+
 Kafka: `PartitionChangeBuilder`, `PartitionReassignmentReplicas`. It keeps replicas that a reassignment drops among the
 eligible leaders; here they are no replicas any more, so they are not.
 """
@@ -46,7 +49,9 @@ class Election(Enum):
 
 
 class PartitionChangeBuilder:
-    """One change of one partition. `is_electable` says whether a broker's replica runs and may lead (B40)."""
+    """One change of one partition. `is_electable` says whether a broker's replica runs and may lead (B40); `home_of`,
+    where a replica is to be that its broker has in a directory.
+    """
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class PartitionChangeBuilder:
         is_electable: Callable[[int], bool],
         min_isr: int,
         has_elr: bool,
+        home_of: Callable[[int, UUID], UUID] = lambda _, directory_id: directory_id,
     ) -> None:
         self._key = key
         self._partition = partition
@@ -63,6 +69,7 @@ class PartitionChangeBuilder:
         self._is_electable = is_electable
         self._min_isr = min_isr
         self._has_elr = has_elr
+        self._home_of = home_of
         self._election = Election.NORMAL
         self._is_unclean_election_allowed = False
         self._unclean_shutdown_replicas: tuple[int, ...] = ()
@@ -122,7 +129,7 @@ class PartitionChangeBuilder:
             target = msgspec.structs.replace(target, isr=self._partition.isr)  # B43
         target = msgspec.structs.replace(target, last_known_elr=self._last_known_leader(target))
         assert set(target.isr) <= set(target.replicas), f"{self!r}: a member of the ISR is no replica"
-        return self._difference(target)
+        return self._difference(self._rehomed(target))
 
     def _eligible_replicas(self, target: PartitionImage) -> tuple[int, ...]:
         """B42: who left the ISR while it was too small for the high watermark to move holds all that is below it."""
@@ -186,6 +193,15 @@ class PartitionChangeBuilder:
         if target.isr or not before.isr:
             return before.last_known_elr
         return (before.leader_id if before.has_leader else before.isr[0],)
+
+    def _rehomed(self, target: PartitionImage) -> PartitionImage:
+        """Who is not counted on may be copied anew, into a directory that there is (H3)."""
+        counted_on = (*target.isr, *target.eligible_leader_replicas, *target.last_known_elr)
+        directories = tuple(
+            home if broker_id in counted_on else self._home_of(broker_id, home)
+            for broker_id, home in zip(target.replicas, target.directories, strict=True)
+        )
+        return msgspec.structs.replace(target, directories=directories)
 
     def _difference(self, target: PartitionImage) -> PartitionChangeRecord | None:
         before = self._partition

@@ -13,23 +13,17 @@ no, its directories hold all that the process before it had appended. Anything e
 may lack what it acknowledged, so it leaves every ISR and every ELR, even as the last member (B42). Without eligible
 leader replicas nothing can be told apart, and it leaves as a fenced one does (B43).
 
-A directory that the broker does not name any more is gone, as after its disk was replaced. Its replicas move to others
-and are copied anew from their leaders. Those that are the last known to hold their partition's records stay where these
-are, should that disk come back: no empty replica leads instead of one that is not.
+A directory that the broker does not name any more is gone, as after its disk was replaced. What was in it is copied
+anew into another one, unless it may be the last that holds its partition's records (`partition_change`).
 """
-
-from collections import Counter
-from uuid import UUID
 
 import msgspec
 
 from rayka.controller.elections import Elections
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
-from rayka.ids import TopicIdPartition
-from rayka.metadata.delta import changed_partition
-from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
-from rayka.metadata.records import MetadataRecord, PartitionChangeRecord, RegisterBrokerRecord
+from rayka.metadata.image import BrokerImage, MetadataImage
+from rayka.metadata.records import MetadataRecord, RegisterBrokerRecord
 from rayka.protocol.cluster import RegisterBrokerRequest
 
 
@@ -79,10 +73,10 @@ def register(elections: Elections, request: RegisterBrokerRequest) -> tuple[list
     if registered.registration.incarnation_id == request.incarnation_id:
         return _amend(registered, request), registered.broker_epoch
     is_unclean = request.previous_broker_epoch != registered.broker_epoch
-    changes = elections.after(
-        msgspec.structs.replace(registered, is_fenced=True), is_unclean_shutdown=is_unclean
+    becomes = BrokerImage(
+        _record(request, image.next_offset), is_fenced=True, is_in_controlled_shutdown=False
     )
-    changes += _moves_from_gone_directories(elections, request, changes)
+    changes = elections.after(becomes, is_unclean_shutdown=is_unclean)
     broker_epoch = image.next_offset + len(changes)
     return [*changes, _record(request, broker_epoch)], broker_epoch
 
@@ -97,37 +91,6 @@ def _amend(registered: BrokerImage, request: RegisterBrokerRequest) -> list[Meta
         "is_in_controlled_shutdown": registered.is_in_controlled_shutdown,
     }
     return [msgspec.structs.replace(amended, **state)]
-
-
-def _moves_from_gone_directories(
-    elections: Elections, request: RegisterBrokerRequest, changes: list[PartitionChangeRecord]
-) -> list[PartitionChangeRecord]:
-    """What moves the broker's replicas into directories that it has, each into the one that holds the fewest."""
-    broker_id = request.broker_id
-    held = elections.replicas_of(broker_id)
-    counts: Counter[UUID | None] = Counter({each.directory_id: 0 for each in request.directories})
-    counts.update(home for _, partition in held if (home := partition.directory_of(broker_id)) in counts)
-    changed = {(change.topic_id, change.partition): change for change in changes}
-    moves = []
-    for key, before in held:
-        if before.directory_of(broker_id) in counts:
-            continue
-        change = changed.get((key.topic_id, key.partition))
-        partition = before if change is None else changed_partition(before, change)
-        if broker_id in (*partition.isr, *partition.eligible_leader_replicas, *partition.last_known_elr):
-            continue
-        fewest = min(request.directories, key=lambda directory: counts[directory.directory_id])
-        counts[fewest.directory_id] += 1
-        moves.append(_move(key, partition, broker_id, fewest.directory_id))
-    return moves
-
-
-def _move(
-    key: TopicIdPartition, partition: PartitionImage, broker_id: int, home: UUID
-) -> PartitionChangeRecord:
-    homes = zip(partition.replicas, partition.directories, strict=True)
-    directories = tuple(home if replica_id == broker_id else known for replica_id, known in homes)
-    return PartitionChangeRecord(topic_id=key.topic_id, partition=key.partition, directories=directories)
 
 
 def _check_directories(image: MetadataImage, request: RegisterBrokerRequest) -> None:

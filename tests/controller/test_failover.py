@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from rayka.errors import StaleBrokerEpoch
+from rayka.ids import TopicPartition
 from rayka.metadata.records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,
@@ -13,6 +14,7 @@ from rayka.metadata.records import (
     RegisterBrokerRecord,
 )
 from rayka.protocol.cluster import HeartbeatRequest
+from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
 from rayka.protocol.replication import (
     AlterPartitionItem,
     AlterPartitionRequest,
@@ -252,6 +254,16 @@ def test_the_last_that_held_the_records_of_a_partition_keeps_its_place_on_the_lo
     after = controller.partition()
     assert (after.leader_id, after.last_known_elr) == (-1, (1,))
     assert after.directories == (directory(1).directory_id, directory(2).directory_id)
+
+
+def test_a_replica_of_a_lost_disk_is_copied_anew_once_another_leads_without_it() -> None:  # H3, B46
+    controller = machine(partition(0, (1, 2), isr=(1,)), brokers=(1, 2))
+    controller.report_exit(1, FIRST_PROCESS)
+    controller.start(1, incarnation_id=SECOND_PROCESS, directories=(directory(1, 5),))
+    controller.handle(ElectLeadersRequest(ElectionType.UNCLEAN, (TopicPartition("orders", 0),)))
+    after = controller.partition()
+    assert (after.leader_id, after.isr) == (2, (2,))
+    assert after.directories == (directory(1, 5).directory_id, directory(2).directory_id)
 
 
 # ---- Ended (H6, design §4) -------------------------------------------------------------------------------------------
