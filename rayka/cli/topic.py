@@ -103,6 +103,8 @@ def describe(topic_name: str | None, under_replicated: bool, name: str, address:
     for number, each in enumerate(topics):
         click.echo("\n" * (number > 0) + _title(each))
         print_partitions([one for one in each.partitions if one.is_under_replicated or not under_replicated])
+        for line in remedies(each):
+            click.echo(line)
 
 
 @topic.command()
@@ -204,6 +206,22 @@ def print_partitions(partitions: "list[PartitionDescription]") -> None:
         Style.BAD if each.is_offline else Style.NOTE if _state(each) else Style.PLAIN for each in partitions
     ]
     print_table("Partitions", _COLUMNS, rows, styles)
+
+
+def remedies(description: "TopicDescription") -> list[str]:
+    """What each partition that nobody leads waits for, and how it goes on without that, one line each."""
+    return [
+        f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only that"
+        f" has is lost with: rayka partition elect-leaders --topic {description.name} --partition {each.partition}"
+        " --unclean"
+        for each in description.partitions
+        if each.is_offline
+    ]
+
+
+def _awaited(partition: "PartitionDescription") -> str:
+    whole = partition.isr or partition.eligible_leader_replicas
+    return f"broker {' or '.join(str(each) for each in whole)}" if whole else "the broker that led it last"
 
 
 def _title(description: "TopicDescription") -> str:

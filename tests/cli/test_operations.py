@@ -213,6 +213,20 @@ def test_partitions_show_who_is_behind_and_who_is_unknown(capsys: pytest.Capture
     assert lines[4] == ["3", "1", "7", "1,2,4", "1,2", "2:0", "4:90", "reassigning", "+4", "-2"]
 
 
+def test_a_partition_without_a_leader_is_told_with_what_it_waits_for_and_a_way_on() -> None:  # B46
+    led = PartitionDescription(0, 1, 7, (1, 2), (1, 2))
+    waits_for_one = PartitionDescription(1, -1, 9, (1, 2, 3), (), (1, 3))
+    nobody_is_whole = PartitionDescription(2, -1, 9, (1, 2), (), ())
+    lines = topic.remedies(
+        TopicDescription("orders", uuid.UUID(int=1), (led, waits_for_one, nobody_is_whole), {})
+    )
+    assert [line.split(" runs ")[0] for line in lines] == [
+        "orders-1 is offline until broker 1 or 3",
+        "orders-2 is offline until the broker that led it last",
+    ]
+    assert lines[1].endswith("rayka partition elect-leaders --topic orders --partition 2 --unclean")
+
+
 def test_a_replica_that_is_only_coming_does_not_make_a_partition_under_replicated() -> None:  # B45
     assert not PartitionDescription(0, 1, 0, (1, 2), (1,), adding_replicas=(2,)).is_under_replicated
     assert PartitionDescription(0, 1, 0, (1, 2), (1,)).is_under_replicated
