@@ -66,6 +66,19 @@ def look_at(directories: Collection[str]) -> dict[str, FoundDirectory]:
         disk.close()
 
 
+def look_around(directories: Collection[str], parents: Collection[str]) -> dict[str, FoundDirectory]:
+    """What there is of these directories, and what is formatted of others directly below the parents."""
+    disk = LocalDisk()
+    try:
+        beside = [
+            posixpath.join(each, name) for each in parents if disk.exists(each) for name in disk.list(each)
+        ]
+        others = [each for each in beside if disk.exists(posixpath.join(each, META_PROPERTIES_FILE))]
+    finally:
+        disk.close()
+    return look_at(dict.fromkeys((*directories, *others)))
+
+
 def _look_at(disk: Disk, path: str) -> FoundDirectory:
     """Its node may be running, so nothing is changed."""
     properties_path = posixpath.join(path, META_PROPERTIES_FILE)

@@ -21,10 +21,11 @@ from rayka.actors.format_jobs import (
     FoundDirectory,
     format_brokers,
     format_controllers,
-    look_at,
+    look_around,
     prepare_controllers,
 )
 from rayka.actors.names import (
+    cluster_directories,
     controller_directory,
     formatted_directories,
     node_directories,
@@ -35,7 +36,7 @@ from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.placement import Placement, place
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
-from rayka.ids import ReplicaKey, Role, node_name, random_uuid
+from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
 from rayka.log.meta_properties import wrong_cluster
 from rayka.raft.voters import VoterSet
 
@@ -63,13 +64,16 @@ def place_formatted(
     in `new` that have none yet: the cluster never had them.
 
     `homes` are the Ray nodes of nodes that run. Nodes that are not among these run, or are waited for: they may be
-    without their disks. Raises what `plan_formatting` and `place` raise.
+    without their disks. Raises what `plan_formatting`, `place` and, where no node runs, `refuse_undeclared` raise.
     """
     awaited = [each for each in wanted_node_ids(spec) if each not in node_ids]
     directories = [each for id in wanted_node_ids(spec) for each in formatted_directories(spec, id)]
     resources = live_ray_nodes()
-    seen = {ray_node: run_on(ray_node, look_at, directories) for ray_node in resources}
+    parents = cluster_directories(spec)
+    seen = {ray_node: run_on(ray_node, look_around, directories, parents) for ray_node in resources}
     found = _merged(seen)
+    if not homes:
+        refuse_undeclared(spec, found)
     empty = [
         each
         for each in new
@@ -214,6 +218,19 @@ def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
     for node_id in replace:
         if node_id not in wanted:
             raise ConfigError(f"replace: no node {node_id} in cluster {spec.name!r}; it has {list(wanted)}")
+
+
+def refuse_undeclared(spec: ClusterSpec, found: Found) -> None:
+    """Raises StorageError for the disk of a broker that the spec lacks, as an older file may: what only that one holds
+    would be gone.
+    """
+    for path, each in found.items():
+        if each.cluster_id and role_of(each.node_id) is Role.BROKER and each.node_id not in spec.roles:
+            raise StorageError(
+                f"{path} is the disk of {node_name(each.node_id)}, which the spec does not have: add it (`brokers` or "
+                "`nodes`), and take it out later with `rayka broker drain` and `rayka broker remove`; or remove the "
+                "directory if nothing in it is wanted"
+            )
 
 
 def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str]) -> None:

@@ -44,6 +44,11 @@ def node_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
     return tuple(os.path.join(each, spec.name, node_name(node_id)) for each in data_dirs)
 
 
+def cluster_directories(spec: ClusterSpec) -> tuple[str, ...]:
+    """`<data_dir>/<cluster>` below each data directory: where all directories of nodes are."""
+    return tuple(os.path.join(each, spec.name) for each in spec.data_dirs)
+
+
 def controller_directory(spec: ClusterSpec, node_id: int) -> str:
     """Where a controller has its log: in its directory, or inside the first one of the broker that it is too."""
     first = node_directories(spec, node_id)[0]

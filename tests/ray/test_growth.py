@@ -10,7 +10,7 @@ import rayka
 from rayka.actors import launch
 from rayka.cli.main import run
 from rayka.cluster import Cluster
-from rayka.errors import BrokerIdNotRegistered, ClusterExists, ConfigError, InvalidRequest
+from rayka.errors import BrokerIdNotRegistered, ClusterExists, ConfigError, InvalidRequest, StorageError
 from rayka.ids import TopicPartition
 from tests.ray.support import pid_of, wait_until
 
@@ -77,6 +77,8 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
         cluster.remove_broker(7)
 
     cluster.stop()
+    with pytest.raises(StorageError, match="is the disk of broker-2, which the spec does not have"):
+        Cluster.start(**declared)
     again = Cluster.start(str(larger))
     assert running(again) == [1, 2, 3001]
     assert values(again) == VALUES
