@@ -237,10 +237,12 @@ class ReplicaManager:
         _logger.error("%s is not usable: %s", topic_partition, error)
         directory = self._directories.get(state.directory_of(self._settings.node_id))
         self._unusable[key] = Unusable(topic_partition, directory, error)
-        self._replicas.pop(key, None)
+        replica = self._drop(key)
         self._fetchers.remove([key])
         self.parked.wake(key)
-        if directory is not None and not isinstance(error, DiskFull | DamagedLog):
+        cause = error if replica is None else replica.partition.log.failure or error
+        is_replaceable = state.leader_id == self._settings.node_id and len(state.isr) > 1
+        if directory is not None and _takes_all_along(cause, is_replaceable=is_replaceable):
             self._on_directory_failed(directory, error)
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -269,12 +271,17 @@ class ReplicaManager:
             await asyncio.sleep(0)  # many files may have to go
             directory, topic_partition = self._place(key)
             self._unusable.pop(key, None)
-            replica = self._replicas.pop(key, None)
-            if replica is not None:
-                replica.flusher.forget(replica.partition)
+            self._drop(key)
             if directory is not None:
                 self._logs.delete(directory, topic_partition)
             self.parked.wake(key)
+
+    def _drop(self, key: PartitionKey) -> Replica | None:
+        """The replica is not here any more, and nobody has its log synced; None when it was not."""
+        replica = self._replicas.pop(key, None)
+        if replica is not None:
+            replica.flusher.forget(replica.partition)
+        return replica
 
     def _place(self, key: PartitionKey) -> tuple[LogDirectory | None, TopicPartition]:
         unusable = self._unusable.get(key)
@@ -304,13 +311,11 @@ class ReplicaManager:
             self._isr_changes.propose(replica.partition, update.proposal)
 
     def on_storage_error(self, replica: Replica, error: StorageError) -> ApiError:
-        """What to answer. A full disk still reads, so only the log that met it stops, unless others are in sync and can
-        lead instead; as any other failure, that takes the directory offline.
-        """
+        """What to answer."""
         partition = replica.partition
         failure = partition.log.failure
         is_replaceable = failure is not None and partition.is_leader and len(partition.isr) > 1
-        if is_replaceable or not isinstance(failure or error, DiskFull):
+        if _takes_all_along(failure or error, is_replaceable=is_replaceable):
             self._on_directory_failed(replica.directory, error)
         elif failure is not None:
             self._fetchers.remove([key_of(replica.partition)])
@@ -340,6 +345,15 @@ class ReplicaManager:
 
     def _wake(self, partition: Partition) -> None:
         self.parked.wake(key_of(partition))
+
+
+def _takes_all_along(error: StorageError, *, is_replaceable: bool) -> bool:
+    """Whether what one log met takes its whole directory offline. A full disk still reads, so only the log that met it
+    stops, unless others are in sync and can lead instead. A damaged log says nothing about others.
+    """
+    if isinstance(error, DamagedLog):
+        return False
+    return is_replaceable or not isinstance(error, DiskFull)
 
 
 def _now_ms() -> int:

@@ -284,6 +284,42 @@ def test_a_leader_whose_disk_is_full_makes_way_for_who_is_in_sync_and_alone_is_s
     run(main)
 
 
+@pytest.mark.parametrize(
+    ("isr", "is_offline"), [((BROKER, LEADER), True), ((BROKER,), False)], ids=["others in sync", "alone"]
+)
+def test_who_cannot_begin_to_lead_on_a_full_disk_makes_way_for_who_is_in_sync(
+    isr: tuple[int, ...], is_offline: bool
+) -> None:  # B40
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(0), broker.new_partition(1))
+        await broker.begin_session(given(0, batch(b"a")))
+        disk.fill_up()
+        await broker.apply(changed(leader_id=BROKER, isr=isr))
+        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (broker.replica(1).directory.failure is not None) == is_offline
+        await broker.stop()
+
+    run(main)
+
+
+def test_the_log_of_a_replica_that_is_not_usable_is_not_synced_any_more() -> None:  # F13
+    async def main() -> None:
+        disk = HeldDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(*configured(flush_ms=1_000), broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
+        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        disk.fill_up()
+        await broker.apply(changed(leader_id=BROKER))
+        count = disk.sync_count
+        await asyncio.sleep(2)
+        assert disk.sync_count == count
+        await broker.stop()
+
+    run(main)
+
+
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
