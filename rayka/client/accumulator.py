@@ -287,6 +287,7 @@ class Accumulator:
         self._close(batch)
         batch.seal()
         batch.is_in_flight = True
+        batch.went_first = queue.first is batch
         if self._limits.is_idempotent and batch.sequence is None:
             assert self.producer_id != NO_PRODUCER_ID, repr(batch)
             queue.start(batch, self.producer_id)
@@ -309,10 +310,15 @@ class Accumulator:
     def on_out_of_order(self, batch: ProducerBatch) -> None:
         """The log lacks something before this batch, which is to be deferred now.
 
-        If that is not another one that waits as well, it will never come: what is left is numbered anew (C11).
+        If that was not another one on its way, it will never come: what is left is numbered anew (C11). Numbered anew
+        must not be what the log has after all:
+        1. two batches are in flight, and the first is lost; the second is out of order, but its answer takes long;
+        2. the first goes again, and is acknowledged; a late copy of the second comes behind it, and is taken;
+        3. the answer of 1 arrives: nothing is before the second batch any more, though there was when it went.
+        It goes again, alone, and the log knows it.
         """
         queue = self._queue_of(batch)
-        if queue.first is batch:
+        if queue.first is batch and batch.went_first:
             queue.sequences.needs_new_epoch = True
 
     def go_on(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int) -> None:

@@ -42,7 +42,7 @@ class ProducerBatch:
         "_callbacks", "_chunks", "_done_count", "_encoded_as", "_parts", "_placed", "_stamps", "_timestamps_ms",
         "base_offset", "count", "created_ms", "error", "failure_count", "granted_bytes", "has_rows", "is_closed",
         "is_done", "is_in_flight", "is_sealed", "is_urgent", "last_error", "limit_bytes", "log_append_time_ms",
-        "number", "partition", "records", "sequence", "size_bytes", "stamped_ms", "topic",
+        "number", "partition", "records", "sequence", "size_bytes", "stamped_ms", "topic", "went_first",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, granted_bytes: int, created_ms: float) -> None:
@@ -59,6 +59,7 @@ class ProducerBatch:
         self.is_sealed = False
         self.is_urgent = False  # somebody waits for it: it does not linger
         self.is_in_flight = False
+        self.went_first = False  # when it was sent last, none of its partition was before it
         self.is_done = False
         self.failure_count = 0
         self.last_error: RaykaError | None = None

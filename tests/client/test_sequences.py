@@ -189,6 +189,21 @@ def test_out_of_order_of_the_first_batch_begins_an_epoch_once_nothing_is_in_flig
     assert sequences_of(batches) == [(1, 0), (1, 1), (1, 2)]
 
 
+def test_out_of_order_of_a_batch_that_did_not_go_first_is_tried_again_in_its_epoch() -> None:  # C3, C11
+    filling, batches = full_batches(2)
+    start(filling, *batches)
+    filling.defer(batches[0], NetworkException("lost"), 0)
+    start(filling, batches[0])
+    end(filling, batches[0])
+    filling.on_out_of_order(batches[1])  # answered long ago; a copy that came later may be in the log
+    filling.defer(batches[1], OutOfOrderSequence("as told"), 0)
+    assert sequences_of(batches)[1] == (0, 2)
+    start(filling, batches[1])
+    filling.on_out_of_order(batches[1])  # this time it was alone
+    filling.defer(batches[1], OutOfOrderSequence("as told"), 0)
+    assert sequences_of(batches)[1] is None
+
+
 def test_behind_a_batch_that_failed_retries_go_on_and_new_ones_wait() -> None:  # C11
     filling, batches = full_batches(3)
     for batch in batches[:2]:
