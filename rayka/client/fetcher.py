@@ -3,8 +3,10 @@ of the reader.
 
 Invariants: a partition is in at most one request; whoever waits is woken by data, by an error it must hear,
 or by its timeout; errors that pass by themselves are retried with back-off, after a refresh of the metadata
-where that is what they ask for. A leader may send the reader to a follower in its rack; whatever goes wrong there sends
-it back to the leader, whose word alone counts on offsets and epochs. Kafka: Fetcher, FetchCollector (G15, G16, G18).
+where that is what they ask for. A node that says nothing for longer than a fetch without news takes is given up as
+soon as the metadata name another one to ask (`call_watch`). A leader may send the reader to a follower in its rack;
+whatever goes wrong there sends it back to the leader, whose word alone counts on offsets and epochs. Kafka: Fetcher,
+FetchCollector (G15, G16, G18).
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from uuid import UUID
 import numpy as np
 
 from rayka.client.bootstrap import ClusterHandle
+from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
 from rayka.client.local_reader import LocalReader
 from rayka.client.metadata import ClusterMetadata
@@ -26,8 +29,10 @@ from rayka.config import ConsumerConfig
 from rayka.errors import (
     ApiError,
     ErrorCode,
+    NetworkException,
     OffsetOutOfRange,
     RaykaError,
+    RequestTimedOut,
     error_for,
     is_retriable,
     needs_metadata,
@@ -45,6 +50,7 @@ from rayka.protocol.fetch import (
 
 logger = logging.getLogger(__name__)
 _Tickets = dict[tuple[UUID, int], FetchTicket]
+_LATE_S = 0.1  # behind the end of its wait an answer is late
 
 
 class Fetcher:
@@ -69,6 +75,8 @@ class Fetcher:
         self._fetches: dict[asyncio.Task[None], None] = {}
         self._looked_up: dict[TopicPartition, None] = {}  # what is asked for just now
         self._refreshed: dict[str, None] = {}
+        answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
+        self._calls = CallWatch[_Tickets](Patience(answer_s, answer_s), self._on_silent)
 
     # ---- For the consumer ------------------------------------------------------------------------------------------
 
@@ -273,7 +281,8 @@ class Fetcher:
     ) -> list[ApiError]:
         """Keeps what the node answers; returns the errors that a retry may mend."""
         try:
-            response = await self._network.call(node_id, request, timeout_ms)
+            call = self._network.call(node_id, request, timeout_ms)
+            response = await self._calls.answer(node_id, tickets, call)
             results = [
                 self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions
             ]
@@ -281,6 +290,8 @@ class Fetcher:
         except ApiError as error:
             logger.debug("fetch from node %d: %s", node_id, error)
             failed = [error]
+            if isinstance(error, (NetworkException, RequestTimedOut)):
+                self.metadata.doubt(node_id)
             for ticket in tickets.values():
                 self.state.read_from_leader(ticket.topic_partition)
             if not error.retriable:
@@ -331,6 +342,25 @@ class Fetcher:
         if any(needs_metadata(each.code) for each in errors):
             await self._refresh(topics)
         await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+
+    def _on_silent(self, node_id: int, fetches: list[_Tickets]) -> None:
+        self.metadata.doubt(node_id)
+        topics = dict.fromkeys(each.topic_partition.topic for tickets in fetches for each in tickets.values())
+        self._spawn(self._look_elsewhere(tuple(topics)))
+
+    async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
+        await self._refresh(topics)
+        self._calls.give_up(self._is_in_vain)
+
+    def _is_in_vain(self, node_id: int, tickets: _Tickets) -> bool:
+        """Whether somebody else is to be asked for all of it by now."""
+        return not any(self._is_to_ask(node_id, each.topic_partition) for each in tickets.values())
+
+    def _is_to_ask(self, node_id: int, topic_partition: TopicPartition) -> bool:
+        topic = self.metadata.cached(topic_partition.topic)
+        if topic is None or topic_partition.partition >= len(topic.partitions):
+            return False
+        return self._node_to_ask(topic_partition, topic.partitions[topic_partition.partition]) == node_id
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:
         """One at a time for a topic: else each wake-up of the loop would begin another while it has no leader."""

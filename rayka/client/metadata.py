@@ -286,32 +286,41 @@ class ClusterMetadata:
     async def _ask_anyone(self, names: tuple[str, ...]) -> tuple[int, MetadataResponse]:
         problem: RaykaError | None = None
         tried: list[int] = []
-        for node_id in await self._candidates():
-            tried.append(node_id)
-            try:
-                response = await self._network.call(node_id, MetadataRequest(names), self._node_timeout_ms)
-            except ApiError as error:
-                if not error.retriable:
-                    raise
-                problem = error
-                self.doubt(node_id)
-            else:
-                self._last_answered, self._does_anyone_answer = node_id, True
-                self._doubted.pop(node_id, None)
-                return node_id, response
+        for candidates in (self._trusted, self._all):
+            for node_id in await candidates():
+                if node_id in tried:
+                    continue
+                tried.append(node_id)
+                try:
+                    response = await self._network.call(
+                        node_id, MetadataRequest(names), self._node_timeout_ms
+                    )
+                except ApiError as error:
+                    if not error.retriable:
+                        raise
+                    problem = error
+                    self.doubt(node_id)
+                else:
+                    self._last_answered, self._does_anyone_answer = node_id, True
+                    self._doubted.pop(node_id, None)
+                    return node_id, response
         self._does_anyone_answer = False
         asked = ", ".join(node_name(each) for each in tried) or "no node (none is known)"
         raise self._unavailable(f"asked {asked}; last error: {problem}", problem) from problem
 
-    async def _candidates(self) -> list[int]:
-        """The node that answered last, then the brokers known, then those the network knows; each once.
+    async def _trusted(self) -> list[int]:
+        """Of those known the ones that have not failed since they answered."""
+        return [each for each in self._known() if each not in self._doubted]
 
-        Those that failed since they answered come last.
-        """
-        known = [each.node_id for each in self.brokers if not each.is_fenced]
-        order = [self._last_answered, *known, *await self._network.node_ids()]
-        found = [each for each in dict.fromkeys(order) if each != NO_NODE]
+    async def _all(self) -> list[int]:
+        """Those known and those the network knows; who failed comes last. To ask the network costs a call."""
+        found = dict.fromkeys([*self._known(), *await self._network.node_ids()])
         return sorted(found, key=lambda each: each in self._doubted)
+
+    def _known(self) -> list[int]:
+        """The node that answered last, then the brokers."""
+        order = [self._last_answered, *(each.node_id for each in self.brokers if not each.is_fenced)]
+        return [each for each in dict.fromkeys(order) if each != NO_NODE]
 
     async def _find_controller(self) -> int:
         """What the brokers say, unless that is who has just failed: then the controllers themselves are asked."""

@@ -2,25 +2,25 @@
 
 Everything ready for one broker goes in one request, at most one batch of each partition (C1); several requests may be
 under way. One that fails in a way that passes is repeated until `delivery_timeout_ms`: after a pause, or as soon as a
-new leader is known where it was the leader that failed (`leader_watch`). A call that nobody answers is given up when
-the metadata say that the node leads none of its partitions any more. With idempotence the broker knows a repeated batch
-again, and a broker gives the producer its id before the first batch goes; without, a request whose answer was lost may
-put its records into the log twice. Invariant: a batch that was started ends exactly once, also when the loop stops.
+new leader is known where it was the leader that failed (`leader_watch`). A call that nobody answers is given up as soon
+as the metadata say that the node leads none of its partitions any more (`call_watch`). With idempotence the broker
+knows a repeated batch again, and a broker gives the producer its id before the first batch goes; without, a request
+whose answer was lost may put its records into the log twice. Invariant: a batch that was started ends exactly once,
+also when the loop stops.
 Kafka: Sender (G18, C11, C12).
 """
 
 import asyncio
 import logging
 import threading
-from asyncio import Timeout
 from collections.abc import Coroutine, Sequence
-from functools import partial
 from random import Random
 from typing import Any
 
 from rayka.client import io_thread
 from rayka.client.accumulator import Accumulator, Limits
 from rayka.client.bootstrap import ClusterHandle
+from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.leader_watch import LeaderWatch
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.producer_batch import Callback, ProducerBatch
@@ -48,7 +48,7 @@ from rayka.protocol.producer_ids import InitProducerIdRequest
 
 REQUEST_BYTES_MAX = 4 << 20
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
-_SLOW_S = 1.0  # without an answer for so long, and metadata may tell why
+_PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 _NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class Sender:
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
         self._leaders = LeaderWatch()
-        self._slow: dict[Timeout, tuple[int, Sequence[ProducerBatch]]] = {}  # calls without an answer
+        self._calls = CallWatch[Sequence[ProducerBatch]](_PATIENCE, self._on_silent)
         self._is_asking_for_id = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._is_closed = False
@@ -293,41 +293,24 @@ class Sender:
                 raise NoSuchTopic(f"topic {batch.topic!r} of cluster {self.cluster_name!r} was deleted")
             parts.append(ProducePartition(topic.topic_id, batch.partition, batch.encoded))
         request = ProduceRequest(self._config.acks, timeout_ms, tuple(parts))
-        response = await self._answer(node_id, request, timeout_ms, batches)
+        call = self._network.call(node_id, request, timeout_ms)
+        response: ProduceResponse = await self._calls.answer(node_id, batches, call)
         if len(response.partitions) != len(batches):
             raise NetworkException(
                 f"{node_name(node_id)} answered for {len(response.partitions)} of {len(batches)}"
             )
         return response.partitions
 
-    async def _answer(
-        self, node_id: int, request: ProduceRequest, timeout_ms: int, batches: Sequence[ProducerBatch]
-    ) -> ProduceResponse:
-        """The node's. Raises NetworkException also when it led nothing of this any more before it answered."""
-        scope = asyncio.timeout(None)
-        look = partial(self._look_at_slow, node_id, batches, scope)
-        watching = self._loop.call_later(_SLOW_S, look)
-        try:
-            async with scope:
-                return await self._network.call(node_id, request, timeout_ms)
-        except TimeoutError:
-            raise NetworkException(f"{node_name(node_id)} did not answer while it led") from None
-        finally:
-            watching.cancel()
-            self._slow.pop(scope, None)
-
-    def _look_at_slow(self, node_id: int, batches: Sequence[ProducerBatch], scope: Timeout) -> None:
-        """The answer takes long: from now on it is looked whether the node still leads."""
+    def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
+        """Others may know that it leads no more; perhaps they have said so already."""
         self._metadata.doubt(node_id)
-        self._slow[scope] = (node_id, batches)
-        for topic in dict.fromkeys(each.topic for each in batches):
+        self._calls.give_up(self._is_in_vain)
+        open_requests = [each for each in requests if not self._is_in_vain(node_id, each)]
+        for topic in dict.fromkeys(each.topic for request in open_requests for each in request):
             self._refresh(topic)
 
-    def _give_up_on_former_leaders(self) -> None:
-        for scope, (node_id, batches) in list(self._slow.items()):
-            if not any(self._leader(each) == node_id for each in batches):
-                del self._slow[scope]
-                scope.reschedule(self._loop.time())
+    def _is_in_vain(self, node_id: int, request: Sequence[ProducerBatch]) -> bool:
+        return not any(self._leader(each) == node_id for each in request)
 
     def _on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
@@ -399,19 +382,15 @@ class Sender:
         elif known is not None:
             self._set_topic(known)
             self._go_to_new_leaders(known)
-        self._give_up_on_former_leaders()
+        self._calls.give_up(self._is_in_vain)
         self._refresh_again(topic)
         self._pump()
 
     def _refresh_again(self, topic: str) -> None:
-        """Soon, as long as somebody waits for a leader; less soon, as long as a call has no answer."""
+        """Soon, as long as somebody waits for a leader."""
         if self._leaders.is_watched(topic):
-            pause_ms = self._config.retry_backoff_ms
-        elif any(each.topic == topic for _, batches in self._slow.values() for each in batches):
-            pause_ms = self._config.retry_backoff_max_ms
-        else:
-            return
-        self._next_refreshes[topic] = self._loop.call_later(pause_ms / 1000, self._refresh, topic)
+            pause_s = self._config.retry_backoff_ms / 1000
+            self._next_refreshes[topic] = self._loop.call_later(pause_s, self._refresh, topic)
 
     def _go_to_new_leaders(self, topic: MetadataTopic) -> None:
         with self.lock:

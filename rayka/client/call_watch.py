@@ -1,0 +1,137 @@
+"""Calls of one client that have no answer yet: which of the nodes asked say nothing, and which calls are given up.
+
+A process that was killed refuses nothing. The network finds out after a second or two, of a machine that is gone only a
+timeout tells, and by then another node may lead long since. So a node that has calls and says nothing for several times
+as long as it usually does counts as silent. The owner hears of it, asks somebody else for metadata, and has the calls
+given up whose node has lost what they are about. It hears again and again while the silence lasts: often at first,
+because most elections are over within a second, then more seldom, so as to be no burden on those who still answer. A
+call that alone stays without answer, from a node that talks otherwise, is looked at when it has been out for long.
+
+Invariants: one timer in all, and none while no call is out; what is given up ends like a call whose connection broke:
+it may or may not have been executed, and an answer that still comes is nobody's. Kafka has no such thing: there it is
+the operating system that closes a dead process's connections.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from rayka.errors import NetworkException
+from rayka.ids import node_name
+
+SubjectT = TypeVar("SubjectT")
+ResponseT = TypeVar("ResponseT")
+_TIMES_AS_LONG = 4  # as usual: that long a silence means something
+_SMOOTHING = 8
+_OFTEN_S, _SELDOM_S = 0.1, 1.0  # between two looks at the same silence: at first, and after a second
+
+
+class Patience(NamedTuple):
+    """How long a node may say nothing: between the two, whatever is usual for it. A single call may take the most."""
+
+    least_s: float
+    most_s: float
+
+
+class _OpenCall(NamedTuple, Generic[SubjectT]):
+    subject: SubjectT
+    began_s: float
+
+
+class _AskedNode(Generic[SubjectT]):
+    """A node that was called. `calls` are those without an answer, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.calls: dict[asyncio.Timeout, _OpenCall[SubjectT]] = {}
+        self.heard_s = 0.0  # when it answered last
+        self.looked_s = 0.0  # when the owner was told last
+        self.usual_s = 0.0  # how long it says nothing, on average
+
+    @property
+    def oldest_s(self) -> float:
+        return next(iter(self.calls.values())).began_s
+
+    @property
+    def silent_since_s(self) -> float:
+        return max(self.heard_s, self.oldest_s)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the owner was told, and nothing has come since."""
+        return bool(self.calls) and self.looked_s > self.silent_since_s
+
+    def on_answer(self, began_s: float, now_s: float) -> None:
+        quiet_s = now_s - max(self.heard_s, began_s)
+        self.usual_s += (quiet_s - self.usual_s) / _SMOOTHING
+        self.heard_s = now_s
+
+    def due_s(self, patience: Patience) -> float:
+        """When the owner is to be told next."""
+        if not self.is_silent:
+            usual_s = max(patience.least_s, _TIMES_AS_LONG * self.usual_s)
+            silence_due_s = self.silent_since_s + min(usual_s, patience.most_s)
+        else:
+            is_new = self.looked_s - self.silent_since_s < patience.most_s + _SELDOM_S
+            silence_due_s = self.looked_s + (_OFTEN_S if is_new else _SELDOM_S)
+        return min(silence_due_s, max(self.oldest_s + patience.most_s, self.looked_s + _SELDOM_S))
+
+
+class CallWatch(Generic[SubjectT]):
+    """See the module. `on_silent` is told the node and what its open calls are about. All on one loop."""
+
+    def __init__(self, patience: Patience, on_silent: Callable[[int, list[SubjectT]], None]) -> None:
+        self._patience = patience
+        self._on_silent = on_silent
+        self._nodes: dict[int, _AskedNode[SubjectT]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        counts = {node_name(node_id): len(node.calls) for node_id, node in self._nodes.items() if node.calls}
+        return f"<CallWatch open={counts}>"
+
+    async def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> ResponseT:
+        """The call's, which begins now. Raises NetworkException also when it is given up."""
+        node = self._nodes.setdefault(node_id, _AskedNode())
+        scope, began_s = asyncio.timeout(None), _now_s()
+        node.calls[scope] = _OpenCall(subject, began_s)
+        if self._timer is None:
+            self._arm()
+        try:
+            async with scope:
+                response = await call
+        except TimeoutError:
+            raise NetworkException(f"{node_name(node_id)} did not answer while it led") from None
+        finally:
+            node.calls.pop(scope, None)
+        node.on_answer(began_s, _now_s())
+        return response
+
+    def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
+        """Ends the calls to silent nodes, and those that take too long, that ask the wrong node by now."""
+        now_s = _now_s()
+        for node_id, node in self._nodes.items():
+            late_s = now_s if node.is_silent else now_s - self._patience.most_s
+            for scope, call in list(node.calls.items()):
+                if call.began_s <= late_s and is_in_vain(node_id, call.subject):
+                    del node.calls[scope]
+                    scope.reschedule(now_s)
+
+    def _arm(self) -> None:
+        """The timer is never set for later than a call that begins meanwhile could need it."""
+        due = [node.due_s(self._patience) for node in self._nodes.values() if node.calls]
+        if due:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(min(loop.time() + self._patience.least_s, *due), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = _now_s()
+        for node_id, node in list(self._nodes.items()):
+            if node.calls and node.due_s(self._patience) <= now_s:
+                node.looked_s = now_s
+                self._on_silent(node_id, [each.subject for each in node.calls.values()])
+        self._arm()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
