@@ -164,8 +164,8 @@ class Leadership:
         return self._propose(kept) if len(kept) < len(self.isr.committed) else None
 
     def maybe_recover(self) -> AlterPartitionItem | None:
-        """A proposal that only says that this leader, elected uncleanly, has recovered: its log is what it is (B41). None
-        while another one is pending, which says so too.
+        """A proposal that only says that this leader, elected uncleanly, has recovered: its log is what it is (B41).
+        None while another one is pending, which says so too.
         """
         is_recovering = self.recovery_state is LeaderRecoveryState.RECOVERING
         if not self.is_leader or self.isr.is_pending or not is_recovering:

@@ -293,8 +293,9 @@ class Partition:
         return self._leadership.maybe_shrink(self.log.log_end_offset, now_ms)
 
     def maybe_recover(self) -> AlterPartitionItem | None:
-        """A proposal that only says that this leader, elected uncleanly, has recovered (B41). To be asked regularly: None
-        while another one is pending, which says so too.
+        """A proposal that only says that this leader, elected uncleanly, has recovered (B41). To be asked regularly.
+
+        None while another one is pending, which says so too.
         """
         return self._leadership.maybe_recover()
 
