@@ -399,7 +399,9 @@ def _data_dir(value: Any) -> Any:
     paths = value if isinstance(value, list) else [value]
     if not paths or not all(isinstance(each, str) and each for each in paths) or len(set(paths)) < len(paths):
         raise ValueError("expected a directory, or a list of different ones")
-    return value
+    # Relative to where it was written: the nodes have other working directories. A home is each machine's own.
+    absolute = [each if each.startswith("~") else str(Path(each).absolute()) for each in paths]
+    return absolute if isinstance(value, list) else absolute[0]
 
 
 NODES_MAX = FIRST_COORDINATOR_ID - FIRST_BROKER_ID  # of one role

@@ -152,3 +152,12 @@ def test_a_node_may_have_several_roles_and_the_first_names_it(tmp_path: Path):
 def test_counts_declare_nodes_of_one_role_each():
     roles = ClusterSpec(brokers=2, controllers=1).roles
     assert roles == {1: (Role.BROKER,), 2: (Role.BROKER,), 3001: (Role.CONTROLLER,)}
+
+
+def test_a_data_directory_is_relative_to_where_the_specification_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    spec = ClusterSpec(data_dir=["data", "~/more", "/rest"])
+    monkeypatch.chdir("/")
+    assert spec.data_dirs == (str(tmp_path / "data"), str(Path.home() / "more"), "/rest")

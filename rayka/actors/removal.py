@@ -59,7 +59,7 @@ def _refuse_in_use(admin: Admin, broker_id: int, *, is_known: bool) -> None:
         raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
     if broker is not None and broker.replica_count:
         raise InvalidRequest(
-            f"broker {broker_id} holds {broker.replica_count:,} replicas, expected none; move them with `rayka broker "
+            f"broker {broker_id}: expected no replica, found {broker.replica_count:,}; move them with `rayka broker "
             f"drain {broker_id}` first"
         )
 

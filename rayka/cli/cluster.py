@@ -1,5 +1,6 @@
 """`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ def start(
                 end_ray()
             raise
     if as_json:
-        print_json(description)
+        print_json({**asdict(description), "added_brokers": cluster.added_brokers})
         return
     print_description(description)
     if cluster.added_brokers:

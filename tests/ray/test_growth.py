@@ -70,7 +70,7 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
     ):
         Cluster.start(**declared)
     with pytest.raises(
-        InvalidRequest, match=r"holds 1 replicas, expected none; .* `rayka broker drain 2` first"
+        InvalidRequest, match=r"broker 2: expected no replica, found 1; .* `rayka broker drain 2` first"
     ):
         cluster.remove_broker(2)
     with pytest.raises(BrokerIdNotRegistered, match="no broker 7; the cluster has 1, 2"):
