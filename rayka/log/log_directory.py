@@ -140,6 +140,7 @@ class LogDirectory:
         if clean is not None:
             self.was_clean_shutdown = True
             self.previous_broker_epoch = clean.get("brokerEpoch", NO_EPOCH)
+            self.record_broker_epoch(self.previous_broker_epoch)  # it stays so until this process registers
             self._disk.unlink(self._file(CLEAN_SHUTDOWN_FILE))
             await self._disk.sync([], [self.path])
         elif self._boot.get("bootId") == boot_id:
@@ -165,7 +166,7 @@ class LogDirectory:
 
     def _write_boot(self, content: dict[str, Any]) -> None:
         """Not after a failure: then the file has to be missing."""
-        if self.failure is None:
+        if self.failure is None and content != self._boot:
             self._boot = content
             self._disk.write(self._file(BOOT_FILE), json.dumps(content).encode())
 
