@@ -216,6 +216,17 @@ def test_a_leader_gives_its_partitions_away_and_then_shuts_down() -> None:  # H5
     assert machine.image.brokers[1].is_fenced
 
 
+def test_what_else_a_broker_says_while_it_shuts_down_does_not_put_its_end_off() -> None:  # H5
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
+    machine.heartbeat(1, want_shut_down=True)
+    moved_offset = len(machine.records) - 1
+    machine.heartbeat(2, current_metadata_offset=moved_offset - 1)
+    machine.heartbeat(1, want_shut_down=True, offline_directory_ids=(directory(1).directory_id,))
+    assert len(machine.records) - 1 > moved_offset
+    machine.heartbeat(2, current_metadata_offset=moved_offset)
+    assert machine.heartbeat(1, want_shut_down=True).should_shut_down
+
+
 @pytest.mark.parametrize(("before", "isr", "elr"), [((), (), (1,)), (WITHOUT_ELR, (1,), ())])
 def test_the_only_broker_shuts_down_too_and_its_partitions_wait_for_it(
     before: list[MetadataRecord], isr: tuple[int, ...], elr: tuple[int, ...]

@@ -278,6 +278,12 @@ def test_the_leader_changes_when_it_is_dropped() -> None:  # B45
     assert (ended.leader_id, ended.isr, ended.replicas) == (2, (2, 3, 4), (2, 3, 4))
 
 
+def test_a_leader_that_is_dropped_leads_no_more_although_nobody_else_can() -> None:  # B45, B14
+    ended = change(moving((1, 2, 3), leader_id=1), live=(1,)).target_isr((1, 2, 3, 4)).build()
+    assert ended is not None
+    assert (ended.leader_id, ended.isr, ended.replicas) == (-1, (2, 3, 4), (2, 3, 4))
+
+
 def test_with_fewer_replicas_than_before_all_that_stay_must_be_in_sync() -> None:  # B45
     before = partition((2, 3, 4, 1), isr=(1, 2, 3), leader_id=2, adding_replicas=(), removing_replicas=(1, 4))
     assert change(before).target_isr((2,)).build() == record(isr=(2,), eligible_leader_replicas=(3, 1))

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
@@ -105,6 +106,18 @@ def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
         change = changed(leader_id=BROKER if case == "this one leads again" else LEADER)
         await broker.apply(moved(broker) if case == "the replica was moved away" else change)
         assert (await waiting).error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.stop()
+
+    run(main)
+
+
+def test_who_waits_is_told_that_the_topic_was_deleted() -> None:  # B15
+    async def main() -> None:
+        broker = await leading()
+        waiting = asyncio.ensure_future(produce(broker))
+        await settle()
+        await broker.apply(RemoveTopicRecord(topic_id=ORDERS))
+        assert (await waiting).error_code is ErrorCode.UNKNOWN_TOPIC_ID
         await broker.stop()
 
     run(main)
@@ -336,6 +349,30 @@ def test_a_followers_high_watermark_is_saved_and_found_again() -> None:  # B4
         partition = broker.partition()
         assert (partition.high_watermark, partition.log.log_end_offset) == (1, 2)
         await broker.stop()
+
+    run(main)
+
+
+def test_a_clean_shutdown_saves_the_high_watermarks_of_all_partitions_each_on_its_disk() -> None:  # B4
+    async def main() -> None:
+        disk, paths = MemoryDisk(), (DATA_DIR, "/data/other")
+        broker = await Broker.start(disk, data_dirs=paths)
+        second_id = broker.directories.all[1].directory_id
+        led = broker.new_partition(0, leader_id=BROKER, isr=(BROKER,))
+        there = broker.new_partition(1)
+        elsewhere = msgspec.structs.replace(there, directories=(second_id, *there.directories[1:]))
+        await broker.apply(led, elsewhere)
+        await produce(broker, ACKS_LEADER)
+        await broker.begin_session(given(1, batch(b"a"), batch(b"b", offset=1), high_watermark=2))
+        await broker.tasks.stop()
+        await broker.directories.close(broker.replicas.high_watermarks)
+        again = await Broker.start(disk, data_dirs=paths)
+        saved = [
+            {number: each.high_watermark(TopicPartition("orders", number)) for number in (0, 1)}
+            for each in again.directories.all
+        ]
+        assert saved == [{0: 1, 1: None}, {0: None, 1: 2}]
+        await again.stop()
 
     run(main)
 

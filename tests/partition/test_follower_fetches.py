@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayka.errors import NotLeaderOrFollower, OffsetOutOfRange, UnknownLeaderEpoch
+from rayka.errors import NotLeaderOrFollower, OffsetNotAvailable, OffsetOutOfRange, UnknownLeaderEpoch
 from rayka.ids import OffsetAndEpoch
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.partition import Partition
@@ -15,6 +15,7 @@ from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
 from tests.partition.support import (
     BROKER,
     LAG_MAX_MS,
+    NOW_MS,
     append,
     broker_image,
     changed,
@@ -170,6 +171,22 @@ def test_a_follower_is_told_the_end_of_the_log_as_the_latest_offset() -> None:  
     assert partition.find_offset(LATEST_TIMESTAMP, 5, is_follower=True) == FoundOffset(-1, 3, 5)
     assert partition.find_offset(LATEST_TIMESTAMP, 5) == FoundOffset(-1, 0, 5)
     assert partition.find_offset(EARLIEST_TIMESTAMP, 5, is_follower=True) == FoundOffset(-1, 0, 5)
+
+
+def test_an_offset_that_a_consumer_was_told_does_not_fall_when_the_leader_changes() -> None:  # G12, B4
+    """The new leader has heard of less that is committed than its predecessor told."""
+    state = changed(replicas=(BROKER, 2), isr=(BROKER, 2), leader_epoch=6, partition_epoch=11)
+    partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
+    followed_from(partition, 2, 1)
+    partition.update_state(state, now_ms=0)
+    for offset in (1, 2):
+        followed_from(partition, 2, offset)
+        for timestamp_ms in (LATEST_TIMESTAMP, NOW_MS):
+            with pytest.raises(OffsetNotAvailable, match=f"high watermark {offset} has not reached 3"):
+                partition.find_offset(timestamp_ms, 6)
+    followed_from(partition, 2, 3)
+    assert partition.find_offset(LATEST_TIMESTAMP, 6) == FoundOffset(-1, 3, 6)
+    assert partition.find_offset(NOW_MS, 6).offset == 0
 
 
 def test_out_of_range_comes_before_diverging_below_the_logs_begin() -> None:  # G2, G3

@@ -13,6 +13,7 @@ from rayka.log.log import Log
 from rayka.partition.following import FollowerAppend
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.testing.memory_disk import MemoryDisk
 from tests.partition.support import BROKER, append, changed, fetch, new_partition, read, records, sync
 
@@ -141,6 +142,12 @@ def test_an_answer_of_another_leader_epoch_changes_nothing(epoch: int, error: ty
     assert end_and_epochs(partition.log) == (2, 4)
 
 
+def test_a_state_of_an_older_partition_epoch_changes_nothing_of_a_follower() -> None:  # B16
+    partition = follower((4, 2))
+    partition.update_state(changed(leader_epoch=6, partition_epoch=8), now_ms=0)
+    assert (partition.is_leader, partition.leader_epoch, end_and_epochs(partition.log)) == (False, 5, (2, 4))
+
+
 def test_a_leader_follows_nobody() -> None:  # B26
     with pytest.raises(NotLeaderOrFollower, match="follows nobody"):
         follow(new_partition(), placed(0, 5))
@@ -246,6 +253,20 @@ def test_a_consumer_reads_a_follower_only_if_it_may_and_what_is_committed() -> N
     assert (found.next_offset, found.high_watermark) == (2, 2)
     with pytest.raises(FencedLeaderEpoch):
         partition.check_readable(4, any_replica=True)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"),
+    [(4, FencedLeaderEpoch), (5, NotLeaderOrFollower), (6, UnknownLeaderEpoch), (-1, NotLeaderOrFollower)],
+)
+def test_a_follower_checks_the_epoch_before_it_says_that_another_leads(
+    epoch: int, error: type[ApiError]
+) -> None:  # B24, G2
+    partition = follower((4, 3))
+    with pytest.raises(error):
+        read(partition, 0, current_leader_epoch=epoch)
+    with pytest.raises(error):
+        partition.find_offset(LATEST_TIMESTAMP, epoch)
 
 
 # ---- The histories of KIP-101 ----

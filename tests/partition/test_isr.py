@@ -221,6 +221,31 @@ def test_after_any_other_error_the_same_is_proposed_again(error: ErrorCode) -> N
     assert partition.maximal_isr == (BROKER, 2)
 
 
+@pytest.mark.parametrize("error", REVERTED)
+def test_who_the_controller_does_not_let_go_stays_in_sync_and_may_be_proposed_again(
+    error: ErrorCode,
+) -> None:  # B2, B12
+    partition = leader(ALL_IN_SYNC)
+    proposal = partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
+    assert proposal is not None
+    refused = answer(partition, error)
+    assert partition.on_alter_partition(proposal, refused, now_ms=LAG_MAX_MS + 1) is None
+    assert (partition.isr, partition.maximal_isr, partition.high_watermark) == (REPLICAS, REPLICAS, 1)
+    assert partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 2) == proposal
+
+
+def test_who_leaves_counts_while_the_same_is_proposed_again_and_again() -> None:  # B2, B12
+    partition = leader(ALL_IN_SYNC)
+    proposal = partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
+    assert proposal is not None
+    for _ in range(3):
+        failed = answer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+        assert partition.on_alter_partition(proposal, failed, now_ms=LAG_MAX_MS + 1) == proposal
+        assert (partition.isr, partition.maximal_isr, partition.high_watermark) == (REPLICAS, REPLICAS, 1)
+    partition.on_alter_partition(proposal, answer(partition, isr=(BROKER,)), now_ms=LAG_MAX_MS + 1)
+    assert (partition.isr, partition.high_watermark) == ((BROKER,), 2)
+
+
 def test_an_accepted_proposal_is_the_isr_as_the_controller_says_it() -> None:  # B12
     partition = leader()
     proposal = expanding(partition)
