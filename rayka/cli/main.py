@@ -74,7 +74,11 @@ def rayka() -> None:
 
 def main() -> None:
     """The entry point: runs the command, reports its errors, exits."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    # Else it waits at the exit, half a second, for output of workers that no command prints.
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
