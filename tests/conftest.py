@@ -1,4 +1,5 @@
-"""What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind.
+"""What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind; and the
+one Ray and the cluster that tests share, which start when the first test asks for them.
 
 Temporary files of the whole run, those of Ray and of subprocesses included, go into one directory; it must be
 empty at the end, but for what pytest keeps of failed tests. Every process that a test starts inherits a mark
@@ -11,14 +12,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import psutil
 import pytest
 
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster as RayNodes
+
+    from rayka.cluster import Cluster
+
 # Under `uv run`, Ray would build the whole environment again for its workers. Read when ray is imported.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# Read when ray is imported, too; `disabled` makes no token in the user's home. Each mode has its smoke test.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
@@ -55,6 +64,24 @@ def nothing_is_left_behind() -> Iterator[None]:
     files = sorted(path.name for path in Path(os.environ["TMPDIR"]).iterdir() if not _is_pytests(path))
     assert not processes, f"processes outlive the tests: {processes}"
     assert not files, f"files were left in the temporary directory: {files}"
+
+
+@pytest.fixture(scope="session")
+def rays() -> Iterator["RayNodes"]:
+    """The Ray that this process is connected to. Tests may add Ray nodes, and have to remove them."""
+    from tests.rays import connected_ray
+
+    with connected_ray(head_cpus=8) as rays:
+        yield rays
+
+
+@pytest.fixture(scope="session")
+def cluster(rays: "RayNodes", tmp_path_factory: pytest.TempPathFactory) -> Iterator["Cluster"]:
+    """A cluster for tests that leave it as it was; topics have names of their own."""
+    from rayka.cluster import Cluster
+
+    with Cluster.start(name="shared", data_dir=str(tmp_path_factory.mktemp("shared"))) as cluster:
+        yield cluster
 
 
 def _is_pytests(path: Path) -> bool:

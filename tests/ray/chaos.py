@@ -24,9 +24,10 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 import rayka
 from rayka.cluster import Cluster
 from rayka.ids import Role
-from tests.ray.machines import Machines, homes
+from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.sender import Sender
 from tests.ray.support import kill
+from tests.rays import connected_ray
 
 MACHINES = 3
 PARTITIONS = 6
@@ -168,27 +169,31 @@ class Chaos:
 def run(seconds: float, seed: int, say: Callable[[str], None] = print) -> Outcome:
     """A cluster, its clients, and faults for so many seconds; leaves nothing running."""
     data_dir = tempfile.mkdtemp(prefix="chaos-")
-    machines = Machines(MACHINES)
     try:
-        cluster = Cluster.start(
-            name="chaos",
-            brokers=MACHINES,
-            controllers=MACHINES,
-            data_dir=data_dir,
-            config={"default.replication.factor": MACHINES, "min.insync.replicas": 2},
-        )
-        say(
-            f"seed {seed}: nodes on Ray nodes { ({each: home[:6] for each, home in homes(cluster).items()}) }"
-        )
-        with rayka.Admin(cluster=cluster) as admin:
-            for topic in TOPICS:
-                admin.create_topic(topic, partitions=PARTITIONS)
-        outcome = _run_clients(Chaos(cluster, machines, Random(seed), say), cluster, seconds)
-        cluster.stop()
-        return outcome
+        with connected_ray(head_cpus=0) as rays:
+            return _run_on(Machines(rays, MACHINES), data_dir, seconds, seed, say)
     finally:
-        machines.close()
-        shutil.rmtree(data_dir, ignore_errors=True)
+        shutil.rmtree(data_dir, ignore_errors=True)  # what was killed may still write there
+
+
+def _run_on(
+    machines: Machines, data_dir: str, seconds: float, seed: int, say: Callable[[str], None]
+) -> Outcome:
+    cluster = Cluster.start(
+        name="chaos",
+        brokers=MACHINES,
+        controllers=MACHINES,
+        resources=ON_MACHINES,
+        data_dir=data_dir,
+        config={"default.replication.factor": MACHINES, "min.insync.replicas": 2},
+    )
+    say(f"seed {seed}: nodes on Ray nodes { ({each: home[:6] for each, home in homes(cluster).items()}) }")
+    with rayka.Admin(cluster=cluster) as admin:
+        for topic in TOPICS:
+            admin.create_topic(topic, partitions=PARTITIONS)
+    outcome = _run_clients(Chaos(cluster, machines, Random(seed), say), cluster, seconds)
+    cluster.stop()
+    return outcome
 
 
 def _run_clients(chaos: Chaos, cluster: Cluster, seconds: float) -> Outcome:
@@ -211,17 +216,18 @@ def _run_clients(chaos: Chaos, cluster: Cluster, seconds: float) -> Outcome:
     outcome.read_meanwhile = sum(len(each.read) for each in readers)
     _measure_gaps(outcome, senders)
     for sender, reader in zip(senders, readers, strict=True):
-        _check(outcome, cluster, sender, reader)
+        _check(outcome, sender, reader)
     return outcome
 
 
-def _check(outcome: Outcome, cluster: Cluster, sender: Sender, reader: Reader) -> None:
+def _check(outcome: Outcome, sender: Sender, reader: Reader) -> None:
+    outcome.problems += reader.problems
     try:
-        sender.check()
+        records = sender.check()
     except AssertionError as error:
         outcome.problems.append(f"{sender.topic}: {error}")
-    outcome.problems += reader.problems
-    now = {(each.partition, each.offset): each.value for each in rayka.read(sender.topic, cluster=cluster)}
+        return
+    now = {(each.partition, each.offset): each.value for each in records}
     changed = [place for place, value in reader.read.items() if now.get(place) != value]
     if changed:
         outcome.problems.append(f"{sender.topic}: what was read is no longer there: {changed[:5]}")

@@ -1,4 +1,4 @@
-"""One Ray for all tests of a module, in the run's temporary directory.
+"""Clusters on the Ray that all tests share, and processes of their own.
 
 Tests that need a whole process to themselves (authentication, Ctrl-C, a Ray that stays) run it as a
 subprocess with a home directory of its own, so that they neither find nor leave a Ray, a token or a cluster
@@ -11,42 +11,20 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from ray.cluster_utils import Cluster as RayNodes
 
-# Ray reads it once, when it is imported; `disabled` makes no token in the user's home. Each mode has its smoke test.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-
-import ray
-
-from rayka.actors import ray_process
 from rayka.actors.names import running_clusters
+from rayka.cli.main import run as run_in_process
 from rayka.cluster import Cluster
 
 
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
+@pytest.fixture(scope="session")
+def ray_address(rays: RayNodes) -> str:
     """The Ray that this process is connected to."""
-    directory = ray_process.make_temp_dir()
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        logging_level="ERROR",
-        log_to_driver=False,
-        _temp_dir=directory,
-    )
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope="module")
-def cluster(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A cluster for tests that leave it as it was; topics have names of their own."""
-    with Cluster.start(name="shared", data_dir=str(tmp_path_factory.mktemp("shared"))) as cluster:
-        yield cluster
+    return str(rays.address)
 
 
 @pytest.fixture
@@ -62,6 +40,25 @@ def start(ray_address: str) -> Iterator[Callable[..., Cluster]]:
     yield start_cluster
     for name in [each for each in started if each in running_clusters()]:
         started[name].stop()
+
+
+class Said(NamedTuple):
+    """How a command ended, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(ray_address: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs a `rayka` command in this process, on its Ray."""
+
+    def run_command(*arguments: str) -> Said:
+        capsys.readouterr()
+        return Said(run_in_process(list(arguments)), *capsys.readouterr())
+
+    return run_command
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ node with the same disk.
 """
 
 import os
-import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -15,35 +14,34 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 
-from rayka.actors import launch, ray_process
+from rayka.actors import launch
 from rayka.actors.on_ray_node import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 
+ON_MACHINES = {role: {"resources": {"machine": 0.01}} for role in ("broker", "controller")}  # in a spec
 _AWAY = ".away"
 
 
 class Machines:
-    """Some Ray nodes beside the head, which has no CPUs, so that no node of a cluster lives there.
+    """Some Ray nodes beside those there are; only they have what `ON_MACHINES` asks for.
 
     Every other one, or all, have a label of their own, which they keep: by that Ray itself finds a machine again, else
     the supervisor does.
     """
 
-    def __init__(self, count: int, *, all_labelled: bool = False) -> None:
-        self._directory = os.environ["RAY_TMPDIR"] = ray_process.make_temp_dir()
-        self._rays = RayNodes(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-        )
+    def __init__(self, rays: RayNodes, count: int, *, all_labelled: bool = False) -> None:
+        self._rays = rays
         self._running: dict[str, Any] = {}
         self._labels: dict[str, dict[str, str]] = {}
         for number in range(count):
-            self._add({HOST_LABEL: f"machine-{number}"} if all_labelled or number % 2 == 0 else {})
-        ray.init(address=self._rays.address, logging_level="ERROR", log_to_driver=False)
+            labels = {HOST_LABEL: f"machine-{number}"} if all_labelled or number % 2 == 0 else {}
+            self._add(labels, wait=False)
+        self._rays.wait_for_nodes()
         self._lost: list[tuple[str, tuple[str, ...]]] = []
 
-    def _add(self, labels: dict[str, str]) -> str:
-        node = self._rays.add_node(num_cpus=2, labels=labels)
+    def _add(self, labels: dict[str, str], *, wait: bool) -> str:
+        node = self._rays.add_node(wait=wait, num_cpus=2, resources={"machine": 1}, labels=labels)
         self._running[node.node_id], self._labels[node.node_id] = node, labels
         return str(node.node_id)
 
@@ -72,7 +70,7 @@ class Machines:
     def bring_back(self) -> str:
         """The machine that was lost first, as another Ray node; its id."""
         ray_node_id, directories = self._lost.pop(0)
-        new_id = self._add(self._labels[ray_node_id])
+        new_id = self._add(self._labels[ray_node_id], wait=True)
         for each in directories:
             os.rename(each + _AWAY, each)
         return new_id
@@ -82,10 +80,9 @@ class Machines:
         return not any(each["NodeID"] == ray_node_id and each["Alive"] for each in ray.nodes())
 
     def close(self) -> None:
-        ray.shutdown()
-        self._rays.shutdown()
-        del os.environ["RAY_TMPDIR"]
-        shutil.rmtree(self._directory, ignore_errors=True)  # what was killed may still write there
+        """Ends those that run."""
+        for each in self._running.values():
+            self._rays.remove_node(each)
 
 
 def homes(cluster: Cluster) -> dict[int, str]:

@@ -68,8 +68,10 @@ class Sender(threading.Thread):
         self.join(90)
         assert not self.is_alive()
 
-    def check(self) -> None:
-        """Every acknowledged record is read exactly at its offset, none twice, those of a key in their order."""
+    def check(self) -> list[rayka.Record]:
+        """Every acknowledged record is read exactly at its offset, none twice, those of a key in their order; all there
+        are.
+        """
         assert self.failed == []
         records = list(rayka.read(self.topic, cluster=self._cluster))
         found = {(each.partition, each.offset): int(each.value or b"-1") for each in records}
@@ -86,3 +88,4 @@ class Sender(threading.Thread):
             number = found[place]
             assert number > newest.get(number % _KEYS, -1), f"{number} at {place} is out of order"
             newest[number % _KEYS] = number
+        return records

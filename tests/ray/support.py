@@ -10,8 +10,10 @@ import psutil
 
 from rayka.actors import supervise
 from rayka.client import io_thread
-from rayka.cluster import Cluster
+from rayka.cluster import Cluster, ClusterDescription
 
+_WAIT_S = 60
+_PAUSE_S = 0.1
 RAYKA = (sys.executable, "-c", "from rayka.cli.main import main; main()")
 
 
@@ -37,12 +39,23 @@ def end_supervisor(cluster: Cluster) -> None:
     io_thread.run(supervise.stop(cluster.name), 30)
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 60) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     """Until the condition holds; asks for it ten times a second."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _WAIT_S
     while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
-        time.sleep(0.1)
+        assert time.monotonic() < deadline, f"not within {_WAIT_S} s"
+        time.sleep(_PAUSE_S)
+
+
+def running(cluster: Cluster) -> ClusterDescription:
+    """What the cluster is once all of it runs; for a moment a busy machine may have no active controller."""
+    description = cluster.describe()
+    deadline = time.monotonic() + _WAIT_S
+    while not (description.is_running and description.cluster_id):
+        assert time.monotonic() < deadline, description
+        time.sleep(_PAUSE_S)
+        description = cluster.describe()
+    return description
 
 
 def is_alive(pid: int) -> bool:

@@ -1,5 +1,6 @@
 """Clusters on a real Ray: started, found, described, stopped, started again; and what is refused."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +11,17 @@ import ray
 import rayka
 from rayka.actors import launch, supervise
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
+from rayka.actors.formatting import place_formatted
+from rayka.actors.names import wanted_node_ids
 from rayka.actors.placement import wall_clock_ms
 from rayka.client import io_thread
 from rayka.cluster import Cluster
+from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, StorageError, UnavailableError
 from rayka.ids import Role
 from rayka.protocol.cluster import NodeState, StatusRequest
-from tests.ray.support import broker_pid, kill, wait_until
+from tests.ray.conftest import Said
+from tests.ray.support import broker_pid, end_supervisor, kill, running
 
 pytestmark = pytest.mark.ray
 Start = Callable[..., Cluster]
@@ -25,6 +30,11 @@ Start = Callable[..., Cluster]
 def values(cluster: Cluster, topic: str) -> list[bytes | None]:
     """Every value of a topic, in no particular order of partitions."""
     return sorted(record.value for record in rayka.read(topic, cluster=cluster))
+
+
+def data_dir(cluster: Cluster) -> str:
+    """What its spec says."""
+    return str(Path(cluster.describe().nodes[0].data_dirs[0]).parents[1])
 
 
 def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: Start, tmp_path: Path) -> None:
@@ -36,11 +46,11 @@ def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: St
         for value in sent:
             producer.send("numbers", value)
     assert values(cluster, "numbers") == sent
-    cluster_id = cluster.describe().cluster_id
+    cluster_id = running(cluster).cluster_id
     cluster.stop()
 
     again = start(name="kept", data_dir=str(tmp_path))
-    assert again.describe().cluster_id == cluster_id
+    assert running(again).cluster_id == cluster_id
     assert values(again, "numbers") == sent
     with rayka.Producer(cluster="kept") as producer:  # by name
         assert producer.send("numbers", b"one more").result(timeout=30).topic == "numbers"
@@ -50,11 +60,10 @@ def test_stop_and_start_on_the_same_directory_keeps_topics_and_records(start: St
 def test_describe_names_every_node_with_its_actor_process_and_directories(
     cluster: Cluster, ray_address: str
 ) -> None:
-    description = cluster.describe()
+    description = running(cluster)
     broker, controller = description.nodes
     assert (description.name, description.namespace) == ("shared", "rayka")
     assert (description.ray_address, description.controller_id) == (ray_address, 3001)
-    assert description.is_running
     assert (broker.node_id, broker.roles, broker.actor_name) == (1, (Role.BROKER,), "shared/broker-1")
     assert (controller.node_id, controller.actor_name) == (3001, "shared/controller-3001")
     assert broker.state == controller.state == NodeState.RUNNING
@@ -71,10 +80,9 @@ def test_a_cluster_that_does_not_run_is_not_found_by_name(ray_address: str) -> N
         rayka.Producer(cluster="nowhere")
 
 
-def test_a_running_cluster_started_again_as_it_is_stays_as_it_is(start: Start, tmp_path: Path) -> None:
-    cluster = start(data_dir=str(tmp_path))
+def test_a_running_cluster_started_again_as_it_is_stays_as_it_is(cluster: Cluster) -> None:
     before = broker_pid(cluster)
-    assert broker_pid(start(name=cluster.name, data_dir=str(tmp_path))) == before
+    assert broker_pid(Cluster.start(name=cluster.name, data_dir=data_dir(cluster))) == before
 
 
 @pytest.mark.parametrize(
@@ -85,16 +93,25 @@ def test_a_running_cluster_started_again_as_it_is_stays_as_it_is(start: Start, t
     ],
 )
 def test_a_second_cluster_of_one_name_is_refused(
-    cluster: Cluster, tmp_path: Path, changed: dict[str, object], said: str
+    cluster: Cluster, changed: dict[str, object], said: str
 ) -> None:
-    data_dir = str(Path(cluster.describe().nodes[0].data_dirs[0]).parents[1])
     with pytest.raises(ClusterExists, match=said):
-        Cluster.start(**{"name": "shared", "data_dir": data_dir, **changed})
+        Cluster.start(**{"name": "shared", "data_dir": data_dir(cluster), **changed})
 
 
-def test_two_clusters_of_two_names_run_side_by_side(cluster: Cluster, start: Start, tmp_path: Path) -> None:
-    other = start(data_dir=str(tmp_path))
-    assert other.describe().cluster_id != cluster.describe().cluster_id
+def test_a_cluster_runs_beside_another_and_is_gone_when_it_is_stopped_with_its_data_if_told_so(
+    cluster: Cluster, start: Start, tmp_path: Path
+) -> None:
+    """Also the data of a node that has no actor any more."""
+    with start(data_dir=str(tmp_path)) as other:
+        description = running(other)
+        assert description.cluster_id != running(cluster).cluster_id
+        end_supervisor(other)
+        launch.end(launch.find(other.name, 1))
+        other.stop(delete_data=True)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ClusterNotFound):
+        other.stop()
 
 
 def test_a_missing_directory_is_named_and_a_replaced_broker_comes_back_empty(
@@ -108,13 +125,14 @@ def test_a_missing_directory_is_named_and_a_replaced_broker_comes_back_empty(
         start(name="replaced", data_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="nobody else has the metadata"):
         start(name="replaced", data_dir=str(tmp_path), replace=[3001])
-    assert start(name="replaced", data_dir=str(tmp_path), replace=[1]).describe().is_running
+    running(start(name="replaced", data_dir=str(tmp_path), replace=[1]))
 
 
 def test_a_directory_of_another_node_fails_the_start_with_the_reason_and_leaves_nothing(
     start: Start, tmp_path: Path
 ) -> None:
-    start(name="first", data_dir=str(tmp_path)).stop()
+    spec = ClusterSpec(name="first", data_dir=str(tmp_path))
+    place_formatted(spec, wanted_node_ids(spec), replace=(), homes={})
     broker, controller = (tmp_path / "first" / node for node in ("broker-1", "controller-3001"))
     broker.joinpath("meta.properties").write_bytes(controller.joinpath("meta.properties").read_bytes())
     with pytest.raises(UnavailableError, match=str(broker)):
@@ -156,20 +174,21 @@ def test_a_node_without_an_actor_is_made_again_on_its_disk_also_by_a_supervisor_
     before = ray.get(supervise.find(cluster.name).pid.remote())
     kill(before)
     launch.end(launch.find(cluster.name, 1))
-    wait_until(lambda: cluster.describe().is_running)
+    running(cluster)
     assert values(cluster, "words") == [b"one"]
     assert ray.get(supervise.find(cluster.name).pid.remote()) != before
     cluster.stop()
     assert supervise.find(cluster.name) is None
 
 
-def test_delete_data_leaves_nothing_of_the_cluster(start: Start, tmp_path: Path) -> None:
-    start(data_dir=str(tmp_path)).stop(delete_data=True)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_stopped_cluster_is_gone(start: Start, tmp_path: Path) -> None:
-    with start(data_dir=str(tmp_path)) as cluster:
-        assert cluster.describe().is_running
-    with pytest.raises(ClusterNotFound):
-        cluster.stop()
+def test_topics_are_created_described_and_deleted_by_the_command_line(
+    cluster: Cluster, command: Callable[..., Said]
+) -> None:
+    there = ("--cluster", cluster.name)
+    assert command("topic", "create", "by-command", "-p", "3", "-c", "flush=batch", *there).code == 0
+    described = json.loads(command("topic", "describe", "by-command", "--json", *there).out)
+    assert len(described["partitions"]) == 3
+    assert described["configs"] == {"flush": "batch"}
+    assert "by-command" in command("topic", "list", *there).out
+    assert command("topic", "delete", "by-command", *there).code == 0
+    assert "by-command" not in command("topic", "list", *there).out

@@ -93,7 +93,7 @@ def test_a_leader_that_is_stopped_hands_over_first_and_comes_back_on_its_disk(
     began = time.monotonic()
     ray.get(handle.stop.remote())
     sender.await_acknowledged(300)
-    assert sender.longest_gap_s(began) < 2.0, "0.1 s on a quiet machine"
+    assert sender.longest_gap_s(began) < SESSION_S / 2, "0.1 s on a quiet machine"
     assert leadership(brokers, sender)[0] != leader_id
     ray.kill(handle, no_restart=False)
     wait_until(lambda: brokers.describe().nodes[leader_id - 1].state == NodeState.RUNNING)

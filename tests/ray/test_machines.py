@@ -1,4 +1,5 @@
-"""A machine that is lost for good: its broker comes back empty, elsewhere, when a person says so and not before.
+"""Machines beside the driver's: nodes live where the resources are, and one that is lost for good comes back empty,
+elsewhere, when a person says so and not before.
 
 The machines are labelled, so Ray keeps the name of the lost broker for the machine that might return.
 """
@@ -7,28 +8,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
 from rayka.actors.description import UNREACHABLE
+from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.cluster import Cluster
-from rayka.errors import ConfigError
+from rayka.errors import ConfigError, UnavailableError
 from rayka.protocol.cluster import NodeState
-from tests.ray.machines import Machines, homes
+from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.support import wait_until
 
 pytestmark = pytest.mark.ray
 VALUES = [b"%03d" % number for number in range(100)]
 
 
-@pytest.fixture
-def machines() -> Iterator[Machines]:
-    machines = Machines(2, all_labelled=True)
+@pytest.fixture(scope="module")
+def machines(rays: RayNodes) -> Iterator[Machines]:
+    machines = Machines(rays, 2, all_labelled=True)
     yield machines
     machines.close()
 
 
 def state(cluster: Cluster, node_id: int) -> str:
     return next(each.state for each in cluster.describe().nodes if each.node_id == node_id)
+
+
+def test_nodes_live_on_a_ray_node_that_has_the_resources_and_their_disk(
+    machines: Machines, tmp_path: Path
+) -> None:
+    assert own_ray_node_id() not in machines.ray_node_ids
+    for is_last in (False, True):
+        cluster = Cluster.start(name="far", data_dir=str(tmp_path), resources=ON_MACHINES)
+        assert set(homes(cluster)) == {1, 3001}
+        assert set(homes(cluster).values()) <= set(machines.ray_node_ids)
+        cluster.stop(delete_data=is_last)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resources_that_no_ray_node_has_are_named(machines: Machines, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"asks for a broker: \{'CPU': 99"):
+        Cluster.start(name="greedy", data_dir=str(tmp_path), resources={"broker": {"num_cpus": 99}})
 
 
 def test_a_lost_broker_is_replaced_by_an_empty_one_only_when_told_and_copies_what_it_had(
@@ -38,6 +58,7 @@ def test_a_lost_broker_is_replaced_by_an_empty_one_only_when_told_and_copies_wha
         "name": "lost",
         "brokers": 2,
         "data_dir": str(tmp_path),
+        "resources": ON_MACHINES,
         "config": {"default.replication.factor": 2},
     }
     cluster = Cluster.start(**fields)

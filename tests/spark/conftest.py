@@ -1,43 +1,13 @@
-"""One Ray, one cluster and one Spark session for all tests here: Spark alone takes half a minute to start."""
-
-import os
-import shutil
-from collections.abc import Iterator
+"""One Spark session, on the Ray that all tests share, for all tests here: it takes half a minute to start."""
 
 import pytest
 
-# Ray reads it once, when it is imported; `disabled` makes no token in the user's home.
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-
-import ray
-
 import rayka
 import rayka.spark
-from rayka.actors import ray_process
 from rayka.cli.flights import flight_records, load_flights
 from rayka.spark.session import SHORT_JOB
 
 FLIGHTS_PARTITIONS = 6
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[rayka.Cluster]:
-    """A cluster on a Ray of its own, in this process's temporary directory."""
-    directory = ray_process.make_temp_dir()
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        _temp_dir=directory,
-        logging_level="ERROR",
-        log_to_driver=False,
-    )
-    try:
-        with rayka.Cluster.start(name="spark-tests", data_dir=directory) as cluster:
-            yield cluster
-    finally:
-        ray.shutdown()
-        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")

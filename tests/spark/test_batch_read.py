@@ -106,7 +106,7 @@ def test_a_frame_keeps_the_offsets_it_was_planned_with(read, admin, produce):
 
 def test_a_range_that_does_not_exist_is_an_error_that_names_it(read, small):
     text = failure_of(read(small, endingOffsets='{"small":{"0":11,"1":-1}}').collect)
-    assert "OffsetOutOfRange: small-0 of cluster 'spark-tests'" in text
+    assert "OffsetOutOfRange: small-0 of cluster 'shared'" in text
     assert "offsets [0, 11) were asked for, [0, 10) are available" in text
 
 
@@ -117,7 +117,7 @@ def test_without_fail_on_data_loss_what_is_there_is_read(read, small):
 
 def test_an_unknown_topic_is_an_error_with_the_nearest_name(read, small):
     text = failure_of(read("smal").collect)
-    assert "cluster 'spark-tests' has no topic 'smal'" in text
+    assert "cluster 'shared' has no topic 'smal'" in text
     assert "'small'" in text
 
 
@@ -150,7 +150,7 @@ def test_a_topic_made_anew_after_planning_is_an_error(read, admin, produce):
     admin.delete_topic("reborn")
     admin.create_topic("reborn", partitions=1)
     produce("reborn", [{"value": b"new"}])
-    assert "TopicRecreated: topic 'reborn' of cluster 'spark-tests'" in failure_of(frame.collect)
+    assert "TopicRecreated: topic 'reborn' of cluster 'shared'" in failure_of(frame.collect)
     assert [row.value for row in read("reborn").collect()] == [b"new"]
 
 

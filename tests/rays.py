@@ -1,0 +1,51 @@
+"""A Ray that tests start: in a directory of its own, with a head to which further Ray nodes can be added."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster as RayNodes
+
+from rayka.actors import ray_process
+
+_END_TIMEOUT_S = 30
+_SYSTEM_CONFIG = {
+    "worker_niceness": 0,  # Ray's 15 lets a busy machine stop the nodes of a cluster for seconds
+    "prestart_worker_first_driver": False,  # nothing here could use those workers
+    "health_check_period_ms": 500,  # a lost Ray node is noticed within 3 s, not 15; a slow one has as long as ever
+}
+_QUIET: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+
+
+@contextmanager
+def connected_ray(head_cpus: int) -> Iterator[RayNodes]:
+    """A Ray of one node, to which this process is connected; ends with all that it has started.
+
+    Without what nobody asks here: autoscaler, dashboard, the workers' output.
+    """
+    directory = os.environ["RAY_TMPDIR"] = ray_process.make_temp_dir()
+    head = {
+        "num_cpus": head_cpus,
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "no_monitor": True,
+        "object_store_memory": 1 << 30,
+        "_system_config": _SYSTEM_CONFIG,
+    }
+    try:
+        rays = RayNodes(initialize_head=True, head_node_args=head)
+        ray.init(address=rays.address, **_QUIET)
+        try:
+            yield rays
+        finally:
+            started = psutil.Process().children(recursive=True)
+            ray.shutdown()
+            rays.shutdown()
+            psutil.wait_procs(started, timeout=_END_TIMEOUT_S)
+    finally:
+        del os.environ["RAY_TMPDIR"]
+        shutil.rmtree(directory, ignore_errors=True)
