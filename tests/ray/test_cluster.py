@@ -132,7 +132,7 @@ def test_a_directory_of_another_node_fails_the_start_with_the_reason_and_leaves_
     start: Start, tmp_path: Path
 ) -> None:
     spec = ClusterSpec(name="first", data_dir=str(tmp_path))
-    place_formatted(spec, wanted_node_ids(spec), replace=(), homes={})
+    place_formatted(spec, wanted_node_ids(spec), replace=(), new=(), homes={})
     broker, controller = (tmp_path / "first" / node for node in ("broker-1", "controller-3001"))
     broker.joinpath("meta.properties").write_bytes(controller.joinpath("meta.properties").read_bytes())
     with pytest.raises(UnavailableError, match=str(broker)):
