@@ -258,6 +258,24 @@ FLIPPING = {
         "leader_imbalance_per_broker_percentage": 0,
     },
 }
+MOVING = {
+    **FLIPPING,
+    "topics": (THREE,),
+    "brokers": 3,
+    "loss": 0.05,
+    "duplication": 0.05,
+    "jitter_ms": 20.0,
+    "faults_per_minute": 150.0,
+}
+JOINING = {
+    **DATA,
+    "topics": (TopicPlan("data0", 2, 3, {"min.insync.replicas": "1"}),),
+    "records_per_second": 200.0,
+    "fault_kinds": (FaultKind.CUT_LINK, FaultKind.CUT_ONE_WAY, FaultKind.CLOG, FaultKind.PAUSE),
+    "faults_per_minute": 40.0,
+    "jitter_ms": 100.0,
+    "config": {**DATA["config"], "replica_lag_time_max_ms": 100},
+}
 DARK = {**DATA, "fault_kinds": (FaultKind.POWER_LOSS, FaultKind.ISOLATE, FaultKind.PAUSE)}
 FLUSHED = {**DATA, "sync_ms": 30.0, "topics": (TopicPlan("data0", 1, 1, {"flush": "batch"}),)}
 
@@ -272,11 +290,11 @@ REPLICATION_BUGS = [
     bug("looks an epoch up on one side only", "partition-prefix",
         all_of(planted(following, "truncation_offset", believes_the_leader_alone),
                planted(reading, "_diverging_epoch", compares_offsets_alone)), 4, WILD),
-    bug("does not truncate", "liveness", planted(following, "truncation_offset", never_truncates), 1),
+    bug("does not truncate", "liveness", planted(following, "truncation_offset", never_truncates), 2),
     bug("high watermark over the proposed ISR", "isr-high-watermark",
         planted(Leadership, "committed_offset", counts(proposed)), 1),
-    bug("high watermark over the committed ISR", "isr-high-watermark",
-        planted(Leadership, "committed_offset", counts(lambda self: self.isr.committed)), 24),
+    bug("high watermark over the committed ISR", "isr-member",
+        planted(Leadership, "committed_offset", counts(lambda self: self.isr.committed)), 1, JOINING),
     bug("high watermark of the leader alone", "isr-high-watermark",
         planted(Leadership, "committed_offset", counts(lambda self: ())), 1),
     bug("a follower is counted with a stale epoch", "fetch-epoch",
@@ -303,13 +321,13 @@ REPLICATION_BUGS = [
         planted(PartitionChangeBuilder, "_eligible_replicas", keeps_everybody_eligible), 1),
     bug("elects whoever is first", "unclean-election",
         planted(PartitionChangeBuilder, "_clean_leader", elects_by_order_alone), 1),
-    bug("a sequence check that is off by one", "duplicate", planted(ProducerStates, "check", is_off_by_one), 1, LOSSY),
+    bug("a sequence check that is off by one", "duplicate", planted(ProducerStates, "check", is_off_by_one), 4, LOSSY),
     bug("a duplicate window of one batch", "duplicate",
         planted(producer_state, "CACHED_BATCHES", lambda _: 1), 5, WILD),
     bug("producers' state is kept over a truncation", "promised",
         planted(ProducerSnapshots, "on_truncated", keeps_what_was_cut_off), 18, FLIPPING),
     bug("followers do not learn of producers", "duplicate",
-        planted(following, "append", forgets_producers_as_a_follower), 1, LOSSY),
+        planted(following, "append", forgets_producers_as_a_follower), 4, MOVING),
     bug("serves from another broker's directory", "foreign-directory",
         planted(log_directory, "read_meta_properties", takes_any_directory), 1,
         {**DATA, "fault_kinds": (FaultKind.SWAP,)}),
