@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import ray
 
 from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
-from rayka.actors.payload import pack
+from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
 from rayka.errors import NetworkException, UnknownServerError
 from rayka.ids import random_uuid
 from rayka.ports import Request
@@ -54,10 +54,8 @@ class RayNetwork:
         _require_ray()
         try:
             method = getattr(handle, call.api.name)
-            answer: Answer = await method.remote(
-                call.header, call.request.body, *pack(call.request.payload())
-            )
-            return answer
+            answer: PackedAnswer = await method.remote(*pack_call(call.header, call.request))
+            return unpack_answer(answer)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
                 raise NetworkException(f"{self._name(call.node_id)} {_reason(error.cause)}") from error

@@ -1,13 +1,13 @@
 """What `Broker` and `Controller` share: one remote method for each API, handed to the shell in one line.
 
-The arguments are a call's header, its request, and the pieces of its records. An API that the node does not serve is
-refused by its inbox. `tests/ray` checks that no API of `rayka.protocol.apis` is missing.
+The arguments are what `rayka.actors.payload` makes of a call. An API that the node does not serve is refused by its
+inbox. `tests/ray` checks that no API of `rayka.protocol.apis` is missing.
 """
 
+from rayka.actors.payload import PackedAnswer
 from rayka.actors.placement import Placement
 from rayka.actors.shell import NodeProcess, NodeShell, StartableNode
 from rayka.node.settings import NodeSettings
-from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Payload
 
 
@@ -34,92 +34,92 @@ class NodeActor:
         """The broker's part of `stop`, where the node is a controller too, which goes on."""
         await self._shell.stop_broker()
 
-    async def produce(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("produce", header, request, records)
+    async def produce(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("produce", call)
 
-    async def fetch(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("fetch", header, request, records)
+    async def fetch(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("fetch", call)
 
-    async def list_offsets(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("list_offsets", header, request, records)
+    async def list_offsets(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("list_offsets", call)
 
-    async def init_producer_id(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("init_producer_id", header, request, records)
+    async def init_producer_id(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("init_producer_id", call)
 
-    async def metadata(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("metadata", header, request, records)
+    async def metadata(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("metadata", call)
 
-    async def create_topics(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("create_topics", header, request, records)
+    async def create_topics(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("create_topics", call)
 
-    async def delete_topics(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("delete_topics", header, request, records)
+    async def delete_topics(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("delete_topics", call)
 
-    async def register_broker(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("register_broker", header, request, records)
+    async def register_broker(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("register_broker", call)
 
-    async def heartbeat(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("heartbeat", header, request, records)
+    async def heartbeat(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("heartbeat", call)
 
-    async def allocate_producer_ids(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("allocate_producer_ids", header, request, records)
+    async def allocate_producer_ids(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("allocate_producer_ids", call)
 
-    async def status(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("status", header, request, records)
+    async def status(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("status", call)
 
-    async def vote(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("vote", header, request, records)
+    async def vote(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("vote", call)
 
-    async def begin_quorum_epoch(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("begin_quorum_epoch", header, request, records)
+    async def begin_quorum_epoch(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("begin_quorum_epoch", call)
 
-    async def end_quorum_epoch(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("end_quorum_epoch", header, request, records)
+    async def end_quorum_epoch(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("end_quorum_epoch", call)
 
-    async def fetch_snapshot(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("fetch_snapshot", header, request, records)
+    async def fetch_snapshot(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("fetch_snapshot", call)
 
-    async def describe_quorum(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("describe_quorum", header, request, records)
+    async def describe_quorum(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("describe_quorum", call)
 
-    async def add_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("add_raft_voter", header, request, records)
+    async def add_raft_voter(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("add_raft_voter", call)
 
-    async def remove_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("remove_raft_voter", header, request, records)
+    async def remove_raft_voter(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("remove_raft_voter", call)
 
-    async def update_raft_voter(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("update_raft_voter", header, request, records)
+    async def update_raft_voter(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("update_raft_voter", call)
 
-    async def alter_partition(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("alter_partition", header, request, records)
+    async def alter_partition(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("alter_partition", call)
 
-    async def report_exit(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("report_exit", header, request, records)
+    async def report_exit(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("report_exit", call)
 
-    async def create_partitions(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("create_partitions", header, request, records)
+    async def create_partitions(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("create_partitions", call)
 
-    async def alter_partition_reassignments(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("alter_partition_reassignments", header, request, records)
+    async def alter_partition_reassignments(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("alter_partition_reassignments", call)
 
-    async def list_partition_reassignments(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("list_partition_reassignments", header, request, records)
+    async def list_partition_reassignments(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("list_partition_reassignments", call)
 
-    async def elect_leaders(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("elect_leaders", header, request, records)
+    async def elect_leaders(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("elect_leaders", call)
 
-    async def unregister_broker(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("unregister_broker", header, request, records)
+    async def unregister_broker(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("unregister_broker", call)
 
-    async def delete_records(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("delete_records", header, request, records)
+    async def delete_records(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("delete_records", call)
 
-    async def describe_log_dirs(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("describe_log_dirs", header, request, records)
+    async def describe_log_dirs(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("describe_log_dirs", call)
 
-    async def describe_configs(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("describe_configs", header, request, records)
+    async def describe_configs(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("describe_configs", call)
 
-    async def incremental_alter_configs(self, header: bytes, request: bytes, *records: Payload) -> Answer:
-        return await self._shell.handle("incremental_alter_configs", header, request, records)
+    async def incremental_alter_configs(self, *call: Payload) -> PackedAnswer:
+        return await self._shell.handle("incremental_alter_configs", call)

@@ -22,7 +22,7 @@ import ray
 
 from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
 from rayka.actors.memory import keep_freed_memory
-from rayka.actors.payload import Pieces, pack_answer, unpack
+from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.errors import BrokerNotAvailable, RaykaError
 from rayka.ids import node_name
@@ -30,7 +30,6 @@ from rayka.log.disk import LocalDisk
 from rayka.node.combined_node import CombinedNode
 from rayka.node.inbox import Inbox, Node
 from rayka.node.settings import NodeSettings
-from rayka.protocol.caller import Answer
 from rayka.protocol.cluster import NodeState, StatusResponse
 from rayka.protocol.wire import Failure, encode
 
@@ -79,10 +78,10 @@ class NodeShell:
     def __repr__(self) -> str:
         return f"<NodeShell {self._name} {self._state} {self._detail}>"
 
-    async def handle(self, api_name: str, header: bytes, body: bytes, pieces: Pieces) -> Answer:
+    async def handle(self, api_name: str, call: PackedCall) -> PackedAnswer:
         """One call, executed by the node; while there is none, only `status` is answered."""
         if self._inbox is not None:
-            return pack_answer(await self._inbox.handle(api_name, header, body, unpack(pieces)))
+            return pack_answer(await self._inbox.handle(api_name, *unpack_call(call)))
         if api_name == "status":
             return encode(self._status()).body, b""
         reason = f"{self._name} is {self._state}" + (f": {self._detail}" if self._detail else "")

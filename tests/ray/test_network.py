@@ -12,12 +12,20 @@ import ray
 from rayka.actors.broker import Broker
 from rayka.actors.controller import Controller
 from rayka.actors.network import RayNetwork
-from rayka.actors.payload import INLINE_MAX_BYTES, PIECE_BYTES, pack, pack_answer, unpack
+from rayka.actors.payload import (
+    INLINE_MAX_BYTES,
+    PIECE_BYTES,
+    pack_answer,
+    pack_call,
+    unpack_answer,
+    unpack_call,
+)
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.errors import InvalidRequest, NetworkException, RequestTimedOut
 from rayka.protocol.apis import APIS
 from rayka.protocol.cluster import HeartbeatRequest, MetadataRequest, StatusRequest
+from rayka.protocol.wire import Encoded
 
 pytestmark = pytest.mark.ray
 
@@ -34,13 +42,33 @@ def test_an_actor_has_a_method_for_every_api(actor: type) -> None:
 @pytest.mark.parametrize(
     "size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, INLINE_MAX_BYTES, INLINE_MAX_BYTES + 1, 4 << 20]
 )
-def test_a_payload_arrives_as_it_was_sent(size: int) -> None:
+def test_a_call_and_its_answer_arrive_as_they_were_sent(size: int) -> None:
     sent = np.arange(size, dtype=np.uint8)
-    pieces = pack(sent)
-    assert all(isinstance(piece, bytes) and len(piece) <= PIECE_BYTES for piece in pieces) or len(pieces) == 1
-    assert bytes(unpack(pieces)) == sent.tobytes()
-    _, answered = pack_answer((b"", sent))
-    assert bytes(answered) == sent.tobytes()
+    arguments = pack_call(b"header", Encoded(b"request", [sent]))
+    header, request, records = unpack_call(arguments)
+    assert (header, request, bytes(records)) == (b"header", b"request", sent.tobytes())
+    body, records = unpack_answer(pack_answer((b"response", sent)))
+    assert (body, bytes(records)) == (b"response", sent.tobytes())
+
+
+def test_what_is_small_is_one_frame_whose_records_are_aligned() -> None:
+    for length in range(16):
+        frame = pack_call(b"h" * length, Encoded(b"request", [np.arange(8, dtype=np.uint8)]))
+        assert len(frame) == 1
+        *_, records = unpack_call(frame)
+        assert isinstance(records, np.ndarray)
+        assert records.ctypes.data % 8 == 0
+
+
+def test_a_middling_payload_travels_inside_the_call_and_a_large_one_as_it_is() -> None:
+    middling, large = np.zeros(INLINE_MAX_BYTES, np.uint8), np.zeros(INLINE_MAX_BYTES + 1, np.uint8)
+    _, *pieces = pack_call(b"", Encoded(b"", [middling]))
+    assert [len(each) for each in pieces] == [PIECE_BYTES] * (INLINE_MAX_BYTES // PIECE_BYTES)
+    assert pack_call(b"", Encoded(b"", [large]))[1] is large
+
+
+def test_a_failure_has_no_payload() -> None:
+    assert unpack_answer(pack_answer((b"failure", None))) == (b"failure", None)
 
 
 def test_an_api_that_the_node_does_not_serve_is_refused(cluster: Cluster) -> None:

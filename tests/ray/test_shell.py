@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rayka.actors.crash_times import CRASHES_MAX, WINDOW_MS, recent_crashes, record_crash
+from rayka.actors.payload import pack_call, unpack_answer
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.actors.shell import NodeShell
 from rayka.config import ClusterSpec
 from rayka.errors import BrokerNotAvailable, StorageError
 from rayka.node.settings import NodeSettings
+from rayka.ports import Message
+from rayka.protocol.caller import Answer
 from rayka.protocol.cluster import MetadataRequest, NodeState, StatusRequest, StatusResponse
 from rayka.protocol.wire import Failure, RequestHeader, decode, encode
 
@@ -51,9 +54,13 @@ def in_shell(directory: Path, refusals: list[Exception], check: Callable[[NodeSh
 
 
 async def status(shell: NodeShell) -> StatusResponse:
-    header, request = encode(RequestHeader()).body, encode(StatusRequest()).body
-    body, _ = await shell.handle("status", header, request, ())
+    body, _ = await answer(shell, "status", StatusRequest())
     return decode(StatusResponse, body)
+
+
+async def answer(shell: NodeShell, api_name: str, request: Message) -> Answer:
+    call = pack_call(encode(RequestHeader()).body, encode(request))
+    return unpack_answer(await shell.handle(api_name, call))
 
 
 async def status_when(shell: NodeShell, state: NodeState) -> StatusResponse:
@@ -71,8 +78,7 @@ def test_a_node_that_refuses_to_start_is_failed_and_answers_only_status_with_the
 ) -> None:
     async def check(shell: NodeShell) -> tuple[StatusResponse, Failure]:
         failed = await status_when(shell, NodeState.FAILED)
-        request = encode(MetadataRequest()).body
-        body, payload = await shell.handle("metadata", encode(RequestHeader()).body, request, ())
+        body, payload = await answer(shell, "metadata", MetadataRequest())
         assert payload is None
         return failed, decode(Failure, body)
 
