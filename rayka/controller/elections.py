@@ -35,6 +35,7 @@ class Elections:
         self._brokers = image.brokers if brokers is None else brokers
         self._rules: dict[UUID, TopicConfig] = {}
         self._directories: dict[int, Collection[UUID]] = {}
+        self._registered: dict[int, Collection[UUID]] = {}
         self._held_counts: dict[int, dict[UUID, int]] = {}
 
     def __repr__(self) -> str:
@@ -104,8 +105,12 @@ class Elections:
 
     def _is_homeless(self, broker_id: int, home: UUID | None) -> bool:
         """Whether the broker does not have the directory any more."""
-        broker = self._brokers.get(broker_id)
-        return broker is not None and all(each.directory_id != home for each in broker.directories)
+        registered = self._registered.get(broker_id)
+        if registered is None:
+            broker = self._brokers.get(broker_id)
+            ids = () if broker is None else tuple(each.directory_id for each in broker.directories)
+            registered = self._registered[broker_id] = ids
+        return bool(registered) and home not in registered
 
     def _home_of(self, broker_id: int, home: UUID) -> UUID:
         """The same directory, or, if that is gone, of the broker's others the one that holds the fewest replicas."""

@@ -197,11 +197,13 @@ class PartitionChangeBuilder:
     def _rehomed(self, target: PartitionImage) -> PartitionImage:
         """Who is not counted on may be copied anew, into a directory that there is (H3)."""
         counted_on = (*target.isr, *target.eligible_leader_replicas, *target.last_known_elr)
-        directories = tuple(
-            home if broker_id in counted_on else self._home_of(broker_id, home)
-            for broker_id, home in zip(target.replicas, target.directories, strict=True)
-        )
-        return msgspec.structs.replace(target, directories=directories)
+        homes = list(target.directories)
+        for place, broker_id in enumerate(target.replicas):
+            if broker_id not in counted_on:
+                homes[place] = self._home_of(broker_id, homes[place])
+        if tuple(homes) == target.directories:
+            return target
+        return msgspec.structs.replace(target, directories=tuple(homes))
 
     def _difference(self, target: PartitionImage) -> PartitionChangeRecord | None:
         before = self._partition
