@@ -131,7 +131,7 @@ class Cluster:
         """
         self._node_ids()  # ClusterNotFound
         with only_start(self._name, START_TIMEOUT_S):
-            spec = wait_for(supervise.kept_spec(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+            spec = self._kept_spec()
             if spec is None:
                 raise UnavailableError(
                     f"cluster {self._name!r} has no supervisor, as after a start or stop that was interrupted; start "
@@ -149,7 +149,7 @@ class Cluster:
         self._node_ids()  # ClusterNotFound
         kept = None
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
-            kept = wait_for(supervise.kept_spec(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+            kept = self._kept_spec()
         wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
         handles, processes = self._processes()
         roles = _roles(handles, processes)
@@ -205,26 +205,19 @@ class Cluster:
 
     def _start_missing(self, spec: ClusterSpec, replace: Collection[int]) -> None:
         handles, processes = self._processes()
-        kept = (
-            wait_for(supervise.kept_spec(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-            if handles
-            else None
-        )
-        self._refuse_other_spec(kept or _made_from(processes), spec)
+        kept = self._kept_spec() if handles else None
+        self._refuse_other_spec(kept, handles, processes, spec)
         self._end_lost({each: handles[each] for each in handles if each in replace and each not in processes})
         self._refuse_running(each for each in processes if each in replace)
         running = running_node_ids(self._name)
         if not running:  # a supervisor whose nodes have all gone would go on with its own spec
             wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
-        homes = {each: processes[each].ray_node_id if each in processes else "" for each in running}
         added = added_brokers(kept, spec) if kept else ()
-        missing = [node_id for node_id in wanted_node_ids(spec) if node_id not in running]
+        missing = [each for each in wanted_node_ids(spec) if each not in running]
         new = [each for each in missing if each in added]
-        chosen = (
-            [each for each in missing if each in (*replace, *new)]
-            if running and (replace or added)
-            else missing
-        )
+        is_partial = bool(running and (replace or added))  # the others are left to the supervisor
+        chosen = [each for each in missing if each in (*replace, *new)] if is_partial else missing
+        homes = {each: processes[each].ray_node_id if each in processes else "" for each in running}
         placements = place_formatted(spec, chosen, replace, new, homes) if chosen or replace else {}
         if added:
             add_brokers(spec, list(placements.values()), added)
@@ -232,13 +225,27 @@ class Cluster:
             bring_up(spec, list(placements.values()))
         self._added_brokers = added
 
+    def _kept_spec(self) -> ClusterSpec | None:
+        """The spec that is in force; None where a start or stop was interrupted, so that there is no supervisor."""
+        return wait_for(supervise.kept_spec(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+
     def _processes(self) -> tuple[dict[int, Any], dict[int, NodeProcess]]:
         """The actors of the nodes, and the processes of those that answer."""
         handles = {node_id: launch.find(self._name, node_id) for node_id in running_node_ids(self._name)}
         return handles, wait_for(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
-    def _refuse_other_spec(self, running: ClusterSpec | None, wanted: ClusterSpec) -> None:
-        difference = refusal(running, wanted) if running else ""
+    def _refuse_other_spec(
+        self,
+        kept: ClusterSpec | None,
+        handles: Collection[int],
+        processes: Mapping[int, NodeProcess],
+        wanted: ClusterSpec,
+    ) -> None:
+        running = kept or _made_from(processes)
+        if running is None:
+            return
+        gone = () if kept else [each for each in running.roles if each not in handles]
+        difference = refusal(running, wanted, gone)
         if difference:
             raise ClusterExists(
                 f"cluster {self._name!r} runs on the Ray at {self._ray_address} with {difference}"
@@ -287,7 +294,7 @@ def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
 
 
 def _made_from(processes: Mapping[int, NodeProcess]) -> ClusterSpec | None:
-    """What these were made from, all together: with brokers that came later, and with those that have gone."""
+    """What these were made from, all together."""
     return united([each.placement.spec for each in processes.values()])
 
 

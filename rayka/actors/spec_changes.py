@@ -1,6 +1,6 @@
 """How the spec of a running cluster may change: brokers may come, and go one by one; all else takes a stop. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from rayka.actors.names import nodes_with
@@ -9,10 +9,11 @@ from rayka.errors import ConfigError
 from rayka.ids import Role
 
 
-def refusal(running: ClusterSpec, wanted: ClusterSpec) -> str:
+def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()) -> str:
     """The first difference that cannot be made while the cluster runs, and what to do; empty when there is none.
 
     Which Ray to use is not part of the cluster, and neither is how its nodes are written: by counts or one by one.
+    Brokers among those that are `gone` may be missing from what is wanted.
     """
     stop = f"stop it first with `rayka stop --cluster {running.name}`"
     difference = _setting_difference(running, wanted)
@@ -25,7 +26,7 @@ def refusal(running: ClusterSpec, wanted: ClusterSpec) -> str:
             "its vote with `rayka quorum voters add ID`, from one that is to go take it with `rayka quorum voters "
             "remove ID` before the stop"
         )
-    surplus = [each for each in running.roles if each not in wanted.roles]
+    surplus = [each for each in running.roles if each not in wanted.roles and each not in gone]
     if surplus:
         return (
             f"broker {surplus[0]}, which the spec does not have; keep it in the spec, or end it for good with `rayka "
@@ -53,7 +54,9 @@ def without_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
 
 
 def united(specs: Collection[ClusterSpec]) -> ClusterSpec | None:
-    """One spec with the nodes of all of these, which differ in nothing else; None of none."""
+    """One spec with the nodes of all of these, which differ in nothing else: with brokers that came later, and with
+    those that have gone. None of none.
+    """
     if not specs:
         return None
     roles = {each: found for spec in specs for each, found in spec.roles.items()}

@@ -75,6 +75,12 @@ def test_every_other_difference_is_named_with_what_to_do(
     assert says in refusal(spec(**running), spec(**wanted))
 
 
+def test_a_broker_that_has_gone_need_not_be_in_the_spec() -> None:
+    assert refusal(spec(brokers=3), spec(brokers=1), gone=[2, 3]) == ""
+    assert "broker 3, which the spec does not have" in refusal(spec(brokers=3), spec(brokers=1), gone=[2])
+    assert "controllers" in refusal(spec(controllers=3), spec(), gone=[3002, 3003])
+
+
 def test_a_broker_is_taken_out_and_all_else_stays() -> None:
     before = spec(brokers=3, config={"default.replication.factor": 2})
     after = without_broker(before, 2)
