@@ -27,7 +27,13 @@ from rayka.partition.partition import Partition
 from rayka.ports import Disk, Request
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
-from rayka.protocol.cluster import NodeState, StatusRequest, StatusResponse
+from rayka.protocol.cluster import (
+    HeartbeatRequest,
+    NodeState,
+    RegisterBrokerRequest,
+    StatusRequest,
+    StatusResponse,
+)
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.fetch import (
     FetchPartition,
@@ -91,10 +97,14 @@ class Others:
         self.fetches: asyncio.Queue[Asked[FetchRequest]] = asyncio.Queue()
         self.lookups: asyncio.Queue[Asked[ListOffsetsRequest]] = asyncio.Queue()
         self.proposals: asyncio.Queue[Asked[AlterPartitionRequest]] = asyncio.Queue()
+        self.registrations: asyncio.Queue[Asked[RegisterBrokerRequest]] = asyncio.Queue()
+        self.heartbeats: asyncio.Queue[Asked[HeartbeatRequest]] = asyncio.Queue()
         self._queues: dict[type[Request[Any]], asyncio.Queue[Any]] = {
             FetchRequest: self.fetches,
             ListOffsetsRequest: self.lookups,
             AlterPartitionRequest: self.proposals,
+            RegisterBrokerRequest: self.registrations,
+            HeartbeatRequest: self.heartbeats,
         }
 
     async def node_ids(self) -> Sequence[int]:
