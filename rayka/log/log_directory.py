@@ -230,10 +230,6 @@ class LogDirectory:
                 found[topic_partition] = self._topic_id(topic_partition)
         return found
 
-    def has_log(self, topic_partition: TopicPartition) -> bool:
-        """Whether the partition has a directory here, opened or not."""
-        return self._disk.exists(self._log_path(topic_partition))
-
     def open_log(
         self,
         topic_partition: TopicPartition,
@@ -333,12 +329,11 @@ class LogDirectory:
             self._disk.remove_directory(deleted)
             self._on_recovered(self._log_path(topic_partition))
 
-    def set_aside_log(self, topic_partition: TopicPartition) -> str:
-        """Renames the directory of a partition that nobody knows, so that its name is free (F4); nothing here reads or
-        removes it any more. Returns where it is.
+    def set_aside_log(self, topic_partition: TopicPartition) -> str | None:
+        """Renames the directory of a partition that nobody knows or needs, so that its name is free (F4); nothing here
+        reads or removes it any more, or misses what was in it. Returns where it is; None when there was none.
         """
         kept = self._rename_log(topic_partition, _STRAY_SUFFIX)
-        assert kept is not None, topic_partition
         self._on_recovered(self._log_path(topic_partition))
         return kept
 

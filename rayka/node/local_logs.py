@@ -79,10 +79,9 @@ class LocalLogs:
                 return directory, log
             problem = f"{topic_partition}: {len(log.recovery.damaged)} batches are damaged"
         _logger.warning("%s; it is copied from its leader again", problem)
-        if directory.has_log(topic_partition):
-            _logger.warning(
-                "%s: the damaged log is kept in %s", topic_partition, directory.set_aside_log(topic_partition)
-            )
+        kept = directory.set_aside_log(topic_partition)
+        if kept is not None:
+            _logger.warning("%s: the damaged log is kept in %s", topic_partition, kept)
         return directory, directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
 
     # ---- Going -----------------------------------------------------------------------------------------

@@ -333,6 +333,28 @@ def test_the_log_of_a_replica_that_is_not_usable_is_not_synced_any_more() -> Non
     run(main)
 
 
+@pytest.mark.parametrize("isr", [(LEADER,), (LEADER, BROKER)], ids=["not counted on", "in sync"])
+def test_a_log_that_is_gone_begins_anew_only_where_nobody_counts_on_what_it_had(
+    isr: tuple[int, ...],
+) -> None:  # B33
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a"), batch(b"b", offset=1), high_watermark=2))
+        await asyncio.sleep(6)  # what was there is in the checkpoints
+        await broker.stop()
+        disk.remove_directory(f"{DATA_DIR}/orders-0")
+        for _ in range(2):  # once more before there is a record again
+            broker = await Broker.start(disk)
+            await broker.apply(broker.new_partition(isr=isr))
+            is_copied = not await broker.fetches_nothing_for(1_000)
+            assert is_copied == (not broker.replicas.problems()) == (BROKER not in isr)
+            await broker.stop()
+
+    run(main)
+
+
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
