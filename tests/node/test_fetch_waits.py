@@ -12,10 +12,12 @@ from rayka.ids import NO_EPOCH, OffsetAndEpoch
 from rayka.metadata.records import PartitionChangeRecord
 from rayka.node.fetch import FetchHandler
 from rayka.protocol.fetch import FetchRequest
+from tests.metadata.support import ORDERS
 from tests.node.fetch_support import (
     FOLLOWER,
     FOLLOWERS,
     WAIT_MS,
+    Session,
     append,
     at,
     commit,
@@ -115,6 +117,21 @@ def test_records_that_are_not_committed_are_no_reason_to_answer_a_consumer() -> 
         waiting = await parked(handler, request(at(0), min_bytes=500, max_wait_ms=WAIT_MS))
         append(broker, b"c" * 1000)
         assert (values((await waiting).partitions[0]), passed_ms()) == ([b"a"], WAIT_MS)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_session_that_has_nothing_left_is_answered_at_once_and_can_be_asked_for_more() -> None:  # G7, G14
+    async def main() -> None:
+        broker, handler = await led()
+        session = Session(handler)
+        await session.fetch(at(0))
+        session.wanted.forget(ORDERS, 0)
+        assert (await session.fetch(max_wait_ms=WAIT_MS)).partitions == ()
+        append(broker, b"a")
+        (result,) = (await session.fetch(at(0), max_wait_ms=WAIT_MS)).partitions
+        assert (values(result), passed_ms()) == ([b"a"], 0)
         await broker.stop()
 
     run(main)

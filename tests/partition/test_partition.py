@@ -277,6 +277,35 @@ def test_a_reader_whose_log_parts_from_this_one_is_told_where() -> None:  # G2
         read(partition, 3, last_fetched_epoch=9)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "offset", "diverging"),
+    [
+        (2, 5, (2, 0)),  # epoch 2 is unknown here: where the one before it ended
+        (0, 4, (2, 0)),  # epoch 0 ended earlier here
+        (6, 6, (13, 4)),
+        (5, 9, (13, 4)),
+        (10, 18, (17, 10)),  # beyond the end of the log
+        (0, 2, None),
+        (0, 1, None),
+        (7, 14, None),
+        (9, 17, None),
+        (10, 17, None),  # the epoch that has no record yet
+    ],
+)
+def test_where_a_readers_log_parts_from_one_of_many_epochs(
+    epoch: int, offset: int, diverging: tuple[int, int] | None
+) -> None:  # B21, B23, G2
+    partition = new_partition(state=changed(leader_id=NO_NODE, leader_epoch=0, partition_epoch=0))
+    for leader_epoch, count in ((0, 2), (3, 6), (4, 5), (7, 1), (9, 3), (10, 0)):
+        state = changed(leader_epoch=leader_epoch, partition_epoch=leader_epoch + 1)
+        partition.update_state(state, now_ms=0)
+        for _ in range(count):
+            append(partition, b"v")
+    found = read(partition, offset, last_fetched_epoch=epoch)
+    assert found.diverging_epoch == (diverging and OffsetAndEpoch(*diverging))
+    assert bool(found.size_bytes) is (diverging is None and offset < 17)
+
+
 # ---- Offsets ----
 
 
