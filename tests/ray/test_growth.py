@@ -1,5 +1,6 @@
 """A cluster on a real Ray that gets another broker while it runs, and gives it up again."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ import rayka
 from rayka.actors import launch
 from rayka.cli.main import run
 from rayka.cluster import Cluster
-from rayka.errors import BrokerIdNotRegistered, ClusterExists, ConfigError, InvalidRequest, StorageError
+from rayka.errors import (
+    BrokerIdNotRegistered,
+    ClusterExists,
+    ConfigError,
+    InvalidRequest,
+    StorageError,
+    UnavailableError,
+)
 from rayka.ids import TopicPartition
 from tests.ray.support import pid_of, wait_until
 
@@ -54,6 +62,14 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
 
     larger = tmp_path / "cluster.yaml"
     larger.write_text("".join(f"{key}: {value}\n" for key, value in declared.items()) + "brokers: 2\n")
+    foreign = tmp_path / "data" / "grown" / "broker-2"
+    foreign.mkdir()
+    shutil.copy(tmp_path / "data" / "grown" / "broker-1" / "meta.properties", foreign)
+    with pytest.raises(UnavailableError, match=str(foreign)):
+        Cluster.start(str(larger))
+    assert running(cluster) == [1, 3001]
+    shutil.rmtree(foreign)
+
     assert run(["start", str(larger)]) == 0
     assert "Added broker 2 to the running cluster" in capsys.readouterr().out
     assert running(cluster) == [1, 2, 3001]
