@@ -1,4 +1,4 @@
-"""How long nothing is acknowledged while something happens to the broker that leads."""
+"""How long nothing is acknowledged while something happens to the broker that leads, and what the time goes by with."""
 
 import threading
 import time
@@ -9,6 +9,7 @@ from itertools import pairwise
 RATE = 500  # records/s
 _BEFORE_S, _AFTER_S, _MOST_S = 2.0, 2.0, 60.0
 _QUIET_S = 0.2  # a gap of this length is the one that was made, and not the scheduler's
+_LOOK_AGAIN_S = 0.002  # a look takes another one to two milliseconds
 Send = Callable[[bytes, Callable[[], None]], None]
 
 
@@ -20,9 +21,44 @@ class Gap:
     ended_after_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """After how long something held, and how long before it was last seen not to hold."""
+
+    after_s: float
+    grain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What a gap's time went by with, from what happened to the first acknowledgement after it."""
+
+    detection_s: float
+    election_s: float
+    client_s: float
+    grain_s: float
+
+    @classmethod
+    def of(cls, gap: Gap, known: Seen, led: Seen) -> "Shares":
+        """From when the controller knew, and when a living broker knew of another leader."""
+        led_s = min(led.after_s, gap.ended_after_s)
+        known_s = min(known.after_s, led_s)
+        grain_s = max(known.grain_s, led.grain_s)
+        return cls(known_s, led_s - known_s, gap.ended_after_s - led_s, grain_s)
+
+    def __str__(self) -> str:
+        whole_s = max(self.detection_s + self.election_s + self.client_s, 1e-9)
+        parts = (
+            ("detection", self.detection_s), ("election", self.election_s), ("client", self.client_s),
+        )  # fmt: skip
+        told = ", ".join(f"{name} {s * 1000:.0f} ms ({s / whole_s:.0%})" for name, s in parts)
+        return f"{told}, seen within {self.grain_s * 1000:.0f} ms"
+
+
 def longest_gap(send: Send, act: Callable[[], None], *, size_bytes: int = 1000) -> Gap:
     """Sends at an even rate, acts after a while, and goes on until acknowledgements have come again for a while.
 
+    `act` must return at once: nothing is sent meanwhile.
     `send` sends one record and returns at once, and calls back when it is acknowledged; nothing is sent for an empty
     value. Raises RuntimeError when no acknowledgement comes within a minute of what happened.
     """
@@ -38,7 +74,7 @@ def longest_gap(send: Send, act: Callable[[], None], *, size_bytes: int = 1000) 
         now = time.perf_counter()
         if not acted and now - began >= _BEFORE_S:
             act()
-            acted = now
+            acted = now = time.perf_counter()
         if acted and _is_over(acknowledged, acted, now):
             break
         if acted and now - acted > _MOST_S:
@@ -61,21 +97,28 @@ def _is_over(acknowledged: list[float], acted: float, now: float) -> bool:
     return bool(since) and now - since[0] >= _AFTER_S
 
 
-def watch(condition: Callable[[], bool]) -> Callable[[], float]:
+def watch(condition: Callable[[], bool]) -> Callable[[], Seen]:
     """Looks for the condition in the background from now on; the function returned waits and says after how long it
     held."""
-    began, held = time.perf_counter(), [0.0]
+    seen: list[Seen] = []
+    began = time.perf_counter()
 
     def look() -> None:
-        while not condition() and time.perf_counter() - began < _MOST_S:
-            time.sleep(0.01)
-        held[0] = time.perf_counter() - began
+        before = began
+        while True:
+            asked = time.perf_counter()
+            holds, now = condition(), time.perf_counter()
+            if holds or now - began > _MOST_S:
+                seen.append(Seen(now - began, now - before))
+                return
+            before = asked
+            time.sleep(_LOOK_AGAIN_S)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
 
-    def after() -> float:
+    def outcome() -> Seen:
         thread.join()
-        return held[0]
+        return seen[0]
 
-    return after
+    return outcome
