@@ -211,9 +211,9 @@ def print_partitions(partitions: "list[PartitionDescription]") -> None:
 def remedies(description: "TopicDescription") -> list[str]:
     """What each partition that nobody leads waits for, and how it goes on without that, one line each."""
     return [
-        f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only that"
-        f" has is lost with: rayka partition elect-leaders --topic {description.name} --partition {each.partition}"
-        " --unclean"
+        f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only "
+        f"that has is lost with: rayka partition elect-leaders --topic {description.name} "
+        f"--partition {each.partition} --unclean"
         for each in description.partitions
         if each.is_offline
     ]

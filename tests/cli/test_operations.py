@@ -29,7 +29,8 @@ from rayka.ids import TopicPartition
 COMMANDS = [
     *(f"topic {verb}" for verb in ("create", "list", "describe", "alter", "delete")),
     *(f"topic {verb}" for verb in ("add-partitions", "delete-records")),
-    *(f"broker {verb}" for verb in ("list", "describe", "drain", "remove", "unregister", "config describe", "config alter")),
+    *(f"broker {verb}" for verb in ("list", "describe", "drain", "remove", "unregister")),
+    *(f"broker config {verb}" for verb in ("describe", "alter")),
     *(f"partition {verb}" for verb in ("reassign", "reassignments", "cancel", "elect-leaders")),
 ]  # fmt: skip
 
