@@ -122,8 +122,12 @@ def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:
 
 
 def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tuple[UUID, ...]:
-    """One that failed stays so until another process tries it: a heartbeat from before may come late."""
-    return tuple(dict.fromkeys((*broker.offline_directories, *request.offline_directory_ids)))
+    """One that failed stays so until another process tries it: a heartbeat from before may come late. What is not the
+    broker's own is not for it to say.
+    """
+    own = [each.directory_id for each in broker.registration.directories]
+    failed = [each for each in request.offline_directory_ids if each in own]
+    return tuple(dict.fromkeys((*broker.offline_directories, *failed)))
 
 
 def _records(elections: Elections, broker: BrokerImage, becomes: BrokerImage) -> list[MetadataRecord]:

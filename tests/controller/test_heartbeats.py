@@ -170,6 +170,13 @@ def test_a_directory_that_failed_stays_offline_though_an_earlier_heartbeat_comes
     assert machine.image.brokers[1].offline_directories == ()
 
 
+def test_a_broker_says_nothing_of_the_directories_of_another() -> None:  # H4
+    machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
+    count = len(machine.records)
+    machine.heartbeat(1, offline_directory_ids=(directory(2).directory_id,))
+    assert len(machine.records) == count
+
+
 def test_a_broker_back_without_the_directory_of_a_partition_does_not_lead_it() -> None:
     machine = Machine()
     machine.start(1)
