@@ -106,6 +106,23 @@ def test_a_producer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> No
         assert producer.offsets == {number: number for number in range(producer.count)}  # once, and in order
 
 
+@pytest.mark.parametrize("options", [{}, {"enable_idempotence": False}], ids=str)
+def test_a_leader_that_was_given_up_and_comes_back_changes_nothing(
+    options: dict[str, Any],
+) -> None:  # B22, C3
+    """What it was sent before is executed and answered when nobody waits for it any more."""
+    with virtual_cluster(**SHORT_SESSION) as cluster:
+        producer = VirtualProducer(cluster, pause_ms=2)
+        cluster.go_on(1_000)
+        with cluster.paused(1):
+            cluster.until(lambda: cluster.partition.leader_id == 2)
+            acknowledged = len(producer.offsets)
+            cluster.until(lambda: len(producer.offsets) > acknowledged + 100)
+        cluster.until(lambda: len(cluster.partition.isr) == 3)
+        producer.end()
+        assert producer.offsets == {number: number for number in range(producer.count)}
+
+
 def test_a_consumer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> None:  # G18
     """A leader without news answers after `fetch_max_wait_ms`: only behind that it is silent."""
     with virtual_cluster(**SHORT_SESSION) as cluster:

@@ -92,6 +92,15 @@ class VirtualCluster:
         self.sim.network.cut([(CLIENT_ID, node_id), (node_id, CLIENT_ID)])
         self.sim.cluster.kill(node_id, is_silent=True)
 
+    @contextmanager
+    def paused(self, node_id: int) -> Iterator[None]:
+        """The node's process stands still, and then goes on with what has come meanwhile."""
+        process = self.sim.cluster.machines[node_id].process
+        assert process is not None, node_id
+        process.is_paused = True
+        yield
+        self.loop.resume(process)
+
 
 class CountingNetwork:
     """The network port of one client; notes when it asks for metadata, which it may do once at a time."""
