@@ -34,7 +34,7 @@ from rayka.log.checkpoints import (
 )
 from rayka.log.durable import replace_durably
 from rayka.log.log import Log
-from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point
+from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, is_given_up, lowered_recovery_point
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
     MetaProperties,
@@ -145,14 +145,17 @@ class LogDirectory:
             await self._disk.sync([], [self.path])
         elif self._boot.get("bootId") == boot_id:
             self.previous_broker_epoch = self._boot.get("brokerEpoch", NO_EPOCH)
-        self.known_broker_epoch = max(self.previous_broker_epoch, self._boot.get("brokerEpoch", NO_EPOCH))
         names = self._disk.list(self.path)
         for name in names:
             if name.endswith(_DELETED_SUFFIX):
                 self._disk.remove_directory(self._file(name))
+        log_paths = [self._file(name) for name in names if _PARTITION_DIRECTORY.fullmatch(name)]
+        if any(is_given_up(self._disk, path) for path in log_paths):
+            self.previous_broker_epoch = NO_EPOCH  # other replicas may have what this one goes on without
+        self.known_broker_epoch = max(self.previous_broker_epoch, self._boot.get("brokerEpoch", NO_EPOCH))
         if clean is None:
             self._is_torn = self._boot.get("recoveredBootId") != boot_id
-            self._unrecovered = {self._file(name) for name in names if _PARTITION_DIRECTORY.fullmatch(name)}
+            self._unrecovered = set(log_paths)
         self._maybe_record_recovery()
 
     def _maybe_record_recovery(self) -> None:

@@ -38,6 +38,12 @@ def read_raised_log_start(disk: Disk, directory: str) -> int | None:
     return _read(disk, posixpath.join(directory, RAISED_LOG_START_FILE), missing=0)
 
 
+def is_given_up(disk: Disk, directory: str) -> bool:
+    """Whether somebody has made one of the files, to go on without records that are lost."""
+    paths = (posixpath.join(directory, name) for name in (LOWERED_RECOVERY_POINT_FILE, RAISED_LOG_START_FILE))
+    return any(disk.exists(path) and not disk.size(path) for path in paths)
+
+
 def _read(disk: Disk, path: str, *, missing: int) -> int | None:
     """The offset in the file; None when it is torn or empty."""
     if not disk.exists(path):

@@ -96,6 +96,30 @@ def test_who_wants_to_go_on_without_the_records_can() -> None:
     assert read_offsets(log) == [0, 1]
 
 
+@pytest.mark.parametrize("marker", ["recovery-point-lowered", "log-start-raised"])
+def test_who_goes_on_without_records_may_not_count_as_one_that_has_lost_nothing(
+    marker: str,
+) -> None:  # H3, B33
+    disk, directory, _ = _filled()
+    directory.record_broker_epoch(5)
+    disk.process_crash()
+    disk.write(f"{LOG_PATH}/{marker}", b"")
+    for _ in range(2):  # also when the next process ends before it has said so
+        again = _open_directory(disk)
+        assert (again.previous_broker_epoch, again.known_broker_epoch) == (-1, 5)
+        disk.process_crash()
+
+
+def test_what_a_log_writes_itself_is_no_loss() -> None:  # H3
+    disk, directory, log = _filled()
+    directory.record_broker_epoch(5)
+    asyncio.run(directory.sync([log]))
+    log.truncate_to(20)
+    disk.process_crash()
+    assert disk.exists(f"{LOG_PATH}/recovery-point-lowered")
+    assert _open_directory(disk).previous_broker_epoch == 5
+
+
 def test_a_log_that_never_had_a_record_is_not_missed() -> None:
     disk, directory, _ = _filled()
     other = TopicPartition("orders", 1)
