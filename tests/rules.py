@@ -38,3 +38,22 @@ class RulesPage:
             assert match, f"{file} has no {name}"
             cited = re.findall(rf"\b{self._letter}(\d+)\b", match[1])
             assert str(number) in cited, f"{file}: {name} does not cite {self._letter}{number}"
+
+
+def named_under(heading: str, page: str) -> list[tuple[str, str]]:
+    """File and name of each test that the tables below a heading of a page name."""
+    section = (
+        (_ROOT / "rayka/docs" / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    )
+    found = []
+    for part in re.split(r"<br>|\|", section):
+        file, *names = re.findall(r"`([^`]+)`", part) or [""]
+        if file.endswith(".py"):
+            found += [(file, name) for name in names]
+    return found
+
+
+def is_test(file: str, name: str) -> bool:
+    """Whether the file has a test, or a class of hypothesis, of that name."""
+    text = (_ROOT / "tests" / file).read_text()
+    return re.search(rf"^(?:(?:async )?def {name}\(|{name} = )", text, re.MULTILINE) is not None
