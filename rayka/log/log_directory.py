@@ -168,7 +168,7 @@ class LogDirectory:
             self._write_boot({**self._boot, "version": 0, "recoveredBootId": self._boot_id})
 
     def _write_boot(self, content: dict[str, Any]) -> None:
-        """Not after a failure: then the file has to be missing."""
+        """Not after a failure: then the file has nothing more to say."""
         if self.failure is None and content != self._boot:
             self._boot = content
             self._disk.write(self._file(BOOT_FILE), json.dumps(content).encode())
@@ -425,8 +425,9 @@ class LogDirectory:
             log.on_recovery_point_saved(saved.get(topic_partition, 0))
 
     def go_offline(self, error: StorageError) -> None:
-        """The disk failed: what it holds is not what was written to it, so no later start may take it for
-        that.
+        """The disk failed: what it holds is not what was written to it, so no later start may take it for that.
+
+        Which epoch the broker had stays true; where that cannot be written, its successor waits for the session to end.
         """
         if self.failure is not None:
             return
@@ -437,6 +438,17 @@ class LogDirectory:
                 self._disk.unlink(self._file(BOOT_FILE))
         except StorageError as second:
             _logger.error("%s: %s; its next start may report a clean shutdown", self.path, second)
+            return
+        known = {"version": 0, "brokerEpoch": self._boot.get("brokerEpoch", NO_EPOCH)}
+        try:
+            self._disk.write(self._file(BOOT_FILE), json.dumps(known).encode())
+        except StorageError as second:
+            _logger.warning(
+                "%s: %s; no later process will know that it had epoch %d",
+                self.path,
+                second,
+                known["brokerEpoch"],
+            )
 
     def _check_online(self) -> None:
         if self.failure is not None:

@@ -154,6 +154,16 @@ def test_a_killed_process_counts_as_clean_for_its_registration_and_its_logs_are_
     assert (log.recovery.scanned_bytes > 0, read_offsets(log)) == (True, list(range(60)))
 
 
+def test_after_a_failure_only_the_epoch_is_known(disk: MemoryDisk) -> None:  # H2, H3
+    directory = open_directory(disk)
+    directory.record_broker_epoch(5)
+    directory.go_offline(StorageError("broken"))
+    directory.record_broker_epoch(6)  # says no more
+    disk.process_crash()
+    again = open_directory(disk)
+    assert (again.previous_broker_epoch, again.known_broker_epoch) == (-1, 5)
+
+
 def test_a_machine_that_lost_power_may_have_lost_records_and_says_so(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     directory.record_broker_epoch(5)
