@@ -14,11 +14,21 @@ Send = Callable[[bytes, Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """The longest time between two acknowledgements, and when it ended after what happened."""
+class Acknowledgements:
+    """When they came, in seconds from what happened, ascending."""
 
-    longest_s: float
-    ended_after_s: float
+    moments_s: tuple[float, ...]
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time between two of them."""
+        return max(end - begin for begin, end in pairwise(self.moments_s))
+
+    def gap_at(self, seen: "Seen") -> tuple[float, float]:
+        """The longest gap in which the moment that was looked for may lie."""
+        begin_s, end_s = seen.after_s - seen.grain_s, seen.after_s
+        found = [gap for gap in pairwise(self.moments_s) if gap[0] < end_s and gap[1] > begin_s]
+        return max(found, key=lambda gap: gap[1] - gap[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +41,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What a gap's time went by with, from what happened to the first acknowledgement after it."""
+    """What the gap at an election went by with."""
 
     detection_s: float
     election_s: float
@@ -39,23 +49,24 @@ class Shares:
     grain_s: float
 
     @classmethod
-    def of(cls, gap: Gap, known: Seen, led: Seen) -> "Shares":
+    def of(cls, acknowledgements: Acknowledgements, known: Seen, led: Seen) -> "Shares":
         """From when the controller knew, and when a living broker knew of another leader."""
-        led_s = min(led.after_s, gap.ended_after_s)
-        known_s = min(known.after_s, led_s)
+        begin_s, end_s = acknowledgements.gap_at(led)
+        led_s = min(led.after_s, end_s)
+        known_s = min(max(known.after_s, begin_s), led_s)
         grain_s = max(known.grain_s, led.grain_s)
-        return cls(known_s, led_s - known_s, gap.ended_after_s - led_s, grain_s)
+        return cls(known_s - begin_s, led_s - known_s, end_s - led_s, grain_s)
 
     def __str__(self) -> str:
-        whole_s = max(self.detection_s + self.election_s + self.client_s, 1e-9)
-        parts = (
-            ("detection", self.detection_s), ("election", self.election_s), ("client", self.client_s),
-        )  # fmt: skip
-        told = ", ".join(f"{name} {s * 1000:.0f} ms ({s / whole_s:.0%})" for name, s in parts)
+        whole_s = self.detection_s + self.election_s + self.client_s
+        parts = {"detection": self.detection_s, "election": self.election_s, "client": self.client_s}
+        told = ", ".join(f"{name} {s * 1000:.0f} ms ({s / whole_s:.0%})" for name, s in parts.items())
         return f"{told}, seen within {self.grain_s * 1000:.0f} ms"
 
 
-def longest_gap(send: Send, act: Callable[[], None], *, size_bytes: int = 1000) -> Gap:
+def acknowledgements_around(
+    send: Send, act: Callable[[], None], *, size_bytes: int = 1000
+) -> Acknowledgements:
     """Sends at an even rate, acts after a while, and goes on until acknowledgements have come again for a while.
 
     `act` must return at once: nothing is sent meanwhile.
@@ -87,8 +98,7 @@ def longest_gap(send: Send, act: Callable[[], None], *, size_bytes: int = 1000) 
             time.sleep(0.0005)
     with lock:
         moments = sorted(acknowledged)
-    longest, ended = max((later - earlier, later) for earlier, later in pairwise(moments))
-    return Gap(longest, ended - acted)
+    return Acknowledgements(tuple(each - acted for each in moments))
 
 
 def _is_over(acknowledged: list[float], acted: float, now: float) -> bool:

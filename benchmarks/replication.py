@@ -20,7 +20,7 @@ import pyarrow as pa
 import ray
 
 import rayka
-from benchmarks.gaps import Gap, Seen, Shares, longest_gap, watch
+from benchmarks.gaps import Acknowledgements, Seen, Shares, acknowledgements_around, watch
 from benchmarks.harness import Bar, Row
 from benchmarks.kafka import Kafka, running_kafka
 from benchmarks.limits import NoopActor, payloads, seconds
@@ -183,13 +183,13 @@ class _Replication:
         max_s: float,
     ) -> Row:
         topic = self._topic(1)
-        ours: list[tuple[Gap, Shares]] = []
+        ours: list[tuple[float, Shares]] = []
         theirs: list[float] = []
         for _ in range(1 if self._is_quick else _GAP_ROUNDS):
             ours.append(self._gap_of_ours(topic, end, bring_back))
             if self._kafka is not None:
-                theirs.append(self._gap_of_theirs(topic, signal_number).longest_s)
-        gaps = [gap.longest_s for gap, _ in ours]
+                theirs.append(self._gap_of_theirs(topic, signal_number).longest_gap_s)
+        gaps = [gap_s for gap_s, _ in ours]
         value = statistics.median_low(gaps)
         shares = ours[gaps.index(value)][1]
         return Row(
@@ -202,15 +202,16 @@ class _Replication:
             share=value / max_s,
             bar=Bar(1.0, at_most=True),
             peer=statistics.median(theirs) if theirs else None,
-            note=f"of the median run: {shares}; detection ends when the controller has committed that the broker is "
-            "fenced or leaves, in one batch with the elections, so election is what it takes until another broker has "
-            f"applied it; all runs: {_listed(gaps)} s; Kafka's: {_listed(theirs) or 'not run'}",
+            note=f"the gap at the election, in the median run: {shares}; detection ends when the controller has "
+            "committed that the broker is fenced or leaves, in one batch with the elections, so election is what it "
+            "takes until another broker has applied it, and client the rest, up to the new leader's first "
+            f"acknowledgement; all runs: {_listed(gaps)} s; Kafka's: {_listed(theirs) or 'not run'}",
         )
 
     def _gap_of_ours(
         self, topic: str, end: Callable[[int], _Act], bring_back: Callable[[int], None]
-    ) -> tuple[Gap, Shares]:
-        """`end` gives what ends a broker."""
+    ) -> tuple[float, Shares]:
+        """The longest gap, and the shares of the one at the election. `end` gives what ends a broker."""
         leader_id = self._await_in_sync(topic)
         end_leader = end(leader_id)
         other_id, network = leader_id % BROKERS + 1, self._cluster.network()
@@ -233,20 +234,20 @@ class _Replication:
                 watches.append(watch(lambda: _is_known_to_end(network, controller_id, leader_id)))
                 watches.append(watch(lambda: not _led_by(network, other_id, topic, leader_id)))
 
-            gap = longest_gap(send, act)
+            acknowledgements = acknowledgements_around(send, act)
         known, led = (each() for each in watches)
         bring_back(leader_id)
         self._await_in_sync(topic)
-        return gap, Shares.of(gap, known, led)
+        return acknowledgements.longest_gap_s, Shares.of(acknowledgements, known, led)
 
-    def _gap_of_theirs(self, topic: str, signal_number: signal.Signals) -> Gap:
+    def _gap_of_theirs(self, topic: str, signal_number: signal.Signals) -> Acknowledgements:
         assert self._kafka is not None
         self._kafka.await_in_sync(topic, BROKERS)
         send, kafka = self._kafka.sender(topic), self._kafka
-        gap = longest_gap(send, lambda: kafka.end_leader(topic, signal_number))
+        found = acknowledgements_around(send, lambda: kafka.end_leader(topic, signal_number))
         kafka.start()
         kafka.await_in_sync(topic, BROKERS)
-        return gap
+        return found
 
     def _await_in_sync(self, topic: str) -> int:
         """The leader of the topic's first partition, once all its replicas are in sync and all nodes run."""

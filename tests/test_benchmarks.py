@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.gaps import Gap, Seen, Shares
+from benchmarks.gaps import Acknowledgements, Seen, Shares
 from benchmarks.harness import Bar, Row, amount, compare
 from benchmarks.report import print_table, write_json, write_readme
 
@@ -109,13 +109,21 @@ def test_the_readme_gets_the_new_tables_and_keeps_those_that_were_not_made_again
 
 
 def test_the_shares_of_a_gap_make_up_the_whole() -> None:
-    gap = Gap(longest_s=0.41, ended_after_s=0.4)
-    shares = Shares.of(gap, known=Seen(0.1, 0.004), led=Seen(0.3, 0.006))
+    acknowledgements = Acknowledgements((-0.01, 0.0, 0.4, 0.41))
+    shares = Shares.of(acknowledgements, known=Seen(0.1, 0.004), led=Seen(0.3, 0.006))
     told = str(shares)
     assert told == "detection 100 ms (25%), election 200 ms (50%), client 100 ms (25%), seen within 6 ms"
 
 
 def test_what_was_seen_after_the_end_of_a_gap_had_happened_before() -> None:
     """The one who looks may be later than the producer: no share is below nothing."""
-    shares = Shares.of(Gap(0.4, 0.4), known=Seen(0.6, 0.2), led=Seen(0.5, 0.1))
+    acknowledgements = Acknowledgements((0.0, 0.4, 0.45, 0.5, 0.55))
+    shares = Shares.of(acknowledgements, known=Seen(0.6, 0.2), led=Seen(0.5, 0.2))
     assert (shares.detection_s, shares.election_s, shares.client_s) == (0.4, 0.0, 0.0)
+
+
+def test_shares_are_those_of_the_gap_at_the_election_and_not_of_a_longer_one() -> None:
+    acknowledgements = Acknowledgements((0.0, 0.02, 0.05, 1.0, 1.5))
+    shares = Shares.of(acknowledgements, known=Seen(0.01, 0.004), led=Seen(0.03, 0.004))
+    assert str(shares).startswith("detection 0 ms (0%), election 10 ms (33%), client 20 ms (67%)")
+    assert acknowledgements.longest_gap_s == 0.95
