@@ -57,6 +57,9 @@ class SimOptions:
     config: dict[str, Any] = field(default_factory=dict)
     checks: bool = True
 
+    def __post_init__(self) -> None:
+        assert not self.combined or self.brokers >= self.voters, "a combined cluster has no controller alone"
+
     @property
     def controller_ids(self) -> tuple[int, ...]:
         first = FIRST_BROKER_ID if self.combined else FIRST_CONTROLLER_ID
