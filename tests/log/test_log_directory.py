@@ -129,14 +129,14 @@ def test_after_a_clean_shutdown_nothing_is_scanned_and_everything_is_durable(dis
 
 def test_a_process_that_is_killed_before_it_registers_leaves_a_clean_shutdown_behind_as_it_was(
     disk: MemoryDisk,
-) -> None:
+) -> None:  # H3
     directory = open_directory(disk)
     fill(open_orders(directory), 30)
     run(directory.close({ORDERS: 60}, broker_epoch=5))
     disk.power_loss(Random(3))
     open_directory(disk)
     disk.process_crash()
-    assert open_directory(disk).previous_broker_epoch == 5  # H3
+    assert open_directory(disk).previous_broker_epoch == 5
     disk.power_loss(Random(3))
     assert open_directory(disk).previous_broker_epoch == -1  # by now there may be something to lose
 
