@@ -314,6 +314,36 @@ def test_a_record_that_cannot_be_replayed_ends_the_node(is_leader: bool) -> None
     run(scenario())
 
 
+@pytest.mark.parametrize("is_in_snapshot", [True, False])
+def test_a_record_that_cannot_be_replayed_ends_the_node_at_every_start(is_in_snapshot: bool) -> None:  # A66
+    async def scenario() -> None:
+        counters = Counters()
+        await counters.start()
+        active = await counters.active()
+        await counters.add(5)
+        await counters.until_all_have(5)
+        standby_id = next(each for each, node in counters.nodes.items() if node is not active)
+        if is_in_snapshot:
+            log = counters.nodes[standby_id].log
+            snapshot_id = OffsetAndEpoch(log.high_watermark, log.quorum.epoch_of(log.high_watermark - 1))
+            parts = encode_snapshot(
+                snapshot_id, VOTERS, [encode_data([b"13"], timestamp_ms=1)], timestamp_ms=1
+            )
+            await log.directory.snapshots.write(snapshot_id, parts)
+        else:
+            active.log.append([13])
+            await until(lambda: counters.nodes[standby_id].log.high_watermark == active.log.log_end_offset)
+        for _ in range(2):
+            counters.kill(standby_id)
+            await counters.start(standby_id)
+            crashes = counters.nodes[standby_id].settings.crash
+            assert isinstance(crashes, Crashes)
+            await crashes.happened.wait()
+            assert [type(error) for error in crashes.errors] == [ZeroDivisionError]
+
+    run(scenario())
+
+
 # ---- The end ---------------------------------------------------------------------------------------------------------
 
 

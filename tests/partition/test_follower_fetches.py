@@ -104,6 +104,18 @@ def test_who_may_not_join_is_not_waited_for(broker: BrokerImage) -> None:  # B1
     assert partition.high_watermark == 4
 
 
+@pytest.mark.parametrize("state", [{"is_fenced": True}, {"is_in_controlled_shutdown": True}])
+def test_a_member_is_waited_for_until_the_controller_has_dropped_it(state: dict[str, bool]) -> None:  # B1
+    """Whether it may still come is not the leader's to say: until then it may be elected."""
+    brokers = {**ACTIVE, 2: broker_image(2, epoch=20, **state)}
+    partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)), brokers=brokers)
+    assert not partition.maybe_increment_high_watermark(10 * LAG_MAX_MS)
+    followed_from(partition, 2, 2, broker_epoch=20)
+    assert partition.high_watermark == 2
+    partition.update_state(changed(replicas=(BROKER, 2), partition_epoch=11), now_ms=0)
+    assert partition.high_watermark == 3
+
+
 def test_positions_of_an_older_leader_epoch_do_not_count() -> None:  # B16, B24
     """In between another may have led, and cut what the follower had."""
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
