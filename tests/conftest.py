@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 # Under `uv run`, Ray would build the whole environment again for its workers. Read when ray is imported.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+# For every Ray that a test starts: no busy machine holds up the nodes of a cluster by Ray's niceness of 15, no workers
+# that nothing could use, and a Ray node that is lost is noticed within 3 s instead of 15; one that is slow has as long.
+os.environ.update(
+    RAY_worker_niceness="0", RAY_prestart_worker_first_driver="0", RAY_health_check_period_ms="500"
+)
 # Read when ray is imported, too; `disabled` makes no token in the user's home. Each mode has its smoke test.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 

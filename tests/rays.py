@@ -13,11 +13,6 @@ from ray.cluster_utils import Cluster as RayNodes
 from rayka.actors import ray_process
 
 _END_TIMEOUT_S = 30
-_SYSTEM_CONFIG = {
-    "worker_niceness": 0,  # Ray's 15 lets a busy machine stop the nodes of a cluster for seconds
-    "prestart_worker_first_driver": False,  # nothing here could use those workers
-    "health_check_period_ms": 500,  # a lost Ray node is noticed within 3 s, not 15; a slow one has as long as ever
-}
 _QUIET: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
 
 
@@ -34,7 +29,6 @@ def connected_ray(head_cpus: int) -> Iterator[RayNodes]:
         "include_log_monitor": False,
         "no_monitor": True,
         "object_store_memory": 1 << 30,
-        "_system_config": _SYSTEM_CONFIG,
     }
     try:
         rays = RayNodes(initialize_head=True, head_node_args=head)

@@ -16,8 +16,12 @@ from tests.ray.sender import Sender
 from tests.ray.support import kill, pid_of, wait_until
 
 pytestmark = pytest.mark.ray
-CONFIG = {"default.replication.factor": 3, "min.insync.replicas": 2}
-SESSION_S = 9.0  # Kafka's default, which nothing here lowers
+SESSION_S = 60  # so long that no slow machine takes another way for the end of a session
+CONFIG = {
+    "default.replication.factor": 3,
+    "min.insync.replicas": 2,
+    "broker.session.timeout.ms": SESSION_S * 1_000,
+}
 
 
 @pytest.fixture(scope="module")
