@@ -9,8 +9,8 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -20,8 +20,9 @@ import pyarrow as pa
 import ray
 
 import rayka
+from benchmarks.bare_replication import BareReplication
 from benchmarks.gaps import Acknowledgements, Seen, Shares, acknowledgements_around, watch
-from benchmarks.harness import Bar, Row
+from benchmarks.harness import Bar, Row, amount
 from benchmarks.kafka import Kafka, running_kafka
 from benchmarks.limits import NoopActor, payloads, seconds
 from benchmarks.stage import local_ray, running_cluster
@@ -127,22 +128,29 @@ class _Replication:
         )
 
     def _latency(self) -> Iterator[Row]:
-        topic, calls = self._topic(1), 100 if self._is_quick else 1000
+        """Ours in turn with a no-op actor's and with the bare calls': the machine drifts within seconds."""
+        topic, calls = self._topic(1), 20 if self._is_quick else 100
         value = bytes(1000)
-        with rayka.Producer(cluster=self._cluster, linger_ms=0) as producer:
-            producer.send(topic, value=value).result()
-            taken: list[float] = []
-            limits: list[float] = []
-            for _ in range(self._rounds):
-                limits.append(self._noop.round_trip_p50(len(value), calls // 5))
-                taken += [
-                    seconds(lambda: producer.send(topic, value=value).result())
-                    for _ in range(calls // self._rounds)
-                ]
-        theirs = sorted(self._kafka.round_trips(topic, 1000, calls, acks="all")) if self._kafka else []
-        limit = statistics.median(limits)
+        ours: list[list[float]] = []
+        bare: list[list[float]] = []
+        limits: list[float] = []
+        with (
+            rayka.Producer(cluster=self._cluster, linger_ms=0) as producer,
+            closing(BareReplication()) as calls_alone,
+        ):
+            for _ in range(2 * self._rounds + 1):
+                limits.append(self._noop.round_trip_p50(len(value), calls))
+                ours.append(
+                    [seconds(lambda: producer.send(topic, value=value).result()) for _ in range(calls)]
+                )
+                bare.append(calls_alone.round_trips(len(value), calls))
+        theirs = self._kafka.round_trips(topic, 1000, len(limits) * calls, acks="all") if self._kafka else []
+        measured = list(zip(ours, bare, limits, strict=True))[1:]  # the first warms up
+        limit = statistics.median(limits[1:])
         for name, share, bar in (("p50", 0.5, 3.5), ("p99", 0.99, 8.0)):
-            mine = sorted(taken)[int(len(taken) * share)]
+            mine = _quantile([each for taken, _, _ in measured for each in taken], share)
+            alone = _quantile([each for _, taken, _ in measured for each in taken], share)
+            of_rounds = [_quantile(taken, share) / its_limit for taken, _, its_limit in measured]
             yield Row(
                 what=f"produce acks=all {name}",
                 settings=f"1 KB, {BROKERS} replicas, one record in flight",
@@ -150,9 +158,10 @@ class _Replication:
                 unit="s",
                 limit=limit,
                 limit_what="round trip p50 of a no-op actor, same bytes",
-                share=mine / limit,
+                share=statistics.median(of_rounds),
                 bar=Bar(bar, at_most=True),
-                peer=theirs[int(len(theirs) * share)] if theirs else None,
+                peer=_quantile(theirs, share) if theirs else None,
+                note=f"the bare calls over Ray, no log, no client: {amount(alone, 's')} = {alone / limit:.3g} x",
             )
 
     # ---- The end of a leader ----
@@ -345,3 +354,7 @@ def _led_by(network: Network, asked_id: int, topic: str, leader_id: int) -> list
 
 def _listed(figures: list[float]) -> str:
     return ", ".join(f"{each:.2f}" for each in figures)
+
+
+def _quantile(figures: Sequence[float], share: float) -> float:
+    return sorted(figures)[int(len(figures) * share)]
