@@ -14,6 +14,7 @@ from rayka.cluster import Cluster
 from rayka.protocol.cluster import NodeState
 from tests.ray.sender import Sender
 from tests.ray.support import kill, pid_of, wait_until
+from tests.testing.lossy import LossyCluster
 
 pytestmark = pytest.mark.ray
 SESSION_S = 60  # so long that no slow machine takes another way for the end of a session
@@ -101,3 +102,25 @@ def test_a_leader_that_is_stopped_hands_over_first_and_comes_back_on_its_disk(
     assert leadership(brokers, sender)[0] != leader_id
     ray.kill(handle, no_restart=False)
     wait_until(lambda: brokers.describe().nodes[leader_id - 1].state == NodeState.RUNNING)
+
+
+def test_lost_repeated_and_late_calls_and_killed_leaders_leave_each_record_once_and_in_order(
+    brokers: Cluster,
+) -> None:  # C3, C5, C9, C10, C11
+    topic, partitions, rounds, count = "each-once", 3, 2, 4_000
+    with rayka.Admin(cluster=brokers) as admin:
+        admin.create_topic(topic, partitions=partitions)
+        with rayka.Producer(LossyCluster(brokers, seed=5), linger_ms=1, batch_size=1_000) as producer:
+            for each in range(rounds):
+                sent = [
+                    producer.send(topic, b"%d" % number, partition=number % partitions)
+                    for number in range(each * count // rounds, (each + 1) * count // rounds)
+                ]
+                kill(pid_of(brokers, admin.describe_topic(topic).partitions[each].leader_id))
+                sent[-1].result(60)
+                wait_until(lambda: all(len(part.isr) == 3 for part in admin.describe_topic(topic).partitions))
+    read = [(each.partition, int(each.value or b"")) for each in rayka.read(topic, cluster=brokers)]
+    for partition in range(partitions):
+        assert [number for place, number in read if place == partition] == list(
+            range(partition, count, partitions)
+        )
