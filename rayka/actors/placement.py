@@ -94,7 +94,7 @@ def place(
     """
     settled = dict(homes)
     for node_id in node_ids:
-        others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles[id]))
+        others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles.get(id, ())))
         beside = Counter(settled[each] for each in others)
         settled[node_id] = _home(spec, node_id, seen, resources, beside)
     return {each: Placement(spec, each, settled[each]) for each in node_ids}

@@ -182,3 +182,10 @@ def test_a_ray_node_without_the_resources_gets_none(spec: ClusterSpec) -> None:
     assert set(homes(spec, {"a": [], "b": []}, {"a": 0, "b": 1}).values()) == {"b"}
     with pytest.raises(UnavailableError, match="no Ray node has what the spec asks for"):
         homes(spec, {"a": []}, {"a": 0})
+
+
+def test_a_broker_that_runs_though_it_is_not_declared_is_in_nobodys_way(spec: ClusterSpec) -> None:
+    """As one does after a removal that was killed on its way."""
+    nowhere, able = {"a": [], "b": []}, {"a": {"CPU": 1.0}, "b": {"CPU": 1.0}}
+    placed = place(spec, nowhere, able, [1], {2: "a", 3001: "a"})
+    assert placed[1].ray_node_id == "a"
