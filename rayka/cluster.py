@@ -123,7 +123,7 @@ class Cluster:
     def remove_broker(self, broker_id: int) -> None:
         """Stops a broker that holds no replica, for good: it is forgotten, its directories are removed, and from then
         on the cluster's spec does without it. Also one whose machine is lost. Calling it again finishes what was
-        interrupted.
+        interrupted, but for directories that were left when the controller had forgotten the broker.
 
         `rayka broker drain` moves its replicas first. Raises BrokerIdNotRegistered, InvalidRequest while it holds
         replicas, ConfigError for the last broker, for one that is a controller too, and where the spec's

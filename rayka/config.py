@@ -399,7 +399,7 @@ def _data_dir(value: Any) -> Any:
     paths = value if isinstance(value, list) else [value]
     if not paths or not all(isinstance(each, str) and each for each in paths) or len(set(paths)) < len(paths):
         raise ValueError("expected a directory, or a list of different ones")
-    # Relative to where it was written: the nodes have other working directories. A home is each machine's own.
+    # Relative to where the spec is read: the nodes have other working directories. A home is each machine's own.
     absolute = [each if each.startswith("~") else str(Path(each).absolute()) for each in paths]
     return absolute if isinstance(value, list) else absolute[0]
 
@@ -481,7 +481,7 @@ class ClusterSpec(_Config):
         factor = config.default_replication_factor
         if factor > broker_count:
             raise ValueError(
-                f"expected a default.replication.factor of {broker_count} at most, as there are no more brokers, "
+                f"expected a default.replication.factor of {broker_count} at most, or more brokers than that, "
                 f"found {factor}"
             )
         return config

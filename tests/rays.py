@@ -32,8 +32,8 @@ def connected_ray(head_cpus: int) -> Iterator[RayNodes]:
     }
     try:
         rays = RayNodes(initialize_head=True, head_node_args=head)
-        ray.init(address=rays.address, **_QUIET)
         try:
+            ray.init(address=rays.address, **_QUIET)
             yield rays
         finally:
             started = psutil.Process().children(recursive=True)

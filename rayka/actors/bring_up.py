@@ -100,4 +100,4 @@ async def _await_running(network: RayNetwork, node_ids: Collection[int]) -> None
 def _refuse_failed(name: str, nodes: Collection[NodeDescription]) -> None:
     failed = [f"{node.actor_name}: {node.detail}" for node in nodes if node.state == NodeState.FAILED]
     if failed:
-        raise UnavailableError(f"in cluster {name!r} did not start: {'; '.join(failed)}")
+        raise UnavailableError(f"cluster {name!r} did not start: {'; '.join(failed)}")

@@ -8,6 +8,7 @@
 """
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from rayka.actors import launch, supervise
@@ -34,11 +35,11 @@ def remove_broker(cluster: ClusterHandle, spec: ClusterSpec, broker_id: int) -> 
     """Takes the broker out of the cluster whose spec this is, running or not; one that an interrupted removal has
     taken out of the spec already, too. Raises what `Cluster.remove_broker` raises.
     """
-    whole = with_broker(spec, node_id_of(broker_id))
-    rest = without_broker(whole, broker_id)
-    handle = launch.find(spec.name, broker_id)
+    handle = launch.find(spec.name, node_id_of(broker_id))
     with Admin(cluster=cluster) as admin:
         _refuse_in_use(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
+        whole = with_broker(spec, broker_id)
+        rest = without_broker(whole, broker_id)
         try:
             wait_for(supervise.keep(rest, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
             if handle is not None:
@@ -80,7 +81,8 @@ def _forget(admin: Admin, broker_id: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while (broker := _registered(admin, broker_id)) is not None:
         if broker.state == BrokerState.FENCED:
-            admin.unregister_broker(broker_id)
+            with suppress(BrokerIdNotRegistered):  # it was forgotten at the first try, whose answer was lost
+                admin.unregister_broker(broker_id)
             return
         if time.monotonic() > deadline:
             raise UnavailableError(

@@ -51,10 +51,10 @@ def start(
         return
     print_description(description)
     if cluster.added_brokers:
+        is_one = len(cluster.added_brokers) == 1
         click.echo(
-            f"\nAdded {'broker' if len(cluster.added_brokers) == 1 else 'brokers'} {ids(cluster.added_brokers)} to the "
-            "running cluster. New topics use them; what is there stays where it is until `rayka partition reassign` "
-            "moves it."
+            f"\nAdded {'broker' if is_one else 'brokers'} {ids(cluster.added_brokers)} to the running cluster. New "
+            f"topics use {'it' if is_one else 'them'}; what is there stays until `rayka partition reassign` moves it."
         )
     click.echo(
         f"\nUse it:   rayka.Producer(cluster={spec.name!r})   rayka topic create NAME --cluster {spec.name}"

@@ -141,7 +141,7 @@ def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, recor
             _send(producer, batches[half:], outcome, step, failure)
             outcome.killed, outcome.write_pause_seconds = failure.actor_name, round(failure.pause_seconds, 2)
             led = f"{failure.node_name} led {failure.lead_count} of {PARTITION_COUNT} partitions"
-            step.detail = f"{led}, longest pause {failure.pause_seconds:.1f} s"
+            step.detail = f"{led}, longest pause {outcome.write_pause_seconds:.1f} s"
         with _timed(narrator, outcome, f"Waiting until {failure.node_name} is back and in sync"):
             failure.await_in_sync()
 

@@ -100,7 +100,9 @@ class CallWatch(Generic[SubjectT]):
             async with scope:
                 response = await call
         except TimeoutError:
-            raise NetworkException(f"{node_name(node_id)} did not answer while it led") from None
+            raise NetworkException(
+                f"{node_name(node_id)} did not answer before another node was to be asked"
+            ) from None
         finally:
             node.calls.pop(scope, None)
         node.on_answer(began_s, _now_s())

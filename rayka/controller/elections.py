@@ -113,7 +113,7 @@ class Elections:
         return bool(registered) and home not in registered
 
     def _home_of(self, broker_id: int, home: UUID) -> UUID:
-        """The same directory, or, if that is gone, of the broker's others the one that holds the fewest replicas."""
+        """The same directory, or, if that is gone, of those that work the one with the fewest replicas."""
         if not self._is_homeless(broker_id, home):
             return home
         counts = self._held_counts.get(broker_id)
@@ -124,11 +124,13 @@ class Elections:
         return fewest
 
     def _count_held(self, broker_id: int) -> dict[UUID, int]:
-        """How many replicas each of the broker's directories holds, in the order of its registration."""
-        counts = {each.directory_id: 0 for each in self._brokers[broker_id].directories}
+        """How many replicas each of the broker's directories holds that work, or each of all if none does."""
+        broker = self._brokers[broker_id]
+        working = broker.online_directories or tuple(each.directory_id for each in broker.directories)
+        counts = dict.fromkeys(working, 0)
         for _, partition in self.replicas_of(broker_id):
             home = partition.directory_of(broker_id)
-            if home in counts:
+            if home is not None and home in counts:
                 counts[home] += 1
         return counts
 

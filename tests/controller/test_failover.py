@@ -266,6 +266,16 @@ def test_a_replica_of_a_lost_disk_is_copied_anew_once_another_leads_without_it()
     assert after.directories == (directory(1, 5).directory_id, directory(2).directory_id)
 
 
+def test_it_is_copied_into_a_directory_that_works() -> None:  # H3, H4
+    controller = machine(partition(0, (1, 2), isr=(1,)), brokers=(1, 2))
+    controller.report_exit(1, FIRST_PROCESS)
+    failed, working = directory(1, 5), directory(1, 6)
+    controller.start(1, incarnation_id=SECOND_PROCESS, directories=(failed, working))
+    controller.heartbeat(1, offline_directory_ids=(failed.directory_id,))
+    controller.handle(ElectLeadersRequest(ElectionType.UNCLEAN, (TopicPartition("orders", 0),)))
+    assert controller.partition().directories == (working.directory_id, directory(2).directory_id)
+
+
 # ---- Ended (H6, design §4) -------------------------------------------------------------------------------------------
 
 
