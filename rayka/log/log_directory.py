@@ -142,9 +142,10 @@ class LogDirectory:
             self.previous_broker_epoch = clean.get("brokerEpoch", NO_EPOCH)
             self.record_broker_epoch(self.previous_broker_epoch)  # it stays so until this process registers
             self._disk.unlink(self._file(CLEAN_SHUTDOWN_FILE))
-            await self._disk.sync([], [self.path])
         elif self._boot.get("bootId") == boot_id:
             self.previous_broker_epoch = self._boot.get("brokerEpoch", NO_EPOCH)
+        # Where it is gone already, too: who removed it may have been killed before this, and power loss brings it back.
+        await self._disk.sync([], [self.path])
         names = self._disk.list(self.path)
         for name in names:
             if name.endswith(_DELETED_SUFFIX):

@@ -246,6 +246,19 @@ def test_a_clean_shutdown_counts_once_even_if_power_is_lost_right_after_the_next
         assert not disk.exists(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
 
 
+def test_a_clean_shutdown_does_not_come_back_when_who_took_it_was_killed_before_its_sync(
+    disk: MemoryDisk,
+) -> None:
+    run(open_directory(disk).close({}, broker_epoch=5))
+    for seed in range(20):
+        disk.unlink(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
+        open_directory(disk)
+        disk.power_loss(Random(seed))
+        again = open_directory(disk)
+        assert not again.was_clean_shutdown, seed
+        run(again.close({}, broker_epoch=5))
+
+
 def test_a_torn_clean_shutdown_file_is_none(disk: MemoryDisk) -> None:
     disk.write(f"{PATH}/{CLEAN_SHUTDOWN_FILE}", b'{"version": 0, "brok')
     assert not open_directory(disk).was_clean_shutdown
