@@ -15,6 +15,7 @@ BuiltInPartitioner.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from rayka.client.columns import Columns, Row
@@ -335,6 +336,7 @@ class Accumulator:
         """The batch is over. Nothing to do for one of a removed topic."""
         if not self.holds(batch):
             return
+        self._close(batch)  # one that was never sent may still be open
         queue = self._queue_of(batch)
         queue.remove(batch)
         if batch.sequence is not None:
@@ -356,9 +358,15 @@ class Accumulator:
         return batch in topic.queues[batch.partition].batches
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
-        """First batches that wait for another try and have had their time; the sender fails them."""
-        heads = (queue.batches[0] for queue in self._queues() if queue.batches)
-        return [head for head in heads if _is_idle(head) and self.deadline_ms(head) <= now_ms]
+        """Of each partition the first batches, as far as they wait and have had their time; the sender fails them.
+
+        All of them, for `tick` tells no moment that has passed: one that is left would wait for whatever comes next.
+        """
+
+        def is_over(batch: ProducerBatch) -> bool:
+            return _is_idle(batch) and self.deadline_ms(batch) <= now_ms
+
+        return [batch for queue in self._queues() for batch in takewhile(is_over, queue.batches)]
 
     def deadline_ms(self, batch: ProducerBatch) -> float:
         """When the batch is given up."""
@@ -406,5 +414,5 @@ class Accumulator:
         return self._topics[batch.topic].queues[batch.partition]
 
 
-def _is_idle(head: ProducerBatch) -> bool:
-    return not head.is_in_flight and len(head) > 0
+def _is_idle(batch: ProducerBatch) -> bool:
+    return not batch.is_in_flight and len(batch) > 0

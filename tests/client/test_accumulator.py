@@ -142,6 +142,30 @@ def test_a_batch_that_had_its_time_expires_unless_it_is_in_flight():
     assert filling.expired(100) == [batch]
 
 
+def test_batches_that_had_their_time_expire_together_and_the_next_one_is_looked_at_in_time():
+    filling = accumulator(
+        linger_ms=0, delivery_timeout_ms=100, batch_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES
+    )
+    batches = [append(filling, partition=0, now_ms=now_ms).batch for now_ms in (0, 10, 20, 90)]
+    filling.start(batches[0])
+    filling.defer(batches[0], RequestTimedOut("lost"), 1_000)
+    assert filling.expired(130) == batches[:3]
+    for batch in batches[:3]:
+        filling.finish(batch, is_acknowledged=False)
+    assert filling.tick(130) == 190
+
+
+def test_an_open_batch_that_failed_takes_no_more_records():
+    filling = accumulator(delivery_timeout_ms=100)
+    batch = append(filling).batch
+    filling.open(batch)
+    assert filling.expired(100) == [batch]
+    filling.finish(batch, is_acknowledged=False)
+    assert batch.limit_bytes < 0
+    after = append(filling, now_ms=101).batch
+    assert list(filling.batches()) == [after]
+
+
 # ---- Memory ----
 
 

@@ -94,6 +94,16 @@ def test_a_partition_that_never_gets_a_leader_ends_with_what_was_wrong() -> None
             producer.send("orders", b"1").result(WAIT_S)
 
 
+def test_records_that_never_left_take_none_of_the_later_ones_with_them() -> None:
+    cluster = ScriptedCluster({"orders": 1})
+    cluster.move_leaders(NO_NODE)
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1, delivery_timeout_ms=300) as producer:
+        with pytest.raises(DeliveryTimeout, match="orders-0 has no leader"):
+            producer.send("orders", b"0").result(WAIT_S)
+        cluster.move_leaders(OTHER)
+        assert producer.send("orders", b"1").result(WAIT_S).offset == 0
+
+
 # ---- Who waits ----
 
 
