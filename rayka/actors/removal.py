@@ -37,9 +37,10 @@ def remove_broker(cluster: ClusterHandle, spec: ClusterSpec, broker_id: int) -> 
     """
     handle = launch.find(spec.name, node_id_of(broker_id))
     with Admin(cluster=cluster) as admin:
-        _refuse_in_use(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
+        broker = _find(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
         whole = with_broker(spec, broker_id)
         rest = without_broker(whole, broker_id)
+        _refuse_in_use(broker)
         try:
             wait_for(supervise.keep(rest, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
             if handle is not None:
@@ -52,16 +53,20 @@ def remove_broker(cluster: ClusterHandle, spec: ClusterSpec, broker_id: int) -> 
         run_on(ray_node_id, remove_directories, node_directories(whole, broker_id))
 
 
-def _refuse_in_use(admin: Admin, broker_id: int, *, is_known: bool) -> None:
-    brokers = admin.describe_cluster().brokers
-    broker = next((each for each in brokers if each.node_id == broker_id), None)
-    if broker is None and not is_known:
-        listed = ", ".join(str(each.node_id) for each in brokers) or "none"
+def _find(admin: Admin, broker_id: int, *, is_known: bool) -> BrokerDescription | None:
+    """The broker as it is registered. Raises BrokerIdNotRegistered where nobody knows it."""
+    brokers = {each.node_id: each for each in admin.describe_cluster().brokers}
+    if broker_id not in brokers and not is_known:
+        listed = ", ".join(map(str, brokers)) or "none"
         raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
+    return brokers.get(broker_id)
+
+
+def _refuse_in_use(broker: BrokerDescription | None) -> None:
     if broker is not None and broker.replica_count:
         raise InvalidRequest(
-            f"broker {broker_id}: expected no replica, found {broker.replica_count:,}; move them with `rayka broker "
-            f"drain {broker_id}` first"
+            f"broker {broker.node_id}: expected no replica, found {broker.replica_count:,}; move them with `rayka "
+            f"broker drain {broker.node_id}` first"
         )
 
 
