@@ -82,6 +82,15 @@ def test_one_run_in_four_is_of_combined_nodes() -> None:
     assert all(set(each.controller_ids) <= set(each.broker_ids) for each in combined)
 
 
+def test_no_session_ends_between_two_heartbeats() -> None:  # H4, H6
+    """Or brokers would be fenced for ever where nothing is broken, and never all in sync; KAFKA-19432."""
+    drawn = [swarm(seed).config for seed in range(100)]
+    assert all(
+        2 * each["broker_heartbeat_interval_ms"] <= each["broker_session_timeout_ms"] for each in drawn
+    )
+    assert len({each["broker_heartbeat_interval_ms"] for each in drawn}) > 1
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_combined_nodes_survive_a_mixture_of_faults(seed: int) -> None:  # decision 032
     topic = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2"})
