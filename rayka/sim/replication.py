@@ -108,6 +108,9 @@ class Replication:
         view = self.views[node_id, key] = ReplicaView(node_id, partition, truth)
         if partition.log.log_end_offset == 0:
             truth.begun.pop(node_id, None)
+        elif node_id in truth.damaged and partition.log.size_bytes == 0:
+            # What was left ended below the log start, which lasts longer than what was not synced (B32).
+            truth.begun[node_id] = partition.log.log_start_offset
         self.look(view)
         self._check_kept(view)
         return view

@@ -6,7 +6,8 @@ The outcome is the test: it is compared as a whole, and a change of it is to be 
 `python -m tests.sim.partition_scenarios --rewrite [NAME]` writes the outcomes anew.
 
     cluster replicas=1,2,3 min_isr=2     begins; the partition's first replica leads it
-    send a acks=all [to=2]               one record, to whoever leads
+    send a acks=all [to=2] [sequence=0]  one record, to whoever leads; with a sequence of an idempotent producer
+    delete 1                             the records below this offset
     read [from=1]                        what a consumer gets
     late-fetch 3 to=1 epoch=0 offset=2   what a replica asked for in an earlier epoch arrives now
     kill 1, start 1, stop 1              a process; `power-loss 1` a machine, `wipe 1` a disk
@@ -32,9 +33,14 @@ from rayka.metadata.image import PartitionImage
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_header import NO_SEQUENCE, ProducerSequence, split_batches
 from rayka.protocol.fetch import FetchPartition, FetchRequest
-from rayka.protocol.partition_admin import AlterPartitionReassignmentsRequest, Reassignment
+from rayka.protocol.partition_admin import (
+    AlterPartitionReassignmentsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    Reassignment,
+)
 from rayka.protocol.produce import ACKS_NONE, ProducePartition, ProduceRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.data_history import Send
@@ -67,7 +73,7 @@ class Scenario:
         self._sim: Simulation | None = None
         self._names: dict[str, Callable[..., Iterator[str]]] = {
             "cluster": self._cluster, "send": self._send, "read": self._read, "late-fetch": self._late_fetch,
-            "kill": self._kill,
+            "delete": self._delete, "kill": self._kill,
             "start": self._start, "stop": self._stop, "power-loss": self._power_loss, "wipe": self._wipe,
             "pause": self._pause, "resume": self._resume, "cut": self._cut, "mend": self._mend, "fill": self._fill,
             "rot": self._rot, "mend-disk": self._mend_disk, "wait": self._wait, "until": self._until,
@@ -191,13 +197,15 @@ class Scenario:
         self._go_on(100)
         return iter(())
 
-    def _send(self, value: str, *, acks: str = "all", to: str = "") -> Iterator[str]:
+    def _send(self, value: str, *, acks: str = "all", to: str = "", sequence: str = "") -> Iterator[str]:
         node_id = int(to) if to else self._state().leader_id
         topic_id = self.sim.ledger.newest_image.topics[_TOPIC].topic_id
-        self.sim.data_history.begin(
-            Send(CLIENT_ID, len(self.sim.data_history.sends), _TOPIC, 0, value.encode(), ACKS_NONE, False, 0)
-        )
-        records = encode_batch([value.encode()], timestamps_ms=1_700_000_000_000)
+        sends, is_idempotent = self.sim.data_history.sends, bool(sequence)
+        if value.encode() not in sends:  # else it is sent again
+            send = Send(CLIENT_ID, len(sends), _TOPIC, 0, value.encode(), ACKS_NONE, is_idempotent, 0)
+            self.sim.data_history.begin(send)
+        numbered = ProducerSequence(CLIENT_ID, 0, int(sequence)) if is_idempotent else NO_SEQUENCE
+        records = encode_batch([value.encode()], timestamps_ms=1_700_000_000_000, sequence=numbered)
         partition = ProducePartition(topic_id, 0, records)
         request = ProduceRequest({"all": -1}.get(acks) or int(acks), _TIMEOUT_MS, (partition,))
         answer = self._ask(node_id, request)
@@ -220,6 +228,12 @@ class Scenario:
             yield f"read: {result.error_code.name}"
             return
         yield f"read: {' '.join(_read_values(result.records)) or 'nothing'}"
+
+    def _delete(self, before_offset: str) -> Iterator[str]:
+        topic_id = self.sim.ledger.newest_image.topics[_TOPIC].topic_id
+        deleted = DeleteRecordsPartition(topic_id, 0, int(before_offset))
+        answer = self._ask(self._state().leader_id, DeleteRecordsRequest(_TIMEOUT_MS, (deleted,)))
+        yield _told("deletion", answer.partitions[0])
 
     def _late_fetch(self, node_id: str, *, to: str, epoch: str, offset: str) -> Iterator[str]:
         image = self.sim.ledger.newest_image
