@@ -157,9 +157,11 @@ def test_after_a_clean_shutdown_nothing_is_scanned() -> None:  # B30
 
 
 def test_with_flush_batch_a_power_cut_takes_nothing_acknowledged() -> None:
+    """The next process has no proof of the end of the one before (H2): it waits for the session, a short one here."""
+    session = {"broker_session_timeout_ms": 2_000, "broker_heartbeat_interval_ms": 400}
     for seed in range(10):
         disk = MemoryDisk()
-        with memory_cluster(disk) as cluster:
+        with memory_cluster(disk, **session) as cluster:
             topic = create_topic(cluster, flush="batch")
             for value in (b"a", b"b"):
                 assert topic.produce(value).error_code is ErrorCode.NONE
