@@ -289,7 +289,8 @@ class Replication:
                 self._report(
                     "partition-prefix", view, f"at {end - 1} it has epoch {found}, committed is {expected}"
                 )
-        if not view.is_leader and view.high_watermark > truth.end and not truth.awaits_loss:
+        known = max(truth.end, view.partition.log.log_start_offset)  # what is deleted is no news
+        if not view.is_leader and view.high_watermark > known and not truth.awaits_loss:
             self._report(
                 "partition-high-watermark", view, "a follower is the first to say that so much is committed"
             )
