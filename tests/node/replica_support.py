@@ -125,6 +125,21 @@ class Others:
             raise RequestTimedOut(f"node {node_id} did not answer within {timeout_ms} ms") from None
 
 
+def settings_of(disk: Disk, others: "Others", data_dirs: tuple[str, ...], **config: Any) -> NodeSettings:
+    """Of broker 1, whose calls go to `others`."""
+    return NodeSettings(
+        node_id=BROKER,
+        cluster_name="testing",
+        data_dirs=data_dirs,
+        config=BrokerConfig(**config),
+        disk=disk,
+        network=others,
+        random=Random(1),
+        wall_clock_ms=lambda: 1_700_000_000_000,
+        crash=lambda error: None,
+    )
+
+
 class Broker:
     """Broker 1. Made by `start`."""
 
@@ -146,17 +161,7 @@ class Broker:
     ) -> "Broker":
         """On a disk of its own, formatted if it is new."""
         disk, others = disk or MemoryDisk(), Others()
-        settings = NodeSettings(
-            node_id=BROKER,
-            cluster_name="testing",
-            data_dirs=data_dirs,
-            config=BrokerConfig(**config),
-            disk=disk,
-            network=others,
-            random=Random(1),
-            wall_clock_ms=lambda: 1_700_000_000_000,
-            crash=lambda error: None,
-        )
+        settings = settings_of(disk, others, data_dirs, **config)
         if not disk.exists(f"{data_dirs[0]}/meta.properties"):
             await DataDirectories.format(settings)
         directories = await DataDirectories.open(settings)

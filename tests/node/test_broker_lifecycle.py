@@ -4,12 +4,10 @@ Kafka: `BrokerLifecycleManagerTest`.
 """
 
 import asyncio
-from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 
-from rayka.config import BrokerConfig
 from rayka.errors import (
     ApiError,
     DuplicateBrokerRegistration,
@@ -27,10 +25,17 @@ from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.settings import NodeSettings
 from rayka.protocol.cluster import HeartbeatRequest, HeartbeatResponse, RegisterBrokerResponse
 from rayka.testing.memory_disk import MemoryDisk
-from tests.node.replica_support import BROKER, BROKER_EPOCH, CLUSTER_ID, Asked, Others, now_ms, run
+from tests.node.replica_support import (
+    BROKER_EPOCH,
+    CLUSTER_ID,
+    Asked,
+    Others,
+    now_ms,
+    run,
+    settings_of,
+)
 
 DATA_DIRS = ("/data/first", "/data/second")
 INTERVAL_MS, SOON_MS, SHUTDOWN_TIMEOUT_MS = 2_000, 20, 10_000
@@ -60,17 +65,7 @@ class Process(NamedTuple):
 async def started(disk: MemoryDisk | None = None, **config: Any) -> Process:
     """A process with two directories, not registered yet; they are formatted if they are new."""
     disk, others = disk or MemoryDisk(), Others()
-    settings = NodeSettings(
-        node_id=BROKER,
-        cluster_name="testing",
-        data_dirs=DATA_DIRS,
-        config=BrokerConfig(**config),
-        disk=disk,
-        network=others,
-        random=Random(1),
-        wall_clock_ms=lambda: 1_700_000_000_000,
-        crash=lambda error: None,
-    )
+    settings = settings_of(disk, others, DATA_DIRS, **config)
     if not disk.exists(f"{DATA_DIRS[0]}/meta.properties"):
         await DataDirectories.format(settings)
     directories, link = await DataDirectories.open(settings), ControllerLink(others)
