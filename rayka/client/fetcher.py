@@ -14,42 +14,35 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
-from uuid import UUID
-
-import numpy as np
 
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
+from rayka.client.fetch_plan import FetchPlanner, Tickets
+from rayka.client.fetch_results import FetchResults
+from rayka.client.fetch_state import Fetched, FetchState
 from rayka.client.local_reader import LocalReader
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.offset_lookup import OffsetLookup, check_partition, no_such_partition
+from rayka.client.offset_lookup import OffsetLookup, check_partition
 from rayka.client.retry import Backoff
 from rayka.config import ConsumerConfig
 from rayka.errors import (
     ApiError,
-    ErrorCode,
     NetworkException,
     OffsetOutOfRange,
     RaykaError,
     RequestTimedOut,
-    error_for,
-    is_retriable,
     needs_metadata,
 )
-from rayka.ids import NO_NODE, NO_OFFSET, TopicPartition
+from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.ports import Network
-from rayka.protocol.cluster import MetadataPartition
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
     FetchPartition,
-    FetchPartitionResult,
     FetchRequest,
     ListOffsetsPartitionResult,
 )
 
 logger = logging.getLogger(__name__)
-_Tickets = dict[tuple[UUID, int], FetchTicket]
 _LATE_S = 0.1  # behind the end of its wait an answer is late
 
 
@@ -69,6 +62,8 @@ class Fetcher:
         self._config = config
         self._backoff = Backoff.of(config, random)
         self._local = LocalReader() if config.local_reads else None
+        self._planner = FetchPlanner(self.state, self.metadata, config.max_partition_fetch_bytes)
+        self._results = FetchResults(self.state, self._local, config.metadata_max_age_ms)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
@@ -76,7 +71,7 @@ class Fetcher:
         self._looked_up: dict[TopicPartition, None] = {}  # what is asked for just now
         self._refreshed: dict[str, None] = {}
         answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
-        self._calls = CallWatch[_Tickets](Patience(answer_s, answer_s), self._on_silent)
+        self._calls = CallWatch[Tickets](Patience(answer_s, answer_s), self._on_silent)
 
     # ---- For the consumer ------------------------------------------------------------------------------------------
 
@@ -204,42 +199,15 @@ class Fetcher:
             wanted, late = late, {}
 
     def _send_fetches(self) -> None:
-        by_node: dict[int, tuple[list[FetchPartition], _Tickets]] = {}
-        stale: dict[str, None] = {}
-        for tp in self.state.fetchable():
-            topic = self.metadata.cached(tp.topic)
-            if topic is not None and tp.partition >= len(topic.partitions):  # created anew, with fewer
-                self._hear(tp, no_such_partition(topic, tp.partition))
-                continue
-            if topic is None or topic.partitions[tp.partition].leader_id == NO_NODE:
-                stale[tp.topic] = None
-                continue
-            leader = topic.partitions[tp.partition]
-            ticket = self.state.begin_fetch(tp)
-            parts, tickets = by_node.setdefault(self._node_to_ask(tp, leader), ([], {}))
-            parts.append(
-                FetchPartition(
-                    topic.topic_id,
-                    tp.partition,
-                    ticket.fetch_offset,
-                    self._config.max_partition_fetch_bytes,
-                    leader.leader_epoch,
-                    ticket.last_fetched_epoch,
-                )
-            )
-            tickets[topic.topic_id, tp.partition] = ticket
-        for node_id, (parts, tickets) in by_node.items():
+        plan = self._planner.next()
+        for tp, error in plan.gone.items():
+            self._hear(tp, error)
+        for node_id, (parts, tickets) in plan.by_node.items():
             self._spawn(self._fetch(node_id, tuple(parts), tickets))
-        topics = tuple(each for each in stale if each not in self._refreshed)
+        topics = tuple(each for each in plan.stale if each not in self._refreshed)
         if topics:
             self._refreshed.update(dict.fromkeys(topics))
             self._spawn(self._refresh_later(topics))
-
-    def _node_to_ask(self, topic_partition: TopicPartition, leader: MetadataPartition) -> int:
-        """The follower that the leader named, while it may be asked; else the leader (G15)."""
-        chosen = self.state.read_replica(topic_partition, _now_ms())
-        is_usable = any(each.node_id == chosen and not each.is_fenced for each in self.metadata.brokers)
-        return chosen if chosen is not None and is_usable else leader.leader_id
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -254,7 +222,7 @@ class Fetcher:
 
     # ---- One fetch -------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, node_id: int, partitions: tuple[FetchPartition, ...], tickets: _Tickets) -> None:
+    async def _fetch(self, node_id: int, partitions: tuple[FetchPartition, ...], tickets: Tickets) -> None:
         request = FetchRequest(
             self._config.fetch_max_wait_ms,
             self._config.fetch_min_bytes,
@@ -277,14 +245,15 @@ class Fetcher:
         return self._local.rack(self.metadata.brokers)
 
     async def _ask(
-        self, node_id: int, request: FetchRequest, tickets: _Tickets, timeout_ms: int
+        self, node_id: int, request: FetchRequest, tickets: Tickets, timeout_ms: int
     ) -> list[ApiError]:
         """Keeps what the node answers; returns the errors that a retry may mend."""
         try:
             call = self._network.call(node_id, request, timeout_ms)
             response = await self._calls.answer(node_id, tickets, call)
             results = [
-                self._on_result(tickets[each.topic_id, each.partition], each) for each in response.partitions
+                self._results.take(tickets[each.topic_id, each.partition], each)
+                for each in response.partitions
             ]
             failed = [each for each in results if each is not None]
         except ApiError as error:
@@ -301,41 +270,7 @@ class Fetcher:
             self._news.set()
         return failed
 
-    def _on_result(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
-        """Keeps the data; returns an error that a retry may mend."""
-        tp, now_ms = ticket.topic_partition, _now_ms()
-        if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
-            if result.preferred_read_replica != NO_NODE:
-                until_ms = now_ms + self._config.metadata_max_age_ms
-                self.state.read_from(ticket, result.preferred_read_replica, until_ms)
-            elif (buffers := self._buffers(result)) is not None:
-                self.state.on_fetched(ticket, buffers, result.next_offset, result.last_fetched_epoch)
-            return None
-        if self.state.read_replica(tp, now_ms) is not None:
-            self.state.read_from_leader(tp)
-            code = result.error_code or ErrorCode.NOT_LEADER_OR_FOLLOWER
-            return error_for(code, f"{tp}: a follower says: {result.error_message or 'its log differs'}")
-        if result.diverging_epoch is not None:
-            logger.warning("%s: the log was truncated below %d", tp, ticket.fetch_offset)
-            self.state.on_diverging(ticket, result.diverging_epoch)
-            return None
-        error = error_for(result.error_code, f"{tp}: {result.error_message}")
-        if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self.state.reset(ticket):
-            logger.warning("%s: offset %d is out of range; reset", tp, ticket.fetch_offset)
-            return None
-        if is_retriable(result.error_code) and result.error_code is not ErrorCode.CORRUPT_MESSAGE:
-            return error
-        self.state.on_error(ticket, error)
-        return None
-
-    def _buffers(self, result: FetchPartitionResult) -> tuple[np.ndarray, ...] | None:
-        """The batches, mapped if they are in files here; None when a file was replaced meanwhile: ask again."""
-        if not result.file_ranges:
-            return (result.records,)
-        assert self._local is not None
-        return self._local.read(result.file_ranges)
-
-    async def _recover(self, errors: Sequence[ApiError], tickets: _Tickets) -> None:
+    async def _recover(self, errors: Sequence[ApiError], tickets: Tickets) -> None:
         if not errors:
             return
         topics = tuple(dict.fromkeys(each.topic_partition.topic for each in tickets.values()))
@@ -343,24 +278,14 @@ class Fetcher:
             await self._refresh(topics)
         await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
 
-    def _on_silent(self, node_id: int, fetches: list[_Tickets]) -> None:
+    def _on_silent(self, node_id: int, fetches: list[Tickets]) -> None:
         self.metadata.doubt(node_id)
         topics = dict.fromkeys(each.topic_partition.topic for tickets in fetches for each in tickets.values())
         self._spawn(self._look_elsewhere(tuple(topics)))
 
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
         await self._refresh(topics)
-        self._calls.give_up(self._is_in_vain)
-
-    def _is_in_vain(self, node_id: int, tickets: _Tickets) -> bool:
-        """Whether somebody else is to be asked for all of it by now."""
-        return not any(self._is_to_ask(node_id, each.topic_partition) for each in tickets.values())
-
-    def _is_to_ask(self, node_id: int, topic_partition: TopicPartition) -> bool:
-        topic = self.metadata.cached(topic_partition.topic)
-        if topic is None or topic_partition.partition >= len(topic.partitions):
-            return False
-        return self._node_to_ask(topic_partition, topic.partitions[topic_partition.partition]) == node_id
+        self._calls.give_up(self._planner.is_in_vain)
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:
         """One at a time for a topic: else each wake-up of the loop would begin another while it has no leader."""
@@ -389,7 +314,3 @@ class Fetcher:
             logger.error("fetching failed", exc_info=error)
         for tp in self.state.assignment:
             self._hear(tp, known)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -22,7 +22,7 @@ from rayka.protocol.fetch import (
 )
 
 SESSION_EPOCH_MAX = 2**31 - 1
-_Key = tuple[UUID, int]
+PartitionKey = tuple[UUID, int]
 
 
 class SessionRequest(NamedTuple):
@@ -38,9 +38,9 @@ class FetchSessionHandler:
     """What one caller wants of one node."""
 
     def __init__(self) -> None:
-        self._wanted: dict[_Key, FetchPartition] = {}
-        self._changed: dict[_Key, None] = {}  # wanted, but not as the node knows it
-        self._forgotten: dict[_Key, None] = {}  # known to the node, but not wanted
+        self._wanted: dict[PartitionKey, FetchPartition] = {}
+        self._changed: dict[PartitionKey, None] = {}  # wanted, but not as the node knows it
+        self._forgotten: dict[PartitionKey, None] = {}  # known to the node, but not wanted
         self._session_id = NO_SESSION
         self._epoch = FIRST_SESSION_EPOCH
 
