@@ -168,19 +168,31 @@ class Consumer:
             return self._until(timeout_ms, self._delivery.next_arrow)
 
     def __iter__(self) -> Iterator[Record]:
-        """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there."""
-        while True:
-            with self._exclusive():
-                records = self._until(_ITERATION_POLL_MS, self._delivery.iterator)
-            if records is not None:
+        """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there.
+
+        `seek` and `assign` in the loop, and `close` there or in another thread, hold from the next record on: nothing
+        that was fetched before is given any more. A loop ends when the consumer is closed (as kafka-python's does); one
+        that begins after that raises ClosedError.
+        """
+        self._check_open()
+        while not self._closed:
+            try:
+                with self._exclusive():
+                    records = self._until(_ITERATION_POLL_MS, self._delivery.iterator)
+            except ClosedError:  # meanwhile, in another thread
+                return
+            if records is not None and not self._closed:
                 yield from records
 
     # ---- End -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stops fetching. Any other method raises ClosedError from then on; closing twice is fine."""
+        """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing twice
+        is fine.
+        """
         if not self._closed:
             self._closed = True
+            self._delivery.end()
             io_thread.run(self._fetcher.close(), self._config.default_api_timeout_ms / 1000)
 
     def __enter__(self) -> Self:
@@ -207,6 +219,7 @@ class Consumer:
         while not taken:
             remaining_ms = (deadline_s - time.monotonic()) * 1000
             if not self._run(self._fetcher.poll(max(0.0, remaining_ms), self._delivery.add)):
+                self._check_open()
                 return None
             taken = take()
         return taken

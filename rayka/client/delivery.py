@@ -51,6 +51,7 @@ class Delivery:
         """Forgets what was fetched of a partition, and its position."""
         self._fetched = deque(each for each in self._fetched if each.topic_partition != topic_partition)
         if self._current is not None and self._current.topic_partition == topic_partition:
+            self._current.empty()
             self._current = None
         self.positions.pop(topic_partition, None)
 
@@ -59,6 +60,11 @@ class Delivery:
         for tp in {**self.positions, **{each.topic_partition: 0 for each in self._fetched}}:
             if tp not in partitions:
                 self.drop(tp)
+
+    def end(self) -> None:
+        """Nothing more is handed over, also not by an iterator that is in use. From any thread."""
+        if (current := self._current) is not None:
+            current.empty()
 
     def position(self, topic_partition: TopicPartition) -> int | None:
         """The offset after the last record handed over; None when nothing of the partition was yet."""
@@ -78,7 +84,7 @@ class Delivery:
     def iterator(self) -> Iterator[Record] | None:
         """The rest of the current batch, or the next one, one record after another; None when nothing is left.
 
-        Records that are not taken from it stay to be handed over.
+        Records that are not taken from it stay to be handed over. It ends when its partition is dropped.
         """
         return self._current.records(self._deserializers) if self._advance() and self._current else None
 
@@ -146,13 +152,14 @@ class Delivery:
 class _Current:
     """One decoded batch, of which rows from `_start` to `_stop` are to be handed over."""
 
-    __slots__ = ("_iterator", "_start", "_stop", "batch", "topic_partition")
+    __slots__ = ("_iterator", "_records", "_start", "_stop", "batch", "topic_partition")
 
     def __init__(self, topic_partition: TopicPartition, batch: DecodedBatch, rows: slice) -> None:
         self.topic_partition = topic_partition
         self.batch = batch
         self._start: int = rows.start
         self._stop: int = rows.stop
+        self._records: list[Record] = []
         self._iterator: Iterator[Record] | None = None
 
     def is_empty(self) -> bool:
@@ -167,8 +174,13 @@ class _Current:
         if self._iterator is None:
             rows = slice(self._start, self._stop)
             records = records_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
-            self._iterator = iter(_deserialized(records, *deserializers))
+            self._records = _deserialized(records, *deserializers)
+            self._iterator = iter(self._records)
         return self._iterator
+
+    def empty(self) -> None:
+        """An iterator that is in use ends with the list under it: that costs nothing for each record."""
+        self._records.clear()
 
     def take_arrow(self) -> pa.RecordBatch:
         """All that is left."""

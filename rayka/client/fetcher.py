@@ -67,6 +67,7 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._fetches: dict[asyncio.Task[None], None] = {}
         self._looked_up: dict[TopicPartition, None] = {}  # what is asked for just now
         self._refreshed: dict[str, None] = {}
@@ -115,8 +116,10 @@ class Fetcher:
         """Delivers everything fetched; waits up to timeout_ms for something, False when nothing came.
 
         What is taken is delivered in the same step: a Ctrl-C in the thread that waits for the answer loses nothing.
-        Raises what the application must hear.
+        Raises what the application must hear. A poll that waits while the fetcher is closed ends at once.
         """
+        if self._is_closed:
+            return False
         if self._driver is None:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
         if not self.state.has_news():
@@ -125,6 +128,8 @@ class Fetcher:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self._news.wait()
             except TimeoutError:
+                return False
+            if self._is_closed:
                 return False
         deliver(self.state.take())
         self._wake.set()
@@ -138,6 +143,8 @@ class Fetcher:
 
     def abandon(self) -> "list[asyncio.Task[None]]":
         """Cancels what is under way; returns the tasks that are ending."""
+        self._is_closed = True
+        self._news.set()
         tasks = [*self._fetches, *([self._driver] if self._driver else [])]
         for task in tasks:
             task.cancel()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from rayka.errors import (
 )
 from rayka.protocol.fetch import FetchRequest
 from rayka.testing import InProcessCluster
+from tests.testing.waiting import WAIT_S, wait_until
 
 _numbers = count()
 
@@ -147,6 +149,54 @@ def test_a_loop_that_was_left_goes_on_where_it_was(cluster, topic):
         assert [record.offset for record in islice(consumer, 3)] == [0, 1, 2]
         assert consumer.position(TopicPartition(topic, 0)) == 3
         assert [record.offset for record in islice(consumer, 7)] == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_seek_in_a_loop_holds_from_the_next_record_on(cluster, topic):
+    send(cluster, topic, [b"x"] * 10)
+    tp = TopicPartition(topic, 0)
+    offsets = []
+    with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
+        for record in consumer:
+            offsets.append(record.offset)
+            if len(offsets) == 3:
+                consumer.seek(tp, 8)
+            if record.offset == 9:
+                break
+    assert offsets == [0, 1, 2, 8, 9]
+
+
+def test_a_loop_gives_nothing_of_partitions_that_are_not_assigned_any_more(cluster, topic):
+    for partition in range(2):
+        send(cluster, topic, [b"%d" % partition] * 10, partition)
+    with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        loop = iter(consumer)
+        assert next(loop).partition == 0
+        consumer.assign([TopicPartition(topic, 1)])
+        assert [record.value for record in islice(loop, 10)] == [b"1"] * 10
+
+
+def test_a_loop_ends_when_its_consumer_is_closed_in_it(cluster, topic):
+    send(cluster, topic, [b"x"] * 10)
+    consumer = Consumer(topic, cluster=cluster, auto_offset_reset="earliest")
+    offsets = []
+    for record in consumer:
+        offsets.append(record.offset)
+        consumer.close()
+    assert offsets == [0]
+    with pytest.raises(ClosedError):
+        next(iter(consumer))
+
+
+def test_a_loop_and_a_poll_that_wait_end_when_another_thread_closes_the_consumer(cluster, topic):
+    for wait in (list, lambda consumer: consumer.poll(timeout_ms=60_000)):
+        consumer = Consumer(topic, cluster=cluster)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(wait, consumer)
+            wait_until(lambda: consumer._in_use.locked())  # noqa: B023
+            consumer.close()
+            error = waiting.exception(WAIT_S)
+            assert error is None or isinstance(error, ClosedError)
 
 
 @pytest.mark.parametrize("local_reads", [True, False])
