@@ -14,7 +14,8 @@ from rayka.node.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.quota import SAMPLE_MS, ReplicationQuota, is_throttled
 from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.fetch_session import FetchSessionHandler, SessionRequest
+from rayka.protocol.fetch_session import SessionRequest
+from rayka.protocol.fetch_stream import FetchStream
 
 _DELAY_FIRST_MS = 20  # while a leader has yet to hear that it leads
 _NOT_ASKED = 1 << 62
@@ -75,7 +76,7 @@ class FollowedPartitions:
         self._quota = quota
         self._on_ready = on_ready
         self._followed: dict[PartitionKey, Followed] = {}
-        self.session = FetchSessionHandler()
+        self.stream = FetchStream()
 
     def __repr__(self) -> str:
         return f"<FollowedPartitions {len(self._followed)}>"
@@ -106,7 +107,7 @@ class FollowedPartitions:
     def unfollow(self, key: PartitionKey) -> None:
         """What is still to come of it is ignored."""
         if self._followed.pop(key, None) is not None:
-            self.session.forget(*key)
+            self.stream.session.forget(*key)
 
     def maybe_end(self, key: PartitionKey) -> None:
         """Nothing more is asked of the partition in an epoch that is over here; the rest of the metadata that ended it
@@ -121,12 +122,12 @@ class FollowedPartitions:
 
     # ---- What is asked for -----------------------------------------------------------------------------
 
-    def next_request(self, number: int) -> SessionRequest:
-        """What the request of this number has to say."""
-        request = self.session.next()
+    def next_request(self) -> tuple[int, SessionRequest]:
+        """The number of the next request, and what it has to say."""
+        number, request = self.stream.begin()
         for each in request.partitions:
             self._followed[each.topic_id, each.partition].asked_in = number
-        return request
+        return number, request
 
     def refresh(self, followed: Followed) -> None:
         """Brings what is asked for in line with the partition's state."""
@@ -134,11 +135,11 @@ class FollowedPartitions:
         if followed.hold is Hold.NOTHING:
             self._maybe_hold(followed)
         if followed.hold is not Hold.NOTHING:
-            self.session.forget(*followed.key)
+            self.stream.session.forget(*followed.key)
             return
         partition = followed.partition
         position = partition.fetch_position()
-        self.session.want(
+        self.stream.session.want(
             FetchPartition(
                 *followed.key,
                 fetch_offset=position.offset,

@@ -4,23 +4,24 @@ Each request names only what changed since the one before it (G14), and the next
 appended, because a producer with acks=all waits for it. A partition that becomes ready while the leader holds a request
 back does not wait for that: the next request overtakes it.
 
-Invariants: while there is anything to fetch, one request is under way, and at most a few that it has overtaken; after a
-failed call there is a pause, which only news from the metadata cuts short. Kafka: `AbstractFetcherThread`,
-`ReplicaFetcherThread`, `RemoteLeaderEndPoint` (B17, G14).
+Invariants: while there is anything to fetch, one request is under way, and at most a few that it has overtaken
+(`FetchStream`); after a failed call there is a pause, which only news from the metadata cuts short. Kafka:
+`AbstractFetcherThread`, `ReplicaFetcherThread`, `RemoteLeaderEndPoint` (B17, G14).
 """
 
 import asyncio
 import logging
 from uuid import UUID
 
-from rayka.errors import ApiError, ErrorCode
+from rayka.errors import ApiError
 from rayka.ids import node_name
 from rayka.node.followed import FollowedPartitions
 from rayka.node.follower_results import FollowerResults, Shared
 from rayka.node.replica import PartitionKey, Replica
-from rayka.protocol.fetch import FIRST_SESSION_EPOCH, NO_SESSION, FetchRequest, FetchResponse
+from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchRequest, FetchResponse
+from rayka.protocol.fetch_session import SessionRequest
+from rayka.protocol.fetch_stream import Ending
 
-_OVERTAKEN_MAX = 4  # requests that the leader may still hold back
 _BULK_BYTES = 128 << 10  # from here on it is cheaper to read the leader's file than to be sent what is in it
 _logger = logging.getLogger(__name__)
 
@@ -38,11 +39,7 @@ class ReplicaFetcher:
         self._results = FollowerResults(leader_id, shared, self._followed)
         self._wake = asyncio.Event()
         self._has_news = False  # something to ask for that no request asks for yet
-        self._request_number = 0
-        self._in_flight: dict[int, bool] = {}  # request number -> whether it begins a session
         self._is_bulk = False  # the last answer was so large that the next one will be, too
-        self._has_no_sessions = False  # the leader keeps none for this broker
-        self._has_lost_answer = False  # of an overtaken request: the leader may count as told what was in it
         self._pause: asyncio.TimerHandle | None = None
         self._is_failing = False
         self._is_closed = False
@@ -96,30 +93,26 @@ class ReplicaFetcher:
                 self._send()
 
     def _may_send(self) -> bool:
-        """A second request only to overtake the first with news, and only when it has said under which id the leader
-        keeps the session. One that was overtaken is not waited for: its answer may be lost."""
-        if self._is_closed or self._pause is not None or any(self._in_flight.values()):
+        """A second request only to overtake the first with news."""
+        if self._is_closed or self._pause is not None:
             return False
-        if self._request_number in self._in_flight:
-            return self._has_news and len(self._in_flight) <= _OVERTAKEN_MAX
-        return self._followed.is_any_wanted
+        stream = self._followed.stream
+        if stream.is_waiting:
+            return self._has_news and stream.may_overtake
+        return stream.may_follow and self._followed.is_any_wanted
 
     def _send(self) -> None:
         self._has_news = False
-        self._request_number += 1
-        request = self._next_request()
-        self._in_flight[self._request_number] = request.session_epoch == FIRST_SESSION_EPOCH
-        self._shared.tasks.start(
-            f"fetch from {node_name(self._leader_id)}", self._exchange(self._request_number, request)
-        )
+        number, session = self._followed.next_request()
+        exchange = self._exchange(number, self._request(session))
+        self._shared.tasks.start(f"fetch from {node_name(self._leader_id)}", exchange)
 
-    def _next_request(self) -> FetchRequest:
+    def _request(self, session: SessionRequest) -> FetchRequest:
         """One that begins a session does not wait: what comes next can overtake only a request of a known session."""
-        session = self._followed.next_request(self._request_number)
         is_first = session.session_epoch == FIRST_SESSION_EPOCH
         max_wait_ms = self._config.replica_fetch_wait_max_ms
         return FetchRequest(
-            max_wait_ms=0 if is_first and not self._has_no_sessions else max_wait_ms,
+            max_wait_ms=0 if is_first and not self._followed.stream.has_no_sessions else max_wait_ms,
             min_bytes=self._config.replica_fetch_min_bytes,
             max_bytes=self._config.replica_fetch_response_max_bytes,
             partitions=session.partitions,
@@ -146,58 +139,34 @@ class ReplicaFetcher:
         try:
             response = await self._shared.settings.network.call(self._leader_id, request, timeout_ms)
         except ApiError as error:
-            self._on_failure(number, str(error))
+            self._on_end(self._followed.stream.on_failure(number), str(error))
         else:
             self._on_response(number, response)
         finally:
-            del self._in_flight[number]
             self._wake.set()
 
     def _on_response(self, number: int, response: FetchResponse) -> None:
-        """What an overtaken request brings is as true; but only the newest one tells of the session."""
-        is_newest = number == self._request_number
-        if response.error_code is not ErrorCode.NONE:
-            if is_newest:
-                self._on_session_error(number, response)
-            return
-        self._is_failing = False
-        if is_newest:
-            self._followed.session.on_response(response)
-            self._has_no_sessions = response.session_id == NO_SESSION
-            if self._has_lost_answer:
-                self._begin_session()
-        self._is_bulk = self._results.take(response.partitions, number) >= _BULK_BYTES
-
-    def _on_session_error(self, number: int, response: FetchResponse) -> None:
-        """The leader has dropped the session: another one begins. When that is refused, there is a pause."""
-        if self._in_flight[number]:
-            self._on_failure(number, f"{response.error_code.name}: {response.error_message}")
+        """What an overtaken request brings is as true."""
+        ending = self._followed.stream.on_response(number, response)
+        if ending is Ending.ANSWERED:
+            self._is_failing = False
+            self._is_bulk = self._results.take(response.partitions, number) >= _BULK_BYTES
         else:
-            _logger.info("%r: %s; a new session begins", self, response.error_code.name)
-            self._followed.session.on_response(response)
+            self._on_end(ending, f"{response.error_code.name}: {response.error_message}")
 
     # ---- Failures --------------------------------------------------------------------------------------
 
-    def _on_failure(self, number: int, reason: str) -> None:
-        """The session is over, and there is a pause; if a later request has overtaken this one, when that is
-        answered, and without one."""
-        if number != self._request_number:
-            self._has_lost_answer = True
-            return
-        if self._is_closed:
-            return
-        backoff_ms = self._config.replica_fetch_backoff_ms
-        log = _logger.debug if self._is_failing else _logger.warning
-        log("%r: %s; trying again every %d ms", self, reason, backoff_ms)
-        self._is_failing = True
-        self._begin_session()
-        self._end_pause()
-        self._pause = asyncio.get_running_loop().call_later(backoff_ms / 1000, self._end_pause)
-
-    def _begin_session(self) -> None:
-        """The next request says everything, and is told everything."""
-        self._has_lost_answer = False
-        self._followed.session.on_failure()
+    def _on_end(self, ending: Ending, reason: str) -> None:
+        """When a session was dropped the next one begins at once, after any other failure there is a pause."""
+        if ending is Ending.RENEWED:
+            _logger.info("%r: %s; a new session begins", self, reason)
+        elif ending is Ending.FAILED and not self._is_closed:
+            backoff_ms = self._config.replica_fetch_backoff_ms
+            log = _logger.debug if self._is_failing else _logger.warning
+            log("%r: %s; trying again every %d ms", self, reason, backoff_ms)
+            self._is_failing = True
+            self._end_pause()
+            self._pause = asyncio.get_running_loop().call_later(backoff_ms / 1000, self._end_pause)
 
     def _end_pause(self) -> None:
         if self._pause is not None:
