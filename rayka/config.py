@@ -288,6 +288,10 @@ def _acks(value: Any) -> Any:
     return {"all": -1, "-1": -1, "0": 0, "1": 1}.get(value, value) if isinstance(value, str) else value
 
 
+def _compression(value: Any) -> Any:
+    return "none" if value is None else value
+
+
 class _ClientConfig(_Config):
     request_timeout_ms: int = Field(default=30_000, ge=1)
     retry_backoff_ms: int = Field(default=100, ge=1)
@@ -322,7 +326,9 @@ class ProducerConfig(_ClientConfig):
     delivery_timeout_ms: int = Field(default=120_000, ge=1, validate_default=True)
     max_in_flight_requests_per_connection: int = Field(default=5, ge=1)
     enable_idempotence: bool | None = Field(default=None, validate_default=True)
-    compression_type: Literal["none", "gzip", "lz4", "zstd"] = "none"
+    compression_type: Annotated[Literal["none", "gzip", "lz4", "zstd"], BeforeValidator(_compression)] = (
+        "none"
+    )
     key_serializer: Any = None
     value_serializer: Any = None
 

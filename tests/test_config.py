@@ -27,6 +27,13 @@ def test_a_key_given_twice_is_refused():
         ProducerConfig.given({"linger.ms": 5}, {"linger_ms": 5}, what="producer")
 
 
+@pytest.mark.parametrize("given", [None, "none"])
+@pytest.mark.parametrize("spelled", ["compression.type", "compression_type"])
+def test_no_compression_may_be_written_as_none(spelled: str, given: str | None):
+    assert ProducerConfig.given({spelled: given}, {}, what="producer").compression_type == "none"
+    assert ProducerConfig.given(None, {spelled: given}, what="producer").compression_type == "none"
+
+
 @pytest.mark.parametrize("kind", [AdminConfig, ProducerConfig, ConsumerConfig])
 def test_what_is_no_mapping_is_refused(kind: Any):
     with pytest.raises(ConfigError, match="config: expected a mapping, found int"):

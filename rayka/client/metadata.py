@@ -9,7 +9,7 @@ leader hints of KIP-951.
 import asyncio
 import difflib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
 
@@ -59,11 +59,21 @@ class _Known(NamedTuple):
 class ClusterMetadata:
     """The metadata cache of one client. All methods belong to the loop that the client runs on."""
 
-    def __init__(self, network: Network, cluster_name: str, config: ClientConfig, random: Random) -> None:
+    def __init__(
+        self,
+        network: Network,
+        cluster_name: str,
+        config: ClientConfig,
+        random: Random,
+        *,
+        on_topic: Callable[[MetadataTopic], None] | None = None,
+    ) -> None:
+        """`on_topic` is told of each topic that comes, whoever asked for it, when it is newer than what was known."""
         self.cluster_name = cluster_name
         self.brokers: tuple[MetadataBroker, ...] = ()
         self.controller_id = NO_NODE
         self._network = network
+        self._on_topic = on_topic
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._request_timeout_ms = config.request_timeout_ms
         self._node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
@@ -127,6 +137,13 @@ class ClusterMetadata:
         A topic that is gone is not cached any more, and `missing` says why.
         """
         return await asyncio.shield(self._ask_soon(names))
+
+    async def renew(self, name: str, timeout_ms: int) -> None:
+        """Has the topic as the active controller knows it now, which no broker can be ahead of.
+
+        Raises UnavailableError when none answers in time. Changes nothing when the topic is gone.
+        """
+        self._store(await self.describe((name,), timeout_ms))
 
     def missing(self, name: str) -> ApiError | None:
         """Why the topic cannot be used, when the last refresh found that it is gone."""
@@ -274,10 +291,15 @@ class ClusterMetadata:
             if topic.error_code is ErrorCode.NONE:
                 assert all(each.partition == index for index, each in enumerate(topic.partitions)), topic
                 known = self._topics.get(topic.name)
-                if known is None or known.metadata_offset <= offset:
-                    known = _Known(topic, now_s, offset)
-                self._topics[topic.name] = known._replace(fetched_at_s=now_s)
+                is_news = known is None or known.metadata_offset <= offset
+                self._topics[topic.name] = (
+                    known._replace(fetched_at_s=now_s)
+                    if known is not None and not is_news
+                    else _Known(topic, now_s, offset)
+                )
                 self._missing.pop(topic.name, None)
+                if is_news and self._on_topic is not None:
+                    self._on_topic(topic)
             elif not _is_unknown(topic):
                 self._missing[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
 

@@ -119,9 +119,10 @@ class Producer:
         timestamp_ms: since 1970 UTC; by default now, to about 10 ms. on_delivery(error, metadata): called at the end,
         on the IO thread, with one of them None.
 
-        Waits up to `max_block_ms` for the topic's metadata, or for memory. Raises UnknownTopicOrPartition (also for a
-        partition out of range), InvalidTopic, UnavailableError, BufferExhausted, RecordTooLarge, SerializationError,
-        TypeError naming the argument, ClosedError.
+        Waits up to `max_block_ms` for the topic's metadata, or for memory. Partitions that are added to the topic are
+        used within `metadata_max_age_ms` of the next send, at once when `partition` names one of them. Raises
+        UnknownTopicOrPartition (also for a partition out of range), InvalidTopic, UnavailableError, BufferExhausted,
+        RecordTooLarge, SerializationError, TypeError naming the argument, ClosedError.
         """
         if (
             type(value) is bytes
@@ -163,7 +164,7 @@ class Producer:
         runs = []
         for given in inputs_of(data, io_thread.wall_clock_ms(), serializers):
             if given.partitions is not None:
-                self._check_partition(topic, int(given.partitions.max()), partition_count)
+                partition_count = self._count_with(topic, int(given.partitions.max()), partition_count)
             placed = given.placed(partition_count, self._accumulator.last_sticky(topic))
             room = self._accumulator.batch_bytes(topic) - BATCH_OVERHEAD_BYTES
             for piece in pieces_of(placed, room, self._record_bytes_max):
@@ -207,7 +208,7 @@ class Producer:
         key = as_bytes(given.key, self._key_serializer, "key")
         row = Row(value, key, as_headers(given.headers), as_timestamp(given.timestamp_ms))
         if partition is not None:
-            self._check_partition(topic, partition, partition_count)
+            self._count_with(topic, partition, partition_count)
         elif key is not None:
             partition = partition_for_key(key, partition_count)
         if on_delivery is not None and not callable(on_delivery):
@@ -298,14 +299,21 @@ class Producer:
             count = self._accumulator.partition_count(topic)
         return count
 
-    def _check_partition(self, topic: str, partition: int, partition_count: int) -> None:
+    def _count_with(self, topic: str, partition: int, partition_count: int) -> int:
+        """How many partitions the topic has, this one among them; the active controller is asked for one that is not
+        known yet. Raises NoSuchTopic.
+        """
         if not isinstance(partition, int) or isinstance(partition, bool):
             raise TypeError(f"partition: expected int, found {type(partition).__name__}")
+        if partition >= partition_count and not io_thread.is_current():
+            io_thread.run(self._sender.renew_topic(topic), self._config.max_block_ms / 1000 + _CLOSE_SLACK_S)
+            partition_count = self._partition_count(topic)
         if not 0 <= partition < partition_count:
             raise NoSuchTopic(
                 f"partition {partition} of topic {topic!r} does not exist in cluster {self._sender.cluster_name!r}: "
                 f"it has {partition_count}, numbered from 0"
             )
+        return partition_count
 
     def _check_usable(self) -> None:
         if self._was_forked:

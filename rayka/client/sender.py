@@ -84,7 +84,7 @@ class Sender:
             )
         )
         self._network = handle.network()
-        self._metadata = ClusterMetadata(self._network, handle.name, config, random)
+        self._metadata = ClusterMetadata(self._network, handle.name, config, random, on_topic=self._set_topic)
         self._config = config
         self._codec = Codec[config.compression_type.upper()]
         self._backoff = Backoff.of(config, random)
@@ -125,6 +125,10 @@ class Sender:
     async def learn_topic(self, name: str) -> None:
         """Makes the topic known to the accumulator. Raises UnknownTopicOrPartition, InvalidTopic, UnavailableError."""
         self._set_topic(await self._metadata.topic(name, self._config.max_block_ms))
+
+    async def renew_topic(self, name: str) -> None:
+        """Makes the topic known as the active controller has it now. Raises UnavailableError."""
+        await self._metadata.renew(name, self._config.max_block_ms)
 
     async def close(self) -> None:
         """Stops; what is not delivered yet fails with ClosedError."""
@@ -380,7 +384,6 @@ class Sender:
                 removed = self.accumulator.remove_topic(topic)
             self._fail_all(removed, missing)
         elif known is not None:
-            self._set_topic(known)
             self._go_to_new_leaders(known)
         self._calls.give_up(self._is_in_vain)
         self._refresh_again(topic)
@@ -398,6 +401,7 @@ class Sender:
                 self.accumulator.go_at_once(topic.name, each)
 
     def _set_topic(self, topic: MetadataTopic) -> None:
+        """Records from here on go to the partitions that the topic has now; those that wait stay where they are."""
         message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
         with self.lock:
             gone = self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)

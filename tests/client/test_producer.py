@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from rayka import Producer, RecordMetadata
@@ -371,6 +372,59 @@ def test_a_topic_made_again_takes_records():
         assert producer.send("orders", b"x").result(WAIT_S).partition == 0
         with pytest.raises(UnknownTopicOrPartition, match="it has 1"):
             producer.send("orders", b"x", partition=2)
+
+
+def grown(cluster: ScriptedCluster, partition_count: int) -> None:
+    """Partitions are added to `orders`, and the brokers know it."""
+    cluster.topics["orders"] = partition_count
+    cluster.metadata_offset += 1
+
+
+def test_a_partition_that_was_just_added_takes_records():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK) as producer:
+        producer.send("orders", b"old").result(WAIT_S)
+        cluster.topics_at_broker = {"orders": 1}  # only the controller knows yet
+        grown(cluster, 4)
+        assert producer.send("orders", b"new", partition=3).result(WAIT_S).partition == 3
+        grown(cluster, 6)
+        columns = pa.record_batch({"value": [b"a", b"b"], "partition": pa.array([5, 0], pa.int32())})
+        sent = producer.send_batch("orders", columns).result(WAIT_S)
+        assert sorted(each.partition for each in sent) == [0, 5]
+
+
+def test_a_running_producer_uses_partitions_that_are_added():
+    cluster = ScriptedCluster({"orders": 1})
+    key = next(key for key in map(b"%d".__mod__, range(100)) if partition_for_key(key, 4) == 3)
+    deadline_s = time.monotonic() + WAIT_S
+    with Producer(cluster, **QUICK, metadata_max_age_ms=1) as producer:
+        producer.send("orders", b"old", key=key).result(WAIT_S)
+        grown(cluster, 4)
+        used: set[int] = set()
+        while used != {0, 1, 2, 3} and time.monotonic() < deadline_s:
+            used.add(producer.send("orders", b"sticky").result(WAIT_S).partition)
+        assert used == {0, 1, 2, 3}
+        assert producer.send("orders", b"new", key=key).result(WAIT_S).partition == 3
+
+
+def test_records_that_wait_keep_their_partition_when_others_are_added():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, linger_ms=60_000) as producer:
+        waiting = [producer.send("orders", b"%d" % n, key=b"key") for n in range(5)]
+        grown(cluster, 8)
+        assert producer.send("orders", b"new", partition=7).batch.partition == 7
+        producer.flush(WAIT_S)
+        assert [each.result(0).partition for each in waiting] == [0] * 5
+    assert cluster.values("orders", 0) == [b"%d" % n for n in range(5)]
+
+
+def test_a_partition_that_the_controller_cannot_confirm_is_refused_within_max_block_ms():
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, **QUICK, max_block_ms=20) as producer:
+        producer.send("orders", b"x").result(WAIT_S)
+        cluster.is_down = True
+        with pytest.raises(UnavailableError, match="'scripted'"):
+            producer.send("orders", b"x", partition=1)
 
 
 # ---- Bad input ----

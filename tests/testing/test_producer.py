@@ -41,6 +41,14 @@ def test_what_is_sent_can_be_read(cluster: InProcessCluster, acks: Any):  # B15,
     assert sorted(record.value for record in rayka.read(name, cluster=cluster)) == sorted(sent)
 
 
+def test_partitions_that_are_added_reach_a_running_producer(cluster: InProcessCluster):
+    name = topic(cluster)
+    with Producer(cluster) as producer, Admin(cluster) as admin:
+        producer.send(name, b"old", partition=1).result(WAIT_S)
+        admin.create_partitions(name, 4)
+        assert producer.send(name, b"new", partition=3).result(WAIT_S).offset == 0
+
+
 @pytest.mark.parametrize("compression_type", ["none", "gzip", "lz4", "zstd"])
 def test_compressed_records_can_be_read(cluster: InProcessCluster, compression_type: str):
     name = topic(cluster)
