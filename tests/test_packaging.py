@@ -1,13 +1,15 @@
-"""What an installation of rayka gets: the wheel's files and metadata, and pins that do not drift."""
+"""What an installation of rayka gets: the wheel's files, its metadata, its versions (ranges; exact for the tests)."""
 
 import subprocess
 import sys
 import tomllib
 import zipfile
 from email.parser import Parser
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.tidy import ROOT, tracked
 
@@ -47,16 +49,46 @@ def test_the_wheel_installs_the_command(wheel: zipfile.ZipFile) -> None:
     assert "rayka = rayka.cli.main:main" in wheel.read(name).decode()
 
 
-def test_every_direct_dependency_is_pinned_exactly() -> None:
-    extras = project()["optional-dependencies"]
-    groups = [
-        project()["dependencies"],
-        extras["spark"],
-        extras["demo"],
-        pyproject()["dependency-groups"]["dev"],
+# ---- Versions ----
+
+PRE_RELEASE = "raydp"  # no range: another pre-release may be another interface
+
+
+def test_a_user_may_have_other_versions_than_the_developers() -> None:
+    exact = [name for name, each in asked_for().items() if not str(each.specifier).count(">=")]
+    assert exact == [PRE_RELEASE]
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("ray", "2.56.0"), ("ray", "2.59.0"), ("pyarrow", "23.0.0"), ("pyarrow", "25.0.0"), ("click", "8.1.0"),
+     ("click", "8.1.8"), ("numpy", "1.26.0"), ("numpy", "2.2.0"), ("pydantic", "2.11.0"), ("rich", "13.0.0")],
+)  # fmt: skip
+def test_versions_that_teams_have_are_accepted(name: str, chosen: str) -> None:
+    assert asked_for()[name].specifier.contains(chosen)
+
+
+def test_development_has_exact_versions() -> None:
+    constraints = [Requirement(each) for each in pyproject()["tool"]["uv"]["constraint-dependencies"]]
+    group = pyproject()["dependency-groups"]["dev"]
+    tools = [Requirement(each) for each in group if not each.startswith("rayka")]
+    assert {each.name for each in constraints} == set(asked_for())
+    assert [str(each) for each in (*constraints, *tools) if not str(each.specifier).startswith("==")] == []
+
+
+def test_the_tests_run_with_the_exact_versions() -> None:
+    constraints = [Requirement(each) for each in pyproject()["tool"]["uv"]["constraint-dependencies"]]
+    assert [str(each) for each in constraints if not each.specifier.contains(version(each.name), True)] == []
+
+
+def test_the_exact_versions_are_within_the_ranges() -> None:
+    constraints = [Requirement(each) for each in pyproject()["tool"]["uv"]["constraint-dependencies"]]
+    outside = [
+        each.name
+        for each in constraints
+        if not asked_for()[each.name].specifier.contains(str(each.specifier).removeprefix("=="), True)
     ]
-    loose = [each for group in groups for each in group if "==" not in each]
-    assert loose == ["rayka[spark,demo]"]
+    assert outside == []
 
 
 def test_a_date_holds_transitive_dependencies_and_no_lock_file_does() -> None:
@@ -70,3 +102,9 @@ def pyproject() -> dict:
 
 def project() -> dict:
     return pyproject()["project"]
+
+
+def asked_for() -> dict[str, Requirement]:
+    """What the library and its extras ask for, by name."""
+    listed = [project()["dependencies"], *project()["optional-dependencies"].values()]
+    return {each.name: each for each in (Requirement(text) for group in listed for text in group)}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -54,7 +54,9 @@ class Narrator:
     @contextmanager
     def step(self, doing: str) -> Iterator[Step]:
         """Shows the work while it goes on, and a line with its detail and its seconds when it is done."""
-        with self._progress() as progress:
+        progress = self._progress()
+        # Not in a pipe: older versions of rich end even a disabled progress with an empty line.
+        with progress if self.console.is_terminal else nullcontext():
             step = Step(progress, progress.add_task(doing, total=None))
             try:
                 yield step
@@ -73,7 +75,7 @@ class Narrator:
     def _progress(self) -> Progress:
         text = TextColumn("{task.description}")
         columns = (SpinnerColumn(), text, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        return Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        return Progress(*columns, console=self.console, transient=True)
 
     def _line(self, mark: str, word: str, *texts: str) -> None:
         if self.console.is_terminal:

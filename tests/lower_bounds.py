@@ -1,0 +1,60 @@
+"""`python -m tests.lower_bounds`: the library works with the lowest versions that it accepts, all at once.
+
+Installs the wheel with each lower bound of `pyproject.toml` in a fresh environment, and runs a quick choice of the
+tests there: the batch, the log, the clients, the in-process cluster, and starts on a real Ray.
+"""
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from tests import fresh_environment
+from tests.tidy import ROOT
+
+_CHOSEN = (
+    "tests/test_config.py",
+    "tests/protocol",
+    "tests/log",
+    "tests/client",
+    "tests/cli/test_main.py",
+    "tests/cli/test_narrator.py",
+    "tests/testing/test_consumer.py",
+    "tests/testing/test_in_process_cluster.py",
+    "tests/testing/test_operations.py",
+    "tests/testing/test_producer.py",
+    "tests/ray/test_cluster.py::test_stop_and_start_on_the_same_directory_keeps_topics_and_records",
+    "tests/ray/test_processes.py::test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentication",
+)
+_NEEDS_THE_TREE = "tests/log/test_idempotence_rules.py"  # reads pages that are compared with the tests
+_TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout")
+
+
+def main() -> int:
+    """The exit code of the tests."""
+    with tempfile.TemporaryDirectory(prefix="rk-") as scratch:
+        directory = Path(scratch)
+        wheel = fresh_environment.build_wheel(directory)
+        lowest = [
+            f"{each.name}=={bound.version}"
+            for each in fresh_environment.requirements("spark")
+            for bound in each.specifier
+            if bound.operator in (">=", "==")
+        ]
+        environment = fresh_environment.make(directory / "environment", lowest)
+        python = directory / "environment/bin/python"
+        pandas = "pandas"  # of what `spark` asks for, only this matters outside Spark
+        wanted = [str(wheel), pandas, *fresh_environment.tools(*_TOOLS)]
+        install = [fresh_environment.uv(), "pip", "install", "--no-build", *wanted]
+        subprocess.run(install, cwd=directory, env=environment, check=True)
+
+        away = directory / "tree"  # where `import rayka` finds the wheel's only
+        shutil.copytree(ROOT / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", away)
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"]
+        chosen = [*_CHOSEN, f"--ignore={_NEEDS_THE_TREE}"]
+        return subprocess.run([*command, *chosen], cwd=away, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
