@@ -352,7 +352,7 @@ class BrokerIdNotRegistered(ApiError):
 
 
 class InconsistentTopicId(InvalidMetadataError):
-    """The topic's id differs from the one in the log directory."""
+    """The topic has another id than the log directory, or the reader, that met it before: it was created again."""
 
     code = ErrorCode.INCONSISTENT_TOPIC_ID
 

@@ -187,8 +187,8 @@ class Consumer:
     # ---- End -------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing twice
-        is fine.
+        """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing
+        twice is fine.
         """
         if not self._closed:
             self._closed = True

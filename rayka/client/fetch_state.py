@@ -111,9 +111,6 @@ class FetchState:
     def generation(self, topic_partition: TopicPartition) -> int:
         return self._partitions[topic_partition].generation
 
-    def is_positioned(self, topic_partition: TopicPartition) -> bool:
-        return self._partitions[topic_partition].fetch_offset is not None
-
     def oldest_offset(self, topic_partition: TopicPartition) -> int:
         """The first offset that was not taken yet. Raises the partition's error when its position is unknown."""
         for fetched in self._fetched:
@@ -133,6 +130,12 @@ class FetchState:
             for tp, each in self._partitions.items()
             if each.fetch_offset is None and tp not in self._errors
         ]
+
+    def start(self, topic_partition: TopicPartition) -> dict[TopicPartition, int | None]:
+        """The partition with the timestamp to look up; nothing when its offset is known, or why it is not."""
+        partition = self._partitions[topic_partition]
+        is_unknown = partition.fetch_offset is None and topic_partition not in self._errors
+        return {topic_partition: partition.start} if is_unknown else {}
 
     def on_offset(
         self, topic_partition: TopicPartition, generation: int, offset: int, epoch: int = NO_EPOCH

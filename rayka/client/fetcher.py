@@ -19,6 +19,7 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.fetch_plan import FetchPlanner, Tickets
 from rayka.client.fetch_results import FetchResults
+from rayka.client.fetch_starts import FetchStarts
 from rayka.client.fetch_state import Fetched, FetchState
 from rayka.client.local_reader import LocalReader
 from rayka.client.metadata import ClusterMetadata
@@ -28,19 +29,13 @@ from rayka.config import ConsumerConfig
 from rayka.errors import (
     ApiError,
     NetworkException,
-    OffsetOutOfRange,
     RaykaError,
     RequestTimedOut,
     needs_metadata,
 )
-from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.ids import TopicPartition
 from rayka.ports import Network
-from rayka.protocol.fetch import (
-    LATEST_TIMESTAMP,
-    FetchPartition,
-    FetchRequest,
-    ListOffsetsPartitionResult,
-)
+from rayka.protocol.fetch import FetchPartition, FetchRequest
 
 logger = logging.getLogger(__name__)
 _LATE_S = 0.1  # behind the end of its wait an answer is late
@@ -66,10 +61,12 @@ class Fetcher:
         self._results = FetchResults(self.state, self._local, config.metadata_max_age_ms)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
+        self._starts = FetchStarts(
+            self.state, self.lookup, config.default_api_timeout_ms, self._wake.set, self._hear
+        )
         self._driver: asyncio.Task[None] | None = None
         self._is_closed = False
         self._fetches: dict[asyncio.Task[None], None] = {}
-        self._looked_up: dict[TopicPartition, None] = {}  # what is asked for just now
         self._refreshed: dict[str, None] = {}
         answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
         self._calls = CallWatch[Tickets](Patience(answer_s, answer_s), self._on_silent)
@@ -106,10 +103,9 @@ class Fetcher:
 
     async def start_position(self, topic_partition: TopicPartition, timeout_ms: int) -> int:
         """Where reading will begin, for a partition of which nothing was fetched; looked up if it is unknown."""
-        if not self.state.is_positioned(topic_partition):
-            unknown = [each for each in self.state.without_offset() if each[0] == topic_partition]
-            async with asyncio.timeout(timeout_ms / 1000):
-                await self._look_up_starts(unknown)
+        async with asyncio.timeout(timeout_ms / 1000):
+            while start := self.state.start(topic_partition):
+                await self._starts.look_up(start)
         return self.state.oldest_offset(topic_partition)
 
     async def poll(self, timeout_ms: float, deliver: Callable[[Sequence[Fetched]], object]) -> bool:
@@ -163,47 +159,8 @@ class Fetcher:
             await self._wake.wait()
 
     def _look_up_unknown(self) -> None:
-        """Asks where partitions without a position begin; meanwhile the others are read."""
-        unknown = [each for each in self.state.without_offset() if each[0] not in self._looked_up]
-        if unknown:
-            self._looked_up.update((tp, None) for tp, _ in unknown)
-            self._spawn(self._look_up(unknown))
-
-    async def _look_up(self, unknown: Sequence[tuple[TopicPartition, int | None]]) -> None:
-        try:
-            await self._look_up_starts(unknown)
-        finally:
-            for tp, _ in unknown:
-                del self._looked_up[tp]
-
-    async def _look_up_starts(self, unknown: Sequence[tuple[TopicPartition, int | None]]) -> None:
-        """One without a leader holds up no other."""
-        wanted = {tp: timestamp_ms for tp, timestamp_ms in unknown if timestamp_ms is not None}
-        for tp, timestamp_ms in unknown:
-            if timestamp_ms is None:
-                self._hear(
-                    tp, OffsetOutOfRange(f"{tp} has no position and auto_offset_reset is 'none'; seek first")
-                )
-        generations = {tp: self.state.generation(tp) for tp in wanted}
-        late: dict[TopicPartition, int] = {}  # nothing at or after that time: from the end on
-
-        def on_found(found: Mapping[TopicPartition, ListOffsetsPartitionResult]) -> None:
-            for tp, result in found.items():
-                if result.offset == NO_OFFSET:
-                    late[tp] = LATEST_TIMESTAMP
-                else:
-                    self.state.on_offset(tp, generations[tp], result.offset, result.leader_epoch)
-            self._wake.set()
-
-        while wanted:
-            try:
-                await self.lookup.offsets(wanted, self._config.default_api_timeout_ms, on_found)
-            except RaykaError as error:
-                for tp in wanted:
-                    if self.state.lacks_offset(tp, generations[tp]):
-                        self._hear(tp, error)
-                return
-            wanted, late = late, {}
+        if unknown := self._starts.unknown():
+            self._spawn(self._starts.look_up(unknown))
 
     def _send_fetches(self) -> None:
         plan = self._planner.next()

@@ -12,12 +12,14 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import NamedTuple, TypeVar
+from uuid import UUID
 
 from rayka.client.bootstrap import ClientConfig
 from rayka.client.retry import Backoff, Retry, telling
 from rayka.errors import (
     ApiError,
     ErrorCode,
+    InconsistentTopicId,
     LeaderNotAvailable,
     NetworkException,
     NotController,
@@ -44,6 +46,12 @@ logger = logging.getLogger(__name__)
 
 class NoSuchTopic(UnknownTopicOrPartition):
     """The active controller knows no such topic (or partition), so asking again is no use."""
+
+    retriable = False
+
+
+class TopicRecreated(InconsistentTopicId):
+    """The topic is another one than before: deleted, and created again under its name. Asking again is no use."""
 
     retriable = False
 
@@ -418,3 +426,12 @@ def no_such_topic(name: str, cluster_name: str, known: Sequence[str]) -> NoSuchT
         hint = "it has no topics"
     create = f"create it with `rayka topic create {name}` or Admin.create_topic"
     return NoSuchTopic(f"cluster {cluster_name!r} has no topic {name!r}: {hint}; {create}")
+
+
+def topic_recreated(topic: MetadataTopic, expected_id: UUID, cluster_name: str) -> TopicRecreated:
+    """The error for a topic that is not the one that was asked for, but has its name."""
+    return TopicRecreated(
+        f"topic {topic.name!r} of cluster {cluster_name!r} was deleted and created again meanwhile: expected id"
+        f" {expected_id}, found {topic.topic_id}; offsets and records of the two are not mixed: begin anew to read"
+        " the new one"
+    )

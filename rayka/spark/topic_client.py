@@ -10,14 +10,13 @@ from random import Random
 from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import ClusterMetadata
+from rayka.client.metadata import ClusterMetadata, TopicRecreated
 from rayka.client.offset_lookup import OffsetLookup
 from rayka.client.retry import Backoff, Retry
 from rayka.config import AdminConfig
 from rayka.errors import (
     ApiError,
     ErrorCode,
-    InconsistentTopicId,
     LeaderNotAvailable,
     RequestTimedOut,
     error_for,
@@ -41,12 +40,6 @@ _FETCH_BYTES_MAX = 4 << 20  # the largest messages move fastest between actors
 _EVERYTHING_BYTES = 2**31 - 1  # places in files are small, whatever they hold
 
 logger = logging.getLogger(__name__)
-
-
-class TopicRecreated(InconsistentTopicId):
-    """The topic is another one than the query was planned for, so asking again is no use."""
-
-    retriable = False
 
 
 class TopicClient:

@@ -193,7 +193,7 @@ def test_a_loop_and_a_poll_that_wait_end_when_another_thread_closes_the_consumer
         consumer = Consumer(topic, cluster=cluster)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(wait, consumer)
-            wait_until(lambda: consumer._in_use.locked())  # noqa: B023
+            wait_until(consumer._in_use.locked)
             consumer.close()
             error = waiting.exception(WAIT_S)
             assert error is None or isinstance(error, ClosedError)

@@ -1,0 +1,218 @@
+"""Whom a look-up of offsets asks, what it waits for, and which errors it tells; in virtual time (G12, G18)."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from rayka.client.metadata import ClusterMetadata, TopicRecreated
+from rayka.client.offset_lookup import OffsetLookup
+from rayka.config import ConsumerConfig
+from rayka.errors import ErrorCode, RaykaError, RequestTimedOut, UnavailableError, UnknownTopicOrPartition
+from rayka.ids import NO_NODE, TopicPartition
+from rayka.protocol.cluster import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+)
+from rayka.protocol.fetch import (
+    EARLIEST_TIMESTAMP,
+    ListOffsetsPartitionResult,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
+from rayka.sim.loop import VirtualLoop
+
+A, B, CONTROLLER = 1, 2, 3001
+AT_A, AT_B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
+BOTH = {AT_A: EARLIEST_TIMESTAMP, AT_B: EARLIEST_TIMESTAMP}
+TIMEOUT_MS = 60_000
+
+
+class Brokers:
+    """The network: two brokers that lead one partition each. Of those in `silent` no answer comes."""
+
+    def __init__(self) -> None:
+        self.leaders = [A, B]
+        self.silent: list[int] = []
+        self.refusals: dict[int, list[ErrorCode]] = {A: [], B: []}  # of their next answers
+        self.topic_id = OLD_ID
+        self.asked: list[tuple[int, int]] = []  # who, and when in ms
+        self.on_asked: Callable[[], None] = lambda: None
+
+    async def node_ids(self) -> Sequence[int]:
+        return [A, B]
+
+    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        if isinstance(request, MetadataRequest):
+            return self._metadata()
+        assert isinstance(request, ListOffsetsRequest)
+        self.asked.append((node_id, now_ms()))
+        if node_id in self.silent:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise RequestTimedOut(f"node {node_id} did not answer within {timeout_ms} ms")
+        code = self.refusals[node_id].pop(0) if self.refusals[node_id] else ErrorCode.NONE
+        results = [
+            ListOffsetsPartitionResult(each.topic_id, each.partition, code, offset=10 + each.partition)
+            for each in request.partitions
+        ]
+        self.on_asked()
+        return ListOffsetsResponse(tuple(results))
+
+    def _metadata(self) -> MetadataResponse:
+        brokers = (MetadataBroker(A, "here", False, ()), MetadataBroker(B, "here", False, ()))
+        partitions = tuple(
+            MetadataPartition(number, leader, 1, (A, B), (A, B)) for number, leader in enumerate(self.leaders)
+        )
+        topic = MetadataTopic("orders", self.topic_id, partitions)
+        return MetadataResponse("id", CONTROLLER, brokers, (topic,), 7)
+
+
+def now_ms() -> int:
+    return round(asyncio.get_running_loop().time() * 1000)
+
+
+class LookedUp:
+    """What a look-up told, and when in milliseconds since it began."""
+
+    def __init__(self) -> None:
+        self.began_ms = now_ms()
+        self.found_ms: dict[TopicPartition, int] = {}
+        self.refused: dict[TopicPartition, RaykaError] = {}
+
+    def on_found(self, found: Any) -> None:
+        self.found_ms.update(dict.fromkeys(found, now_ms() - self.began_ms))
+
+    def on_refused(self, topic_partition: TopicPartition, error: RaykaError) -> None:
+        self.refused[topic_partition] = error
+
+
+def play(brokers: Brokers, scene: Callable[[OffsetLookup], Coroutine[Any, Any, Any]]) -> Any:
+    async def main() -> Any:
+        config = ConsumerConfig()
+        metadata = ClusterMetadata(brokers, "scripted", config, Random(1))
+        return await scene(OffsetLookup(brokers, metadata, config, Random(1)))
+
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.cancel_all()
+
+
+def look_up(brokers: Brokers, after_ms: int, wanted: dict[TopicPartition, int] = BOTH) -> LookedUp:
+    """What was told after so long of a look-up that takes no error for the end."""
+
+    async def scene(lookup: OffsetLookup) -> LookedUp:
+        told = LookedUp()
+        asking = asyncio.get_running_loop().create_task(
+            lookup.offsets(wanted, TIMEOUT_MS, told.on_found, on_refused=told.on_refused)
+        )
+        await asyncio.sleep(after_ms / 1000)
+        asking.cancel()
+        return told
+
+    told: LookedUp = play(brokers, scene)
+    return told
+
+
+def test_all_leaders_are_asked_at_once() -> None:  # G12
+    brokers = Brokers()
+    found = play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
+    assert {tp: each.offset for tp, each in found.items()} == {AT_A: 10, AT_B: 11}
+    assert [node_id for node_id, _ in brokers.asked] == [A, B]
+
+
+def test_a_silent_leader_holds_up_its_own_partitions_only() -> None:
+    brokers = Brokers()
+    brokers.silent = [A]
+    assert look_up(brokers, after_ms=50).found_ms == {AT_B: 0}
+
+
+def test_what_another_leader_refuses_is_asked_again_while_one_is_silent() -> None:  # G18
+    brokers = Brokers()
+    brokers.silent, brokers.refusals[B] = [A], [ErrorCode.OFFSET_NOT_AVAILABLE] * 2
+    assert list(look_up(brokers, after_ms=2_000).found_ms) == [AT_B]
+
+
+def test_a_silent_leader_is_left_for_the_next_as_soon_as_there_is_one() -> None:
+    brokers = Brokers()
+    brokers.silent = [A]
+
+    async def scene(lookup: OffsetLookup) -> int:
+        asyncio.get_running_loop().call_later(0.5, lambda: brokers.leaders.__setitem__(0, B))
+        began_ms = now_ms()
+        await lookup.offsets(BOTH, TIMEOUT_MS)
+        return now_ms() - began_ms
+
+    assert 500 <= play(brokers, scene) <= 800  # a look every 100 ms, and the pause after a failure
+
+
+def test_a_partition_without_a_leader_holds_up_no_other() -> None:
+    brokers = Brokers()
+    brokers.leaders[0] = NO_NODE
+    assert look_up(brokers, after_ms=50).found_ms == {AT_B: 0}
+
+
+def test_a_partition_that_does_not_exist_is_refused_and_holds_up_no_other() -> None:
+    missing = TopicPartition("orders", 2)
+    told = look_up(Brokers(), 50, {missing: EARLIEST_TIMESTAMP, **BOTH})
+    assert told.found_ms == {AT_A: 0, AT_B: 0}
+    assert isinstance(told.refused[missing], UnknownTopicOrPartition)
+
+
+def test_the_first_error_that_no_retry_mends_is_raised_while_another_leader_is_silent() -> None:
+    brokers = Brokers()
+    brokers.silent = [A]
+    with pytest.raises(UnknownTopicOrPartition, match="found 2"):
+        play(brokers, lambda lookup: lookup.offsets({**BOTH, TopicPartition("orders", 2): -1}, TIMEOUT_MS))
+
+
+def test_without_an_answer_the_time_is_the_end() -> None:
+    brokers = Brokers()
+    brokers.silent = [A, B]
+
+    async def scene(lookup: OffsetLookup) -> int:
+        began_ms = now_ms()
+        with pytest.raises(UnavailableError, match="did not say which offsets there are"):
+            await lookup.offsets(BOTH, TIMEOUT_MS)
+        return now_ms() - began_ms
+
+    assert TIMEOUT_MS - 2_000 <= play(brokers, scene) <= TIMEOUT_MS
+
+
+def test_offsets_of_a_topic_that_was_created_again_are_not_those_that_were_asked_for() -> None:
+    brokers = Brokers()
+    brokers.topic_id = NEW_ID
+    with pytest.raises(TopicRecreated, match=f"expected id {OLD_ID}, found {NEW_ID}"):
+        play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS, topic_ids={"orders": OLD_ID}))
+
+
+def test_offsets_of_two_topics_of_one_name_are_never_mixed() -> None:
+    brokers = Brokers()
+    brokers.refusals[B] = [ErrorCode.UNKNOWN_TOPIC_ID]
+
+    def create_again() -> None:
+        brokers.topic_id = NEW_ID
+
+    brokers.on_asked = create_again
+    with pytest.raises(TopicRecreated):
+        play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
+
+
+def test_a_topic_that_was_created_again_before_anything_was_found_is_the_one_that_is_asked_for() -> None:
+    brokers = Brokers()
+    brokers.refusals = {A: [ErrorCode.UNKNOWN_TOPIC_ID], B: [ErrorCode.UNKNOWN_TOPIC_ID]}
+
+    def create_again() -> None:
+        brokers.topic_id = NEW_ID
+
+    brokers.on_asked = create_again
+    found = play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
+    assert [each.topic_id for each in found.values()] == [NEW_ID, NEW_ID]
