@@ -1,9 +1,10 @@
 """The network port over Ray's remote methods: the lane that always works.
 
-Actors are found by name and kept; one that Ray restarts keeps its handle, one that was ended is looked up again. What
-goes wrong in Ray becomes NetworkException: the call may or may not have been executed, and the caller's connection
-opens a new epoch. A call is sent before anything is awaited, but for the first one to a node, which looks its actor
-up: those behind it wait for the same look-up and are sent in their order.
+Actors are found by name and kept until a call to one fails otherwise than by the answer of a live process; then the
+name is looked up again. An actor that Ray restarts has the same handle, one that was made anew, on a machine that came
+back or after `ray.shutdown()` and another connection, has not. What goes wrong in Ray becomes NetworkException: the
+call may or may not have been executed, and the caller's connection opens a new epoch. A call is sent before anything is
+awaited, but for those that need a look-up: they wait for the same one and are sent in their order.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ from typing import Any, TypeVar
 
 import ray
 
-from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
+from rayka.actors.named_actors import NamedActors, connection_id, find_actor
+from rayka.actors.names import actor_name, running_node_ids
 from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
 from rayka.errors import NetworkException, UnknownServerError
 from rayka.ids import random_uuid
@@ -29,11 +31,10 @@ class RayNetwork:
     def __init__(self, cluster_name: str) -> None:
         self._cluster_name = cluster_name
         self._caller = Caller(random_uuid(SystemRandom()))
-        self._handles: dict[int, Any] = {}
-        self._look_ups: dict[int, asyncio.Future[Any]] = {}
+        self._actors = NamedActors(None, find_actor)
 
     def __repr__(self) -> str:
-        return f"<RayNetwork {self._cluster_name} known={sorted(self._handles)}>"
+        return f"<RayNetwork {self._cluster_name} {self._actors!r}>"
 
     @property
     def cluster_name(self) -> str:
@@ -46,58 +47,53 @@ class RayNetwork:
 
     async def node_ids(self) -> Sequence[int]:
         """The nodes that have an actor, ascending."""
-        _require_ray()
+        self._current_actors()
         return await asyncio.get_running_loop().run_in_executor(None, running_node_ids, self._cluster_name)
 
     async def _send(self, call: Call) -> Answer:
-        handle = self._handles.get(call.node_id) or await self._look_up(call.node_id)
-        _require_ray()
+        name, arguments = actor_name(self._cluster_name, call.node_id), pack_call(call.header, call.request)
+        actors = self._current_actors()
+        handle = actors.known(name) or await _look_up(actors, name)
         try:
-            method = getattr(handle, call.api.name)
-            answer: PackedAnswer = await method.remote(*pack_call(call.header, call.request))
-            return unpack_answer(answer)
+            sent = getattr(handle, call.api.name).remote(*arguments)
+            answer: PackedAnswer = await actors.until_closed(sent)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
-                raise NetworkException(f"{self._name(call.node_id)} {_reason(error.cause)}") from error
-            raise UnknownServerError(f"{self._name(call.node_id)} failed: {error.cause!r}") from error
-        except ray.exceptions.RayError as error:
-            if isinstance(error, ray.exceptions.ActorDiedError):
-                self._handles.pop(call.node_id, None)
-            raise NetworkException(f"{self._name(call.node_id)} {_reason(error)}") from error
+                raise NetworkException(f"{name} {_reason(error.cause)}") from error
+            raise UnknownServerError(f"{name} failed: {error.cause!r}") from error
+        except Exception as error:  # bare ones, too, which the handle of a former connection raises
+            actors.forget(name, handle)
+            raise NetworkException(f"{name} {_reason(error)}") from error
+        return unpack_answer(answer)
 
-    async def _look_up(self, node_id: int) -> Any:
-        waiting = self._look_ups.get(node_id)
-        if waiting is None:
-            _require_ray()
-            loop = asyncio.get_running_loop()
-            waiting = self._look_ups[node_id] = loop.run_in_executor(
-                None, ray.get_actor, self._name(node_id), NAMESPACE
-            )
-            waiting.add_done_callback(lambda _: self._look_ups.pop(node_id))
+    def _current_actors(self) -> NamedActors:
+        """Those of this process's present connection to Ray. Raises NetworkException without one."""
         try:
-            handle = self._handles[node_id] = await asyncio.shield(waiting)
-        except ValueError:
-            raise NetworkException(
-                f"no actor {self._name(node_id)} on this Ray: was the cluster stopped?"
-            ) from None
-        except ray.exceptions.RayError as error:
-            raise NetworkException(f"{self._name(node_id)} {_reason(error)}") from error
-        return handle
-
-    def _name(self, node_id: int) -> str:
-        return actor_name(self._cluster_name, node_id)
+            connection = connection_id()
+        except NetworkException:
+            self._actors.close()
+            raise
+        if connection != self._actors.connection:
+            self._actors.close()
+            self._actors = NamedActors(connection, find_actor)
+        return self._actors
 
 
-def _require_ray() -> None:
-    """Ray would start a new Ray by itself when a process that has none makes a call."""
-    if not ray.is_initialized():
-        raise NetworkException(
-            "this process is no longer connected to Ray; connect again with rayka.Cluster.connect()"
-        )
+async def _look_up(actors: NamedActors, name: str) -> Any:
+    try:
+        return await actors.look_up(name)
+    except NetworkException:
+        raise
+    except ValueError:
+        raise NetworkException(f"no actor {name} on this Ray: was the cluster stopped?") from None
+    except Exception as error:  # Ray's, and bare ones where its connection ends meanwhile
+        raise NetworkException(f"{name} {_reason(error)}") from error
 
 
-def _reason(error: ray.exceptions.RayError) -> str:
+def _reason(error: Exception) -> str:
     """What Ray's error means to a caller; Ray's own words are its cause."""
+    if isinstance(error, NetworkException):
+        return f"did not answer: {error}"
     if isinstance(error, ray.exceptions.ActorDiedError):
         return "cannot be reached: its process has ended"
     if isinstance(error, (ray.exceptions.ActorUnavailableError, ray.exceptions.RpcError)):

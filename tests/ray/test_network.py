@@ -2,15 +2,22 @@
 
 import asyncio
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from ray.cluster_utils import Cluster as RayNodes
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import rayka
 from rayka.actors.broker import Broker
 from rayka.actors.controller import Controller
+from rayka.actors.names import NAMESPACE
 from rayka.actors.network import RayNetwork
 from rayka.actors.payload import (
     INLINE_MAX_BYTES,
@@ -22,10 +29,11 @@ from rayka.actors.payload import (
 )
 from rayka.client import io_thread
 from rayka.cluster import Cluster
-from rayka.errors import InvalidRequest, NetworkException, RequestTimedOut
+from rayka.errors import InvalidRequest, NetworkException, RequestTimedOut, UnknownServerError
 from rayka.protocol.apis import APIS
 from rayka.protocol.cluster import HeartbeatRequest, MetadataRequest, StatusRequest
 from rayka.protocol.wire import Encoded
+from tests.ray.support import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -125,3 +133,83 @@ def test_a_call_costs_little_more_than_a_call_to_an_actor_that_does_nothing(clus
 
 class _Idle:
     async def nothing(self, _: bytes) -> None: ...
+
+
+class _Answering:
+    async def status(self, _: bytes) -> None:
+        raise LookupError("answered")
+
+
+def reaches(network: RayNetwork) -> bool:
+    """Whether an `_Answering` actor answers as node 1."""
+    try:
+        call(network, 1, StatusRequest(), timeout_ms=2_000)
+    except UnknownServerError as error:
+        return "answered" in str(error)
+    except (NetworkException, RequestTimedOut):
+        return False
+    raise AssertionError("an answer that nothing gave")
+
+
+def test_an_actor_made_anew_after_its_ray_node_was_lost_is_found_again(rays: RayNodes) -> None:
+    def make(ray_node_id: str) -> None:
+        pinned = NodeAffinitySchedulingStrategy(ray_node_id, soft=False)
+        ray.remote(_Answering).options(
+            name="homeless/broker-1",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0.01,
+            scheduling_strategy=pinned,
+        ).remote()
+
+    lost, network = rays.add_node(num_cpus=1), RayNetwork("homeless")
+    make(lost.node_id)
+    wait_until(lambda: reaches(network))
+    rays.remove_node(lost, allow_graceful=False)
+    wait_until(lambda: not reaches(network))
+    wait_until(lambda: _has_no_actor("homeless/broker-1"))
+    make(ray.get_runtime_context().get_node_id())
+    wait_until(lambda: reaches(network))
+    ray.kill(ray.get_actor("homeless/broker-1", NAMESPACE))
+
+
+def _has_no_actor(name: str) -> bool:
+    return all(each["name"] != name for each in ray.util.list_named_actors(all_namespaces=True))
+
+
+CONNECTED_TWICE = """
+import os, sys, ray, rayka
+topic = sys.argv[1]
+admin = rayka.Admin(cluster="shared", default_api_timeout_ms=2_000)
+producer = rayka.Producer(cluster="shared")
+consumer = rayka.Consumer(topic, cluster="shared", auto_offset_reset="earliest")
+
+def exchange(value):
+    producer.send(topic, value).result(timeout=60)
+    print([record.value for record in consumer.poll(60_000)], admin.list_topics().count(topic), flush=True)
+
+exchange(b"first")
+ray.shutdown()
+for attempt in range(2):
+    try:
+        admin.list_topics()
+    except rayka.errors.UnavailableError as error:
+        print("no longer connected to Ray" in str(error), ray.is_initialized(), flush=True)
+ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+exchange(b"second")
+"""
+
+
+def test_clients_made_before_ray_shutdown_work_on_with_the_next_connection(
+    cluster: Cluster, ray_address: str, run: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("connected-twice", partitions=1)
+    done = run(sys.executable, "-c", CONNECTED_TWICE, "connected-twice", RAY_ADDRESS=ray_address)
+    assert done.stdout.splitlines() == [
+        "[b'first'] 1",
+        "True False",
+        "True False",
+        "[b'second'] 1",
+    ], done.stderr
