@@ -2,14 +2,15 @@
 
 Starting is level-triggered: what the spec declares is compared with the actors that are there, and what is missing is
 made; so a start that was interrupted, or runs twice at the same time, ends at the same cluster. Nothing here is on
-the way of records.
+the way of records. What only a start, a stop or a removal needs is imported then, so that clients and commands connect
+soon.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import START_TIMEOUT_S, add_brokers, bring_up, wait_for
@@ -19,8 +20,6 @@ from rayka.actors.description import (
     describe,
     find_leader,
 )
-from rayka.actors.format_jobs import remove_directories
-from rayka.actors.formatting import place_formatted
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,
@@ -33,13 +32,14 @@ from rayka.actors.network import RayNetwork
 from rayka.actors.on_ray_node import live_ray_nodes, run_on
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.actors.ray_records import has_process
-from rayka.actors.removal import remove_broker
-from rayka.actors.shell import NodeProcess
 from rayka.actors.spec_changes import added_brokers, refusal, united
 from rayka.actors.start_lock import only_start
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, role_of
+
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
 
 _ANSWER_TIMEOUT_S = 15.0
 
@@ -129,6 +129,8 @@ class Cluster:
         replicas, ConfigError for the last broker, for one that is a controller too, and where the spec's
         `default.replication.factor` needs it; UnavailableError when it is not known to have stopped.
         """
+        from rayka.actors.removal import remove_broker
+
         self._node_ids()  # ClusterNotFound
         with only_start(self._name, START_TIMEOUT_S):
             spec = self._kept_spec()
@@ -146,6 +148,8 @@ class Cluster:
         With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
         ClusterNotFound when the cluster was stopped already.
         """
+        from rayka.actors.format_jobs import remove_directories
+
         self._node_ids()  # ClusterNotFound
         kept = None
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
@@ -204,6 +208,8 @@ class Cluster:
         ]
 
     def _start_missing(self, spec: ClusterSpec, replace: Collection[int]) -> None:
+        from rayka.actors.formatting import place_formatted
+
         handles, processes = self._processes()
         kept = self._kept_spec() if handles else None
         self._refuse_other_spec(kept, handles, processes, spec)
@@ -229,7 +235,7 @@ class Cluster:
         """The spec that is in force; None where a start or stop was interrupted, so that there is no supervisor."""
         return wait_for(supervise.kept_spec(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
-    def _processes(self) -> tuple[dict[int, Any], dict[int, NodeProcess]]:
+    def _processes(self) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
         """The actors of the nodes, and the processes of those that answer."""
         handles = {node_id: launch.find(self._name, node_id) for node_id in running_node_ids(self._name)}
         return handles, wait_for(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
@@ -238,7 +244,7 @@ class Cluster:
         self,
         kept: ClusterSpec | None,
         handles: Collection[int],
-        processes: Mapping[int, NodeProcess],
+        processes: "Mapping[int, NodeProcess]",
         wanted: ClusterSpec,
     ) -> None:
         running = kept or _made_from(processes)
@@ -277,7 +283,7 @@ def find(name: str) -> Cluster:
     return Cluster.connect(name)
 
 
-def _roles(node_ids: Collection[int], processes: Mapping[int, NodeProcess]) -> dict[int, tuple[Role, ...]]:
+def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") -> dict[int, tuple[Role, ...]]:
     """What each node does, as the spec says that the actors were made from."""
     declared = {
         each: role for process in processes.values() for each, role in process.placement.spec.roles.items()
@@ -287,13 +293,15 @@ def _roles(node_ids: Collection[int], processes: Mapping[int, NodeProcess]) -> d
 
 def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
     """Removes the directories of nodes that the spec has but that have no actor any more, wherever they are."""
+    from rayka.actors.format_jobs import remove_directories
+
     gone = [each for each in wanted_node_ids(spec) if each not in with_actor]
     directories = [each for node_id in gone for each in node_directories(spec, node_id)]
     for ray_node_id in live_ray_nodes() if directories else ():
         run_on(ray_node_id, remove_directories, directories)
 
 
-def _made_from(processes: Mapping[int, NodeProcess]) -> ClusterSpec | None:
+def _made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
     """What these were made from, all together."""
     return united([each.placement.spec for each in processes.values()])
 

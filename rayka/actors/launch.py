@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,9 +24,11 @@ from rayka.actors.controller import Controller
 from rayka.actors.names import NAMESPACE, actor_name
 from rayka.actors.on_ray_node import HOST_LABEL, host_label
 from rayka.actors.placement import Placement
-from rayka.actors.shell import NodeProcess
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of
+
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
 
 MAX_CONCURRENCY = 10_000  # long polls count; the node bounds them per API
 STOP_TIMEOUT_S = 60.0
@@ -93,7 +95,7 @@ async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: f
             raise UnavailableError(f"Ray could not make {name}: {' '.join(str(error).split())}") from error
 
 
-async def processes(handles: Mapping[int, Any], timeout_s: float) -> dict[int, NodeProcess]:
+async def processes(handles: Mapping[int, Any], timeout_s: float) -> "dict[int, NodeProcess]":
     """What each actor was made from and which process it is; those that do not say so in time are left out."""
     answers = await asyncio.gather(*(process_of(handle, timeout_s) for handle in handles.values()))
     return {node_id: answer for node_id, answer in zip(handles, answers, strict=True) if answer}
@@ -137,7 +139,7 @@ def await_exit(pid: int) -> None:
             os.close(watched)
 
 
-async def process_of(handle: Any, timeout_s: float) -> NodeProcess | None:
+async def process_of(handle: Any, timeout_s: float) -> "NodeProcess | None":
     """What the actor was made from and which process it is; None when it does not say so in time."""
     try:
         async with asyncio.timeout(timeout_s):

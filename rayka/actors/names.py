@@ -8,7 +8,7 @@ import ray
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.ids import Role, node_name
-from rayka.node.combined_node import combined_controller_directory
+from rayka.node.settings import combined_controller_directory
 
 NAMESPACE = "rayka"
 

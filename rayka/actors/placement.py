@@ -19,8 +19,7 @@ from rayka.actors.network import RayNetwork
 from rayka.config import ClusterSpec, RoleResources
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of
-from rayka.node.combined_node import controller_settings
-from rayka.node.settings import NodeSettings
+from rayka.node.settings import NodeSettings, controller_settings
 from rayka.ports import Disk
 
 ZONE_LABEL = "ray.io/availability-zone"

@@ -8,7 +8,6 @@ import ray
 
 from rayka.actors import launch
 from rayka.actors.names import NAMESPACE, supervisor_name
-from rayka.actors.supervisor import Supervisor
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 
@@ -22,6 +21,8 @@ def create(spec: ClusterSpec) -> Any:
     It is pinned nowhere, so that Ray starts it again on another machine when its own has gone. It asks for no CPU: if
     there is no room for it, room is to be made for the nodes.
     """
+    from rayka.actors.supervisor import Supervisor
+
     return (
         ray.remote(Supervisor)
         .options(

@@ -8,8 +8,6 @@ of both (decision 032).
 """
 
 import logging
-import posixpath
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,7 +16,7 @@ from rayka.errors import UnavailableError
 from rayka.ids import METADATA_TOPIC_ID, NO_NODE, Role, node_name
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
-from rayka.node.settings import NodeSettings
+from rayka.node.settings import NodeSettings, controller_settings
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME
 from rayka.protocol.cluster import (
@@ -30,18 +28,7 @@ from rayka.protocol.cluster import (
 )
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 
-CONTROLLER_DIRECTORY = "metadata"
 _logger = logging.getLogger(__name__)
-
-
-def controller_settings(settings: NodeSettings) -> NodeSettings:
-    """The settings of the controller in a combined node."""
-    return replace(settings, data_dirs=(combined_controller_directory(settings.data_dirs[0]),))
-
-
-def combined_controller_directory(data_dir: str) -> str:
-    """Where the controller of a combined node has its files, below the broker's first data directory."""
-    return posixpath.join(data_dir, CONTROLLER_DIRECTORY)
 
 
 class CombinedNode:

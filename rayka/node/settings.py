@@ -1,11 +1,14 @@
 """What a node is told when it is made: who it is, where its disks are, and the outside world it may use."""
 
+import posixpath
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from rayka.config import BrokerConfig
 from rayka.ports import Disk, Network
+
+_CONTROLLER_DIRECTORY = "metadata"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +32,13 @@ class NodeSettings:
     host: str = "localhost"
     pid: int = 0
     rack: str = ""
+
+
+def controller_settings(settings: NodeSettings) -> NodeSettings:
+    """The settings of the controller in a combined node."""
+    return replace(settings, data_dirs=(combined_controller_directory(settings.data_dirs[0]),))
+
+
+def combined_controller_directory(data_dir: str) -> str:
+    """Where the controller of a combined node has its files, below the broker's first data directory."""
+    return posixpath.join(data_dir, _CONTROLLER_DIRECTORY)

@@ -17,12 +17,12 @@ from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DamagedLog, RaykaError, StorageError
 from rayka.ids import node_name, random_uuid
 from rayka.node.broker_node import BrokerNode
-from rayka.node.combined_node import CombinedNode, combined_controller_directory, controller_settings
+from rayka.node.combined_node import CombinedNode
 from rayka.node.controller_node import ControllerNode
 from rayka.node.data_directories import DataDirectories
 from rayka.node.format import format_controller, format_first_voters, metadata_directory
 from rayka.node.inbox import Inbox
-from rayka.node.settings import NodeSettings
+from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
 from rayka.protocol.cluster import NodeState
 from rayka.sim.disk import SimDisk
 from rayka.sim.loop import VirtualLoop

@@ -33,6 +33,17 @@ def test_help_imports_neither_ray_nor_rich_nor_pyarrow() -> None:
     )
 
 
+def test_what_a_client_imports_for_its_first_call_is_no_code_of_nodes() -> None:
+    """Ray imports the classes of the actors in every process that looks one up."""
+    script = (
+        "import sys, rayka.client.admin, rayka.cluster, rayka.actors.broker, rayka.actors.controller\n"
+        "heavy = ('rayka.node', 'rayka.log', 'rayka.raft', 'rayka.controller', 'rayka.partition', 'pyarrow', 'rich')\n"
+        "print([name for name in sys.modules if name.startswith(heavy)])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['rayka.node', 'rayka.node.settings']"
+
+
 @pytest.mark.parametrize(
     "command", ["start", "stop", "status", "topic", "doctor", "topic create", "topic list"]
 )
