@@ -5,6 +5,7 @@ nothing of their own: whoever waits registers with the batch. Kafka: FutureRecor
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeAlias
 
@@ -150,7 +151,7 @@ def _await_done(batches: Sequence[ProducerBatch]) -> Generator[Any, None, None]:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, over: "asyncio.Future[None]") -> None:
-    if not loop.is_closed():  # else nobody waits any more
+    with suppress(RuntimeError):  # the loop was closed, and with it all that waits on it
         loop.call_soon_threadsafe(_set, over)
 
 

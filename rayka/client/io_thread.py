@@ -1,6 +1,7 @@
 """The one IO thread of this process: an asyncio loop that all clients share, a thousand of them too.
 
-Invariants: a sync call never waits for itself (called on this thread it is refused); Ctrl-C in a waiting
+Invariants: a sync call never waits for itself (called on this thread it is refused); nothing that runs on the loop ends
+it; Ctrl-C in a waiting
 thread cancels what it waits for; a forked child starts a thread of its own; at exit the loop is stopped before
 the interpreter goes.
 Kafka has one `kafka-producer-network-thread` per client instead.
@@ -8,6 +9,7 @@ Kafka has one `kafka-producer-network-thread` per client instead.
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 import time
@@ -18,9 +20,13 @@ ResultT = TypeVar("ResultT")
 _STOP_TIMEOUT_S = 2.0
 
 
+logger = logging.getLogger(__name__)
+
+
 class _IoThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="rayka-io", daemon=True)
         self._thread.start()
 
@@ -29,13 +35,21 @@ class _IoThread:
         return threading.get_ident() == self._thread.ident
 
     def stop(self) -> None:
+        self._is_stopping = True
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
+        """Until `stop`, whatever runs on the loop: a SystemExit or KeyboardInterrupt in a task or callback, or a call
+        of `loop.stop`, would end the loop under every client of the process. What else it has to do stays in it.
+        """
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        while not self._is_stopping:
+            try:
+                self.loop.run_forever()
+            except BaseException:
+                logger.exception("something that ran on rayka's IO thread tried to end it; it goes on")
         self._cancel_all()
         self.loop.close()
 

@@ -5,6 +5,7 @@ takes no lock (`producer_batch` tells why that is safe). Everything else is the 
 Kafka: KafkaProducer. Left out: transactions.
 """
 
+import asyncio
 import atexit
 import logging
 import os
@@ -51,8 +52,8 @@ class Producer:
     one partition stay in the order of their sends, over retries too, and a retry puts none into the log twice. For that
     the producer is idempotent, which needs `acks="all"` and is the default with it (`enable_idempotence`); without, a
     retry may repeat a record. A record that was accepted ends as metadata or as an error of its future, within
-    `delivery_timeout_ms`. Callbacks run on rayka's IO thread: an exception in one is logged, and raised by the next
-    `flush` or `close`.
+    `delivery_timeout_ms`. Callbacks run on rayka's IO thread: whatever one raises is logged, and raised by the next
+    `flush` or `close`, SystemExit and KeyboardInterrupt too; it harms no other record.
 
     Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer (C7, C11, G10, G18).
     """
@@ -287,6 +288,10 @@ class Producer:
             wait_until_done(pending, timeout)
         io_thread.wait_for_turn(_CLOSE_SLACK_S)
         error, self._sender.callback_error = self._sender.callback_error, None
+        if isinstance(
+            error, asyncio.CancelledError
+        ):  # a caller's task would take it for its own cancellation
+            raise RuntimeError("a delivery callback raised CancelledError") from error
         if error is not None:
             raise error
 

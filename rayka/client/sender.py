@@ -68,9 +68,7 @@ class Sender:
         self.lock = threading.Lock()
         self.memory_freed = threading.Condition(self.lock)
         self.cluster_name = handle.name
-        self.callback_error: Exception | None = (
-            None  # of the application's own callbacks, until somebody hears of it
-        )
+        self.callback_error: BaseException | None = None  # of the application's callbacks, until it is raised
         self.accumulator = Accumulator(
             Limits(
                 batch_bytes=min(config.batch_size, config.max_request_size, config.buffer_memory),
@@ -422,11 +420,18 @@ class Sender:
         if batch.error is not None:
             logger.warning("%s failed: %s", _records_of(batch), batch.error)
         for callback in callbacks:
-            try:
-                callback()
-            except Exception as error:
-                logger.exception("a delivery callback for %s raised", batch.topic_partition)
-                self.callback_error = self.callback_error or error
+            self._call_back(batch, callback)
+
+    def _call_back(self, batch: ProducerBatch, callback: Callback) -> None:
+        """Runs the application's code, which may raise anything. Whatever got out of here would be taken for something
+        of ours: SystemExit for the end of the IO thread, CancelledError for that of a request, its other batches with
+        it.
+        """
+        try:
+            callback()
+        except BaseException as error:
+            logger.exception("a delivery callback for %s raised", batch.topic_partition)
+            self.callback_error = self.callback_error or error
 
     def _too_late(self, batch: ProducerBatch) -> DeliveryTimeout:
         tries = (

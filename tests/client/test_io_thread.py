@@ -66,6 +66,34 @@ def test_a_busy_thread_is_said_to_be_busy():
     release.set()
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_what_would_end_the_loop_ends_only_what_raised_it(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+):
+    async def leave() -> None:
+        raise kind
+
+    def leave_at_once() -> None:
+        raise kind
+
+    before = io_thread.loop()
+    waiting = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.05, "slept"), before)
+    io_thread.call_soon(leave_at_once)
+    with pytest.raises(kind):
+        io_thread.run(leave(), 5)
+    assert io_thread.run(thread_name(), 5) == "rayka-io"
+    assert waiting.result(5) == "slept"
+    assert io_thread.loop() is before
+    assert "tried to end it" in caplog.text
+
+
+def test_a_loop_that_is_stopped_from_outside_goes_on():
+    before = io_thread.loop()
+    before.call_soon_threadsafe(before.stop)
+    assert io_thread.run(thread_name(), 5) == "rayka-io"
+    assert io_thread.loop() is before
+
+
 def test_a_forked_child_has_a_thread_of_its_own_and_both_end_clean():
     script = """
 import os

@@ -133,6 +133,41 @@ def test_a_callback_that_raises_is_logged_and_raised_by_the_next_flush(caplog: p
     assert "a delivery callback for orders-" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
+def test_a_callback_harms_nothing_but_itself(kind: type[BaseException]):
+    def broken(*_: object) -> None:
+        raise kind("my own")
+
+    expected = RuntimeError if kind is asyncio.CancelledError else kind
+    cluster = ScriptedCluster()
+    with Producer(cluster, linger_ms=60_000) as producer:
+        sent = [producer.send("orders", b"x", partition=each, on_delivery=broken) for each in range(3)]
+        with pytest.raises(expected):
+            producer.flush(WAIT_S)
+        assert [each.result(0).offset for each in sent] == [0, 0, 0]
+        producer.send("orders", b"y", partition=0).add_done_callback(broken)
+        with pytest.raises(expected):
+            producer.flush(WAIT_S)
+        producer.send("orders", b"z", partition=0, on_delivery=broken)
+        with pytest.raises(expected):
+            producer.close(WAIT_S)
+    assert cluster.values("orders", 0) == [b"x", b"y", b"z"]
+    with Producer(cluster, **QUICK) as another:
+        assert another.send("orders", b"x").result(WAIT_S)
+
+
+def test_a_callback_that_raises_for_a_batch_of_send_batch_is_contained():
+    def broken(_: object) -> None:
+        raise SystemExit(3)
+
+    with Producer(ScriptedCluster(), **QUICK) as producer:
+        sent = producer.send_batch("orders", [b"x"])
+        sent.add_done_callback(broken)
+        sent.result(WAIT_S)
+        with pytest.raises(SystemExit):
+            producer.flush(WAIT_S)
+
+
 def test_waiting_in_a_callback_is_refused_because_it_would_never_end():
     heard: list[str] = []
     cluster = ScriptedCluster()
