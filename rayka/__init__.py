@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rayka.cluster import Cluster
     from rayka.ids import TopicPartition
 
+    __version__: str
+
 __all__ = [
     "Admin",
     "BatchMetadata",
@@ -46,13 +48,16 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in (*__all__, "__version__"):
         raise AttributeError(f"module 'rayka' has no attribute {name!r}")
-    module = _MODULES.get(name)
-    found = import_module(f"rayka.{name}") if module is None else getattr(import_module(module), name)
+    if name == "__version__":
+        found = import_module("importlib.metadata").version("rayka")
+    else:
+        module = _MODULES.get(name)
+        found = import_module(f"rayka.{name}") if module is None else getattr(import_module(module), name)
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

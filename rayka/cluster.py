@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import START_TIMEOUT_S, add_brokers, bring_up, wait_for
@@ -37,6 +37,7 @@ from rayka.actors.start_lock import only_start
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, role_of
+from rayka.options import ClusterFields
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
@@ -62,9 +63,16 @@ class Cluster:
 
     @classmethod
     def start(
-        cls, spec: str | Path | ClusterSpec | None = None, *, replace: Collection[int] = (), **fields: Any
+        cls,
+        spec: str | Path | ClusterSpec | None = None,
+        *,
+        replace: Collection[int] = (),
+        **fields: Unpack[ClusterFields],
     ) -> Self:
         """Starts the cluster that a spec declares: a file, a `ClusterSpec`, or its fields as keyword arguments.
+
+        Fields and defaults: name="rayka", controllers=1, brokers=1, data_dir="~/.rayka" (or a list), ray={"address":
+        "auto"}, config={} (Kafka's keys), resources by role, or `nodes` in place of the two counts.
 
         Returns when every node is registered and unfenced. Data directories that exist bring back all they hold; they
         are formatted only when the cluster has none anywhere. Nodes in `replace` start again on an empty disk: a broker

@@ -112,7 +112,7 @@ class OffsetOutOfRange(ApiError):
 
 
 class LogTruncation(OffsetOutOfRange):
-    """Records that a consumer has read are not in the log any more: a replica without them became the leader (G16).
+    """Records that a consumer has read are not in the log any more: a replica without them became the leader.
 
     `divergent_offsets`: for each partition the first offset that is known to differ from what was read.
     """
@@ -241,7 +241,7 @@ class InvalidConfig(ApiError):
 class NotController(InvalidMetadataError):
     """The node asked is not the active controller. `leader_id` is who it thinks is, -1 for nobody, in that epoch.
 
-    `may_have_run`: it was the active one when the request came, and what it appended may be committed yet (A66).
+    `may_have_run`: it was the active one when the request came, and what it appended may be committed yet.
     """
 
     code = ErrorCode.NOT_CONTROLLER
@@ -543,10 +543,12 @@ def error_for(code: int, message: str) -> ApiError:
 
 
 def is_retriable(code: ErrorCode) -> bool:
-    """Whether the same request may succeed later (G18)."""
+    """Whether the same request may succeed later."""
+    # G18
     return code is not ErrorCode.NONE and _BY_CODE[code].retriable
 
 
 def needs_metadata(code: ErrorCode) -> bool:
-    """Whether the error says that the caller's metadata is stale (G18)."""
+    """Whether the error says that the caller's metadata is stale."""
+    # G18
     return code is not ErrorCode.NONE and issubclass(_BY_CODE[code], InvalidMetadataError)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import rayka
 from tests.tidy import ROOT, tracked
 
 
@@ -47,6 +48,13 @@ def test_the_metadata_names_version_python_licence_and_extras(wheel: zipfile.Zip
 def test_the_wheel_installs_the_command(wheel: zipfile.ZipFile) -> None:
     (name,) = [each for each in wheel.namelist() if each.endswith("entry_points.txt")]
     assert "rayka = rayka.cli.main:main" in wheel.read(name).decode()
+
+
+def test_the_program_and_the_command_line_know_their_version() -> None:
+    command = [sys.executable, "-c", "from rayka.cli.main import main; main()", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"rayka {rayka.__version__}\n"
+    assert rayka.__version__ == project()["version"]
 
 
 # ---- Versions ----

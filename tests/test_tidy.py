@@ -127,7 +127,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
     ):
         (tmp_path / "rayka" / package).mkdir(parents=True)
         (tmp_path / "rayka" / package / "__init__.py").touch()
-    for module in ("__init__", "cluster", "config", "errors", "ports", "client/bootstrap"):
+    for module in ("__init__", "cluster", "config", "errors", "options", "ports", "client/bootstrap"):
         (tmp_path / "rayka" / f"{module}.py").touch()
     (tmp_path / "rayka/client/bootstrap.py").write_text("import rayka.cluster\n")
     (tmp_path / "rayka/ids.py").write_text("import rayka.cli\n")
@@ -267,6 +267,10 @@ def modules_after(code: str) -> set[str]:
 
 def test_importing_rayka_loads_nothing_heavy() -> None:
     assert modules_after("import rayka") & {"ray", "pyarrow", "numpy", "pyspark", "pydantic"} == set()
+
+
+def test_importing_rayka_asks_for_no_version() -> None:
+    assert "rayka" in modules_after("import rayka\nassert '__version__' not in vars(rayka)")
 
 
 def test_the_clients_do_not_load_ray() -> None:

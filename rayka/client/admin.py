@@ -1,9 +1,9 @@
-"""A cluster managed: the sync face of `AsyncAdmin`. Kafka: Admin."""
+"""A cluster managed: the sync face of `AsyncAdmin`. Kafka: Admin (A56, A57, B45 to B47, G11)."""
 
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from uuid import UUID
 
 from rayka.client import io_thread
@@ -32,6 +32,7 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.config import AdminConfig, TopicConfig
 from rayka.errors import ClosedError, InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.ids import TopicPartition
+from rayka.options import AdminOptions
 from rayka.protocol.partition_admin import ElectionType, NewPartitions
 from rayka.protocol.topics import NewTopic
 
@@ -41,9 +42,16 @@ ResultT = TypeVar("ResultT")
 class Admin:
     """Manages topics, partitions, brokers and the quorum. `with` closes it; thread-safe.
 
-    Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `default_api_timeout_ms` (60 s)
-    bounds every call, `request_timeout_ms`, `retry_backoff_ms`, `retry_backoff_max_ms`.
+    Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that names the
+    nearest:
 
+        default_api_timeout_ms: int = 60000
+        request_timeout_ms: int = 30000
+        retry_backoff_ms: int = 100
+        retry_backoff_max_ms: int = 1000
+        metadata_max_age_ms: int = 300000
+
+    `default_api_timeout_ms` bounds every call.
     Every call raises UnavailableError when no controller answers in time, and ClosedError; an argument of a wrong type
     is a TypeError. What changes something returns when every usable broker knows it. Raises ConfigError,
     ClusterNotFound. Kafka: Admin.
@@ -54,7 +62,7 @@ class Admin:
         cluster: str | ClusterHandle = DEFAULT_CLUSTER,
         *,
         config: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[AdminOptions],
     ) -> None:
         parsed = AdminConfig.given(config, options, what="admin")
         self._brain = AsyncAdmin(resolve(cluster), parsed, Random())
@@ -86,7 +94,7 @@ class Admin:
         """Creates the topic and returns it, once every broker knows it. Counts default to the cluster's.
 
         `assignments`, instead of the counts, names the replicas of each partition in order, the preferred leader first:
-        `[[1, 2], [2, 3]]`. Else they are placed over racks and brokers (B47). When an answer was lost and the repeated
+        `[[1, 2], [2, 3]]`. Else they are placed over racks and brokers. When an answer was lost and the repeated
         request finds a topic that is as it was asked for, that is the one it created.
 
         Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor (also with too few
@@ -145,7 +153,7 @@ class Admin:
         """Deletes the records below an offset of each partition; -1 is the high watermark: all that are committed.
 
         Returns the low watermark of each: the lowest log start offset of its live replicas, at or above what was asked
-        (G11). Raises OffsetOutOfRange above the high watermark, UnknownTopicOrPartition, PolicyViolation, and
+        for. Raises OffsetOutOfRange above the high watermark, UnknownTopicOrPartition, PolicyViolation, and
         the last retriable error when the leaders did not get it done in time; what was deleted stays deleted.
         """
         return self._run(self._open().partitions.delete_records(offsets_of(offsets), self._timeout_ms))
@@ -188,7 +196,7 @@ class Admin:
         """Gives each partition other replicas, by broker id and the preferred leader first; None cancels.
 
         Returns when the new replicas are known; they catch up in the background, and when they are in sync the old ones
-        go (B45). Each partition on its own: the first that is refused is raised when the others are under way. Raises
+        go. Each partition on its own: the first that is refused is raised when the others are under way. Raises
         UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, none), NoReassignmentInProgress (nothing to
         cancel). Kafka: AlterPartitionReassignmentsRequest.
         """
@@ -209,7 +217,7 @@ class Admin:
 
         With `unclean`: of a partition without a leader any live replica, which loses what only others have.
         Each outcome is its own: ElectionNotNeeded, PreferredLeaderNotAvailable, EligibleLeadersNotAvailable,
-        UnknownTopicOrPartition (B46). Kafka: ElectLeadersRequest.
+        UnknownTopicOrPartition. Kafka: ElectLeadersRequest.
         """
         election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
         wanted = partitions_of(partitions)
@@ -248,7 +256,7 @@ class Admin:
         return self._run(self._open().quorum.describe(self._timeout_ms))
 
     def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
-        """Makes a controller that follows the metadata a voter; returns when that is committed (A56).
+        """Makes a controller that follows the metadata a voter; returns when that is committed.
 
         Without `directory_id` it is the directory that the node follows with. Raises InvalidRequest when the node is no
         controller, DuplicateVoter when a replica of it votes already, RequestTimedOut when it has not caught up or
@@ -258,7 +266,7 @@ class Admin:
         self._run(self._open().quorum.add_voter(node_id_of(node_id), directory_id, self._timeout_ms))
 
     def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
-        """Takes the vote from a controller; returns when that is committed (A57). It goes on following.
+        """Takes the vote from a controller; returns when that is committed. It goes on following.
 
         Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
         UnavailableError when the answer was lost and the change may have been made.

@@ -70,7 +70,7 @@ class PartitionReassignment:
 
 @dataclass(frozen=True)
 class ReplicaLogInfo:
-    """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's (B3)."""
+    """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's."""
 
     topic: str
     partition: int

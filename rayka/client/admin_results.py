@@ -17,8 +17,8 @@ Lags = Mapping[TopicPartition, tuple[int | None, ...]]
 @dataclass(frozen=True)
 class PartitionDescription:
     """One partition, its nodes by id: its leader (-1 while it has none), its replicas, the preferred leader first,
-    those in sync, and those that may still be elected though they are not (B42). While it is reassigned, `replicas` has
-    the adding and the removing ones too (B45).
+    those in sync, and those that may still be elected though they are not. While it is reassigned, `replicas` has
+    the adding and the removing ones too.
 
     `lags`: how many records each of `replicas` is behind the leader's log end; None where that is not known, because
     the broker or the leader did not answer, or was not asked.
@@ -113,7 +113,7 @@ class BrokerDescription:
     """One registered broker, the replicas that it holds and how many of them lead.
 
     `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
-    its registrations apart (H3). `rack` is empty when it was given none.
+    its registrations apart. `rack` is empty when it was given none.
     """
 
     node_id: int

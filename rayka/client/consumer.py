@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from types import TracebackType
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, Unpack
 
 import pyarrow as pa
 
@@ -25,6 +25,7 @@ from rayka.client.serializers import deserializer
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError, ConfigError
 from rayka.ids import TopicPartition
+from rayka.options import ConsumerOptions
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 _ITERATION_POLL_MS = 1_000.0
@@ -34,13 +35,29 @@ class Consumer:
     """Reads records of topics in order per partition.
 
     `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits
-    for `assign`. Options are Kafka's, in snake_case as keywords or dotted in `config`: `auto_offset_reset`
-    ("latest" by default, "earliest", "none"), `fetch_min_bytes`, `fetch_max_wait_ms`, `fetch_max_bytes`,
-    `max_partition_fetch_bytes`, `max_poll_records`, `check_crcs`, `key_deserializer`, `value_deserializer`
-    ("json", "msgpack", "string", "bytes", a callable or a pydantic model), and rayka's own `local_reads`: map
-    segments on this machine instead of having them sent (on by default). With `client_rack` a replica in that
-    rack is read, if it is in sync; without it, one in the rack of a broker whose files are here. Positions live
-    in this object only and end with it.
+    for `assign`. Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that
+    names the nearest:
+
+        default_api_timeout_ms: int = 60000
+        auto_offset_reset: "earliest" | "latest" | "none" = "latest"
+        fetch_min_bytes: int = 1
+        fetch_max_wait_ms: int = 500
+        fetch_max_bytes: int = 52428800
+        max_partition_fetch_bytes: int = 1048576
+        max_poll_records: int = 500
+        check_crcs: bool = True
+        local_reads: bool = True
+        client_rack: str = ""
+        key_deserializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        value_deserializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        request_timeout_ms: int = 30000
+        retry_backoff_ms: int = 100
+        retry_backoff_max_ms: int = 1000
+        metadata_max_age_ms: int = 300000
+
+    A callable deserializer takes bytes. With `local_reads`, which is rayka's own, segments on this machine are mapped
+    instead of being sent. With `client_rack` a replica in that rack is read, if it is in sync; without it, one in the
+    rack of a broker whose files are here. Positions live in this object only and end with it.
 
     Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
     `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
@@ -54,7 +71,7 @@ class Consumer:
         *topics: str | Iterable[str],
         cluster: str | ClusterHandle = DEFAULT_CLUSTER,
         config: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         self._closed = True  # until it is open: __del__ of a half-made one stays silent
         names = topic_names(*topics)
@@ -133,12 +150,12 @@ class Consumer:
             return int(self._run(lookup))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition (G12). Raises UnknownTopicOrPartition, UnavailableError."""
-        return self._offsets(partitions, EARLIEST_TIMESTAMP)
+        """The first offset of each partition. Raises UnknownTopicOrPartition, UnavailableError."""
+        return self._offsets(partitions, EARLIEST_TIMESTAMP)  # G12
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition: the offset after its last committed record (G12)."""
-        return self._offsets(partitions, LATEST_TIMESTAMP)
+        """The high watermark of each partition: the offset after its last committed record."""
+        return self._offsets(partitions, LATEST_TIMESTAMP)  # G12
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 `send` is written for few bytecodes: without key, headers and so on it appends to the open batch of the topic and
 takes no lock (`producer_batch` tells why that is safe). Everything else is the slow way, under the sender's lock.
-Kafka: KafkaProducer. Left out: transactions.
+Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from rayka.client import io_thread
@@ -30,6 +30,7 @@ from rayka.client.sender import Sender
 from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge
+from rayka.options import ProducerOptions
 from rayka.protocol.murmur2 import partition_for_key
 
 AddedT = TypeVar("AddedT")
@@ -42,11 +43,28 @@ _LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 class Producer:
     """Sends records to topics. Thread-safe; `with` closes it.
 
-    Options are Kafka's, as keywords in snake_case or dotted in the dict `config`: `acks` ("all", 1, 0), `linger_ms`
-    5, `batch_size` 1 MiB, `buffer_memory` 128 MiB, `max_block_ms`, `max_request_size`, `compression_type` ("none",
-    "gzip", "lz4", "zstd"), `delivery_timeout_ms`, `request_timeout_ms`, `enable_idempotence`,
-    `max_in_flight_requests_per_connection` 5, `key_serializer` and `value_serializer` ("bytes", "string", "json",
-    "msgpack", a callable or a pydantic model). An unknown one is a ConfigError that names the nearest.
+    Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that names the
+    nearest:
+
+        acks: "all" | -1 | 0 | 1 | "-1" | "0" | "1" = "all"
+        linger_ms: float = 5
+        batch_size: int = 1048576
+        buffer_memory: int = 134217728
+        max_block_ms: int = 60000
+        max_request_size: int = 1048576
+        delivery_timeout_ms: int = 120000
+        max_in_flight_requests_per_connection: int = 5
+        enable_idempotence: bool | None = None
+        compression_type: "none" | "gzip" | "lz4" | "zstd" = "none"
+        key_serializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        value_serializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        request_timeout_ms: int = 30000
+        retry_backoff_ms: int = 100
+        retry_backoff_max_ms: int = 1000
+        metadata_max_age_ms: int = 300000
+
+    A callable serializer takes what was sent and returns bytes. `enable_idempotence=None` is True with `acks="all"` and
+    at most 5 in flight.
 
     Guarantee: what was acknowledged is in the log (how safely, `acks` and the topic's `flush` say); the records of
     one partition stay in the order of their sends, over retries too, and a retry puts none into the log twice. For that
@@ -55,7 +73,7 @@ class Producer:
     `delivery_timeout_ms`. Callbacks run on rayka's IO thread: whatever one raises is logged, and raised by the next
     `flush` or `close`, SystemExit and KeyboardInterrupt too; it harms no other record.
 
-    Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer (C7, C11, G10, G18).
+    Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer.
     """
 
     _is_closed = True  # until it is made
@@ -65,7 +83,7 @@ class Producer:
         cluster: str | ClusterHandle = DEFAULT_CLUSTER,
         *,
         config: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[ProducerOptions],
     ) -> None:
         self._config = ProducerConfig.given(config, options, what="producer")
         self._key_serializer = serializer(self._config.key_serializer, "key_serializer")

@@ -8,7 +8,7 @@ a hang.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from rayka.client.record import Record
 from rayka.client.serializers import deserializer
 from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
 from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.options import ConsumerOptions
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 Bound = str | int | Mapping[TopicPartition, int]
@@ -34,7 +35,7 @@ def read(
     start: Bound = "earliest",
     end: Bound = "latest",
     config: Mapping[str, Any] | None = None,
-    **options: Any,
+    **options: Unpack[ConsumerOptions],
 ) -> "Reader":
     """The records of topics between two bounds, as an iterable that ends and cannot hang.
 

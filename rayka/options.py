@@ -1,0 +1,92 @@
+"""The options of clients and the fields of a cluster, as type checkers and editors see them.
+
+The models of `rayka.config` are what checks them when a program runs, and where the defaults are; tests/test_options.py
+holds the two together. Nothing here checks anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypedDict
+
+Acks = Literal["all", -1, 0, 1, "-1", "0", "1"]
+CompressionType = Literal["none", "gzip", "lz4", "zstd"]
+AutoOffsetReset = Literal["earliest", "latest", "none"]
+SerializerName = Literal["bytes", "string", "json", "msgpack"]
+
+
+class WritableModel(Protocol):
+    """An instance of a pydantic model, as far as a serializer uses it."""
+
+    def model_dump_json(self) -> str: ...
+
+
+class ReadableModel(Protocol):
+    """A class of pydantic models, as far as a deserializer uses it."""
+
+    def model_validate_json(self, json_data: bytes, /) -> Any: ...
+
+
+Serializer = SerializerName | type[WritableModel] | Callable[[Any], bytes]
+Deserializer = SerializerName | ReadableModel | Callable[[bytes], Any]
+
+
+class ClientOptions(TypedDict, total=False):
+    """What all clients have."""
+
+    request_timeout_ms: int
+    retry_backoff_ms: int
+    retry_backoff_max_ms: int
+    metadata_max_age_ms: int
+
+
+class AdminOptions(ClientOptions, total=False):
+    """Options of an `Admin`."""
+
+    default_api_timeout_ms: int
+
+
+class ProducerOptions(ClientOptions, total=False):
+    """Options of a `Producer`."""
+
+    acks: Acks
+    linger_ms: float
+    batch_size: int
+    buffer_memory: int
+    max_block_ms: int
+    max_request_size: int
+    delivery_timeout_ms: int
+    max_in_flight_requests_per_connection: int
+    enable_idempotence: bool | None
+    compression_type: CompressionType
+    key_serializer: Serializer | None
+    value_serializer: Serializer | None
+
+
+class ConsumerOptions(ClientOptions, total=False):
+    """Options of a `Consumer` and of `read`."""
+
+    default_api_timeout_ms: int
+    auto_offset_reset: AutoOffsetReset
+    fetch_min_bytes: int
+    fetch_max_wait_ms: int
+    fetch_max_bytes: int
+    max_partition_fetch_bytes: int
+    max_poll_records: int
+    check_crcs: bool
+    local_reads: bool
+    client_rack: str
+    key_deserializer: Deserializer | None
+    value_deserializer: Deserializer | None
+
+
+class ClusterFields(TypedDict, total=False):
+    """Fields of a cluster's specification."""
+
+    name: str
+    controllers: int
+    brokers: int
+    coordinators: Literal[0]
+    nodes: Sequence[Mapping[str, Any]] | None
+    data_dir: str | list[str]
+    ray: Mapping[str, Any]
+    resources: Mapping[str, Any]
+    config: Mapping[str, Any]
