@@ -1,79 +1,164 @@
 """Which broker a consumer asks for which partition, by what it wants and what the metadata say.
 
-The leader is asked, or the follower that the leader named (G15). Topics whose leader is not known, and partitions that
-the topic does not have, are told apart: the first need newer metadata, of the others the application hears.
+The leader is asked, or the follower that the leader named (G15). Invariants: a partition is asked of one broker at
+most; an update costs as much as has changed, in the consumer's state or in the metadata, and for each topic one look at
+its age now and then. Topics whose leader is not known, and partitions that the topic does not have, are told apart: the
+first need newer metadata, of the others the application hears.
 """
 
 import asyncio
+from typing import NamedTuple
 
 from rayka.client.fetch_state import FetchState, FetchTicket
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.node_fetches import NodeFetches
 from rayka.client.offset_lookup import no_such_partition
 from rayka.ids import NO_NODE, TopicPartition
-from rayka.protocol.cluster import MetadataPartition
+from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataTopic
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import PartitionKey
 
-Tickets = dict[PartitionKey, FetchTicket]
+_LOOK_AGAIN_S = 0.1  # at the age of metadata of which nothing new was heard
 
 
-class Plan:
-    """What is to be asked now: `by_node` what of whom, `stale` the topics whose leaders are to be found out, `gone` the
-    partitions that do not exist."""
+class _Place(NamedTuple):
+    """Where a partition is asked for."""
 
-    def __init__(self) -> None:
-        self.by_node: dict[int, tuple[list[FetchPartition], Tickets]] = {}
-        self.stale: dict[str, None] = {}
-        self.gone: dict[TopicPartition, NoSuchTopic] = {}
+    node: NodeFetches
+    key: PartitionKey
 
 
 class FetchPlanner:
-    """Makes the plans of one consumer."""
+    """What one consumer asks of whom: `nodes`, by id. `take_gone` gives the partitions that do not exist."""
 
     def __init__(self, state: FetchState, metadata: ClusterMetadata, partition_bytes_max: int) -> None:
+        self.nodes: dict[int, NodeFetches] = {}
         self._state = state
         self._metadata = metadata
         self._partition_bytes_max = partition_bytes_max
+        self._places: dict[TopicPartition, _Place] = {}
+        self._topics: dict[str, MetadataTopic | None] = {}
+        self._brokers: tuple[MetadataBroker, ...] = ()
+        self._leaderless: dict[str, dict[TopicPartition, None]] = {}
+        self._gone: dict[TopicPartition, NoSuchTopic] = {}
+        self._version = -1
+        self._look_again_s = 0.0
 
-    def next(self) -> Plan:
-        """Everything that wants data and is not asked for yet; it counts as asked for from now on."""
-        plan = Plan()
-        for tp in self._state.fetchable():
-            topic = self._metadata.cached(tp.topic)
-            if topic is not None and tp.partition >= len(topic.partitions):  # created anew, with fewer
-                plan.gone[tp] = no_such_partition(topic, tp.partition)
-            elif topic is None or topic.partitions[tp.partition].leader_id == NO_NODE:
-                plan.stale[tp.topic] = None
-            else:
-                leader = topic.partitions[tp.partition]
-                ticket = self._state.begin_fetch(tp)
-                parts, tickets = plan.by_node.setdefault(self._node_to_ask(tp, leader), ([], {}))
-                parts.append(
-                    FetchPartition(
-                        topic.topic_id,
-                        tp.partition,
-                        ticket.fetch_offset,
-                        self._partition_bytes_max,
-                        leader.leader_epoch,
-                        ticket.last_fetched_epoch,
-                    )
-                )
-                tickets[topic.topic_id, tp.partition] = ticket
-        return plan
+    def __repr__(self) -> str:
+        return f"<FetchPlanner {list(self.nodes.values())}>"
 
-    def is_in_vain(self, node_id: int, tickets: Tickets) -> bool:
-        """Whether another node is to be asked for all of it by now."""
-        return not any(self._is_to_ask(node_id, each.topic_partition) for each in tickets.values())
+    @property
+    def stale_topics(self) -> tuple[str, ...]:
+        """Topics of which a partition is wanted whose leader is not known."""
+        return tuple(self._leaderless)
 
-    def _is_to_ask(self, node_id: int, topic_partition: TopicPartition) -> bool:
-        topic = self._metadata.cached(topic_partition.topic)
-        if topic is None or topic_partition.partition >= len(topic.partitions):
-            return False
-        return self._node_to_ask(topic_partition, topic.partitions[topic_partition.partition]) == node_id
+    def take_gone(self) -> dict[TopicPartition, NoSuchTopic]:
+        """Wanted partitions that their topic does not have, each told once."""
+        gone, self._gone = self._gone, {}
+        return gone
 
-    def _node_to_ask(self, topic_partition: TopicPartition, leader: MetadataPartition) -> int:
+    def update(self) -> None:
+        """Brings what is asked for in line with what is wanted and known now."""
+        now_s = asyncio.get_running_loop().time()
+        if self._metadata.version != self._version or now_s >= self._look_again_s:
+            self._version, self._look_again_s = self._metadata.version, now_s + _LOOK_AGAIN_S
+            self._look_at_topics()
+        is_any_doubtful = self._brokers is not self._metadata.brokers
+        self._brokers = self._metadata.brokers
+        now_ms = int(now_s * 1000)
+        self._state.look_at_read_replicas(now_ms, is_any_doubtful=is_any_doubtful)
+        for tp in self._state.changed():
+            self._place(tp, now_ms)
+
+    # ---- Metadata --------------------------------------------------------------------------------------------------
+
+    def _look_at_topics(self) -> None:
+        """A look at one that is too old has it asked for again."""
+        before, self._topics = self._topics, {}
+        for name, partitions in self._state.by_topic.items():
+            topic = self._topics[name] = self._metadata.cached(name)
+            known = before.get(name)
+            if topic is not known:
+                self._state.look_again(each for each in partitions if _has_moved(each, known, topic))
+
+    def _topic(self, name: str) -> MetadataTopic | None:
+        if self._topics.get(name) is None:
+            self._topics[name] = self._metadata.cached(name)
+        return self._topics[name]
+
+    # ---- One partition ---------------------------------------------------------------------------------------------
+
+    def _place(self, topic_partition: TopicPartition, now_ms: int) -> None:
+        self._forget_leaderless(topic_partition)
+        ticket = self._state.ticket(topic_partition)
+        topic = None if ticket is None else self._known(topic_partition)
+        if ticket is None or topic is None:
+            self._move(topic_partition, None)
+            return
+        leader = topic.partitions[topic_partition.partition]
+        node_id = self._node_to_ask(topic_partition, leader, now_ms)
+        node = self.nodes.get(node_id)
+        if node is None:
+            node = self.nodes[node_id] = NodeFetches(node_id)
+        self._move(topic_partition, _Place(node, (topic.topic_id, topic_partition.partition)))
+        node.want(self._fetch(topic, leader, ticket), ticket)
+
+    def _known(self, topic_partition: TopicPartition) -> MetadataTopic | None:
+        """The topic, if the partition has a leader; else it is told why not."""
+        topic, number = self._topic(topic_partition.topic), topic_partition.partition
+        if topic is not None and number >= len(topic.partitions):  # created anew, with fewer
+            self._gone[topic_partition] = no_such_partition(topic, number)
+            return None
+        if topic is None or topic.partitions[number].leader_id == NO_NODE:
+            self._leaderless.setdefault(topic_partition.topic, {})[topic_partition] = None
+            return None
+        return topic
+
+    def _node_to_ask(self, topic_partition: TopicPartition, leader: MetadataPartition, now_ms: int) -> int:
         """The follower that the leader named, while it may be asked; else the leader (G15)."""
-        now_ms = int(asyncio.get_running_loop().time() * 1000)
         chosen = self._state.read_replica(topic_partition, now_ms)
-        is_usable = any(each.node_id == chosen and not each.is_fenced for each in self._metadata.brokers)
-        return chosen if chosen is not None and is_usable else leader.leader_id
+        if chosen is None:
+            return leader.leader_id
+        is_usable = any(each.node_id == chosen and not each.is_fenced for each in self._brokers)
+        return chosen if is_usable else leader.leader_id
+
+    def _fetch(self, topic: MetadataTopic, leader: MetadataPartition, ticket: FetchTicket) -> FetchPartition:
+        return FetchPartition(
+            topic.topic_id,
+            ticket.topic_partition.partition,
+            ticket.fetch_offset,
+            self._partition_bytes_max,
+            leader.leader_epoch,
+            ticket.last_fetched_epoch,
+        )
+
+    def _move(self, topic_partition: TopicPartition, place: _Place | None) -> None:
+        """It is asked for there and nowhere else."""
+        before = self._places.get(topic_partition)
+        if before == place:
+            return
+        if before is not None:
+            before.node.forget(before.key)
+            del self._places[topic_partition]
+        if place is not None:
+            self._places[topic_partition] = place
+
+    def _forget_leaderless(self, topic_partition: TopicPartition) -> None:
+        others = self._leaderless.get(topic_partition.topic)
+        if others is not None:
+            others.pop(topic_partition, None)
+            if not others:
+                del self._leaderless[topic_partition.topic]
+
+
+def _has_moved(
+    topic_partition: TopicPartition, before: MetadataTopic | None, topic: MetadataTopic | None
+) -> bool:
+    """Whether the partition has another leader, or epoch, or belongs to another topic of the name."""
+    if before is None or topic is None or before.topic_id != topic.topic_id:
+        return True
+    number = topic_partition.partition
+    if max(number, 0) >= min(len(before.partitions), len(topic.partitions)):
+        return True
+    old, new = before.partitions[number], topic.partitions[number]
+    return (old.leader_id, old.leader_epoch) != (new.leader_id, new.leader_epoch)

@@ -1,15 +1,17 @@
 """What a consumer is about to fetch: for each partition the next offset, whom to ask, and what has arrived but was not
 taken yet.
 
-The brain of fetching, without IO. Invariants: a partition has at most one fetch in flight, and its fetched data lie in
-offset order without a hole; a result of an older generation (from before a seek) is dropped; fetching stops while a
-partition holds its share of bytes. The next offset is the broker's `next_offset`, never "last record + 1", so
-control records and compaction gaps cannot stall a reader. With it goes the epoch of the last batch before it, by which
-a leader finds that what was read is not in its log. Kafka: SubscriptionState, FetchBuffer (G15, G16).
+The brain of fetching, without IO. Invariants: the fetched data of a partition lie in offset order without a hole, since
+a result counts only for the position that is asked from now, in the same generation (none from before a seek); fetching
+stops while a partition holds its share of bytes, or all hold the total. Whatever may change what is asked of a
+partition puts it among the `changed`, so a look at what is to be asked costs as much as has changed. The next offset is
+the broker's `next_offset`, never "last record + 1", so control records and compaction gaps cannot stall a reader. With
+it goes the epoch of the last batch before it, by which a leader finds that what was read is not in its log. Kafka:
+SubscriptionState, FetchBuffer (G15, G16).
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,7 +37,7 @@ class Fetched(NamedTuple):
 
 
 class FetchTicket(NamedTuple):
-    """One partition's part of a fetch that is under way."""
+    """From where one partition is asked for, and in which generation."""
 
     topic_partition: TopicPartition
     generation: int
@@ -55,9 +57,8 @@ class _Partition:
         "buffered_bytes",
         "fetch_offset",
         "generation",
-        "in_flight",
+        "is_resting",
         "last_fetched_epoch",
-        "read_replica",
         "start",
     )
 
@@ -65,9 +66,8 @@ class _Partition:
         self.generation = generation
         self.fetch_offset: int | None = None
         self.last_fetched_epoch = NO_EPOCH
-        self.read_replica: _ReadReplica | None = None
         self.start = start  # the timestamp to look up while the offset is unknown
-        self.in_flight = False
+        self.is_resting = False  # something was wrong with it that passes by itself
         self.buffered_bytes = 0
 
 
@@ -80,7 +80,12 @@ class FetchState:
         self._total_bytes_max = total_bytes_max
         self._generation = 0  # of the newest position; never used twice
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._by_topic: dict[str, list[TopicPartition]] = {}
+        self._unpositioned: dict[TopicPartition, None] = {}
+        self._read_replicas: dict[TopicPartition, _ReadReplica] = {}  # the one that ends first comes first
+        self._changed: dict[TopicPartition, None] = {}
         self._fetched: deque[Fetched] = deque()
+        self._buffered_bytes = 0
         self._errors: dict[TopicPartition, RaykaError] = {}
 
     def __repr__(self) -> str:
@@ -91,22 +96,31 @@ class FetchState:
     def assignment(self) -> tuple[TopicPartition, ...]:
         return tuple(self._partitions)
 
+    @property
+    def by_topic(self) -> Mapping[str, Sequence[TopicPartition]]:
+        """The assignment, topic by topic."""
+        return self._by_topic
+
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Replaces the assignment; partitions that stay keep their position and what was fetched."""
-        wanted = list(dict.fromkeys(partitions))
-        kept = self._partitions
-        self._partitions = {tp: kept.get(tp) or self._new() for tp in wanted}
-        self._drop(tp for tp in kept if tp not in self._partitions)
+        kept, self._partitions, self._by_topic = self._partitions, {}, {}
+        for tp in dict.fromkeys(partitions):
+            self._partitions[tp] = kept.get(tp) or self._new(tp)
+            self._by_topic.setdefault(tp.topic, []).append(tp)
+        gone = [tp for tp in kept if tp not in self._partitions]
+        self._drop(gone)
+        for tp in gone:
+            self._unpositioned.pop(tp, None)
+            self._changed[tp] = None
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """The next fetch begins at offset; what was fetched or is under way is dropped."""
-        partition = self._restart(topic_partition)
-        partition.fetch_offset = offset
+        self._restart(topic_partition)
+        self._set_position(topic_partition, offset, NO_EPOCH)
 
     def seek_to_timestamp(self, topic_partition: TopicPartition, timestamp_ms: int) -> None:
         """The next fetch begins where ListOffsets says: a time, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
-        partition = self._restart(topic_partition)
-        partition.fetch_offset, partition.start = None, timestamp_ms
+        self._restart(topic_partition).start = timestamp_ms
 
     def generation(self, topic_partition: TopicPartition) -> int:
         return self._partitions[topic_partition].generation
@@ -125,11 +139,7 @@ class FetchState:
 
     def without_offset(self) -> list[tuple[TopicPartition, int | None]]:
         """Partitions whose offset must be looked up, with the timestamp to look up (None: no policy says where)."""
-        return [
-            (tp, each.start)
-            for tp, each in self._partitions.items()
-            if each.fetch_offset is None and tp not in self._errors
-        ]
+        return [(tp, self._partitions[tp].start) for tp in self._unpositioned if tp not in self._errors]
 
     def start(self, topic_partition: TopicPartition) -> dict[TopicPartition, int | None]:
         """The partition with the timestamp to look up; nothing when its offset is known, or why it is not."""
@@ -141,9 +151,8 @@ class FetchState:
         self, topic_partition: TopicPartition, generation: int, offset: int, epoch: int = NO_EPOCH
     ) -> None:
         """The looked-up start, and its leader epoch where that is known; dropped when somebody sought meanwhile."""
-        partition = self._partitions.get(topic_partition)
-        if partition is not None and partition.generation == generation and partition.fetch_offset is None:
-            partition.fetch_offset, partition.last_fetched_epoch = offset, epoch
+        if self.lacks_offset(topic_partition, generation):
+            self._set_position(topic_partition, offset, epoch)
 
     def lacks_offset(self, topic_partition: TopicPartition, generation: int) -> bool:
         """Whether the start that was looked up then is still wanted."""
@@ -168,48 +177,79 @@ class FetchState:
         if self._reset_to is None:
             self.fail(tp, _truncated(ticket, offset))
             return
-        partition = self._restart(tp)
-        partition.fetch_offset, partition.last_fetched_epoch = offset, diverging.epoch
+        self._restart(tp)
+        self._set_position(tp, offset, diverging.epoch)
 
     # ---- Whom to ask -----------------------------------------------------------------------------------------------
 
     def read_replica(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
         """The follower to read from; None: the leader (G15)."""
-        partition = self._partitions.get(topic_partition)
-        chosen = None if partition is None else partition.read_replica
+        chosen = self._read_replicas.get(topic_partition)
         return chosen.node_id if chosen is not None and now_ms < chosen.until_ms else None
 
     def read_from(self, ticket: FetchTicket, node_id: int, until_ms: int) -> None:
         """The leader says that this replica is nearer; until then it is not asked again."""
+        tp = ticket.topic_partition
         if self._is_current(ticket):
-            self._partitions[ticket.topic_partition].read_replica = _ReadReplica(node_id, until_ms)
+            self._read_replicas.pop(tp, None)
+            self._read_replicas[tp] = _ReadReplica(node_id, until_ms)
+            self._changed[tp] = None
 
     def read_from_leader(self, topic_partition: TopicPartition) -> None:
         """Something was wrong with the follower: the leader is asked, which may name another one."""
-        if topic_partition in self._partitions:
-            self._partitions[topic_partition].read_replica = None
+        if self._read_replicas.pop(topic_partition, None) is not None:
+            self._changed[topic_partition] = None
+
+    def look_at_read_replicas(self, now_ms: int, *, is_any_doubtful: bool) -> None:
+        """Those whose time is over are read from their leaders again; all have changed when the brokers have."""
+        while self._read_replicas:
+            tp, chosen = next(iter(self._read_replicas.items()))
+            if now_ms < chosen.until_ms:
+                break
+            self.read_from_leader(tp)
+        if is_any_doubtful:
+            self.look_again(self._read_replicas)
 
     # ---- Fetches ---------------------------------------------------------------------------------------------------
 
-    def fetchable(self) -> list[TopicPartition]:
-        """Partitions that should be asked for now, in turn."""
-        if sum(each.buffered_bytes for each in self._partitions.values()) >= self._total_bytes_max:
-            return []
-        return [tp for tp, each in self._partitions.items() if self._wants_more(tp, each)]
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be fetched at all."""
+        return self._buffered_bytes < self._total_bytes_max
 
-    def begin_fetch(self, topic_partition: TopicPartition) -> FetchTicket:
-        partition = self._partitions[topic_partition]
-        assert not partition.in_flight, topic_partition
-        assert partition.fetch_offset is not None, topic_partition
-        partition.in_flight = True
+    def changed(self) -> list[TopicPartition]:
+        """Of which partitions something else may have to be asked than when this was called last, or nothing."""
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def look_again(self, partitions: Iterable[TopicPartition]) -> None:
+        """These count as changed: another broker may have to be asked."""
+        self._changed.update(dict.fromkeys(partitions))
+
+    def ticket(self, topic_partition: TopicPartition) -> FetchTicket | None:
+        """From where the partition is to be asked for; None while it is not."""
+        partition = self._partitions.get(topic_partition)
+        if (
+            partition is None
+            or partition.fetch_offset is None
+            or not self._wants_more(topic_partition, partition)
+        ):
+            return None
         return FetchTicket(
             topic_partition, partition.generation, partition.fetch_offset, partition.last_fetched_epoch
         )
 
-    def end_fetch(self, ticket: FetchTicket) -> None:
-        """The fetch ended, well or not; the partition may be fetched again."""
+    def rest(self, ticket: FetchTicket) -> None:
+        """The partition is not asked for, until `end_rest` or a seek."""
         if self._is_current(ticket):
-            self._partitions[ticket.topic_partition].in_flight = False
+            self._partitions[ticket.topic_partition].is_resting = True
+            self._changed[ticket.topic_partition] = None
+
+    def end_rest(self, ticket: FetchTicket) -> None:
+        """What was wrong with it may be over."""
+        if self._is_current(ticket):
+            self._partitions[ticket.topic_partition].is_resting = False
+            self._changed[ticket.topic_partition] = None
 
     def on_fetched(
         self, ticket: FetchTicket, buffers: tuple[np.ndarray, ...], next_offset: int, last_epoch: int
@@ -218,13 +258,13 @@ class FetchState:
         if not self._is_current(ticket):
             return
         assert next_offset >= ticket.fetch_offset, (ticket, next_offset)
-        partition = self._partitions[ticket.topic_partition]
-        partition.fetch_offset = next_offset
         if next_offset > ticket.fetch_offset:
-            partition.last_fetched_epoch = last_epoch
-            partition.buffered_bytes += sum(each.size for each in buffers)
             tp, generation, offset, _ = ticket
+            size_bytes = sum(each.size for each in buffers)
+            self._partitions[tp].buffered_bytes += size_bytes
+            self._buffered_bytes += size_bytes
             self._fetched.append(Fetched(tp, generation, offset, next_offset, buffers))
+            self._set_position(tp, next_offset, last_epoch)
 
     def on_error(self, ticket: FetchTicket, error: RaykaError) -> None:
         """An error that the application must hear; the partition rests until it has."""
@@ -232,8 +272,10 @@ class FetchState:
             self.fail(ticket.topic_partition, error)
 
     def fail(self, topic_partition: TopicPartition, error: RaykaError) -> None:
+        """The application must hear this; until it has, the partition is not asked for."""
         if topic_partition in self._partitions:
             self._errors[topic_partition] = error
+            self._changed[topic_partition] = None
 
     def has_news(self) -> bool:
         return bool(self._fetched or self._errors)
@@ -243,43 +285,68 @@ class FetchState:
         if self._fetched:
             taken = list(self._fetched)
             self._fetched.clear()
-            for partition in self._partitions.values():
-                partition.buffered_bytes = 0
+            self._buffered_bytes = 0
+            for each in taken:
+                self._empty(each.topic_partition)
             return taken
         if self._errors:
-            raise self._errors.pop(next(iter(self._errors)))
+            tp = next(iter(self._errors))
+            self._changed[tp] = None
+            raise self._errors.pop(tp)
         return ()
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
     def _wants_more(self, topic_partition: TopicPartition, partition: _Partition) -> bool:
         return (
-            partition.fetch_offset is not None
-            and not partition.in_flight
+            not partition.is_resting
             and partition.buffered_bytes < self._partition_bytes_max
             and topic_partition not in self._errors
         )
 
     def _is_current(self, ticket: FetchTicket) -> bool:
+        """Whether the partition still stands there: a second answer to the same question brings nothing new."""
         partition = self._partitions.get(ticket.topic_partition)
-        return partition is not None and partition.generation == ticket.generation
+        return (
+            partition is not None
+            and partition.generation == ticket.generation
+            and partition.fetch_offset == ticket.fetch_offset
+        )
+
+    def _set_position(self, topic_partition: TopicPartition, offset: int, epoch: int) -> None:
+        partition = self._partitions[topic_partition]
+        partition.fetch_offset, partition.last_fetched_epoch = offset, epoch
+        self._unpositioned.pop(topic_partition, None)
+        self._changed[topic_partition] = None
+
+    def _empty(self, topic_partition: TopicPartition) -> None:
+        """All that was fetched of the partition is taken."""
+        partition = self._partitions[topic_partition]
+        if partition.buffered_bytes >= self._partition_bytes_max:
+            self._changed[topic_partition] = None
+        partition.buffered_bytes = 0
 
     def _restart(self, topic_partition: TopicPartition) -> _Partition:
         assert topic_partition in self._partitions, topic_partition
-        self._partitions[topic_partition] = self._new()
         self._drop([topic_partition])
-        return self._partitions[topic_partition]
+        partition = self._partitions[topic_partition] = self._new(topic_partition)
+        return partition
 
-    def _new(self) -> _Partition:
+    def _new(self, topic_partition: TopicPartition) -> _Partition:
         self._generation += 1
+        self._unpositioned[topic_partition] = None
+        self._changed[topic_partition] = None
         return _Partition(self._reset_to, self._generation)
 
     def _drop(self, gone: Iterable[TopicPartition]) -> None:
-        names = tuple(gone)
-        if names:
+        """Forgets what was fetched of these, and what else is known of their former positions."""
+        names = dict.fromkeys(gone)
+        for tp in names:
+            self._errors.pop(tp, None)
+            self._read_replicas.pop(tp, None)
+        if names and self._fetched:
             self._fetched = deque(each for each in self._fetched if each.topic_partition not in names)
-            for tp in names:
-                self._errors.pop(tp, None)
+            self._buffered_bytes = sum(buffer.size for each in self._fetched for buffer in each.buffers)
 
 
 def _truncated(ticket: FetchTicket, offset: int) -> LogTruncation:

@@ -1,12 +1,12 @@
-"""Fetches for a consumer in the background: one request per broker for all partitions that want data, ahead
+"""Fetches for a consumer in the background: one session of fetches per broker for all partitions that want data, ahead
 of the reader.
 
-Invariants: a partition is in at most one request; whoever waits is woken by data, by an error it must hear,
-or by its timeout; errors that pass by themselves are retried with back-off, after a refresh of the metadata
-where that is what they ask for. A node that says nothing for longer than a fetch without news takes is given up as
-soon as the metadata name another one to ask (`call_watch`). A leader may send the reader to a follower in its rack;
-whatever goes wrong there sends it back to the leader, whose word alone counts on offsets and epochs. Kafka: Fetcher,
-FetchCollector (G15, G16, G18).
+Invariants: whoever waits is woken by data, by an error it must hear, or by its timeout; errors that pass by themselves
+are retried with back-off, after a refresh of the metadata where that is what they ask for; what is wrong with one
+partition holds up no other. A wake-up of the loop costs as much as has changed, not as much as is assigned. A node that
+says nothing for longer than a fetch without news takes is given up as soon as the metadata name another one to ask
+(`call_watch`). A leader may send the reader to a follower in its rack; whatever goes wrong there sends it back to the
+leader, whose word alone counts on offsets and epochs. Kafka: Fetcher, FetchCollector (G14, G15, G16, G18).
 """
 
 import asyncio
@@ -17,25 +17,18 @@ from typing import Any
 
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.fetch_plan import FetchPlanner, Tickets
-from rayka.client.fetch_results import FetchResults
+from rayka.client.fetch_exchange import FetchExchange
+from rayka.client.fetch_plan import FetchPlanner
 from rayka.client.fetch_starts import FetchStarts
-from rayka.client.fetch_state import Fetched, FetchState
-from rayka.client.local_reader import LocalReader
+from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
 from rayka.client.metadata import ClusterMetadata
+from rayka.client.node_fetches import NodeFetches
 from rayka.client.offset_lookup import OffsetLookup, check_partition
 from rayka.client.retry import Backoff
 from rayka.config import ConsumerConfig
-from rayka.errors import (
-    ApiError,
-    NetworkException,
-    RaykaError,
-    RequestTimedOut,
-    needs_metadata,
-)
+from rayka.errors import ApiError, RaykaError, needs_metadata
 from rayka.ids import TopicPartition
-from rayka.ports import Network
-from rayka.protocol.fetch import FetchPartition, FetchRequest
+from rayka.protocol.fetch_session import SessionRequest
 
 logger = logging.getLogger(__name__)
 _LATE_S = 0.1  # behind the end of its wait an answer is late
@@ -53,12 +46,9 @@ class Fetcher:
             partition_bytes_max=config.max_partition_fetch_bytes,
             total_bytes_max=config.fetch_max_bytes,
         )
-        self._network: Network = network
         self._config = config
         self._backoff = Backoff.of(config, random)
-        self._local = LocalReader() if config.local_reads else None
         self._planner = FetchPlanner(self.state, self.metadata, config.max_partition_fetch_bytes)
-        self._results = FetchResults(self.state, self._local, config.metadata_max_age_ms)
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         self._starts = FetchStarts(
@@ -69,7 +59,8 @@ class Fetcher:
         self._fetches: dict[asyncio.Task[None], None] = {}
         self._refreshed: dict[str, None] = {}
         answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
-        self._calls = CallWatch[Tickets](Patience(answer_s, answer_s), self._on_silent)
+        self._calls = CallWatch[NodeFetches](Patience(answer_s, answer_s), self._on_silent)
+        self._exchange = FetchExchange(network, config, self.metadata, self.state, self._calls)
 
     # ---- For the consumer ------------------------------------------------------------------------------------------
 
@@ -132,10 +123,9 @@ class Fetcher:
         return True
 
     async def close(self) -> None:
-        """Stops fetching; what is in flight is given up."""
+        """Stops fetching; what is in flight is given up, and the brokers forget what was asked."""
         await asyncio.gather(*self.abandon(), return_exceptions=True)
-        if self._local:
-            self._local.close()
+        await self._exchange.close(self._planner.nodes.values())
 
     def abandon(self) -> "list[asyncio.Task[None]]":
         """Cancels what is under way; returns the tasks that are ending."""
@@ -163,12 +153,13 @@ class Fetcher:
             self._spawn(self._starts.look_up(unknown))
 
     def _send_fetches(self) -> None:
-        plan = self._planner.next()
-        for tp, error in plan.gone.items():
+        self._planner.update()
+        for tp, error in self._planner.take_gone().items():
             self._hear(tp, error)
-        for node_id, (parts, tickets) in plan.by_node.items():
-            self._spawn(self._fetch(node_id, tuple(parts), tickets))
-        topics = tuple(each for each in plan.stale if each not in self._refreshed)
+        for node in self._planner.nodes.values() if self.state.has_room else ():
+            if node.may_send:
+                self._spawn(self._fetch(node, *node.begin()))
+        topics = tuple(each for each in self._planner.stale_topics if each not in self._refreshed)
         if topics:
             self._refreshed.update(dict.fromkeys(topics))
             self._spawn(self._refresh_later(topics))
@@ -186,70 +177,48 @@ class Fetcher:
 
     # ---- One fetch -------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, node_id: int, partitions: tuple[FetchPartition, ...], tickets: Tickets) -> None:
-        request = FetchRequest(
-            self._config.fetch_max_wait_ms,
-            self._config.fetch_min_bytes,
-            self._config.fetch_max_bytes,
-            partitions,
-            local_directory_ids=self._local.directory_ids(self.metadata.brokers) if self._local else (),
-            rack_id=self._rack(),
-        )
-        timeout_ms = self._config.request_timeout_ms + self._config.fetch_max_wait_ms
-        try:
-            await self._recover(await self._ask(node_id, request, tickets, timeout_ms), tickets)
-        finally:
-            for ticket in tickets.values():
-                self.state.end_fetch(ticket)
-
-    def _rack(self) -> str:
-        """Where this reader is: as configured, or where a broker is whose files it can open."""
-        if self._config.client_rack or self._local is None:
-            return self._config.client_rack
-        return self._local.rack(self.metadata.brokers)
-
-    async def _ask(
-        self, node_id: int, request: FetchRequest, tickets: Tickets, timeout_ms: int
-    ) -> list[ApiError]:
-        """Keeps what the node answers; returns the errors that a retry may mend."""
-        try:
-            call = self._network.call(node_id, request, timeout_ms)
-            response = await self._calls.answer(node_id, tickets, call)
-            results = [
-                self._results.take(tickets[each.topic_id, each.partition], each)
-                for each in response.partitions
-            ]
-            failed = [each for each in results if each is not None]
-        except ApiError as error:
-            logger.debug("fetch from node %d: %s", node_id, error)
-            failed = [error]
-            if isinstance(error, (NetworkException, RequestTimedOut)):
-                self.metadata.doubt(node_id)
-            for ticket in tickets.values():
-                self.state.read_from_leader(ticket.topic_partition)
-            if not error.retriable:
-                for ticket in tickets.values():
-                    self.state.on_error(ticket, error)
+    async def _fetch(self, node: NodeFetches, number: int, session: SessionRequest) -> None:
+        trouble = await self._exchange.run(node, number, session)
         if self.state.has_news():
             self._news.set()
-        return failed
+        if trouble.node_error is not None:
+            node.is_paused = True
+            self._spawn(self._recover_node(node, trouble.node_error, _topics(node.tickets())))
+        if trouble.partitions:
+            tickets = [ticket for ticket, _ in trouble.partitions]
+            for ticket in tickets:
+                self.state.rest(ticket)
+            self._spawn(self._recover(tickets, [error for _, error in trouble.partitions]))
 
-    async def _recover(self, errors: Sequence[ApiError], tickets: Tickets) -> None:
-        if not errors:
-            return
-        topics = tuple(dict.fromkeys(each.topic_partition.topic for each in tickets.values()))
+    async def _recover_node(self, node: NodeFetches, error: ApiError, topics: tuple[str, ...]) -> None:
+        """Meanwhile other nodes may come to be asked for its partitions."""
+        try:
+            await self._pause(topics, [error])
+        finally:
+            node.is_paused = False
+
+    async def _recover(self, tickets: Sequence[FetchTicket], errors: Sequence[ApiError]) -> None:
+        try:
+            await self._pause(_topics(tickets), errors)
+        finally:
+            for ticket in tickets:
+                self.state.end_rest(ticket)
+
+    async def _pause(self, topics: tuple[str, ...], errors: Sequence[ApiError]) -> None:
         if any(needs_metadata(each.code) for each in errors):
             await self._refresh(topics)
+            self._wake.set()
         await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
 
-    def _on_silent(self, node_id: int, fetches: list[Tickets]) -> None:
+    def _on_silent(self, node_id: int, fetches: list[NodeFetches]) -> None:
         self.metadata.doubt(node_id)
-        topics = dict.fromkeys(each.topic_partition.topic for tickets in fetches for each in tickets.values())
-        self._spawn(self._look_elsewhere(tuple(topics)))
+        self._spawn(self._look_elsewhere(_topics(ticket for node in fetches for ticket in node.tickets())))
 
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
+        """Calls are in vain when other nodes are to be asked for all that was asked of theirs."""
         await self._refresh(topics)
-        self._calls.give_up(self._planner.is_in_vain)
+        self._planner.update()
+        self._calls.give_up(lambda _, node: not node.is_any_wanted)
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:
         """One at a time for a topic: else each wake-up of the loop would begin another while it has no leader."""
@@ -262,9 +231,10 @@ class Fetcher:
 
     async def _refresh(self, topics: tuple[str, ...]) -> None:
         await self.metadata.refresh(topics)
-        for tp in self.state.assignment:
-            if (gone := self.metadata.missing(tp.topic)) is not None:
-                self._hear(tp, gone)
+        for name, partitions in self.state.by_topic.items():
+            if (gone := self.metadata.missing(name)) is not None:
+                for tp in partitions:
+                    self._hear(tp, gone)
 
     # ---- Errors ----------------------------------------------------------------------------------------------------
 
@@ -278,3 +248,7 @@ class Fetcher:
             logger.error("fetching failed", exc_info=error)
         for tp in self.state.assignment:
             self._hear(tp, known)
+
+
+def _topics(tickets: Iterable[FetchTicket]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.topic_partition.topic for each in tickets))

@@ -80,6 +80,7 @@ class ClusterMetadata:
         self.cluster_name = cluster_name
         self.brokers: tuple[MetadataBroker, ...] = ()
         self.controller_id = NO_NODE
+        self.version = 0  # grows with whatever was heard
         self._network = network
         self._on_topic = on_topic
         self._max_age_s = config.metadata_max_age_ms / 1000
@@ -281,6 +282,7 @@ class ClusterMetadata:
 
     async def _explain_missing(self, names: tuple[str, ...]) -> None:
         everything = await self._ask_controller(None)
+        self.version += 1
         known = [each.name for each in everything.topics]
         for name in names:
             if name not in known:
@@ -289,6 +291,7 @@ class ClusterMetadata:
 
     def _store(self, response: MetadataResponse) -> None:
         now_s, offset = asyncio.get_running_loop().time(), response.metadata_offset
+        self.version += 1
         if response.cluster_id != self._cluster_id:  # offsets of another cluster say nothing
             self._cluster_id, self._brokers_offset = response.cluster_id, NO_OFFSET
             self._topics.clear()

@@ -41,12 +41,12 @@ class FetchSessionHandler:
         self._wanted: dict[PartitionKey, FetchPartition] = {}
         self._changed: dict[PartitionKey, None] = {}  # wanted, but not as the node knows it
         self._forgotten: dict[PartitionKey, None] = {}  # known to the node, but not wanted
-        self._session_id = NO_SESSION
+        self.session_id = NO_SESSION  # the node keeps one of this id, unless it has forgotten it
         self._epoch = FIRST_SESSION_EPOCH
 
     def __repr__(self) -> str:
         return (
-            f"<FetchSessionHandler session={self._session_id} epoch={self._epoch} wanted={len(self._wanted)}"
+            f"<FetchSessionHandler session={self.session_id} epoch={self._epoch} wanted={len(self._wanted)}"
             f" changed={len(self._changed)} forgotten={len(self._forgotten)}>"
         )
 
@@ -78,16 +78,16 @@ class FetchSessionHandler:
         if not is_first:
             self._epoch = next_session_epoch(epoch)
         self._changed, self._forgotten = {}, {}
-        return SessionRequest(self._session_id, epoch, partitions, forgotten)
+        return SessionRequest(self.session_id, epoch, partitions, forgotten)
 
     def on_response(self, response: FetchResponse) -> None:
         """The node has answered. After an error, and when it keeps no session, everything is said again."""
         if response.error_code is not ErrorCode.NONE:
             self.on_failure()
         elif response.session_id == NO_SESSION:
-            self._session_id, self._epoch = NO_SESSION, FIRST_SESSION_EPOCH
+            self.session_id, self._epoch = NO_SESSION, FIRST_SESSION_EPOCH
         elif self._epoch == FIRST_SESSION_EPOCH:
-            self._session_id, self._epoch = response.session_id, next_session_epoch(FIRST_SESSION_EPOCH)
+            self.session_id, self._epoch = response.session_id, next_session_epoch(FIRST_SESSION_EPOCH)
 
     def on_failure(self) -> None:
         """No answer, so nobody knows what the node has heard: the next request begins anew and ends what was."""

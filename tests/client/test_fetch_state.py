@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayka.client.fetch_state import FetchState
+from rayka.client.fetch_state import FetchState, FetchTicket
 from rayka.errors import LogTruncation, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 
@@ -22,47 +22,88 @@ def state(
     return made
 
 
+def ticket_of(fetching: FetchState, topic_partition: TopicPartition) -> FetchTicket:
+    ticket = fetching.ticket(topic_partition)
+    assert ticket is not None, topic_partition
+    return ticket
+
+
+def wanted(fetching: FetchState) -> list[TopicPartition]:
+    return [each for each in fetching.assignment if fetching.ticket(each) is not None]
+
+
 def test_a_partition_without_offset_is_looked_up_by_the_reset_policy():
     assert state().without_offset() == [(FIRST, -2), (SECOND, -2)]
     assert state(reset="latest").without_offset() == [(FIRST, -1), (SECOND, -1)]
     assert state(reset="none").without_offset() == [(FIRST, None), (SECOND, None)]
 
 
-def test_a_partition_is_in_one_fetch_at_a_time():
+def test_only_what_has_changed_is_to_be_looked_at():  # G14
+    fetching = state()
+    fetching.changed()
+    assert fetching.changed() == []
+    fetching.seek(FIRST, 5)
+    assert fetching.changed() == [FIRST]
+    fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 17, EPOCH)
+    assert fetching.changed() == [FIRST]
+    fetching.take()
+    assert fetching.changed() == []
+    fetching.assign([SECOND])
+    assert fetching.changed() == [FIRST]
+
+
+def test_a_second_answer_to_the_same_question_brings_nothing():  # G14
     fetching = state()
     fetching.seek(FIRST, 5)
-    assert fetching.fetchable() == [FIRST]
-    ticket = fetching.begin_fetch(FIRST)
-    assert fetching.fetchable() == []
-    fetching.end_fetch(ticket)
-    assert fetching.fetchable() == [FIRST]
+    ticket = ticket_of(fetching, FIRST)
+    fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
+    fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
+    assert len(fetching.take()) == 1
+
+
+def test_a_partition_that_rests_is_asked_for_again_afterwards():
+    fetching = state()
+    fetching.seek(FIRST, 5)
+    ticket = ticket_of(fetching, FIRST)
+    fetching.rest(ticket)
+    assert wanted(fetching) == []
+    fetching.changed()
+    fetching.end_rest(ticket)
+    assert (wanted(fetching), fetching.changed()) == ([FIRST], [FIRST])
+
+
+def test_a_seek_ends_a_rest():
+    fetching = state()
+    fetching.seek(FIRST, 5)
+    fetching.rest(ticket_of(fetching, FIRST))
+    fetching.seek(FIRST, 6)
+    assert wanted(fetching) == [FIRST]
 
 
 def test_the_next_fetch_begins_at_the_brokers_next_offset():  # G16: not at "last record + 1"
     fetching = state()
     fetching.seek(FIRST, 5)
-    ticket = fetching.begin_fetch(FIRST)
+    ticket = ticket_of(fetching, FIRST)
     fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
-    fetching.end_fetch(ticket)
-    assert fetching.begin_fetch(FIRST).fetch_offset == 17
+    assert ticket_of(fetching, FIRST).fetch_offset == 17
 
 
 def test_what_was_fetched_before_a_seek_is_dropped():
     fetching = state()
     fetching.seek(FIRST, 0)
-    early = fetching.begin_fetch(FIRST)
+    early = ticket_of(fetching, FIRST)
     fetching.on_fetched(early, (BYTES,), 10, EPOCH)
-    late = fetching.begin_fetch(FIRST) if FIRST in fetching.fetchable() else early
+    late = ticket_of(fetching, FIRST)
     fetching.seek(FIRST, 100)
     fetching.on_fetched(late, (BYTES,), 20, EPOCH)
     assert fetching.take() == ()
-    assert fetching.begin_fetch(FIRST).fetch_offset == 100
+    assert ticket_of(fetching, FIRST).fetch_offset == 100
 
 
 def test_a_partition_assigned_anew_takes_no_result_of_its_former_self():
     fetching = state()
     fetching.seek(FIRST, 0)
-    ticket = fetching.begin_fetch(FIRST)
+    ticket = ticket_of(fetching, FIRST)
     fetching.assign([SECOND])
     fetching.assign([FIRST, SECOND])
     fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
@@ -73,28 +114,29 @@ def test_fetching_stops_while_a_partition_holds_its_share():
     fetching = state(partition_bytes_max=60)
     fetching.seek(FIRST, 0)
     fetching.seek(SECOND, 0)
-    ticket = fetching.begin_fetch(FIRST)
-    fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
-    fetching.end_fetch(ticket)
-    assert fetching.fetchable() == [SECOND]
+    fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
+    assert wanted(fetching) == [SECOND]
+    fetching.changed()
     assert [each.next_offset for each in fetching.take()] == [10]
-    assert fetching.fetchable() == [FIRST, SECOND]
+    assert (wanted(fetching), fetching.changed()) == ([FIRST, SECOND], [FIRST])
 
 
 def test_fetching_stops_at_the_total():
     fetching = state(total_bytes_max=64)
     fetching.seek(FIRST, 0)
-    fetching.seek(SECOND, 0)
-    fetching.on_fetched(fetching.begin_fetch(FIRST), (BYTES,), 10, EPOCH)
-    assert fetching.fetchable() == []
+    assert fetching.has_room
+    fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
+    assert not fetching.has_room
+    fetching.seek(FIRST, 0)
+    assert fetching.has_room
 
 
 def test_an_error_is_heard_once_and_after_the_data_before_it():
     fetching = state()
     fetching.seek(FIRST, 0)
-    ticket = fetching.begin_fetch(FIRST)
+    ticket = ticket_of(fetching, FIRST)
     fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
-    fetching.on_error(ticket, OffsetOutOfRange("gone"))
+    fetching.on_error(ticket_of(fetching, FIRST), OffsetOutOfRange("gone"))
     assert len(fetching.take()) == 1
     with pytest.raises(OffsetOutOfRange, match="gone"):
         fetching.take()
@@ -105,7 +147,7 @@ def test_an_out_of_range_offset_is_reset_only_with_a_policy():
     for policy, expected in (("earliest", True), ("none", False)):
         fetching = state(reset=policy)
         fetching.seek(FIRST, 1_000)
-        assert fetching.reset(fetching.begin_fetch(FIRST)) is expected
+        assert fetching.reset(ticket_of(fetching, FIRST)) is expected
 
 
 def test_a_late_lookup_does_not_undo_a_seek():
@@ -113,7 +155,7 @@ def test_a_late_lookup_does_not_undo_a_seek():
     generation = fetching.generation(FIRST)
     fetching.seek(FIRST, 42)
     fetching.on_offset(FIRST, generation, 0)
-    assert fetching.begin_fetch(FIRST).fetch_offset == 42
+    assert ticket_of(fetching, FIRST).fetch_offset == 42
 
 
 # ---- Epochs of positions ----
@@ -122,34 +164,32 @@ def test_a_late_lookup_does_not_undo_a_seek():
 def test_a_position_knows_the_epoch_of_what_was_read_before_it():  # G2
     fetching = state()
     fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
-    first = fetching.begin_fetch(FIRST)
+    first = ticket_of(fetching, FIRST)
     fetching.on_fetched(first, (BYTES,), 17, EPOCH + 1)
-    fetching.end_fetch(first)
-    assert (first.last_fetched_epoch, fetching.begin_fetch(FIRST).last_fetched_epoch) == (EPOCH, EPOCH + 1)
+    assert (first.last_fetched_epoch, ticket_of(fetching, FIRST).last_fetched_epoch) == (EPOCH, EPOCH + 1)
 
 
 def test_a_fetch_that_brings_nothing_keeps_the_epoch():  # G2
     fetching = state()
     fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
-    ticket = fetching.begin_fetch(FIRST)
+    ticket = ticket_of(fetching, FIRST)
     fetching.on_fetched(ticket, (), 5, NO_EPOCH)
-    fetching.end_fetch(ticket)
-    assert fetching.begin_fetch(FIRST).last_fetched_epoch == EPOCH
+    assert ticket_of(fetching, FIRST).last_fetched_epoch == EPOCH
 
 
 def test_after_a_seek_no_epoch_is_known():  # G2
     fetching = state()
     fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
     fetching.seek(FIRST, 3)
-    assert fetching.begin_fetch(FIRST).last_fetched_epoch == NO_EPOCH
+    assert ticket_of(fetching, FIRST).last_fetched_epoch == NO_EPOCH
 
 
 def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
     fetching = state()
     fetching.on_offset(FIRST, fetching.generation(FIRST), 9, EPOCH)
-    ticket = fetching.begin_fetch(FIRST)
+    ticket = ticket_of(fetching, FIRST)
     fetching.on_diverging(ticket, OffsetAndEpoch(6, EPOCH - 1))
-    again = fetching.begin_fetch(FIRST)
+    again = ticket_of(fetching, FIRST)
     assert (again.fetch_offset, again.last_fetched_epoch) == (6, EPOCH - 1)
     assert again.generation != ticket.generation
 
@@ -157,7 +197,7 @@ def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
 def test_without_a_reset_policy_a_truncation_is_heard_with_its_offset():  # G16
     fetching = state(reset="none")
     fetching.on_offset(FIRST, fetching.generation(FIRST), 9, EPOCH)
-    fetching.on_diverging(fetching.begin_fetch(FIRST), OffsetAndEpoch(6, EPOCH - 1))
+    fetching.on_diverging(ticket_of(fetching, FIRST), OffsetAndEpoch(6, EPOCH - 1))
     with pytest.raises(LogTruncation, match="records from offset 6 on") as caught:
         fetching.take()
     assert caught.value.divergent_offsets == {FIRST: 6}
@@ -166,10 +206,10 @@ def test_without_a_reset_policy_a_truncation_is_heard_with_its_offset():  # G16
 def test_a_truncation_that_is_heard_after_a_seek_changes_nothing():  # G16
     fetching = state()
     fetching.seek(FIRST, 9)
-    ticket = fetching.begin_fetch(FIRST)
+    ticket = ticket_of(fetching, FIRST)
     fetching.seek(FIRST, 4)
     fetching.on_diverging(ticket, OffsetAndEpoch(6, EPOCH))
-    assert fetching.begin_fetch(FIRST).fetch_offset == 4
+    assert ticket_of(fetching, FIRST).fetch_offset == 4
 
 
 # ---- Whom to ask ----
@@ -178,7 +218,7 @@ def test_a_truncation_that_is_heard_after_a_seek_changes_nothing():  # G16
 def test_a_read_replica_is_used_until_its_time_is_over():  # G15
     fetching = state()
     fetching.seek(FIRST, 0)
-    fetching.read_from(fetching.begin_fetch(FIRST), 2, until_ms=100)
+    fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
     assert [fetching.read_replica(FIRST, now_ms) for now_ms in (0, 99, 100)] == [2, 2, None]
     assert fetching.read_replica(SECOND, 0) is None
 
@@ -186,6 +226,19 @@ def test_a_read_replica_is_used_until_its_time_is_over():  # G15
 def test_the_leader_is_asked_again_when_something_was_wrong():  # G15
     fetching = state()
     fetching.seek(FIRST, 0)
-    fetching.read_from(fetching.begin_fetch(FIRST), 2, until_ms=100)
+    fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
     fetching.read_from_leader(FIRST)
     assert fetching.read_replica(FIRST, 0) is None
+
+
+def test_a_read_replica_whose_time_is_over_changes_whom_to_ask():  # G15
+    fetching = state()
+    fetching.seek(FIRST, 0)
+    fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
+    fetching.changed()
+    fetching.look_at_read_replicas(99, is_any_doubtful=False)
+    assert fetching.changed() == []
+    fetching.look_at_read_replicas(99, is_any_doubtful=True)
+    assert fetching.changed() == [FIRST]
+    fetching.look_at_read_replicas(100, is_any_doubtful=False)
+    assert fetching.changed() == [FIRST]

@@ -51,7 +51,8 @@ class Asked(NamedTuple):
 class ScriptedBrokers:
     """A `ClusterHandle` and its `Network`: a partition, its leader, its follower, and what they answer to fetches.
 
-    A fetch for which there is no answer (left) is held for ever, as one without news is.
+    A fetch for which there is no answer (left) is held for ever, as one without news is, unless it may not wait (G7).
+    Each broker keeps a session (G14). `asked`: what requests have newly asked for.
     """
 
     name = "scripted"
@@ -63,6 +64,7 @@ class ScriptedBrokers:
         self.is_follower_fenced = False
         self.metadata_count = 0
         self._all_asked = asyncio.Event()
+        self._sessions: dict[int, FetchPartition | None] = {}
 
     def network(self) -> "ScriptedBrokers":
         return self
@@ -102,25 +104,31 @@ class ScriptedBrokers:
         )
 
     async def _fetch(self, node_id: int, request: FetchRequest) -> FetchResponse:
-        (part,) = request.partitions
-        assert isinstance(part, FetchPartition)
-        self.asked.append(
-            Asked(
-                node_id,
-                part.fetch_offset,
-                part.last_fetched_epoch,
-                part.current_leader_epoch,
-                request.rack_id,
+        for part in request.partitions:
+            self.asked.append(
+                Asked(
+                    node_id,
+                    part.fetch_offset,
+                    part.last_fetched_epoch,
+                    part.current_leader_epoch,
+                    request.rack_id,
+                )
             )
-        )
+            self._sessions[node_id] = part
+        if request.forgotten:
+            self._sessions[node_id] = None
         if not self.answers:
-            self._all_asked.set()
-            await asyncio.Event().wait()
+            if request.max_wait_ms:
+                self._all_asked.set()
+                await asyncio.Event().wait()
+            return FetchResponse((), session_id=node_id)
         answer = self.answers.popleft()
         if isinstance(answer, Exception):
             raise answer
-        nothing = FetchPartitionResult(ZERO_ID, 0, next_offset=part.fetch_offset)
-        return FetchResponse((msgspec.structs.replace(nothing, **answer),))
+        wanted = self._sessions[node_id]
+        assert wanted is not None
+        nothing = FetchPartitionResult(ZERO_ID, 0, next_offset=wanted.fetch_offset)
+        return FetchResponse((msgspec.structs.replace(nothing, **answer),), session_id=node_id)
 
 
 def data(next_offset: int, epoch: int = EPOCH) -> dict[str, Any]:
@@ -291,8 +299,8 @@ def test_after_a_while_the_leader_is_asked_who_is_nearest() -> None:  # G15
 def test_a_follower_that_is_fenced_is_not_asked() -> None:  # G15
     brokers = ScriptedBrokers()
     brokers.is_follower_fenced = True
-    asked, _ = consume([PREFER_FOLLOWER], lambda each, _: each.until_all_asked(), brokers)
-    assert [each.node_id for each in asked] == [LEADER, LEADER]
+    asked, _ = consume([PREFER_FOLLOWER, data(12)], lambda each, _: each.until_all_asked(), brokers)
+    assert [(each.node_id, each.offset) for each in asked] == [(LEADER, 10), (LEADER, 12)]
 
 
 def test_a_position_that_was_sought_has_no_epoch() -> None:  # G2
