@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rayka import forks as _forks  # is told of forks from here on  # noqa: F401
+
 if TYPE_CHECKING:
     from rayka import errors, spark, testing
     from rayka.client.acknowledgement import BatchMetadata, RecordMetadata

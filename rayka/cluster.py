@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from rayka import forks
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import START_TIMEOUT_S, add_brokers, bring_up, wait_for
 from rayka.actors.description import (
@@ -191,10 +192,13 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if forks.is_cut_off():  # the cluster is the parent's to stop
+            return
         with suppress(ClusterNotFound):  # stopped within the block
             self.stop()
 
     def _node_ids(self) -> tuple[int, ...]:
+        forks.refuse()
         node_ids = running_node_ids(self._name)
         if not node_ids:
             others = ", ".join(running_clusters()) or "none"

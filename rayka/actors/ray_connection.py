@@ -16,6 +16,7 @@ import ray._private.worker as ray_worker
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
+from rayka import forks
 from rayka.actors.ray_process import cpus, remembered
 from rayka.errors import ConfigError, UnavailableError
 
@@ -28,8 +29,10 @@ _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False
 def connect(address: str = AUTO) -> str:
     """Connects to a running Ray and returns its address; starts none.
 
-    Raises UnavailableError when none can be reached, ConfigError when this process is connected to another one.
+    Raises UnavailableError when none can be reached and in a forked child, ConfigError when this process is connected
+    to another one.
     """
+    forks.refuse()
     if ray.is_initialized():
         return _same(address)
     found = _only(candidates(address))
@@ -49,6 +52,7 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
 
     `temp_dir` is where that one keeps its files (see `ray_process.make_temp_dir`); Ray's own choice without.
     """
+    forks.refuse()
     if ray.is_initialized() or len(candidates(address)) == 1:
         return connect(address)
     ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)

@@ -6,6 +6,7 @@ the import contract. Kafka has `bootstrap.servers` for this.
 
 from typing import Protocol, runtime_checkable
 
+from rayka import forks
 from rayka.config import AdminConfig, ConsumerConfig, ProducerConfig
 from rayka.ports import Network
 
@@ -28,7 +29,10 @@ class ClusterHandle(Protocol):
 
 
 def resolve(cluster: "str | ClusterHandle") -> ClusterHandle:
-    """The cluster's handle. Raises ClusterNotFound for a name that no running cluster has."""
+    """The cluster's handle. Raises ClusterNotFound for a name that no running cluster has, UnavailableError in a
+    forked child.
+    """
+    forks.refuse()
     if isinstance(cluster, str):
         return _find(cluster)
     if isinstance(cluster, ClusterHandle):

@@ -16,6 +16,7 @@ from typing import Any, Self, TypeGuard, Unpack
 
 import pyarrow as pa
 
+from rayka import forks
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.delivery import Delivery
@@ -207,7 +208,7 @@ class Consumer:
         """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing
         twice is fine.
         """
-        if not self._closed:
+        if not self._closed and not forks.is_cut_off():
             self._closed = True
             self._delivery.end()
             io_thread.run(self._fetcher.close(), self._config.default_api_timeout_ms / 1000)
@@ -221,7 +222,7 @@ class Consumer:
         self.close()
 
     def __del__(self) -> None:
-        if not self._closed:
+        if not self._closed and not forks.is_cut_off():
             warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
             io_thread.call_soon(self._fetcher.abandon)
 

@@ -2,7 +2,7 @@
 
 Invariants: a sync call never waits for itself (called on this thread it is refused); nothing that runs on the loop ends
 it; Ctrl-C in a waiting
-thread cancels what it waits for; a forked child starts a thread of its own; at exit the loop is stopped before
+thread cancels what it waits for; a forked child is refused (`forks`); at exit the loop is stopped before
 the interpreter goes.
 Kafka has one `kafka-producer-network-thread` per client instead.
 """
@@ -15,6 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
+
+from rayka import forks
+from rayka.errors import UnavailableError
 
 ResultT = TypeVar("ResultT")
 _STOP_TIMEOUT_S = 2.0
@@ -80,6 +83,8 @@ class _Process:
             if self.is_ending:
                 raise RuntimeError("rayka's IO thread has ended with this process; close clients before exit")
             if self.thread is None:
+                forks.refuse()
+                forks.own(forks.IO_THREAD)
                 self.thread = _IoThread()
             return self.thread
 
@@ -105,7 +110,10 @@ def is_current() -> bool:
 
 
 def refuse(what: str) -> None:
-    """Raises RuntimeError when called on the IO thread, where waiting for it would never end."""
+    """Raises RuntimeError when called on the IO thread, where waiting for it would never end, and UnavailableError in
+    a forked child, where it does not run.
+    """
+    forks.refuse()
     if is_current():
         raise RuntimeError(
             f"{what} was called on rayka's IO thread (from a delivery or done callback), which would wait for "
@@ -142,12 +150,12 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> Res
 
     Raises TimeoutError after timeout_s; None: the coroutine has a deadline of its own. Then, and when Ctrl-C or another
     signal's exception ends the wait, the coroutine is cancelled. Raises RuntimeError on the IO thread itself, and
-    when the process ends.
+    when the process ends; UnavailableError in a forked child.
     """
     try:
         refuse(getattr(coroutine, "__qualname__", "a blocking call"))
         own_loop = loop()
-    except RuntimeError:
+    except (RuntimeError, UnavailableError):
         coroutine.close()
         raise
     future = asyncio.run_coroutine_threadsafe(coroutine, own_loop)

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from weakref import WeakSet
 
+from rayka import forks
 from rayka.client import io_thread
 from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.arrow_input import Data, Piece, inputs_of, pieces_of
@@ -95,7 +96,6 @@ class Producer:
         self._sticky = {} if self._value_serializer else self._accumulator.sticky
         largest_bytes = min(self._config.max_request_size, self._config.buffer_memory)
         self._record_bytes_max = largest_bytes - BATCH_OVERHEAD_BYTES
-        self._was_forked = False
         self._at_exit = partial(_flush_at_exit, self._sender, os.getpid())
         atexit.register(self._at_exit)
         _producers.add(self)
@@ -113,7 +113,7 @@ class Producer:
         self.close()
 
     def __del__(self) -> None:
-        if not self._is_closed and not self._was_forked:
+        if not self._is_closed and not forks.is_cut_off():
             warnings.warn(
                 f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
             )
@@ -204,7 +204,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
         ClosedError, and this raises TimeoutError; it raises what a delivery callback raised, too."""
-        if self._is_closed or self._was_forked:
+        if self._is_closed or forks.is_cut_off():
             return
         io_thread.refuse("close")
         with self._lock:
@@ -339,8 +339,7 @@ class Producer:
         return partition_count
 
     def _check_usable(self) -> None:
-        if self._was_forked:
-            raise ClosedError("this producer was made before the process forked; make a new one in the child")
+        forks.refuse()
         if self._is_closed:
             raise ClosedError(f"{self!r}: make a new Producer")
 
@@ -348,8 +347,7 @@ class Producer:
         return Moment(self._sender.now_ms(), io_thread.wall_clock_ms())
 
     def _after_fork(self) -> None:
-        """In the child: the thread that sends is not here, so nothing may be accepted."""
-        self._was_forked = True
+        """In the child: the thread that sends is not here, so that the quick way of `send` must find nothing."""
         self._sticky.clear()
 
 

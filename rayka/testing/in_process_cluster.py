@@ -18,6 +18,7 @@ from random import Random, SystemRandom
 from types import TracebackType
 from typing import Any, Self
 
+from rayka import forks
 from rayka.client import io_thread
 from rayka.config import BrokerConfig
 from rayka.errors import RetriableApiError
@@ -100,6 +101,7 @@ class InProcessCluster:
         disks: Mapping[int, Disk],
         racks: Mapping[int, str],
     ) -> None:
+        forks.refuse()
         self._name = name
         self._config = config
         self._disks = disks
@@ -126,6 +128,8 @@ class InProcessCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        if forks.is_cut_off():  # the nodes are the parent's
+            return
         if error is None:
             self.stop()
         else:

@@ -94,27 +94,6 @@ def test_a_loop_that_is_stopped_from_outside_goes_on():
     assert io_thread.loop() is before
 
 
-def test_a_forked_child_has_a_thread_of_its_own_and_both_end_clean():
-    script = """
-import os
-from rayka.client import io_thread
-async def me(): return os.getpid()
-assert io_thread.run(me(), 5) == os.getpid()
-child = os.fork()
-assert io_thread.run(me(), 5) == os.getpid()
-if child:
-    print(os.waitpid(child, 0)[1])
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-X", "dev", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
-
-
 def test_the_exit_of_the_interpreter_ends_what_still_runs():
     script = """
 import asyncio

@@ -763,27 +763,6 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_forked_child_is_told_to_make_its_own_producer():
-    done = run(
-        """
-child = os.fork()
-if child == 0:
-    try:
-        producer.send("orders", b"x")
-    except rayka.errors.ClosedError as error:
-        with rayka.Producer(ScriptedCluster(), linger_ms=0) as own:
-            print(error, own.send("orders", b"x").result(10).offset, flush=True)
-    os._exit(0)
-os.waitpid(child, 0)
-producer.close()
-"""
-    )
-    assert done.stdout.splitlines() == [
-        "this producer was made before the process forked; make a new one in the child 0",
-        "[b'x']",
-    ], done.stderr
-
-
 def test_what_was_sent_is_delivered_at_exit_even_without_close():
     done = run("")
     assert done.stdout == "[b'x']\n", done.stderr
