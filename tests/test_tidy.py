@@ -127,7 +127,16 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
     ):
         (tmp_path / "rayka" / package).mkdir(parents=True)
         (tmp_path / "rayka" / package / "__init__.py").touch()
-    for module in ("__init__", "cluster", "config", "errors", "forks", "options", "ports", "client/bootstrap"):
+    for module in (
+        "__init__",
+        "cluster",
+        "config",
+        "errors",
+        "forks",
+        "options",
+        "ports",
+        "client/bootstrap",
+    ):
         (tmp_path / "rayka" / f"{module}.py").touch()
     (tmp_path / "rayka/client/bootstrap.py").write_text("import rayka.cluster\n")
     (tmp_path / "rayka/ids.py").write_text("import rayka.cli\n")
