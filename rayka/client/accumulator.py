@@ -4,9 +4,9 @@ Synchronous, without a clock: `now_ms` and timestamps come in. The sync producer
 threads, the sender drains on the IO thread, both under one lock that they share.
 
 Invariants: batches of a partition stand in the order of their records and stay there until they are done, so order
-survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory`, and is counted from
-the batches themselves; a KeyboardInterrupt between any two steps of an append loses at most the record being
-appended.
+survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory`; a KeyboardInterrupt between any
+two steps of an append loses at most the record being appended. What an append or a look at what is ready costs does not
+depend on the number of partitions (`agenda`).
 
 Partitioning: a keyed record goes where Kafka would put it (murmur2); without a key, records stick to one partition
 until its batch is closed, then to the one with the shortest queue. Kafka: RecordAccumulator, BufferPool,
@@ -18,17 +18,19 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from rayka.client.agenda import Agenda
 from rayka.client.columns import Columns, Row
 from rayka.client.delivery_future import DeliveryFuture
 from rayka.client.metadata import NoSuchTopic
-from rayka.client.partition_queue import PartitionQueue
+from rayka.client.partition_queue import NEVER, PartitionQueue
 from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, NOT_OPEN, ProducerBatch
 from rayka.errors import RaykaError
 from rayka.protocol.batch_header import NO_PRODUCER_ID
 
 RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
 HEADER_OVERHEAD_BYTES = 18  # two offsets and two bits of validity, and the record's own offset
-GRANT_BYTES = 256 << 10  # what a batch sets aside at once
+FIRST_GRANT_BYTES = 1 << 10  # what a batch sets aside first, then as much again as it has
+GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most
 STAMP_AGE_MS = 10  # how long records without a timestamp get that of the one before
 
 
@@ -78,6 +80,9 @@ class Accumulator:
         self.producer_id = NO_PRODUCER_ID  # for partitions that have none yet
         self._limits = limits
         self._topics: dict[str, TopicQueues] = {}
+        self._agenda = Agenda()
+        self._used_bytes = 0
+        self._is_count_torn = False  # an exception came between the two steps of counting
 
     def __repr__(self) -> str:
         count = sum(1 for _ in self.batches())
@@ -86,7 +91,10 @@ class Accumulator:
     @property
     def used_bytes(self) -> int:
         """Memory set aside."""
-        return sum(each.granted_bytes for each in self.batches())
+        if self._is_count_torn:
+            self._used_bytes = sum(each.granted_bytes for each in self.batches())
+            self._is_count_torn = False
+        return self._used_bytes
 
     def batches(self) -> Iterator[ProducerBatch]:
         """All batches that are not done."""
@@ -122,6 +130,7 @@ class Accumulator:
         if gone:
             self._close(gone[-1])
         known.last_sticky = min(known.last_sticky, partition_count - 1)
+        self._forget(known.queues[partition_count:])
         known.queues[partition_count:] = self._new_queues(len(known.queues), partition_count)
         return gone
 
@@ -132,7 +141,15 @@ class Accumulator:
         """Forgets a topic that is gone; returns its batches, for the sender to fail."""
         self.sticky.pop(topic, None)
         removed = self._topics.pop(topic, None)
-        return [] if removed is None else [batch for queue in removed.queues for batch in queue.batches]
+        if removed is None:
+            return []
+        self._forget(removed.queues)
+        return [batch for queue in removed.queues for batch in queue.batches]
+
+    def _forget(self, queues: list[PartitionQueue]) -> None:
+        for queue in queues:
+            self._agenda.forget(queue)
+            self._used_bytes -= sum(each.granted_bytes for each in queue.batches)
 
     # ---- Gathering ----
 
@@ -141,14 +158,19 @@ class Accumulator:
     ) -> DeliveryFuture | None:
         """Adds one record, a value or a `Row`; None when the memory for it is not there.
 
-        A batch whose `limit_bytes` is NOT_OPEN afterwards takes records without the lock once `open` was called, which
-        must follow a wake-up of the sender: else nobody would look at its linger.
+        Afterwards the sender must look at `next_ms`, as it may be sooner than before. A batch of records without a
+        partition takes more of them without the lock once `open` was called, which must come behind that: else nobody
+        would look at its linger.
         """
         batch = self._batch_for(topic, partition, size_bytes, at.now_ms)
         if batch is None:
             return None
         if batch.limit_bytes < 0:
             batch.stamp(at.timestamp_ms, at.now_ms)
+            if partition is None:
+                self._agenda.set_alarm(self._queue_of(batch), at.now_ms + STAMP_AGE_MS)
+        if not batch.records:
+            self._agenda.set_alarm(self._queue_of(batch), batch.created_ms + self._limits.linger_ms)
         if type(slot) is Row:
             batch.has_rows = True
         batch.size_bytes += size_bytes
@@ -192,11 +214,13 @@ class Accumulator:
             return None
         if last is not None:
             self._close(last)
-        batch = ProducerBatch(topic, partition, BATCH_OVERHEAD_BYTES + size_bytes, now_ms)
+        batch = ProducerBatch(topic, partition, now_ms)
         index = batch.add_columns(columns, size_bytes)
         if 2 * batch.size_bytes > target.batch_bytes:
             batch.close()  # one of its size would not fit beside it: no use to linger
+        self._agenda.look_at(queue)
         queue.batches.append(batch)
+        self._reserve(batch, batch.size_bytes)
         return batch, index
 
     def _batch_for(
@@ -220,15 +244,16 @@ class Accumulator:
 
     def _new_batch(self, topic: str, partition: int, size_bytes: int, now_ms: float) -> ProducerBatch | None:
         needed = BATCH_OVERHEAD_BYTES + size_bytes
-        generous = max(needed, min(GRANT_BYTES, self._topics[topic].batch_bytes))
+        generous = max(needed, min(FIRST_GRANT_BYTES, self._topics[topic].batch_bytes))
         granted = generous if self._has_room(generous) else needed
         if not self._has_room(granted):
             return None
         queue = self._topics[topic].queues[partition]
         if queue.batches:
             self._close(queue.batches[-1])
-        batch = ProducerBatch(topic, partition, granted, now_ms)
+        batch = ProducerBatch(topic, partition, now_ms)
         queue.batches.append(batch)
+        self._reserve(batch, granted)
         return batch
 
     def _grant(self, batch: ProducerBatch, size_bytes: int) -> bool:
@@ -237,12 +262,12 @@ class Accumulator:
         if needed <= 0:
             return True
         room = self._topics[batch.topic].batch_bytes - batch.granted_bytes
-        step = max(needed, min(GRANT_BYTES, room))
+        step = max(needed, min(batch.granted_bytes, GRANT_BYTES, room))
         if not self._has_room(step):
             step = needed
         if not self._has_room(step):
             return False
-        batch.granted_bytes += step
+        self._reserve(batch, step)
         if batch.limit_bytes >= 0:
             batch.limit_bytes = batch.granted_bytes
         return True
@@ -250,8 +275,16 @@ class Accumulator:
     def _has_room(self, size_bytes: int) -> bool:
         return self.used_bytes + size_bytes <= self._limits.memory_bytes
 
+    def _reserve(self, batch: ProducerBatch, size_bytes: int) -> None:
+        """Memory for a batch, which is in its queue. What an interrupt tears here is counted again."""
+        is_torn, self._is_count_torn = self._is_count_torn, True
+        batch.granted_bytes += size_bytes
+        self._used_bytes += size_bytes
+        self._is_count_torn = is_torn
+
     def _close(self, batch: ProducerBatch) -> None:
         batch.close()
+        self._agenda.look_at(self._queue_of(batch))
         if self.sticky.get(batch.topic) is batch:
             del self.sticky[batch.topic]
 
@@ -268,6 +301,7 @@ class Accumulator:
         waiting = [each for each in self.batches() if len(each)]
         for batch in waiting:
             batch.is_urgent = True
+            self._agenda.look_at(self._queue_of(batch))
         return waiting
 
     @property
@@ -276,16 +310,37 @@ class Accumulator:
         return self._limits.is_idempotent and self.producer_id == NO_PRODUCER_ID
 
     def ready(self, now_ms: float) -> list[ProducerBatch]:
-        """Batches that may go now: of each partition the next one, if it does not pause or linger."""
-        following = ((queue, queue.next_to_go()) for queue in self._queues() if queue.batches)
+        """Batches that may go now: of each partition the next one, if it does not pause or linger.
+
+        Each is to be started, deferred or held back, else it is ready again.
+        """
+        following = ((queue, queue.next_to_go()) for queue in self._agenda.pending(now_ms))
         return [batch for queue, batch in following if batch and self._due_ms(queue, batch) <= now_ms]
+
+    def hold_back(self, batch: ProducerBatch, leader_id: int, now_ms: float) -> None:
+        """It is ready, but its leader takes no more requests now: it is not `ready` again until `bring_back`."""
+        queue = self._queue_of(batch)
+        self._agenda.hold_back(queue, leader_id)
+        self._agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
+
+    def bring_back(self, leader_id: int, count_max: int) -> None:
+        """The leader takes requests again: the first that wait for it are ready."""
+        self._agenda.bring_back(leader_id, count_max)
+
+    def bring_all_back(self) -> None:
+        """Leaders may have changed: all that were held back are ready."""
+        self._agenda.bring_all_back()
+
+    def has_held_back(self, leader_id: int) -> bool:
+        """Whether batches wait until the leader takes requests again."""
+        return self._agenda.waits_for(leader_id)
 
     def start(self, batch: ProducerBatch) -> None:
         """The batch goes now: fixes its records, and their sequence."""
         assert not batch.is_in_flight, repr(batch)
         queue = self._queue_of(batch)
         assert batch in queue.batches, repr(batch)
-        self._close(batch)
+        self._close(batch)  # and looks at its partition again: another batch may follow
         batch.seal()
         batch.is_in_flight = True
         batch.went_first = queue.first is batch
@@ -307,6 +362,7 @@ class Accumulator:
         known = self._topics.get(topic)
         if known is not None and partition < len(known.queues):
             known.queues[partition].not_before_ms = 0.0
+            self._agenda.look_at(known.queues[partition])
 
     def on_out_of_order(self, batch: ProducerBatch) -> None:
         """The log lacks something before this batch, which is to be deferred now.
@@ -339,12 +395,14 @@ class Accumulator:
         self._close(batch)  # one that was never sent may still be open
         queue = self._queue_of(batch)
         queue.remove(batch)
+        self._used_bytes -= batch.granted_bytes
         if batch.sequence is not None:
             told = queue.sequences.on_acknowledged if is_acknowledged else queue.sequences.on_failed
             told(batch.sequence.base_sequence, batch.left_count)
         self._settle(queue)
 
     def _settle(self, queue: PartitionQueue) -> None:
+        self._agenda.look_at(queue)
         producer_id = queue.sequences.producer_id
         queue.settle()
         if queue.sequences.producer_id != producer_id == self.producer_id:
@@ -366,7 +424,9 @@ class Accumulator:
         def is_over(batch: ProducerBatch) -> bool:
             return _is_idle(batch) and self.deadline_ms(batch) <= now_ms
 
-        return [batch for queue in self._queues() for batch in takewhile(is_over, queue.batches)]
+        return [
+            batch for queue in self._agenda.pending(now_ms) for batch in takewhile(is_over, queue.batches)
+        ]
 
     def deadline_ms(self, batch: ProducerBatch) -> float:
         """When the batch is given up."""
@@ -377,21 +437,33 @@ class Accumulator:
 
         Sends the next append to a batch whose timestamp is too old through the lock, where it gets a new one.
         """
+        for queue in self._agenda.pending(now_ms):
+            last, following = queue.last, queue.next_to_go()
+            if last is not None and last.limit_bytes >= 0 and last.stamped_ms + STAMP_AGE_MS <= now_ms:
+                last.limit_bytes = NOT_OPEN
+            self._agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
+            if following is None or self._due_ms(queue, following) > now_ms:
+                self._agenda.done(queue)
+        next_ms = self._agenda.next_ms()
+        return None if next_ms == NEVER else next_ms
+
+    def _next_event_ms(self, queue: PartitionQueue, now_ms: float) -> float:
+        """When time changes what is to be done for the partition, later than now."""
+        if not queue.batches:
+            return NEVER
         events = []
-        for queue in self._queues():
-            if not queue.batches:
-                continue
-            head, last, following = queue.batches[0], queue.batches[-1], queue.next_to_go()
-            if following is not None:
-                events.append(self._due_ms(queue, following))
-            if _is_idle(head):
-                events.append(self.deadline_ms(head))
-            if last.limit_bytes >= 0:
-                stale_ms = last.stamped_ms + STAMP_AGE_MS
-                events.append(stale_ms)
-                if stale_ms <= now_ms:
-                    last.limit_bytes = NOT_OPEN
-        return min((each for each in events if each > now_ms), default=None)
+        head, last, following = queue.batches[0], queue.batches[-1], queue.next_to_go()
+        if following is not None:
+            events.append(self._due_ms(queue, following))
+        if _is_idle(head):
+            events.append(self.deadline_ms(head))
+        if last.limit_bytes >= 0:
+            events.append(last.stamped_ms + STAMP_AGE_MS)
+        return min((each for each in events if each > now_ms), default=NEVER)
+
+    def next_ms(self) -> float:
+        """When the sender is to look at what is here: -1 for at once, NEVER if only an append can change anything."""
+        return -1 if self._agenda.has_pending else self._agenda.next_ms()
 
     def _due_ms(self, queue: PartitionQueue, batch: ProducerBatch) -> float:
         if batch.is_closed or batch.is_urgent:
@@ -405,10 +477,6 @@ class Accumulator:
         if partition is not None and partition >= len(known.queues):
             raise NoSuchTopic(f"topic {topic!r} was made anew with {len(known.queues)} partitions")
         return known
-
-    def _queues(self) -> Iterator[PartitionQueue]:
-        for topic in self._topics.values():
-            yield from topic.queues
 
     def _queue_of(self, batch: ProducerBatch) -> PartitionQueue:
         return self._topics[batch.topic].queues[batch.partition]

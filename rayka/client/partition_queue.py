@@ -14,17 +14,22 @@ from itertools import takewhile
 from rayka.client.producer_batch import ProducerBatch
 from rayka.client.sequences import Sequences
 
+NEVER = float("inf")
+
 
 class PartitionQueue:
     """See the module. The last batch may be open."""
 
-    __slots__ = ("batches", "in_flight_max", "not_before_ms", "partition", "sent_count", "sequences")
+    __slots__ = (
+        "alarm_ms", "batches", "in_flight_max", "not_before_ms", "partition", "sent_count", "sequences",
+    )  # fmt: skip
 
     def __init__(self, partition: int, in_flight_max: int) -> None:
         self.partition = partition
         self.in_flight_max = in_flight_max
         self.batches: deque[ProducerBatch] = deque()
         self.not_before_ms = 0.0  # the end of the pause after a failure
+        self.alarm_ms = NEVER  # the agenda's: when it is to be looked at
         self.sent_count = 0  # of batches; a batch that is numbered anew counts again
         self.sequences = Sequences()
 

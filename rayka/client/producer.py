@@ -254,8 +254,8 @@ class Producer:
             future = append() or self._when_there_is_memory(append)
             if on_delivery is not None:
                 future.report_to(on_delivery)
-            if future.batch.limit_bytes < 0:
-                self._sender.wake()  # for its linger; only then may it be filled without anybody noticing
+            self._sender.wake_in_time()  # only then may the batch be filled without the lock
+            if partition is None:
                 self._accumulator.open(future.batch)
             has_filled = self._accumulator.filled_count != filled_count
         if has_filled and not io_thread.is_current():

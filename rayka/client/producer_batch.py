@@ -45,11 +45,11 @@ class ProducerBatch:
         "number", "partition", "records", "sequence", "size_bytes", "stamped_ms", "topic", "went_first",
     )  # fmt: skip
 
-    def __init__(self, topic: str, partition: int, granted_bytes: int, created_ms: float) -> None:
+    def __init__(self, topic: str, partition: int, created_ms: float) -> None:
         self.topic = topic
         self.partition = partition
         self.created_ms = created_ms
-        self.granted_bytes = granted_bytes
+        self.granted_bytes = 0
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = NOT_OPEN
         self.records: list[DeliveryFuture] = []

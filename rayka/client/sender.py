@@ -23,6 +23,7 @@ from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.leader_watch import LeaderWatch
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.partition_queue import NEVER
 from rayka.client.producer_batch import Callback, ProducerBatch
 from rayka.client.retry import Backoff
 from rayka.config import ProducerConfig, TopicConfig
@@ -47,6 +48,7 @@ from rayka.protocol.produce import ProducePartition, ProducePartitionResult, Pro
 from rayka.protocol.producer_ids import InitProducerIdRequest
 
 REQUEST_BYTES_MAX = 4 << 20
+REQUEST_BATCHES_MAX = 500  # small ones take a loop's time by their number, here and on the broker
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 _NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
@@ -88,6 +90,7 @@ class Sender:
         self._backoff = Backoff.of(config, random)
         self._loop = loop or io_thread.loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_ms = NEVER  # when it looks what is ready, if nothing wakes it before
         self._in_flight: dict[int, int] = {}  # requests by node
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
@@ -105,6 +108,15 @@ class Sender:
     def wake(self) -> None:
         """Looks soon what is ready; from any thread."""
         self._loop.call_soon_threadsafe(self._pump)
+
+    def wake_in_time(self) -> None:
+        """Looks before what was appended is due. The caller holds the lock."""
+        next_ms = self.accumulator.next_ms()
+        if next_ms < self._looks_ms:
+            self.wake()
+            self._looks_ms = (
+                next_ms  # behind the wake-up: an interrupt between the two costs only another one
+            )
 
     def let_send(self, timeout_s: float) -> None:
         """Waits while the IO thread sends what is ready, from any other thread.
@@ -153,6 +165,7 @@ class Sender:
                 self.accumulator.finish(batch, is_acknowledged=False)
             requests = self._start_ready(now_ms)
             next_ms = self.accumulator.tick(now_ms)
+            self._looks_ms = NEVER if next_ms is None else next_ms
         for batch in expired:
             self._over(batch, batch.fail(self._too_late(batch)))
         for node_id, batches in requests:
@@ -166,6 +179,9 @@ class Sender:
     def _start_ready(self, now_ms: float) -> list[tuple[int, list[ProducerBatch]]]:
         """The requests that go now, each with its node; they must be sent in this order."""
         requests: list[tuple[int, list[ProducerBatch]]] = []
+        for node_id in self._in_flight:
+            if self.accumulator.has_held_back(node_id) and self._free_places(node_id) > 0:
+                self.accumulator.bring_back(node_id, self._free_places(node_id))
         while by_node := self._start_next(now_ms):
             for node_id, batches in by_node.items():
                 for request in _requests(batches):
@@ -184,10 +200,17 @@ class Sender:
             elif self.accumulator.needs_producer_id:
                 self._ask_for_producer_id(leader_id, batch.topic)
                 break
-            elif self._in_flight.get(leader_id, 0) < self._config.max_in_flight_requests_per_connection:
+            elif len(by_node.get(leader_id, ())) < self._free_places(leader_id):
                 self.accumulator.start(batch)
                 by_node.setdefault(leader_id, []).append(batch)
+            else:
+                self.accumulator.hold_back(batch, leader_id, now_ms)
         return by_node
+
+    def _free_places(self, node_id: int) -> int:
+        """How many batches the node takes now; the others fill up meanwhile."""
+        free = self._config.max_in_flight_requests_per_connection - self._in_flight.get(node_id, 0)
+        return free * REQUEST_BATCHES_MAX
 
     def _leader(self, batch: ProducerBatch) -> int:
         known = self._known(batch)
@@ -383,6 +406,8 @@ class Sender:
             self._fail_all(removed, missing)
         elif known is not None:
             self._go_to_new_leaders(known)
+        with self.lock:
+            self.accumulator.bring_all_back()
         self._calls.give_up(self._is_in_vain)
         self._refresh_again(topic)
         self._pump()
@@ -454,11 +479,12 @@ def _records_of(batch: ProducerBatch) -> str:
 
 
 def _requests(batches: Sequence[ProducerBatch]) -> list[list[ProducerBatch]]:
-    """The batches for one broker, in requests of at most REQUEST_BYTES_MAX."""
+    """The batches for one broker, in requests of at most REQUEST_BYTES_MAX and REQUEST_BATCHES_MAX."""
     requests: list[list[ProducerBatch]] = []
     size_bytes = 0
     for batch in batches:
-        if not requests or size_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
+        is_full = requests and len(requests[-1]) == REQUEST_BATCHES_MAX
+        if not requests or is_full or size_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
             requests.append([])
             size_bytes = 0
         requests[-1].append(batch)

@@ -180,6 +180,54 @@ def test_memory_is_set_aside_and_freed_with_the_batch():
     assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is not None
 
 
+def test_small_batches_of_many_partitions_set_aside_little_more_than_they_hold():
+    filling = accumulator(batch_bytes=1 << 20, memory_bytes=128 << 20, partitions=512)
+    for partition in range(512):
+        append(filling, partition=partition)
+    assert filling.used_bytes <= 512 * 1024
+
+
+def test_a_batch_that_grows_sets_memory_aside_in_few_steps():
+    filling = accumulator(batch_bytes=1 << 20, memory_bytes=128 << 20)
+    grants = []
+    for _ in range(4_000):
+        batch = append(filling, partition=0).batch
+        grants.append(batch.granted_bytes)
+    assert batch.size_bytes <= batch.granted_bytes <= 2 * batch.size_bytes
+    assert len(set(grants)) < 12
+
+
+def test_memory_is_counted_anew_when_an_interrupt_came_between_the_steps_of_counting():
+    filling = accumulator()
+    batch = append(filling, partition=0).batch
+    filling._is_count_torn = True  # as an interrupt leaves it
+    batch.granted_bytes += 500
+    append(filling, partition=1)
+    assert filling.used_bytes == sum(each.granted_bytes for each in filling.batches())
+
+
+def test_a_look_at_what_is_ready_does_not_walk_over_partitions_that_linger():
+    filling = accumulator(linger_ms=5, partitions=1_000, memory_bytes=128 << 20)
+    for partition in range(999):
+        append(filling, partition=partition, now_ms=10)
+    due = append(filling, partition=999, now_ms=0).batch
+    assert filling.ready(5) == [due]
+    assert filling._agenda.pending(5) == [filling._queue_of(due)]
+
+
+def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
+    filling = accumulator(linger_ms=0, delivery_timeout_ms=100)
+    batch = append(filling, partition=0).batch
+    assert filling.ready(0) == [batch]
+    filling.hold_back(batch, 1, 0)
+    assert filling.ready(50) == []
+    assert filling.tick(50) == 100
+    filling.bring_back(1, 10)
+    assert filling.ready(50) == [batch]
+    filling.hold_back(batch, 1, 50)
+    assert filling.expired(100) == [batch]
+
+
 def test_a_removed_topic_gives_its_batches_back():
     filling = accumulator()
     batch = append(filling).batch

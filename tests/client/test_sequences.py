@@ -359,7 +359,7 @@ class Delivery:
                 self.end(call, call.error)
             if not any(map(len, self.accumulator.batches())):
                 return
-        raise AssertionError(f"never ends: {list(self.accumulator._queues())}")
+        raise AssertionError(f"never ends: {list(self.accumulator.batches())}")
 
     def check_in_flight(self) -> None:
         """No more are under way than a broker knows again."""

@@ -1,0 +1,104 @@
+"""Which partitions of a producer are to be looked at, and when: work follows what is due, not how many there are.
+
+A partition is looked at because something about it changed, or because its alarm went off. When its leader takes no
+more requests it is held back, in order, until one of them has ended.
+
+Invariants: a partition with something to do now is pending or held back; one that waits for a moment has an alarm no
+later than that. An alarm may ring in vain. Kafka: RecordAccumulator.ready and drain, which walk over all partitions.
+"""
+
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+
+from rayka.client.partition_queue import NEVER, PartitionQueue
+
+_SPARE_ALARMS = 1_000  # that rang for nothing may stand in the heap, beside as many as there are good ones
+
+
+class Agenda:
+    """See the module. Synchronous; guarded by the lock of its accumulator."""
+
+    def __init__(self) -> None:
+        self._pending: dict[PartitionQueue, None] = {}
+        self._held_back: dict[int, dict[PartitionQueue, None]] = {}  # by the leader that they wait for
+        self._alarms: list[tuple[float, int, PartitionQueue]] = []
+        self._alarm_count = 0  # of queues that have one
+        self._numbers = count()
+
+    def __repr__(self) -> str:
+        held_back = {node_id: len(queues) for node_id, queues in self._held_back.items()}
+        return f"<Agenda pending={len(self._pending)} held_back={held_back} alarms={self._alarm_count}>"
+
+    def look_at(self, queue: PartitionQueue) -> None:
+        """Something about it has changed."""
+        self._pending[queue] = None
+
+    def forget(self, queue: PartitionQueue) -> None:
+        """The partition is gone."""
+        self._pending.pop(queue, None)
+        for queues in self._held_back.values():
+            queues.pop(queue, None)
+        self._set_alarm(queue, NEVER)
+
+    def set_alarm(self, queue: PartitionQueue, ms: float) -> None:
+        """It is to be looked at then, if not before."""
+        if ms < queue.alarm_ms:
+            self._set_alarm(queue, ms)
+            heappush(self._alarms, (ms, next(self._numbers), queue))
+            if len(self._alarms) > _SPARE_ALARMS + 2 * self._alarm_count:
+                self._alarms = [each for each in self._alarms if each[0] == each[2].alarm_ms]
+                heapify(self._alarms)
+
+    def _set_alarm(self, queue: PartitionQueue, ms: float) -> None:
+        self._alarm_count += (ms < NEVER) - (queue.alarm_ms < NEVER)
+        queue.alarm_ms = ms
+
+    def pending(self, now_ms: float) -> list[PartitionQueue]:
+        """Those to be looked at now; each stays pending until it is `done` or held back."""
+        while self._alarms and self._alarms[0][0] <= now_ms:
+            ms, _, queue = heappop(self._alarms)
+            if ms == queue.alarm_ms:
+                self._set_alarm(queue, NEVER)
+                self._pending[queue] = None
+        return list(self._pending)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether any is to be looked at now."""
+        return bool(self._pending)
+
+    def done(self, queue: PartitionQueue) -> None:
+        """Nothing can be done with it until its alarm, or until something changes."""
+        self._pending.pop(queue, None)
+
+    def next_ms(self) -> float:
+        """When the next alarm rings; NEVER without one."""
+        while self._alarms and self._alarms[0][0] != self._alarms[0][2].alarm_ms:
+            heappop(self._alarms)
+        return self._alarms[0][0] if self._alarms else NEVER
+
+    # ---- Leaders that take no more requests ----
+
+    def hold_back(self, queue: PartitionQueue, leader_id: int) -> None:
+        """It has something to send, but its leader takes no more requests now."""
+        self._pending.pop(queue, None)
+        self._held_back.setdefault(leader_id, {})[queue] = None
+
+    def waits_for(self, leader_id: int) -> bool:
+        """Whether anything waits for the leader."""
+        return leader_id in self._held_back
+
+    def bring_back(self, leader_id: int, count_max: int) -> None:
+        """The leader takes requests: the first of those that wait for it are to be looked at, before all others."""
+        waiting = self._held_back.get(leader_id, {})
+        first = dict.fromkeys(islice(waiting, count_max))
+        for queue in first:
+            del waiting[queue]
+        if not waiting:
+            self._held_back.pop(leader_id, None)
+        self._pending = {**first, **self._pending}
+
+    def bring_all_back(self) -> None:
+        """Leaders may have changed."""
+        for leader_id in list(self._held_back):
+            self.bring_back(leader_id, len(self._held_back[leader_id]))

@@ -1,0 +1,52 @@
+"""A producer of many partitions: few requests, each of bounded length, and batches that fill while brokers are busy."""
+
+from rayka import Producer
+from rayka.client.sender import REQUEST_BATCHES_MAX
+from tests.client.support import QUICK, ScriptedCluster
+
+WAIT_S = 30
+
+
+def test_a_request_holds_a_bounded_number_of_batches():
+    count = 2 * REQUEST_BATCHES_MAX + 1
+    cluster = ScriptedCluster({"orders": count})
+    with Producer(cluster, **{**QUICK, "linger_ms": 60_000}) as producer:
+        for partition in range(count):
+            producer.send("orders", b"%d" % partition, partition=partition)
+        producer.flush(WAIT_S)
+    assert max(len(each.partitions) for each in cluster.requests) == REQUEST_BATCHES_MAX
+    assert [cluster.values("orders", each) for each in range(count)] == [
+        [b"%d" % each] for each in range(count)
+    ]
+
+
+def test_batches_fill_while_their_leader_takes_no_more_requests():
+    cluster = ScriptedCluster({"orders": 3})
+    options = {**QUICK, "linger_ms": 0, "max_in_flight_requests_per_connection": 1}
+    with Producer(cluster, **options) as producer:
+        producer.send("orders", b"first", partition=0).result(WAIT_S)
+        cluster.hold()
+        producer.send("orders", b"held", partition=0)
+        cluster.wait_until_held()
+        for partition in (1, 2, 1, 2):
+            producer.send("orders", b"waits", partition=partition)
+        cluster.release()
+        producer.flush(WAIT_S)
+    assert [len(cluster.logs["orders", partition]) for partition in (1, 2)] == [1, 1]
+    assert [len(cluster.values("orders", partition)) for partition in (1, 2)] == [2, 2]
+
+
+def test_a_busy_leader_that_lost_its_partitions_holds_nothing_back():
+    """What waits for a place at a leader goes to the next one as soon as that is known."""
+    cluster = ScriptedCluster({"orders": 2})
+    options = {**QUICK, "linger_ms": 0, "max_in_flight_requests_per_connection": 1}
+    with Producer(cluster, **options) as producer:
+        producer.send("orders", b"first", partition=0).result(WAIT_S)
+        cluster.hung.append(1)
+        held = producer.send("orders", b"held", partition=0)
+        cluster.wait_until_held()
+        waits = producer.send("orders", b"waits", partition=1)
+        cluster.move_leaders(2)
+        assert held.result(WAIT_S).partition == 0
+        assert waits.result(WAIT_S).partition == 1
+    assert set(cluster.asked[-2:]) == {2}
