@@ -1,8 +1,10 @@
 """Which offsets a read covers: fixed once, when Spark plans the query, so that reading again gives the same rows.
 
 Pure functions over what the options ask for and what the partitions hold. Offsets that no longer exist are an error
-that names partition, asked and available range, or (failOnDataLoss=false) a warning and the part that is there. Ranges
-are half open. Kafka: KafkaOffsetRangeCalculator of Spark's connector, for the proportional split.
+that names partition, asked and available range, or (failOnDataLoss=false) a warning and the part that is there, which
+is nothing of a topic that was deleted. A topic counts as deleted, not as misspelled, if it was there when the query was
+made, or if the query names offsets of it. Ranges are half open. Kafka: KafkaOffsetRangeCalculator of Spark's connector,
+for the proportional split.
 """
 
 import logging
@@ -12,7 +14,13 @@ from uuid import UUID
 
 import msgspec
 
-from rayka.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
+from rayka.errors import (
+    ApiError,
+    ConfigError,
+    InconsistentTopicId,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
 from rayka.ids import TopicPartition
 from rayka.spark.options import Bound, Offsets, ReadOptions
 
@@ -51,11 +59,11 @@ def plan_ranges(
 ) -> list[OffsetRange]:
     """The ranges to read, in the order given, without empty ones.
 
-    Raises OffsetOutOfRange (failOnDataLoss), UnknownTopicOrPartition or ConfigError when the options name a partition
-    that is not there, leave one out, or end before they start.
+    Raises OffsetOutOfRange and UnknownTopicOrPartition (failOnDataLoss), or ConfigError when the options leave a
+    partition out or end before they start.
     """
-    _check_partitions("startingOffsets", options.starting_offsets, available)
-    _check_partitions("endingOffsets", options.ending_offsets, available)
+    _check_partitions(options, "startingOffsets", options.starting_offsets, available)
+    _check_partitions(options, "endingOffsets", options.ending_offsets, available)
     ranges = [_plan_partition(options, partition, there) for partition, there in available.items()]
     return [each for each in ranges if each.offset_count > 0]
 
@@ -94,6 +102,33 @@ def available_part(
     return start, max(start, min(asked[1], there.end_offset))
 
 
+def is_topic_lost(error: ApiError) -> bool:
+    """Whether the topic is gone, or another one by now, so that asking again is no use."""
+    return isinstance(error, (UnknownTopicOrPartition, InconsistentTopicId)) and not error.retriable
+
+
+def on_topic_lost(options: ReadOptions, error: ApiError) -> None:
+    """A topic that was there is not any more: a warning, and the caller goes on with nothing of it.
+
+    Raises the error instead, and how to go on in spite of it, when data loss is to fail the query.
+    """
+    if options.fail_on_data_loss:
+        raise type(error)(
+            f'{error}; run the query again, or set the option "failOnDataLoss" to "false"'
+        ) from error
+    logger.warning("%s; reading nothing of it", error)
+
+
+def are_offsets_named(options: ReadOptions, topic: str) -> bool:
+    """Whether the query names an offset of the topic, so that it was there once."""
+    return any(
+        offset >= 0
+        for offsets in (options.starting_offsets, options.ending_offsets)
+        if not isinstance(offsets, Bound)
+        for offset in offsets[topic].values()
+    )
+
+
 def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
     count = min(count, whole.offset_count)
     edges = [whole.start_offset + whole.offset_count * index // count for index in range(count + 1)]
@@ -118,16 +153,20 @@ def _asked(offsets: Offsets, partition: TopicPartition) -> int:
 
 
 def _check_partitions(
-    option: str, offsets: Offsets, available: Mapping[TopicPartition, AvailableRange]
+    options: ReadOptions,
+    option: str,
+    offsets: Offsets,
+    available: Mapping[TopicPartition, AvailableRange],
 ) -> None:
     if isinstance(offsets, Bound):
         return
     given = [TopicPartition(topic, partition) for topic in offsets for partition in offsets[topic]]
     for partition in given:
         if partition not in available:
-            raise UnknownTopicOrPartition(
-                f"rayka source: option {option!r} names {partition!r}, which does not exist"
-            )
+            message = f"rayka source: option {option!r} names {partition!r}, which does not exist"
+            if options.fail_on_data_loss:
+                raise UnknownTopicOrPartition(message)
+            logger.warning("%s; reading nothing of it", message)
     for partition in available:
         if partition not in given:
             raise ConfigError(

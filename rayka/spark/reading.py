@@ -15,14 +15,19 @@ import msgspec
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.errors import CorruptRecord, OffsetOutOfRange
+from rayka.errors import CorruptRecord, InconsistentTopicId, OffsetOutOfRange, UnknownTopicOrPartition
 from rayka.log.mapped_reader import MappedReader, topic_id_beside
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.fetch import FetchPartitionResult, FileRange
 from rayka.spark.columns import BatchBuilder
 from rayka.spark.options import ReadOptions
-from rayka.spark.plan import AvailableRange, OffsetRange, available_part
+from rayka.spark.plan import (
+    OffsetRange,
+    available_part,
+    is_topic_lost,
+    on_topic_lost,
+)
 
 if TYPE_CHECKING:
     from rayka.spark.topic_client import TopicClient
@@ -42,7 +47,7 @@ def read_range(
     builder = BatchBuilder(options.columns, wanted.topic_partition)
     rows = (
         builder.build(_decode(batch, wanted), start_offset=wanted.start_offset, end_offset=wanted.end_offset)
-        for batch in _batches(options, wanted, file_ranges, connect)
+        for batch in _while_topic_is_there(options, _batches(options, wanted, file_ranges, connect))
     )
     return coalesce(rows)
 
@@ -73,6 +78,15 @@ def coalesce(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _while_topic_is_there(options: ReadOptions, batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    try:
+        yield from batches
+    except (UnknownTopicOrPartition, InconsistentTopicId) as error:
+        if not is_topic_lost(error):
+            raise
+        on_topic_lost(options, error)
 
 
 def _batches(
@@ -136,10 +150,11 @@ def _fetched_batches(
             try:
                 result = pending.result(_TIMEOUT_SECONDS)
             except OffsetOutOfRange:
-                asked = (offset, end_offset)
-                offset, end_offset = available_part(
-                    options, wanted.topic_partition, asked, _look(client, wanted)
+                asked, there = (
+                    (offset, end_offset),
+                    io_thread.run(client.available_of(wanted), _TIMEOUT_SECONDS),
                 )
+                offset, end_offset = available_part(options, wanted.topic_partition, asked, there)
                 pending = _fetch(client, wanted, offset)
                 continue
             offset = result.next_offset
@@ -148,11 +163,6 @@ def _fetched_batches(
             yield from split_batches(result.records)
     finally:
         pending.cancel()
-
-
-def _look(client: "TopicClient", wanted: OffsetRange) -> AvailableRange:
-    partition = wanted.topic_partition
-    return io_thread.run(client.available((partition.topic,)), _TIMEOUT_SECONDS)[partition]
 
 
 def _fetch(client: "TopicClient", wanted: OffsetRange, offset: int) -> "Future[FetchPartitionResult]":

@@ -99,8 +99,10 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         return TopicClient(find_cluster(self._options.cluster, self._ray_address))
 
     async def _plan(self, client: "TopicClient") -> list[InputPartition]:
-        available = await client.available(self._options.topics)
+        from rayka.spark.topic_client import available_ranges, located
+
+        available = await available_ranges(self._options, client)
         whole = plan_ranges(self._options, available)
         pieces = split_ranges(whole, min_partitions=self._options.min_partitions, slot_count=self._slot_count)
-        files = await asyncio.gather(*map(client.locate, pieces))
+        files = await asyncio.gather(*(located(each, self._options, client) for each in pieces))
         return [RangePartition(*each) for each in zip(pieces, files, strict=True)]

@@ -4,13 +4,14 @@ Lives on the client's IO loop. Leaders that move and calls that break off are re
 deleted and created again is an error, not silence: every fetch names the id that the range was planned for.
 """
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from random import Random
 from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import ClusterMetadata, TopicRecreated
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic, TopicRecreated
 from rayka.client.offset_lookup import OffsetLookup
 from rayka.client.retry import Backoff, Retry
 from rayka.config import AdminConfig
@@ -18,12 +19,14 @@ from rayka.errors import (
     ApiError,
     ErrorCode,
     LeaderNotAvailable,
+    OffsetOutOfRange,
     RequestTimedOut,
+    UnknownTopicOrPartition,
     error_for,
 )
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.mapped_reader import is_local_directory
-from rayka.protocol.cluster import MetadataBroker, MetadataPartition
+from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataTopic
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -32,7 +35,14 @@ from rayka.protocol.fetch import (
     FetchRequest,
     FileRange,
 )
-from rayka.spark.plan import AvailableRange, OffsetRange
+from rayka.spark.options import ReadOptions
+from rayka.spark.plan import (
+    AvailableRange,
+    OffsetRange,
+    are_offsets_named,
+    is_topic_lost,
+    on_topic_lost,
+)
 
 TIMEOUT_MS = 60_000
 _FETCH_WAIT_MS = 500
@@ -40,6 +50,10 @@ _FETCH_BYTES_MAX = 4 << 20  # the largest messages move fastest between actors
 _EVERYTHING_BYTES = 2**31 - 1  # places in files are small, whatever they hold
 
 logger = logging.getLogger(__name__)
+
+
+class TopicDeleted(NoSuchTopic):
+    """The topic was there when the query was made, and is not any more."""
 
 
 class TopicClient:
@@ -54,14 +68,37 @@ class TopicClient:
         self._backoff = Backoff.of(config, random)
 
     async def available(self, topics: Iterable[str]) -> dict[TopicPartition, AvailableRange]:
-        """What each partition of the topics holds now, in order. Raises UnknownTopicOrPartition, UnavailableError."""
-        ids: dict[TopicPartition, UUID] = {}
-        for name in topics:
-            topic = await self._metadata.topic(name, TIMEOUT_MS)
-            ids |= {TopicPartition(name, each.partition): topic.topic_id for each in topic.partitions}
-        starts = await self._lookup.offsets(dict.fromkeys(ids, EARLIEST_TIMESTAMP), TIMEOUT_MS)
-        ends = await self._lookup.offsets(dict.fromkeys(ids, LATEST_TIMESTAMP), TIMEOUT_MS)
-        return {each: AvailableRange(ids[each], starts[each].offset, ends[each].offset) for each in ids}
+        """What each partition of the topics holds now, in order.
+
+        Raises UnknownTopicOrPartition, UnavailableError; TopicDeleted, TopicRecreated when one goes away meanwhile.
+        """
+        found = [await self._metadata.topic(name, TIMEOUT_MS) for name in topics]
+        ids = {topic.name: topic.topic_id for topic in found}
+        partitions = [
+            TopicPartition(topic.name, each.partition) for topic in found for each in topic.partitions
+        ]
+        try:
+            starts, ends = [
+                await self._lookup.offsets(dict.fromkeys(partitions, timestamp), TIMEOUT_MS, topic_ids=ids)
+                for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+            ]
+        except NoSuchTopic as error:
+            raise TopicDeleted(f"a topic was deleted while its offsets were looked up: {error}") from error
+        return {
+            each: AvailableRange(ids[each.topic], starts[each].offset, ends[each].offset)
+            for each in partitions
+        }
+
+    async def available_of(self, wanted: OffsetRange) -> AvailableRange:
+        """What the partition of a range holds now. Raises as `available`, for another topic of that name as well."""
+        name = wanted.topic_partition.topic
+        try:
+            there = (await self.available((name,))).get(wanted.topic_partition)
+        except NoSuchTopic as error:
+            raise TopicDeleted(f"{self._deleted(name)} after the query was made") from error
+        if there is None or there.topic_id != wanted.topic_id:
+            raise TopicRecreated(f"{self._deleted(name)} and created again after the query was made")
+        return there
 
     async def locate(self, wanted: OffsetRange) -> tuple[FileRange, ...]:
         """The segment files that hold a range, if this machine can open those of its leader or of a replica in sync;
@@ -115,7 +152,7 @@ class TopicClient:
     ) -> FetchPartitionResult:
         """Batches of the range from an offset on: at least one, as bytes or (in a local directory) as file ranges.
 
-        Raises OffsetOutOfRange, TopicRecreated, UnknownTopicOrPartition, or the last error when the time is over.
+        Raises OffsetOutOfRange, TopicRecreated, TopicDeleted, or the last error when the time is over.
         """
         retry = Retry(TIMEOUT_MS, self._backoff)
         while True:
@@ -151,19 +188,69 @@ class TopicClient:
         return result
 
     async def _leader(self, wanted: OffsetRange, retry: Retry) -> MetadataPartition:
-        name = wanted.topic_partition.topic
-        topic = await self._metadata.topic(name, retry.remaining_ms)
-        if topic.topic_id != wanted.topic_id:
-            raise TopicRecreated(
-                f"topic {name!r} of cluster {self._cluster!r} was deleted and created again after the query was made;"
-                f" expected id {wanted.topic_id}, found {topic.topic_id}; run the query again"
-            )
+        topic = await self._topic(wanted, retry)
         leader = topic.partitions[wanted.topic_partition.partition]
         if leader.leader_id == NO_NODE:
             raise LeaderNotAvailable(f"{wanted.topic_partition!r} has no leader just now")
         return leader
 
+    async def _topic(self, wanted: OffsetRange, retry: Retry) -> MetadataTopic:
+        """The topic that the query was made for."""
+        name = wanted.topic_partition.topic
+        try:
+            topic = await self._metadata.topic(name, retry.remaining_ms)
+        except NoSuchTopic as error:
+            raise TopicDeleted(f"{self._deleted(name)} after the query was made") from error
+        if topic.topic_id != wanted.topic_id:
+            raise TopicRecreated(
+                f"{self._deleted(name)} and created again after the query was made; expected id {wanted.topic_id},"
+                f" found {topic.topic_id}"
+            )
+        return topic
+
+    def _deleted(self, name: str) -> str:
+        return f"topic {name!r} of cluster {self._cluster!r} was deleted"
+
 
 def _is_local(broker: MetadataBroker) -> bool:
     """Whether this machine can open all data directories of the broker."""
     return all(is_local_directory(each.path, each.directory_id) for each in broker.directories)
+
+
+async def available_ranges(options: ReadOptions, client: TopicClient) -> dict[TopicPartition, AvailableRange]:
+    """What the topics of a query hold now; where data may be lost, without those that were deleted.
+
+    Raises what `TopicClient.available` raises.
+    """
+    if options.fail_on_data_loss:
+        return await client.available(options.topics)
+    found = await asyncio.gather(*(_available_of(name, options, client) for name in options.topics))
+    return {partition: there for each in found for partition, there in each.items()}
+
+
+async def _available_of(
+    name: str, options: ReadOptions, client: TopicClient
+) -> dict[TopicPartition, AvailableRange]:
+    try:
+        return await client.available((name,))
+    except (UnknownTopicOrPartition, TopicRecreated) as error:
+        was_there = isinstance(error, (TopicDeleted, TopicRecreated)) or are_offsets_named(options, name)
+        if not was_there or not is_topic_lost(error):
+            raise
+        on_topic_lost(options, error)
+        return {}
+
+
+async def located(wanted: OffsetRange, options: ReadOptions, client: TopicClient) -> tuple[FileRange, ...]:
+    """The files of a range as `TopicClient.locate` finds them; none where records went away since it was planned, of
+    which the task will say what is left.
+
+    Raises TopicDeleted and TopicRecreated when data loss is to fail the query.
+    """
+    try:
+        return await client.locate(wanted)
+    except OffsetOutOfRange:
+        return ()
+    except (TopicDeleted, TopicRecreated) as error:
+        on_topic_lost(options, error)
+        return ()

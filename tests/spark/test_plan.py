@@ -75,6 +75,12 @@ def test_every_partition_must_be_named_and_exist():
         planned(ending={"a": {0: -1, 1: -1, 2: -1, 3: -1}})
 
 
+def test_without_fail_on_data_loss_a_partition_that_is_gone_is_left_out_with_a_warning(caplog):
+    starting = {"a": {0: 10, 1: -2, 2: -2, 3: 7}}
+    assert planned(starting=starting, fail_on_data_loss=False) == {0: (10, 100), 2: (0, 5)}
+    assert "'startingOffsets' names a-3, which does not exist" in caplog.text
+
+
 def ranges_of(counts):
     return [
         OffsetRange(TopicPartition("a", index), TOPIC_ID, 7, 7 + count) for index, count in enumerate(counts)
