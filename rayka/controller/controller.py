@@ -1,8 +1,8 @@
 """The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of
-brokers are soft state beside it (H6): nothing is lost with them but time. The node calls `on_active`, `on_heartbeat`,
-`on_exit` and `on_sweep` for those.
+brokers are soft state beside it (H6), and so is which of them are back: nothing is lost with them but time. The node
+calls `on_active`, `on_heartbeat`, `on_exit`, `on_sweep` and `take_returned` for those.
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.
@@ -16,7 +16,7 @@ import msgspec
 
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
-from rayka.controller.balancing import balance_leaders
+from rayka.controller.balancing import ReturnedBrokers, balance_leaders
 from rayka.controller.configs import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.create_partitions import create_partitions
 from rayka.controller.elect_leaders import elect_leaders
@@ -117,6 +117,7 @@ class Controller:
         self._config = config
         self._random = random
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
+        self._returned = ReturnedBrokers(config)
         self._delta = MetadataDelta(MetadataImage())
         self._replicas = ReplicaIndex()
 
@@ -135,6 +136,8 @@ class Controller:
             and record.is_in_controlled_shutdown
         ):
             self._sessions.on_controlled_shutdown(record.broker_id, offset)
+        if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
+            self._returned.on_unfenced(record.broker_id)
 
     def image(self, next_offset: int) -> MetadataImage:
         """The image of everything replayed, which reaches up to `next_offset`."""
@@ -152,6 +155,7 @@ class Controller:
     def on_active(self, *, now_ms: int, next_offset: int) -> None:
         """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
         self._sessions.on_active(next_offset)
+        self._returned.on_active(self.image(next_offset).brokers)
         self.on_sweep(now_ms=now_ms, next_offset=next_offset)
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
@@ -171,6 +175,10 @@ class Controller:
         as just contacted.
         """
         self._sessions.begin(self.image(next_offset).brokers, now_ms)
+
+    def take_returned(self, *, now_ms: int, next_offset: int) -> list[int]:
+        """Brokers that are back and can take leads now, for a request `BalanceLeaders` each."""
+        return self._returned.take_due(self._elections(self.image(next_offset)), now_ms)
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 

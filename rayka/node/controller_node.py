@@ -65,6 +65,7 @@ from rayka.raft.quorum import Quorum
 from rayka.shard.shard import RecordCodec
 
 SWEEPS_PER_SESSION = 8  # H6
+RETURNED_CHECK_INTERVAL_S = 1
 METADATA_CODEC: RecordCodec[MetadataRecord] = RecordCodec(encode_record, decode_record)
 _logger = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         self._tasks.start("shard", self._until_disk_fails(shard.run))
         self._tasks.start("snapshots", self._until_disk_fails(self._snapshots(log, shard).run))
         self._tasks.start("sweep", self._sweep_forever(self._parts))
-        self._tasks.start("balance", self._balance_forever(self._parts))
+        self._start_balancing(self._parts)
         if self._settings.config.metadata_max_idle_interval_ms > 0:
             self._tasks.start("no-op", self._write_no_ops(self._parts))
 
@@ -280,12 +281,22 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
                     pass
             await asyncio.sleep(interval_s)
 
-    async def _balance_forever(self, parts: _Parts) -> None:
+    def _start_balancing(self, parts: _Parts) -> None:
+        """Of all brokers at the interval, and soon of those that are back (decision 027)."""
+        config = self._settings.config
+        interval_s: float = config.leader_imbalance_check_interval_seconds
+        self._tasks.start("balance", self._balance_forever(parts, interval_s, self._broker_ids))
+        if config.auto_leader_rebalance_enable:
+            interval_s = min(interval_s, RETURNED_CHECK_INTERVAL_S)
+            self._tasks.start("returned", self._balance_forever(parts, interval_s, self._returned_ids))
+
+    async def _balance_forever(
+        self, parts: _Parts, interval_s: float, broker_ids: Callable[[_Parts], list[int]]
+    ) -> None:
         """While active, puts leaders right, the preferred replicas of one broker after another (B46, A68)."""
-        interval_s = self._settings.config.leader_imbalance_check_interval_seconds
         while self._failure is None:
             await asyncio.sleep(interval_s)
-            for broker_id in self._broker_ids(parts):
+            for broker_id in broker_ids(parts):
                 has_more = True
                 while has_more and parts.shard.is_active:
                     has_more = parts.shard.run_request(BalanceLeaders(broker_id)).response
@@ -296,6 +307,11 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         if not parts.shard.is_active:
             return []
         return list(parts.shard.shard.image(parts.log.next_offset).brokers)
+
+    def _returned_ids(self, parts: _Parts) -> list[int]:
+        if not parts.shard.is_active:
+            return []
+        return parts.shard.shard.take_returned(now_ms=self._now_ms(), next_offset=parts.log.next_offset)
 
     async def _write_no_ops(self, parts: _Parts) -> None:
         """While active, writes a record when nothing else was written for the interval (A68)."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -89,6 +90,10 @@ def others(node_id: int) -> tuple[int, ...]:
 
 def await_other_leader(cluster: InProcessCluster, than: int) -> MetadataPartition:
     return cluster.await_partition(TOPIC, 0, lambda state: state.leader_id not in (-1, than))
+
+
+def is_led_by_the_first(state: MetadataPartition) -> bool:
+    return state.leader_id == state.replicas[0]
 
 
 def detail(cluster: InProcessCluster, node_id: int) -> str:
@@ -321,6 +326,21 @@ def test_a_controlled_stop_waits_for_no_heartbeat_of_other_brokers(caplog: pytes
         cluster.restart(leader_id)
         assert "without the controller's consent" not in caplog.text
         cluster.await_isr(TOPIC, 0, BROKERS)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_when_a_whole_cluster_is_back_leaders_are_spread_without_waiting_for_the_timer(
+    tmp_path: Path, is_killed: bool
+) -> None:  # decision 027
+    numbers = range(6)
+    with rayka.testing.cluster(brokers=3, config=FAST, data_dir=str(tmp_path)) as cluster:
+        create(cluster, partitions=len(numbers))
+        if is_killed:
+            for node_id in (*BROKERS, CONTROLLER):
+                cluster.kill(node_id)
+    with rayka.testing.cluster(brokers=3, config=FAST, data_dir=str(tmp_path)) as cluster:
+        states = [cluster.await_partition(TOPIC, number, is_led_by_the_first) for number in numbers]
+    assert sorted({each.leader_id for each in states}) == list(BROKERS)
 
 
 # ---- Damage ----------------------------------------------------------------------------------------------------------
