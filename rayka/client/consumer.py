@@ -60,6 +60,11 @@ class Consumer:
     instead of being sent. With `client_rack` a replica in that rack is read, if it is in sync; without it, one in the
     rack of a broker whose files are here. Positions live in this object only and end with it.
 
+    A consumer made with topics follows them: partitions that are added are read within `metadata_max_age_ms`, always
+    from their beginning, since all their records are newer than the subscription. When a topic was deleted and created
+    again, what was fetched of the old one is given, a warning is logged, and the new one is read where
+    `auto_offset_reset` says; "none" raises InconsistentTopicId.
+
     Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
     `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
     offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown
@@ -85,35 +90,34 @@ class Consumer:
         handle = resolve(cluster)
         self._cluster_name = handle.name
         self._in_use = threading.Lock()
-        self._assignment: tuple[TopicPartition, ...] = ()
         self._fetcher = self._run(_open(handle, self._config))
         self._closed = False
         if names:
             try:
-                self.assign(self._run(self._fetcher.partitions_of(names)))
+                self._run(self._fetcher.follow(names))
             except BaseException:
                 self.close()
                 raise
 
     def __repr__(self) -> str:
-        return f"<Consumer cluster={self._cluster_name} assignment={list(self._assignment)}>"
+        return f"<Consumer cluster={self._cluster_name} assignment={list(self.assignment())}>"
 
     # ---- What is read ----------------------------------------------------------------------------------------------
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Reads exactly these partitions from now on; those assigned before keep their position.
+        """Reads exactly these partitions from now on, whatever is added to their topics; those assigned before keep
+        their position.
 
         Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
         """
         wanted = _partitions(partitions)
         with self._exclusive():
             self._run(self._fetcher.assign(wanted))
-            self._assignment = wanted
-            self._delivery.keep_only(wanted)
+            self._delivery.keep_only(dict.fromkeys(wanted))
 
     def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions that are read, in the order given."""
-        return self._assignment
+        """The partitions that are read, in the order given; those added to a topic since come last."""
+        return tuple(self._fetcher.subscription.partitions)
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """The next record of the partition is the first at or after offset.
@@ -144,11 +148,12 @@ class Consumer:
         """The offset of the next record that poll will give. Raises what the lookup of an unknown one raises."""
         with self._exclusive():
             self._check_assigned([topic_partition])
-            known = self._delivery.position(topic_partition)
-            if known is not None:
-                return known
-            lookup = self._fetcher.start_position(topic_partition, self._config.default_api_timeout_ms)
-            return int(self._run(lookup))
+            waiting_offset = self._delivery.next_offset(topic_partition)
+            if waiting_offset is not None:
+                return waiting_offset
+            read = self._delivery.read_up_to(topic_partition)
+            timeout_ms = self._config.default_api_timeout_ms
+            return int(self._run(self._fetcher.position(topic_partition, read, timeout_ms)))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition. Raises UnknownTopicOrPartition, UnavailableError."""
@@ -244,7 +249,7 @@ class Consumer:
 
     def _seek_to_timestamp(self, partitions: tuple[TopicPartition, ...], timestamp_ms: int) -> None:
         with self._exclusive():
-            chosen = partitions or self._assignment
+            chosen = partitions or self.assignment()
             self._check_assigned(chosen)
             self._run(self._fetcher.seek_to_timestamp(chosen, timestamp_ms))
             for tp in chosen:
@@ -274,8 +279,9 @@ class Consumer:
             raise ClosedError(f"{self!r} was closed; make a new Consumer")
 
     def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        assigned = self._fetcher.subscription.partitions
         for tp in partitions:
-            if _checked(tp) not in self._assignment:
+            if _checked(tp) not in assigned:
                 raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
 
 

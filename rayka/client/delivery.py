@@ -7,9 +7,10 @@ FetchCollector (G16).
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import length_hint
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +23,13 @@ from rayka.protocol.batch_header import RecordBatch, split_batches
 
 _MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
 _MERGED_BYTES = 64 << 10
+
+
+class Position(NamedTuple):
+    """Up to where a partition was handed over, and in which generation of its positions."""
+
+    offset: int
+    generation: int
 
 
 class Delivery:
@@ -55,7 +63,7 @@ class Delivery:
             self._current = None
         self.positions.pop(topic_partition, None)
 
-    def keep_only(self, partitions: Sequence[TopicPartition]) -> None:
+    def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         """Forgets all other partitions."""
         for tp in {**self.positions, **{each.topic_partition: 0 for each in self._fetched}}:
             if tp not in partitions:
@@ -72,6 +80,23 @@ class Delivery:
         if current is not None and current.topic_partition == topic_partition:
             return current.position()
         return self.positions.get(topic_partition)
+
+    def next_offset(self, topic_partition: TopicPartition) -> int | None:
+        """Where what waits to be handed over goes on; None when nothing of the partition waits."""
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition and not current.is_empty():
+            return current.position()
+        for fetched in self._fetched:
+            if fetched.topic_partition == topic_partition:
+                read = self.read_up_to(topic_partition)
+                is_next = read is not None and read.generation == fetched.generation
+                return max(fetched.fetch_offset, read.offset) if read and is_next else fetched.fetch_offset
+        return None
+
+    def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
+        """What `position` is, and in which generation; None when nothing of the partition was handed over."""
+        offset = self.position(topic_partition)
+        return None if offset is None else Position(offset, self._generations[topic_partition])
 
     def next_records(self, count_max: int) -> list[Record]:
         """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""

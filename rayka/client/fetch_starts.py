@@ -5,7 +5,8 @@ meanwhile, or its topic created again) changes nothing; a partition whose leader
 at all, holds up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from rayka.client.fetch_state import FetchState
 from rayka.client.offset_lookup import OffsetLookup
@@ -32,24 +33,31 @@ class FetchStarts:
     def __repr__(self) -> str:
         return f"<FetchStarts asked={len(self._asked)}>"
 
-    def unknown(self) -> dict[TopicPartition, int | None]:
-        """Partitions without a position, of which none is looked up yet, with the time at which they begin."""
-        return {
+    def begin(self) -> Coroutine[Any, Any, None] | None:
+        """The look-up of all partitions without a position that are not looked up yet; None when there is none."""
+        unknown = {
             tp: timestamp_ms
             for tp, timestamp_ms in self._state.without_offset()
             if self._asked.get(tp) != self._state.generation(tp)
         }
+        return self.look_up(unknown) if unknown else None
 
-    async def look_up(self, unknown: Mapping[TopicPartition, int | None]) -> None:
+    def look_up(self, unknown: Mapping[TopicPartition, int | None]) -> Coroutine[Any, Any, None]:
         """Each partition has a position then, or the application hears why not."""
-        wanted = {tp: timestamp_ms for tp, timestamp_ms in unknown.items() if timestamp_ms is not None}
-        generations = {tp: self._state.generation(tp) for tp in wanted}
+        wanted: dict[TopicPartition, int] = {}
         for tp, timestamp_ms in unknown.items():
-            if timestamp_ms is None:
-                self._hear(
-                    tp, OffsetOutOfRange(f"{tp} has no position and auto_offset_reset is 'none'; seek first")
-                )
+            if timestamp_ms is not None:
+                wanted[tp] = timestamp_ms
+                continue
+            reason = f"{tp} has no position and auto_offset_reset is 'none'; seek first"
+            self._hear(tp, OffsetOutOfRange(reason))
+        generations = {tp: self._state.generation(tp) for tp in wanted}
         self._asked.update(generations)
+        return self._look_up(wanted, generations)
+
+    async def _look_up(
+        self, wanted: Mapping[TopicPartition, int], generations: Mapping[TopicPartition, int]
+    ) -> None:
         try:
             await self._lookup.offsets(
                 wanted,

@@ -122,15 +122,28 @@ class FetchState:
         """The next fetch begins where ListOffsets says: a time, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP."""
         self._restart(topic_partition).start = timestamp_ms
 
+    def begin_again(self, topic_partition: TopicPartition) -> bool:
+        """The partition is another one of the same name, to be read where the reset policy says, or from the start that
+        was yet to be looked up. False when there is neither. What was fetched before stays to be taken.
+        """
+        former = self._assigned(topic_partition)
+        partition = self._partitions[topic_partition] = self._new(topic_partition)
+        partition.buffered_bytes = former.buffered_bytes
+        if former.fetch_offset is None:
+            partition.start = former.start
+        self._errors.pop(topic_partition, None)
+        self._read_replicas.pop(topic_partition, None)
+        return partition.start is not None
+
     def generation(self, topic_partition: TopicPartition) -> int:
-        return self._partitions[topic_partition].generation
+        return self._assigned(topic_partition).generation
 
     def oldest_offset(self, topic_partition: TopicPartition) -> int:
         """The first offset that was not taken yet. Raises the partition's error when its position is unknown."""
         for fetched in self._fetched:
             if fetched.topic_partition == topic_partition:
                 return fetched.fetch_offset
-        offset = self._partitions[topic_partition].fetch_offset
+        offset = self._assigned(topic_partition).fetch_offset
         if offset is None:
             raise self._errors.pop(topic_partition)
         return offset
@@ -143,7 +156,7 @@ class FetchState:
 
     def start(self, topic_partition: TopicPartition) -> dict[TopicPartition, int | None]:
         """The partition with the timestamp to look up; nothing when its offset is known, or why it is not."""
-        partition = self._partitions[topic_partition]
+        partition = self._assigned(topic_partition)
         is_unknown = partition.fetch_offset is None and topic_partition not in self._errors
         return {topic_partition: partition.start} if is_unknown else {}
 
@@ -327,9 +340,16 @@ class FetchState:
         partition.buffered_bytes = 0
 
     def _restart(self, topic_partition: TopicPartition) -> _Partition:
-        assert topic_partition in self._partitions, topic_partition
+        self._assigned(topic_partition)
         self._drop([topic_partition])
         partition = self._partitions[topic_partition] = self._new(topic_partition)
+        return partition
+
+    def _assigned(self, topic_partition: TopicPartition) -> _Partition:
+        """Raises ValueError. A caller knows what it has assigned, but not yet that a topic has fewer partitions."""
+        partition = self._partitions.get(topic_partition)
+        if partition is None:
+            raise ValueError(f"{topic_partition} is not assigned any more: its topic has no such partition")
         return partition
 
     def _new(self, topic_partition: TopicPartition) -> _Partition:

@@ -14,20 +14,24 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
+from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.delivery import Position
 from rayka.client.fetch_exchange import FetchExchange
 from rayka.client.fetch_plan import FetchPlanner
 from rayka.client.fetch_starts import FetchStarts
 from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
-from rayka.client.metadata import ClusterMetadata
+from rayka.client.metadata import ClusterMetadata, topic_recreated
 from rayka.client.node_fetches import NodeFetches
-from rayka.client.offset_lookup import OffsetLookup, check_partition
+from rayka.client.offset_lookup import OffsetLookup, check_partition, topic_with
 from rayka.client.retry import Backoff
+from rayka.client.subscription import Subscription
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, RaykaError, needs_metadata
 from rayka.ids import TopicPartition
+from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.fetch_session import SessionRequest
 
 logger = logging.getLogger(__name__)
@@ -37,15 +41,24 @@ _LATE_S = 0.1  # behind the end of its wait an answer is late
 class Fetcher:
     """The fetching half of one consumer, on the IO loop; `rayka.client.consumer` is its sync face."""
 
-    def __init__(self, handle: ClusterHandle, config: ConsumerConfig, random: Random) -> None:
+    def __init__(
+        self,
+        handle: ClusterHandle,
+        config: ConsumerConfig,
+        random: Random,
+        metadata: ClusterMetadata | None = None,
+    ) -> None:
+        """`metadata`: what is known already, by one that reads the same; else the fetcher has its own."""
         network = handle.network()
-        self.metadata = ClusterMetadata(network, handle.name, config, random)
+        self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
         self.lookup = OffsetLookup(network, self.metadata, config, random)
         self.state = FetchState(
             auto_offset_reset=config.auto_offset_reset,
             partition_bytes_max=config.max_partition_fetch_bytes,
             total_bytes_max=config.fetch_max_bytes,
         )
+        self.subscription = Subscription(self.state, handle.name, self._hear)
+        self.metadata.listen(self._on_topic)
         self._config = config
         self._backoff = Backoff.of(config, random)
         self._planner = FetchPlanner(self.state, self.metadata, config.max_partition_fetch_bytes)
@@ -64,21 +77,37 @@ class Fetcher:
 
     # ---- For the consumer ------------------------------------------------------------------------------------------
 
-    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Reads these partitions from now on. Raises UnknownTopicOrPartition for one that does not exist."""
+    async def assign(
+        self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID] | None = None
+    ) -> None:
+        """Reads these partitions from now on, with `topic_ids` of these topics only.
+
+        Raises UnknownTopicOrPartition for one that does not exist, TopicRecreated for one of another topic.
+        """
+        topics = await self._topics(_last_partitions(partitions))
         for tp in partitions:
-            topic = await self.metadata.topic(tp.topic, self._config.default_api_timeout_ms)
-            check_partition(topic, tp.partition)
-        self.state.assign(partitions)
+            check_partition(topics[tp.topic], tp.partition)
+        known_ids = {name: topic.topic_id for name, topic in topics.items()}
+        for name, topic in topics.items():
+            if topic_ids is not None and topic_ids[name] != topic.topic_id:
+                raise topic_recreated(topic, topic_ids[name], self.metadata.cluster_name)
+        self.subscription.assign(partitions, known_ids, is_bounded=topic_ids is not None)
         self._wake.set()
 
-    async def partitions_of(self, topics: Iterable[str]) -> list[TopicPartition]:
-        """All partitions of the topics, in order."""
-        found = []
-        for name in topics:
-            topic = await self.metadata.topic(name, self._config.default_api_timeout_ms)
-            found += [TopicPartition(name, each.partition) for each in topic.partitions]
-        return found
+    async def follow(self, topics: Iterable[str]) -> None:
+        """Reads all partitions of these topics from now on, and those that will be added. Raises as `assign`."""
+        found = await self._topics(dict.fromkeys(topics, 0))
+        self.subscription.follow(list(found.values()))
+        self._spawn(self._keep_up())
+        self._wake.set()
+
+    async def _topics(self, last_partitions: Mapping[str, int]) -> dict[str, MetadataTopic]:
+        timeout_ms = self._config.default_api_timeout_ms
+        topics = {
+            name: await topic_with(self.metadata, name, last, timeout_ms)
+            for name, last in last_partitions.items()
+        }
+        return {name: self.metadata.cached(name) or topic for name, topic in topics.items()}
 
     async def seek(self, partitions: Mapping[TopicPartition, int]) -> None:
         """The next fetch of each partition begins at its offset."""
@@ -92,8 +121,10 @@ class Fetcher:
             self.state.seek_to_timestamp(tp, timestamp_ms)
         self._wake.set()
 
-    async def start_position(self, topic_partition: TopicPartition, timeout_ms: int) -> int:
-        """Where reading will begin, for a partition of which nothing was fetched; looked up if it is unknown."""
+    async def position(self, topic_partition: TopicPartition, read: Position | None, timeout_ms: int) -> int:
+        """Of the next record, when all that was delivered is `read` up to there; looked up if it is unknown."""
+        if read is not None and read.generation == self.state.generation(topic_partition):
+            return read.offset
         async with asyncio.timeout(timeout_ms / 1000):
             while start := self.state.start(topic_partition):
                 await self._starts.look_up(start)
@@ -130,6 +161,7 @@ class Fetcher:
     def abandon(self) -> "list[asyncio.Task[None]]":
         """Cancels what is under way; returns the tasks that are ending."""
         self._is_closed = True
+        self.metadata.unlisten(self._on_topic)
         self._news.set()
         tasks = [*self._fetches, *([self._driver] if self._driver else [])]
         for task in tasks:
@@ -148,9 +180,20 @@ class Fetcher:
                 self._fail_all(error)
             await self._wake.wait()
 
+    async def _keep_up(self) -> None:
+        """Topics that are followed are asked for before their metadata are too old, whatever else goes on."""
+        while followed := self.subscription.followed:
+            await asyncio.sleep(self._config.metadata_max_age_ms / 1000)
+            await self._refresh(followed)
+
+    def _on_topic(self, topic: MetadataTopic) -> None:
+        if self.subscription.on_metadata(topic):
+            self._wake.set()
+
     def _look_up_unknown(self) -> None:
-        if unknown := self._starts.unknown():
-            self._spawn(self._starts.look_up(unknown))
+        look_up = self._starts.begin()
+        if look_up is not None:
+            self._spawn(look_up)
 
     def _send_fetches(self) -> None:
         self._planner.update()
@@ -252,3 +295,11 @@ class Fetcher:
 
 def _topics(tickets: Iterable[FetchTicket]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.topic_partition.topic for each in tickets))
+
+
+def _last_partitions(partitions: Iterable[TopicPartition]) -> dict[str, int]:
+    """The highest number of each topic."""
+    last: dict[str, int] = {}
+    for tp in partitions:
+        last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
+    return last

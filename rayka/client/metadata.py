@@ -82,7 +82,7 @@ class ClusterMetadata:
         self.controller_id = NO_NODE
         self.version = 0  # grows with whatever was heard
         self._network = network
-        self._on_topic = on_topic
+        self._listeners = [on_topic] if on_topic is not None else []
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._request_timeout_ms = config.request_timeout_ms
         self._node_timeout_ms = min(config.request_timeout_ms, _NODE_TIMEOUT_MS)
@@ -102,6 +102,14 @@ class ClusterMetadata:
 
     def __repr__(self) -> str:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
+
+    def listen(self, on_topic: Callable[[MetadataTopic], None]) -> None:
+        """As if it had been given when this was made."""
+        self._listeners.append(on_topic)
+
+    def unlisten(self, on_topic: Callable[[MetadataTopic], None]) -> None:
+        """It is told of nothing more; fine if it never was."""
+        self._listeners = [each for each in self._listeners if each != on_topic]
 
     def cached(self, name: str) -> MetadataTopic | None:
         """The topic as last heard of, None if never; its partitions stand at their numbers.
@@ -309,8 +317,9 @@ class ClusterMetadata:
                     else _Known(topic, now_s, offset)
                 )
                 self._missing.pop(topic.name, None)
-                if is_news and self._on_topic is not None:
-                    self._on_topic(topic)
+                if is_news:
+                    for listener in self._listeners:
+                        listener(topic)
             elif not _is_unknown(topic):
                 self._missing[topic.name] = error_for(topic.error_code, f"topic {topic.name!r}")
 
@@ -435,6 +444,6 @@ def topic_recreated(topic: MetadataTopic, expected_id: UUID, cluster_name: str) 
     """The error for a topic that is not the one that was asked for, but has its name."""
     return TopicRecreated(
         f"topic {topic.name!r} of cluster {cluster_name!r} was deleted and created again meanwhile: expected id"
-        f" {expected_id}, found {topic.topic_id}; offsets and records of the two are not mixed: begin anew to read"
-        " the new one"
+        f" {expected_id}, found {topic.topic_id}; offsets and records of the two are never mixed: read it anew,"
+        " or seek in the new one"
     )

@@ -155,8 +155,12 @@ class _Search:
         for tp, timestamp_ms in wanted.items():
             by_topic.setdefault(tp.topic, {})[tp] = timestamp_ms
         for name, partitions in by_topic.items():
+            last = max(tp.partition for tp in partitions)
+            if len(by_topic) > 1 and not self._is_known(name, last):
+                self._start(self._tasks, self._pursue(partitions))
+                continue
             try:
-                topic = await self._metadata.topic(name, self._budget.remaining_ms)
+                topic = await topic_with(self._metadata, name, last, self._budget.remaining_ms)
                 self._check_id(topic)
             except RaykaError as error:
                 self._refuse(partitions, error)
@@ -169,6 +173,10 @@ class _Search:
                 query = ListOffsetsPartition(topic.topic_id, tp.partition, timestamp_ms, leader.leader_epoch)
                 by_leader.setdefault(leader.leader_id, {})[tp] = query
         return by_leader
+
+    def _is_known(self, name: str, partition: int) -> bool:
+        topic = self._metadata.cached(name)
+        return topic is not None and partition < len(topic.partitions)
 
     def _check_id(self, topic: MetadataTopic) -> None:
         expected = self._topic_ids.get(topic.name, topic.topic_id)
@@ -240,6 +248,18 @@ class _Search:
             f"cluster {self._metadata.cluster_name!r} did not say which offsets there are: {problem}; "
             "are its brokers running? see `rayka status`"
         )
+
+
+async def topic_with(metadata: ClusterMetadata, name: str, partition: int, timeout_ms: int) -> MetadataTopic:
+    """The topic, asked of the active controller if the partition is not among those known: it may have been added.
+
+    Raises as `ClusterMetadata.topic`; a partition that there is not is the caller's business.
+    """
+    topic = await metadata.topic(name, timeout_ms)
+    if partition >= len(topic.partitions):
+        await metadata.renew(name, timeout_ms)
+        topic = await metadata.topic(name, timeout_ms)
+    return topic
 
 
 def check_partition(topic: MetadataTopic, partition: int) -> None:

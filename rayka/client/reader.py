@@ -1,14 +1,17 @@
 """`rayka.read`: a bounded range of topics, from offsets that exist now to offsets that exist now, and then it ends.
 
-Invariants: the ends are fixed before the first record; each record in range is given once, in offset order
+Invariants: the ends are fixed before the first record, of topics known by their ids, and no record of another topic of
+the same name is given; each record in range is given once, in offset order
 per partition; a partition is done when its position, which follows the broker's `next_offset`, reaches its
 end, so gaps and control records cannot stall it; no progress for `default_api_timeout_ms` is an error, never
 a hang.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from random import Random
 from typing import Any, TypeVar, Unpack
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -17,6 +20,8 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.consumer import is_int, parse_options, topic_names
 from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
+from rayka.client.metadata import ClusterMetadata, TopicRecreated
+from rayka.client.offset_lookup import OffsetLookup
 from rayka.client.record import Record
 from rayka.client.serializers import deserializer
 from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
@@ -44,7 +49,8 @@ def read(
     the high watermark at the call. Options are those of `Consumer`.
 
     Raises OffsetOutOfRange when a bound lies outside a log, UnknownTopicOrPartition, ClusterNotFound, ConfigError;
-    UnavailableError while iterating when nothing arrives for `default_api_timeout_ms`.
+    while iterating UnavailableError when nothing arrives for `default_api_timeout_ms`, and InconsistentTopicId when a
+    topic was deleted and created again since the call: the range is one of the topic that there was.
     """
     return Reader(
         topic_names(topics),
@@ -65,6 +71,10 @@ class Reader:
     ) -> None:
         self._handle = handle
         self._config = config
+        self._topic_ids: dict[str, UUID] = {}
+        self._metadata: ClusterMetadata | None = (
+            None  # one for all iterations: it never forgets what it has heard
+        )
         self.start_offsets, self.end_offsets = io_thread.run(self._bounds(topics, start, end), None)
 
     def __repr__(self) -> str:
@@ -106,29 +116,36 @@ class Reader:
                     tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]
                 }
                 if len(behind) < len(remaining):
-                    io_thread.run(fetcher.assign(list(behind)), None)
+                    io_thread.run(fetcher.assign(list(behind), self._topic_ids), None)
                 remaining = behind
         finally:
             io_thread.run(fetcher.close(), None)
 
     async def _start(self, offsets: Mapping[TopicPartition, int]) -> Fetcher:
-        fetcher = Fetcher(self._handle, self._config, Random())
-        await fetcher.assign(list(offsets))
+        fetcher = Fetcher(self._handle, self._config, Random(), self._metadata)
+        await fetcher.assign(list(offsets), self._topic_ids)
         await fetcher.seek(offsets)
         return fetcher
 
     async def _bounds(
         self, topics: list[str], start: Bound, end: Bound
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        fetcher = Fetcher(self._handle, self._config, Random())
-        partitions = await fetcher.partitions_of(topics)
+        network, config, random = self._handle.network(), self._config, Random()
+        metadata = self._metadata = ClusterMetadata(network, self._handle.name, config, random)
+        offsets = OffsetLookup(network, metadata, config, random)
 
         async def lookup(timestamp_ms: int) -> dict[TopicPartition, int]:
-            wanted = dict.fromkeys(partitions, timestamp_ms)
-            found = await fetcher.lookup.offsets(wanted, self._config.default_api_timeout_ms)
+            timeout_ms, wanted = config.default_api_timeout_ms, dict.fromkeys(partitions, timestamp_ms)
+            found = await offsets.offsets(wanted, timeout_ms, topic_ids=self._topic_ids)
             return {tp: found[tp].offset for tp in partitions}
 
-        available = _Available(await lookup(EARLIEST_TIMESTAMP), await lookup(LATEST_TIMESTAMP))
+        while True:
+            partitions = await self._partitions(metadata, topics)
+            with suppress(
+                TopicRecreated
+            ):  # before the call, and the broker that named it had not heard of that
+                available = _Available(await lookup(EARLIEST_TIMESTAMP), await lookup(LATEST_TIMESTAMP))
+                break
         bounds = []
         for name, bound in (("start", start), ("end", end)):
             if isinstance(bound, Mapping):
@@ -142,6 +159,15 @@ class Reader:
                     f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}"
                 )
         return bounds[0], bounds[1]
+
+    async def _partitions(self, metadata: ClusterMetadata, topics: Iterable[str]) -> list[TopicPartition]:
+        """Of the topics that have these names now, and no others from then on."""
+        partitions: list[TopicPartition] = []
+        for name in topics:
+            topic = await metadata.topic(name, self._config.default_api_timeout_ms)
+            self._topic_ids[name] = topic.topic_id
+            partitions += [TopicPartition(name, each.partition) for each in topic.partitions]
+        return partitions
 
     def _stalled(self, remaining: Mapping[TopicPartition, int]) -> UnavailableError:
         where = ", ".join(f"{tp} at {at} of {self.end_offsets[tp]}" for tp, at in remaining.items())

@@ -462,8 +462,9 @@ def test_a_bounded_read_begins_while_records_arrive(cluster, topic):
 def test_a_topic_made_anew_with_fewer_partitions_loses_only_those(cluster, topic):
     with (
         rayka.Admin(cluster=cluster) as admin,
-        Consumer(topic, cluster=cluster, auto_offset_reset="earliest", metadata_max_age_ms=1) as consumer,
+        Consumer(cluster=cluster, auto_offset_reset="earliest", metadata_max_age_ms=1) as consumer,
     ):
+        consumer.assign([TopicPartition(topic, number) for number in range(3)])
         assert consumer.poll(timeout_ms=10) == []
         admin.delete_topic(topic)
         admin.create_topic(topic, partitions=1)
