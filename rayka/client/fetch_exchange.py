@@ -20,7 +20,6 @@ from rayka.errors import ApiError, NetworkException, RequestTimedOut, error_for
 from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
-    FIRST_SESSION_EPOCH,
     NO_SESSION,
     FetchPartitionResult,
     FetchRequest,
@@ -88,10 +87,8 @@ class FetchExchange:
                     yield ticket, error
 
     def _request(self, node: NodeFetches, session: SessionRequest) -> FetchRequest:
-        """One that begins a session does not wait: what comes next can overtake only a request of a known session."""
-        is_first = session.session_epoch == FIRST_SESSION_EPOCH
         return FetchRequest(
-            0 if is_first and not node.stream.has_no_sessions else self._config.fetch_max_wait_ms,
+            self._config.fetch_max_wait_ms if node.may_wait(session) else 0,
             self._config.fetch_min_bytes,
             self._config.fetch_max_bytes,
             session.partitions,

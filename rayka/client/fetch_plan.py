@@ -18,6 +18,7 @@ from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataTo
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import PartitionKey
 
+_UPDATED_MAX = 500  # at a time: nothing else runs meanwhile
 _LOOK_AGAIN_S = 0.1  # at the age of metadata of which nothing new was heard
 
 
@@ -57,8 +58,15 @@ class FetchPlanner:
         gone, self._gone = self._gone, {}
         return gone
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the last update has left nothing, and nothing has changed since."""
+        return not self._state.has_changed
+
     def update(self) -> None:
-        """Brings what is asked for in line with what is wanted and known now."""
+        """Brings what is asked for in line with what is wanted and known now: of some partitions, if many have changed;
+        the others come with the next update.
+        """
         now_s = asyncio.get_running_loop().time()
         if self._metadata.version != self._version or now_s >= self._look_again_s:
             self._version, self._look_again_s = self._metadata.version, now_s + _LOOK_AGAIN_S
@@ -67,7 +75,7 @@ class FetchPlanner:
         self._brokers = self._metadata.brokers
         now_ms = int(now_s * 1000)
         self._state.look_at_read_replicas(now_ms, is_any_doubtful=is_any_doubtful)
-        for tp in self._state.changed():
+        for tp in self._state.changed(_UPDATED_MAX):
             self._place(tp, now_ms)
 
     # ---- Metadata --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ SubscriptionState, FetchBuffer (G15, G16).
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -230,10 +231,19 @@ class FetchState:
         """Whether more may be fetched at all."""
         return self._buffered_bytes < self._total_bytes_max
 
-    def changed(self) -> list[TopicPartition]:
-        """Of which partitions something else may have to be asked than when this was called last, or nothing."""
-        changed, self._changed = list(self._changed), {}
-        return changed
+    @property
+    def has_changed(self) -> bool:
+        """Whether there is any partition to look at."""
+        return bool(self._changed)
+
+    def changed(self, count_max: int | None = None) -> list[TopicPartition]:
+        """Of which partitions something else may have to be asked than when this gave them last, or nothing: so many at
+        most, the others come next.
+        """
+        names = list(islice(self._changed, count_max))
+        for tp in names:
+            del self._changed[tp]
+        return names
 
     def look_again(self, partitions: Iterable[TopicPartition]) -> None:
         """These count as changed: another broker may have to be asked."""

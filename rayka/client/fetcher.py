@@ -176,6 +176,7 @@ class Fetcher:
             try:
                 self._look_up_unknown()
                 self._send_fetches()
+                await self._plan_all()
             except Exception as error:  # ours to report: the application waits for it in poll
                 self._fail_all(error)
             await self._wake.wait()
@@ -194,6 +195,12 @@ class Fetcher:
         look_up = self._starts.begin()
         if look_up is not None:
             self._spawn(look_up)
+
+    async def _plan_all(self) -> None:
+        """Others have their turn in between: there may be thousands of partitions."""
+        while not self._planner.is_done:
+            await asyncio.sleep(0)
+            self._send_fetches()
 
     def _send_fetches(self) -> None:
         self._planner.update()
@@ -260,7 +267,8 @@ class Fetcher:
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
         """Calls are in vain when other nodes are to be asked for all that was asked of theirs."""
         await self._refresh(topics)
-        self._planner.update()
+        self._send_fetches()
+        await self._plan_all()
         self._calls.give_up(lambda _, node: not node.is_any_wanted)
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Iterable
 
 from rayka.client.fetch_state import FetchTicket
 from rayka.ids import node_name
-from rayka.protocol.fetch import FetchPartition, FetchPartitionResult
+from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchPartition, FetchPartitionResult
 from rayka.protocol.fetch_session import PartitionKey, SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
 
 _NOT_ASKED = 1 << 62
+# A broker reads all that a request has changed in one go, and does nothing else meanwhile.
+_PARTITIONS_MAX = 500
 
 
 class _Asked:
@@ -78,12 +80,20 @@ class NodeFetches:
         return self.stream.may_follow
 
     def begin(self) -> tuple[int, SessionRequest]:
-        """The number of the next request, which leaves now, and what it says."""
-        self._has_news = False
-        number, request = self.stream.begin()
+        """The number of the next request, which leaves now, and what it says; `may_wait` tells whether that is all."""
+        number, request = self.stream.begin(_PARTITIONS_MAX)
+        self._has_news = self.stream.session.has_changed
         for each in request.partitions:
             self._asked[each.topic_id, each.partition].asked_in = number
         return number, request
+
+    def may_wait(self, request: SessionRequest) -> bool:
+        """Whether the broker may hold the request back. What comes next can overtake only a request of a known session,
+        and should not have to.
+        """
+        if request.session_epoch == FIRST_SESSION_EPOCH:
+            return self.stream.has_no_sessions
+        return not self._has_news
 
     def ticket(self, number: int, result: FetchPartitionResult) -> FetchTicket | None:
         """What the result, which the request of this number brought, answers; None when it is of no use any more."""

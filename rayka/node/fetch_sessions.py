@@ -98,6 +98,7 @@ class FetchContext:
         self.session = session
         self._epoch = session.epoch
         self._is_full = is_full
+        self._read_out: dict[PartitionKey, None] = {}  # in the last look, with news that is still to be told
 
     @property
     def watch(self) -> Watch[PartitionKey]:
@@ -113,7 +114,8 @@ class FetchContext:
         return [partitions[key].fetch for key in self.session.watch.due if key in partitions]
 
     def to_read(self) -> list[FetchPartition]:
-        """As `due`; in a full request everything, because everything is told."""
+        """As `due`; in a full request everything, because everything is told. A look begins."""
+        self._read_out = {}
         return [each.fetch for each in self.session.partitions.values()] if self._is_full else self.due()
 
     def quiet(self) -> list[FetchPartition]:
@@ -122,9 +124,13 @@ class FetchContext:
         return [each.fetch for key, each in self.session.partitions.items() if key not in due]
 
     def settle(self, result: FetchPartitionResult) -> None:
-        """The partition was read to its end: unless that is news, it needs no look until something happens to it."""
+        """The partition was read to its end: it needs no look until something happens to it. If that is news, it has to
+        be told first.
+        """
         key = (result.topic_id, result.partition)
-        if not self.session.partitions[key].is_news(result):
+        if self.session.partitions[key].is_news(result):
+            self._read_out[key] = None
+        else:
             self.session.watch.due.pop(key, None)
 
     @property
@@ -140,9 +146,10 @@ class FetchContext:
             )
 
     def tell(self, results: Iterable[FetchPartitionResult]) -> tuple[FetchPartitionResult, ...]:
-        """Those to answer with; they count as told. Raises as `check_current`."""
+        """Those of the last look to answer with; they count as told. Raises as `check_current`."""
         self.check_current()
         session = self.session
+        read_out = {} if session.watch.is_woken else self._read_out
         told = []
         for result in results:
             key = (result.topic_id, result.partition)
@@ -153,6 +160,8 @@ class FetchContext:
             if has_data(result):
                 session.watch.due.pop(key, None)
                 session.watch.due[key] = None  # behind the others
+            elif key in read_out and not partition.is_news(result):
+                session.watch.due.pop(key, None)
         return tuple(told)
 
     def is_refresh_due(self, now_ms: int, interval_ms: int) -> bool:

@@ -49,6 +49,11 @@ class Watch(Generic[KeyT]):
         woken, self._is_woken = self._is_woken, False
         return woken
 
+    @property
+    def is_woken(self) -> bool:
+        """Whether a key was woken since the last wait."""
+        return self._is_woken
+
     def wake(self, key: KeyT) -> None:
         self.due[key] = None
         self._is_woken = True

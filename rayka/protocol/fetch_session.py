@@ -1,13 +1,14 @@
 """The caller's half of an incremental fetch session: says only what changed since its last request.
 
 The caller states what it wants of each partition; `next` gives what the node does not know yet, so a request costs as
-much as has changed, not as much as is wanted. Invariants: nothing follows a request that begins a session before its
-answer, which names the session; a later request may overtake one that the node still holds back, and then only the
-later one's end counts; whatever cannot be known to have arrived (a broken call, a session that the node has forgotten)
-is said again, in full, in a new session. The node's half is `rayka.node.fetch_sessions`. Kafka: `FetchSessionHandler`
-(G14).
+much as has changed, not as much as is wanted, and no more than the caller allows: the rest is said next. Invariants:
+nothing follows a request that begins a session before its answer, which names the session; a later request may overtake
+one that the node still holds back, and then only the later one's end counts; whatever cannot be known to have arrived
+(a broken call, a session that the node has forgotten) is said again, in full, in a new session. The node's half is
+`rayka.node.fetch_sessions`. Kafka: `FetchSessionHandler` (G14).
 """
 
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -69,15 +70,23 @@ class FetchSessionHandler:
         """What is fetched of the partition; None: nothing, and a result of it is to be ignored."""
         return self._wanted.get((topic_id, partition))
 
-    def next(self) -> SessionRequest:
-        """What to send now. Its end is told by `on_response` or `on_failure`, unless a later one overtakes it."""
+    @property
+    def has_changed(self) -> bool:
+        """Whether something is wanted otherwise than the node knows."""
+        return bool(self._changed)
+
+    def next(self, partitions_max: int | None = None) -> SessionRequest:
+        """What to send now, about so many partitions at most: what is left `has_changed`. Its end is told by
+        `on_response` or `on_failure`, unless a later one overtakes it.
+        """
         epoch = self._epoch
         is_first = epoch == FIRST_SESSION_EPOCH
-        partitions = tuple(self._wanted[key] for key in (self._wanted if is_first else self._changed))
+        unsaid = iter(list(self._wanted if is_first else self._changed))
+        partitions = tuple(self._wanted[key] for key in islice(unsaid, partitions_max))
         forgotten = tuple(TopicIdPartition(*key) for key in (() if is_first else self._forgotten))
         if not is_first:
             self._epoch = next_session_epoch(epoch)
-        self._changed, self._forgotten = {}, {}
+        self._changed, self._forgotten = dict.fromkeys(unsaid), {}
         return SessionRequest(self.session_id, epoch, partitions, forgotten)
 
     def on_response(self, response: FetchResponse) -> None:

@@ -56,10 +56,12 @@ class FetchStream:
         """Whether a request may leave that overtakes none."""
         return not self.is_waiting and not any(self._in_flight.values())
 
-    def begin(self) -> tuple[int, SessionRequest]:
-        """The number of the request that leaves now, and what it says; `on_response` or `on_failure` ends it."""
+    def begin(self, partitions_max: int | None = None) -> tuple[int, SessionRequest]:
+        """The number of the request that leaves now, and what it says of so many partitions at most: of all where the
+        node keeps no session, since it knows of no other. `on_response` or `on_failure` ends it.
+        """
         self._number += 1
-        request = self.session.next()
+        request = self.session.next(None if self.has_no_sessions else partitions_max)
         self._in_flight[self._number] = request.session_epoch == FIRST_SESSION_EPOCH
         return self._number, request
 

@@ -13,6 +13,7 @@ from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionE
 from rayka.ids import NO_NODE, ZERO_ID, OffsetAndEpoch, TopicIdPartition
 from rayka.node.fetch_sessions import EVICTION_MS, FetchContext, FetchSessions
 from rayka.node.parked import Parked
+from rayka.node.replica import PartitionKey
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,
@@ -130,6 +131,36 @@ def test_after_the_largest_epoch_comes_one() -> None:
     assert session.epoch == 1
     begin(sessions, session_id=session.session_id, epoch=1)
     assert next_session_epoch(FINAL_SESSION_EPOCH) == FINAL_SESSION_EPOCH
+
+
+def test_what_was_read_to_its_end_and_told_is_not_looked_at_again() -> None:
+    sessions = new_sessions()
+    first = begin(sessions, fetch(0), fetch(1))
+    read(first)
+    first.settle(result(0))  # the other one has more
+    assert [each.partition for each in first.tell([result(0), result(1)])] == [0, 1]
+    assert read(begin(sessions, session_id=first.session.session_id, epoch=1)) == [1]
+
+
+def test_what_was_read_to_its_end_before_the_last_look_is_looked_at_again() -> None:
+    sessions = new_sessions()
+    first = begin(sessions, fetch(0))
+    read(first)
+    first.settle(result(0))
+    read(first)
+    first.tell([result(0)])
+    assert read(begin(sessions, session_id=first.session.session_id, epoch=1)) == [0]
+
+
+def test_what_was_woken_while_it_was_read_is_looked_at_again() -> None:
+    parked: Parked[PartitionKey] = Parked()
+    sessions = FetchSessions(parked, SLOTS, Random(1))
+    first = begin(sessions, fetch(0))
+    read(first)
+    first.settle(result(0))
+    parked.wake((ZERO_ID, 0))
+    first.tell([result(0)])
+    assert read(begin(sessions, session_id=first.session.session_id, epoch=1)) == [0]
 
 
 def test_what_an_overtaken_request_has_read_is_not_told_by_it() -> None:

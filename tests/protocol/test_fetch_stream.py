@@ -99,3 +99,25 @@ def test_when_an_overtaken_answer_is_lost_the_session_begins_anew_with_the_next(
     assert stream.on_failure(overtaken) is Ending.OVERTAKEN
     assert stream.on_response(newest, IN_SESSION) is Ending.ANSWERED
     assert begins_anew(stream)
+
+
+def test_what_does_not_fit_into_one_request_is_said_in_the_next():  # G14
+    stream = FetchStream()
+    for partition in range(5):
+        stream.session.want(FetchPartition(ZERO_ID, partition, 0, 100))
+    said = []
+    while not said or stream.session.has_changed:
+        number, request = stream.begin(partitions_max=2)
+        said.append([each.partition for each in request.partitions])
+        stream.on_response(number, IN_SESSION)
+    assert said == [[0, 1], [2, 3], [4]]
+
+
+def test_a_node_without_sessions_is_told_everything_at_once():  # G14
+    stream = FetchStream()
+    for partition in range(3):
+        stream.session.want(FetchPartition(ZERO_ID, partition, 0, 100))
+    number, _ = stream.begin(partitions_max=2)
+    stream.on_response(number, WITHOUT)
+    _, request = stream.begin(partitions_max=2)
+    assert len(request.partitions) == 3

@@ -264,3 +264,19 @@ def test_partitions_move_to_the_session_of_their_new_leader():  # G14, G18
         assert (1, 0) in asked
         assert asked[-1] == (2, 0)
         assert len(watched.begun) == 2  # one for each broker, and none for the move
+
+
+def test_many_partitions_are_told_to_a_broker_in_several_requests_of_one_session():  # G14
+    with rayka.testing.cluster() as cluster:
+        topic, watched = f"many-{next(_numbers)}", Watched(cluster)
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic(topic, partitions=1_200)
+        for number in (0, 700, 1_199):
+            send(cluster, topic, b"%d" % number, partition=number)
+        with reading(watched, topic, fetch_max_wait_ms=LONG_MS) as consumer:
+            assert sorted(values(consumer, 3)) == [b"0", b"1199", b"700"]
+            wait_until(lambda: not consumer.poll(10) and watched.sent[-1][1].max_wait_ms > 0)
+        told = [each for _, request in watched.sent for each in request.partitions]
+    assert len({each.partition for each in told}) == 1_200
+    assert max(len(request.partitions) for _, request in watched.sent) <= 500
+    assert len(watched.begun) == 1
