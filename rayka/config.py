@@ -509,6 +509,10 @@ class ClusterSpec(_Config):
         """The spec in a YAML file. Raises ConfigError naming the file and the key."""
         try:
             values = yaml.safe_load(Path(path).read_text())
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{path}: there is no such file; `rayka init {path}` writes one to start from"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"{path}: {error.strerror}; expected a cluster specification in YAML"

@@ -36,6 +36,10 @@ def test_the_wheel_ships_types_and_pages(wheel: zipfile.ZipFile) -> None:
     )
 
 
+def test_the_wheel_ships_the_cluster_yaml_of_the_repository(wheel: zipfile.ZipFile) -> None:
+    assert wheel.read("rayka/cli/cluster.yaml") == (ROOT / "cluster.yaml").read_bytes()
+
+
 def test_the_metadata_names_version_python_licence_and_extras(wheel: zipfile.ZipFile) -> None:
     (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
     metadata = Parser().parsestr(wheel.read(name).decode())

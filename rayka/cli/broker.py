@@ -7,15 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli.groups import Group
 from rayka.cli.options import (
     admin_of,
     changes_of,
     cluster_options,
     config_options,
+    confirm,
+    dry_run_option,
+    is_dry_run,
     json_option,
     wait_options,
+    yes_option,
 )
-from rayka.cli.output import Style, counted, print_json, print_table, size, working
+from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
+from rayka.cli.partition import print_plan
+from rayka.cli.replica_plans import drain_plan
 
 if TYPE_CHECKING:
     from rayka.cli.replica_plans import Plan
@@ -27,7 +34,7 @@ _STYLES = {"active": Style.PLAIN, "fenced": Style.BAD, "shutting-down": Style.NO
 _broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
 
 
-@click.group()
+@click.group(cls=Group)
 def broker() -> None:
     """List, describe, configure, drain and remove brokers."""
 
@@ -42,10 +49,7 @@ def list_brokers(name: str, address: str, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict()["brokers"])
         return
-    rows = [
-        (each.node_id, each.state, each.host, each.rack, each.replica_count, each.leader_count, _dirs(each))
-        for each in found.brokers
-    ]
+    rows = [_row(each) for each in found.brokers]
     columns = ("broker", "state", "host", "rack", "replicas", "leaders", "data")
     print_table("Brokers", columns, rows, [_STYLES[each.state] for each in found.brokers])
 
@@ -70,6 +74,7 @@ def describe(broker_id: int, name: str, address: str, as_json: bool) -> None:
 @broker.command()
 @_broker_argument
 @wait_options
+@dry_run_option
 @cluster_options
 @json_option
 def drain(
@@ -77,6 +82,10 @@ def drain(
 ) -> None:
     """Move every replica off the broker BROKER, so that it can be removed."""
     with admin_of(name, address) as admin:
+        if is_dry_run():
+            topics = admin.describe_topics()
+            print_plan(drain_plan(broker_id, admin.describe_cluster().brokers, topics), topics, as_json)
+            return
         plan = drain_broker(admin, broker_id, is_waiting=is_waiting, timeout_s=timeout_s)
     if as_json:
         moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
@@ -92,9 +101,10 @@ def drain(
 
 @broker.command()
 @_broker_argument
+@yes_option
 @cluster_options
 @json_option
-def remove(broker_id: int, name: str, address: str, as_json: bool) -> None:
+def remove(broker_id: int, is_sure: bool, name: str, address: str, as_json: bool) -> None:
     """End the broker BROKER, which was drained, for good.
 
     It is stopped and forgotten, and its directories are removed. Take it out of the spec's file, too: `rayka start`
@@ -102,6 +112,7 @@ def remove(broker_id: int, name: str, address: str, as_json: bool) -> None:
     """
     from rayka.cluster import Cluster
 
+    confirm(f"this ends broker {broker_id} of cluster {name} for good and removes its directories", is_sure)
     with working(f"Removing broker {broker_id} …"):
         Cluster.connect(name, address=address).remove_broker(broker_id)
     if as_json:
@@ -181,7 +192,6 @@ def drain_broker(
     Raises as `drain_plan` and `catch_up.move`.
     """
     from rayka.cli import catch_up
-    from rayka.cli.replica_plans import drain_plan
 
     plan = drain_plan(broker_id, admin.describe_cluster().brokers, admin.describe_topics())
     if plan:
@@ -214,6 +224,11 @@ def print_configs(values: "list[ConfigValue]") -> None:
         for each in values
     ]
     print_table("Configuration", ("key", "value", "source", "alterable"), rows)
+
+
+def _row(found: "BrokerDescription") -> tuple[object, ...]:
+    counts = Count(found.replica_count), Count(found.leader_count)
+    return found.node_id, found.state, found.host, found.rack, *counts, _dirs(found)
 
 
 def _dirs(found: "BrokerDescription") -> str:

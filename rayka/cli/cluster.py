@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.options import cluster_options, json_option
+from rayka.cli.options import (
+    cluster_options,
+    confirm,
+    dry_run_option,
+    is_dry_run,
+    json_option,
+    yes_option,
+)
 from rayka.cli.output import Style, ids, print_json, print_table, size, working
 
 if TYPE_CHECKING:
@@ -24,9 +31,16 @@ _STATE_STYLES = {"running": Style.GOOD, "failed": Style.BAD, "unreachable": Styl
 @click.option(
     "--replace", multiple=True, type=int, metavar="ID", help="A node to bring back on an empty disk."
 )
+@yes_option
+@dry_run_option
 @json_option
 def start(
-    spec_path: Path | None, name: str | None, address: str | None, replace: tuple[int, ...], as_json: bool
+    spec_path: Path | None,
+    name: str | None,
+    address: str | None,
+    replace: tuple[int, ...],
+    is_sure: bool,
+    as_json: bool,
 ) -> None:
     """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
 
@@ -37,6 +51,11 @@ def start(
     from rayka.cluster import Cluster
 
     spec = _spec(spec_path, name, address)
+    if is_dry_run():
+        print_start_plan(spec, replace, as_json)
+        return
+    if replace:
+        confirm(f"this brings back {_named(spec, replace)} on an empty disk", is_sure)
     with working(f"Starting cluster {spec.name} …"):
         has_started_ray = ensure_ray(spec.ray.address)
         try:
@@ -65,10 +84,13 @@ def start(
 @click.command()
 @cluster_options
 @click.option("--delete-data", is_flag=True, help="Delete all its topics and records, too.")
-def stop(name: str, address: str, delete_data: bool) -> None:
+@yes_option
+def stop(name: str, address: str, delete_data: bool, is_sure: bool) -> None:
     """Stop a cluster under control. Its data stays; the Ray that `rayka start` started ends with its last cluster."""
     from rayka.cluster import Cluster
 
+    if delete_data:
+        confirm(f"this stops cluster {name} and deletes all its topics and records", is_sure)
     with working(f"Stopping cluster {name} …"):
         try:
             Cluster.connect(name, address=address).stop(delete_data=delete_data)
@@ -155,29 +177,56 @@ def end_idle_ray() -> bool:
 
 
 def print_description(description: "ClusterDescription") -> None:
-    """A cluster's nodes as a table."""
+    """A cluster's nodes as a table of 80 columns at most, for names of usual lengths; then, a line for each, where it
+    has its data, and what is wrong with it: those are as long as they are.
+    """
+    click.echo(f"cluster {description.name}  id {description.cluster_id or 'unknown'}")
     click.echo(
-        f"cluster {description.name}  id {description.cluster_id or 'unknown'}  Ray {description.ray_address}  "
-        f"topics {description.topic_count}  partitions {description.partition_count}"
+        f"Ray {description.ray_address}  topics {description.topic_count}  "
+        f"partitions {description.partition_count}"
     )
     click.echo(f"active controller {describe_leader(description)}\n")
+    nodes = description.nodes
     rows = [
-        (
-            node.actor_name,
-            node.state,
-            describe_role(node),
-            node.pid,
-            node.host,
-            size(node.size_bytes),
-            ", ".join(node.data_dirs),
-            node.detail,
-        )
-        for node in description.nodes
+        (each.actor_name, each.state, describe_role(each), each.pid, size(each.size_bytes)) for each in nodes
     ]
-    columns = ("node", "state", "quorum", "pid", "host", "size", "data", "detail")
-    print_table(
-        "Nodes", columns, rows, [_STATE_STYLES.get(node.state, Style.NOTE) for node in description.nodes]
-    )
+    styles = [_STATE_STYLES.get(each.state, Style.NOTE) for each in nodes]
+    print_table("Nodes", ("node", "state", "quorum", "pid", "size"), rows, styles)
+    click.echo()
+    for each in nodes:
+        if each.data_dirs:
+            click.echo(f"{each.actor_name} on {each.host}: {', '.join(each.data_dirs)}")
+        if each.detail:
+            click.echo(f"{each.actor_name} is {each.state}: {each.detail}")
+
+
+def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: bool) -> None:
+    """What a start would do: which nodes run already, where a Ray runs; which would be started, and where their data
+    is or would be.
+    """
+    import ray
+
+    from rayka.actors.names import actor_name, node_directories, running_node_ids
+    from rayka.actors.ray_connection import candidates, connect
+
+    has_ray = ray.is_initialized() or bool(candidates(spec.ray.address))
+    address = connect(spec.ray.address) if has_ray else ""
+    running = running_node_ids(spec.name) if has_ray else ()
+    rows = []
+    for node_id in spec.roles:
+        action = "start on an empty disk" if node_id in replace else "start"
+        directories = ", ".join(node_directories(spec, node_id))
+        rows.append(
+            (actor_name(spec.name, node_id), "none, it runs" if node_id in running else action, directories)
+        )
+    columns = ("node", "action", "data")
+    if as_json:
+        nodes = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"dry_run": True, "cluster": spec.name, "ray_address": address or None, "nodes": nodes})
+        return
+    click.echo(f"would use the Ray at {address}" if has_ray else "no Ray runs: would start one")
+    print_table("Plan", columns, rows)
+    click.echo("nothing was changed")
 
 
 def describe_leader(description: "ClusterDescription") -> str:
@@ -192,6 +241,12 @@ def describe_role(node: "NodeDescription") -> str:
     if node.quorum_role in ("", "leader"):
         return node.quorum_role
     return f"{node.quorum_role}, {node.lag} behind" if node.lag >= 0 else f"{node.quorum_role}, not heard of"
+
+
+def _named(spec: "ClusterSpec", node_ids: tuple[int, ...]) -> str:
+    from rayka.ids import node_name
+
+    return f"{', '.join(map(node_name, node_ids))} of cluster {spec.name}"
 
 
 def _spec(path: Path | None, name: str | None, address: str | None) -> "ClusterSpec":

@@ -28,7 +28,7 @@ from rayka.cli.flights import (
     table_checksum,
 )
 from rayka.cli.narrator import Narrator, Step
-from rayka.cli.output import print_json, print_table
+from rayka.cli.output import Count, print_json, print_table
 from rayka.errors import UnavailableError
 from rayka.spark.session import require_spark
 
@@ -214,7 +214,7 @@ def _timed(narrator: Narrator, outcome: Outcome, doing: str) -> Iterator[Step]:
 def _report(narrator: Narrator, outcome: Outcome) -> None:
     if outcome.delays_from_spark:
         rows = [
-            (row.carrier, row.flight_count, f"{row.mean_delay_minutes:6.2f}")
+            (row.carrier, Count(row.flight_count), f"{row.mean_delay_minutes:6.2f}")
             for row in outcome.delays_from_spark
         ]
         narrator.say()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rayka.cli.groups import Group
 from rayka.cli.options import json_option
 from rayka.cli.output import Style, counted, print_json, print_table, size
 
@@ -17,7 +18,7 @@ _BATCH_COLUMNS = ("position", "offsets", "records", "epoch", "bytes", "codec", "
 _RECORD_COLUMNS = ("offset", "timestamp", "key", "value")
 
 
-@click.group()
+@click.group(cls=Group)
 def log() -> None:
     """Look into the files of logs."""
 

@@ -1,10 +1,12 @@
 """The `rayka` command: which subcommands there are, and how every one of them ends.
 
-Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 for wrong usage; 130 after Ctrl-C.
+Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 for wrong usage; 130 after Ctrl-C. With
+`--json` an error is a JSON object on stderr instead, one of wrong usage too.
 `--help` must not import Ray, so subcommands are imported when they run, and their own imports wait until then too.
 """
 
 import importlib
+import json
 import os
 import sys
 from contextlib import suppress
@@ -12,7 +14,8 @@ from typing import NamedTuple, NoReturn
 
 import click
 
-from rayka.errors import RaykaError
+from rayka.cli.groups import Group
+from rayka.errors import ApiError, RaykaError
 
 INTERRUPTED = 130
 _OWNERS = frozenset(("demo", "start", "stop", "remove"))  # commands that make or end actors or a Ray
@@ -26,6 +29,7 @@ class _Subcommand(NamedTuple):
 
 _SUBCOMMANDS = {
     "demo": _Subcommand("rayka.cli.demo", "demo", "See it all at work on 336,776 real flights."),
+    "init": _Subcommand("rayka.cli.init", "init", "Write a cluster.yaml to start from."),
     "start": _Subcommand("rayka.cli.cluster", "start", "Start the cluster that a spec declares."),
     "stop": _Subcommand("rayka.cli.cluster", "stop", "Stop a cluster; its data stays."),
     "status": _Subcommand("rayka.cli.cluster", "status", "Show a cluster's nodes."),
@@ -52,7 +56,7 @@ _SUBCOMMANDS = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_SUBCOMMANDS)
 
@@ -98,19 +102,42 @@ def _leave(code: int) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command line."""
+    as_json = "--json" in arguments
     try:
         outcome = rayka.main(args=arguments, prog_name="rayka", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        if as_json:
+            _tell_as_json(type(error).__name__, error.format_message())
+        else:
+            error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        if as_json:
+            _tell_as_json("Interrupted", "interrupted")
+        else:
+            click.echo("interrupted", err=True)
         return INTERRUPTED
     except RaykaError as error:
-        click.echo(f"error: {' '.join(str(error).split())}", err=True)
+        message = " ".join(str(error).split())
+        if as_json:
+            code = int(error.code) if isinstance(error, ApiError) else None
+            _tell_as_json(_public_name(error), message, code)
+        else:
+            click.echo(f"error: {message}", err=True)
         return 1
     except BrokenPipeError:  # the reader of the pipe has gone: `rayka topic list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return outcome if isinstance(outcome, int) else 0
+
+
+def _tell_as_json(kind: str, message: str, code: int | None = None) -> None:
+    """`code` is Kafka's error number, where the cluster said no."""
+    error = {"type": kind, "message": message, "code": code}
+    click.echo(json.dumps({"error": error}, indent=2), err=True)
+
+
+def _public_name(error: RaykaError) -> str:
+    """The error's class as `rayka.errors` has it; modules have subclasses of their own."""
+    return next(each.__name__ for each in type(error).__mro__ if each.__module__ == RaykaError.__module__)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli.groups import Group
 from rayka.cli.output import print_json
 from rayka.errors import RaykaError
 
@@ -22,7 +23,7 @@ pwd           where this is
 exit          the end (as is Ctrl-D)"""
 
 
-@click.group()
+@click.group(cls=Group)
 def metadata() -> None:
     """Look into the metadata of a cluster, without it.
 

@@ -1,14 +1,16 @@
 """Options that several commands share, and the client that they lead to."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rayka.client.admin import Admin
 
+_DRY_RUN = "rayka.dry_run"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
@@ -62,6 +64,49 @@ def wait_options(function: FunctionT) -> FunctionT:
         show_default=True,
         help="Stay until the new replicas are in sync.",
     )(function)
+
+
+def yes_option(function: FunctionT) -> FunctionT:
+    """`--yes`: of a command that destroys something."""
+    return click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")(function)
+
+
+def dry_run_option(function: FunctionT) -> FunctionT:
+    """`--dry-run`: of a command that makes a plan; see `is_dry_run`."""
+    return click.option(
+        "--dry-run",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda context, _, value: context.meta.update({_DRY_RUN: value}),
+        help="Print what would be done, and change nothing.",
+    )(function)
+
+
+def is_dry_run() -> bool:
+    """Whether the command that runs was given `--dry-run`."""
+    return bool(click.get_current_context().meta.get(_DRY_RUN))
+
+
+class Unconfirmed(click.ClickException):
+    """Nobody said yes, so nothing was done: exit code 2, as for wrong usage."""
+
+    exit_code = 2
+
+    def show(self, file: "IO[Any] | None" = None) -> None:
+        click.echo(f"error: {self.format_message()}", err=True, file=file)
+
+
+def confirm(consequence: str, is_sure: bool) -> None:
+    """Asks at a terminal whether that may happen, unless the user is sure; where there is none, refuses.
+
+    Raises Unconfirmed.
+    """
+    if is_sure:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise Unconfirmed(f"{consequence}; there is no terminal to ask at: give --yes if that is meant")
+    if not click.confirm(f"{consequence}. Go on?", err=True):
+        raise Unconfirmed("nothing was changed")
 
 
 def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, str | None]:

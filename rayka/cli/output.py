@@ -24,6 +24,11 @@ class Style(StrEnum):
     BAD = "bold red"
 
 
+class Count(int):
+    """How many things there are: on a terminal by thousands, `336,776`. Other whole numbers are identifiers, positions
+    and the like, and are written as they are."""
+
+
 def print_json(value: Any) -> None:
     """A dataclass, or plain values, as JSON."""
     plain = asdict(value) if hasattr(value, "__dataclass_fields__") else value
@@ -96,4 +101,4 @@ def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 
 def _text(cell: object) -> str:
-    return f"{cell:,}" if isinstance(cell, int) and sys.stdout.isatty() else str(cell)
+    return f"{cell:,}" if isinstance(cell, Count) and sys.stdout.isatty() else str(cell)

@@ -1,18 +1,32 @@
 """`rayka partition`: other replicas, other leaders. Kafka: `kafka-reassign-partitions`, `kafka-leader-election`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.options import admin_of, cluster_options, json_option, wait_options
+from rayka.cli.groups import Group
+from rayka.cli.options import (
+    admin_of,
+    cluster_options,
+    confirm,
+    dry_run_option,
+    is_dry_run,
+    json_option,
+    wait_options,
+    yes_option,
+)
 from rayka.cli.output import Style, counted, ids, print_json, print_table
+from rayka.cli.replica_plans import parse_json, parse_replicas
+from rayka.errors import UnknownTopicOrPartition
+from rayka.ids import TopicPartition
 
 if TYPE_CHECKING:
     from rayka.cli.replica_plans import Plan
     from rayka.client.admin import Admin
     from rayka.client.admin_partition_results import ElectionOutcome
-    from rayka.ids import TopicPartition
+    from rayka.client.admin_results import TopicDescription
 
 _topic_option = click.option("--topic", "-t", "topic_name", metavar="NAME", help="Of which topic.")
 _partition_option = click.option(
@@ -25,7 +39,7 @@ _partition_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def partition() -> None:
     """Give partitions other replicas or another leader."""
 
@@ -46,6 +60,7 @@ def partition() -> None:
     help="As kafka-reassign-partitions takes it.",
 )
 @wait_options
+@dry_run_option
 @cluster_options
 @json_option
 def reassign(
@@ -66,6 +81,9 @@ def reassign(
 
     plan = _plan(topic_name, replicas, file)
     with admin_of(name, address) as admin:
+        if is_dry_run():
+            print_plan(plan, admin.describe_topics(sorted({each.topic for each in plan})), as_json)
+            return
         catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)
     _print_count("reassigned" if is_waiting else "reassigning", list(plan), as_json)
 
@@ -113,6 +131,7 @@ def reassignments(topic_name: str | None, name: str, address: str, as_json: bool
 @click.option(
     "--unclean", is_flag=True, help="Any live replica, where nobody leads: loses what it does not have."
 )
+@yes_option
 @cluster_options
 @json_option
 def elect_leaders(
@@ -120,6 +139,7 @@ def elect_leaders(
     numbers: tuple[int, ...],
     is_all: bool,
     unclean: bool,
+    is_sure: bool,
     name: str,
     address: str,
     as_json: bool,
@@ -127,6 +147,11 @@ def elect_leaders(
     """Make the preferred replica, the first one, the leader. The exit code is 0 only if every one leads then."""
     if (topic_name is None) != is_all or (is_all and numbers):
         raise click.UsageError("give --topic, with --partition or without, or --all")
+    if unclean:
+        where = "all topics" if topic_name is None else f"topic {topic_name}"
+        confirm(
+            f"this loses what only replicas that cannot be reached have of partitions of {where}", is_sure
+        )
     with admin_of(name, address) as admin:
         chosen = None if topic_name is None else _partitions(admin, topic_name, numbers)
         outcomes = admin.elect_leaders(chosen, unclean=unclean)
@@ -139,7 +164,7 @@ def elect_leaders(
     return 0 if all(each.error is None or each.is_needless for each in outcomes) else 1
 
 
-def cancel_all(admin: "Admin", topic_name: str | None) -> "list[TopicPartition]":
+def cancel_all(admin: "Admin", topic_name: str | None) -> list[TopicPartition]:
     """Cancels the reassignments under way, of one topic or of all; returns whose."""
     found = [
         each.topic_partition
@@ -149,6 +174,29 @@ def cancel_all(admin: "Admin", topic_name: str | None) -> "list[TopicPartition]"
     if found:
         admin.alter_partition_reassignments(dict.fromkeys(found))
     return found
+
+
+def print_plan(plan: "Plan", topics: "Sequence[TopicDescription]", as_json: bool) -> None:
+    """What would be done, beside what is. Raises UnknownTopicOrPartition for a partition that there is not."""
+    replicas = {
+        TopicPartition(topic.name, each.partition): each.replicas
+        for topic in topics
+        for each in topic.partitions
+    }
+    unknown = [each for each in plan if each not in replicas]
+    if unknown:
+        raise UnknownTopicOrPartition(f"there is no partition {unknown[0]}; see `rayka topic describe`")
+    if as_json:
+        moves = [
+            {"topic": tp.topic, "partition": tp.partition, "replicas": replicas[tp], "new_replicas": then}
+            for tp, then in plan.items()
+        ]
+        print_json({"dry_run": True, "moves": moves})
+        return
+    if plan:
+        rows = [(tp, ids(replicas[tp]), ids(then)) for tp, then in plan.items()]
+        print_table("Plan", ("partition", "replicas", "new replicas"), rows)
+    click.echo(f"would reassign {counted(len(plan), 'partition')}; nothing was changed")
 
 
 def print_outcomes(outcomes: "list[ElectionOutcome]") -> None:
@@ -168,8 +216,6 @@ def print_outcomes(outcomes: "list[ElectionOutcome]") -> None:
 
 
 def _plan(topic_name: str | None, replicas: tuple[str, ...], file: Path | None) -> "Plan":
-    from rayka.cli.replica_plans import parse_json, parse_replicas
-
     if file is not None:
         if replicas or topic_name:
             raise click.UsageError("give either --from-json, or --topic and --replicas")
@@ -182,14 +228,12 @@ def _plan(topic_name: str | None, replicas: tuple[str, ...], file: Path | None) 
     return parse_replicas(replicas, topic_name)
 
 
-def _partitions(admin: "Admin", topic_name: str, numbers: tuple[int, ...]) -> "list[TopicPartition]":
-    from rayka.ids import TopicPartition
-
+def _partitions(admin: "Admin", topic_name: str, numbers: tuple[int, ...]) -> list[TopicPartition]:
     chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
     return [TopicPartition(topic_name, each) for each in chosen]
 
 
-def _print_count(done: str, partitions: "list[TopicPartition]", as_json: bool) -> None:
+def _print_count(done: str, partitions: list[TopicPartition], as_json: bool) -> None:
     if as_json:
         print_json(
             {

@@ -5,7 +5,8 @@ from uuid import UUID
 
 import click
 
-from rayka.cli.options import admin_of, cluster_options, json_option
+from rayka.cli.groups import Group
+from rayka.cli.options import admin_of, cluster_options, confirm, json_option, yes_option
 from rayka.cli.output import Style, print_json, print_table, working
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _directory_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Group)
 def quorum() -> None:
     """Show the controllers' quorum, and change who votes."""
 
@@ -62,9 +63,11 @@ def add(node_id: int, directory_id: UUID | None, name: str, address: str) -> Non
 @voters.command()
 @click.argument("node_id", metavar="NODE", type=int)
 @_directory_option
+@yes_option
 @cluster_options
-def remove(node_id: int, directory_id: UUID | None, name: str, address: str) -> None:
+def remove(node_id: int, directory_id: UUID | None, is_sure: bool, name: str, address: str) -> None:
     """Take the vote from the controller NODE; it may be dead."""
+    confirm(f"this takes the vote from controller {node_id} of cluster {name}", is_sure)
     with admin_of(name, address, default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Removing voter {node_id} …"):
             admin.remove_raft_voter(node_id, directory_id)

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli.groups import Group
 from rayka.cli.options import (
     admin_of,
     changes_of,
     cluster_options,
     config_options,
+    confirm,
     json_option,
     key_and_value,
+    yes_option,
 )
 from rayka.cli.output import Style, ids, print_json, print_table
 
@@ -24,7 +27,7 @@ _END = -1  # Kafka's way to say: the high watermark
 _name_argument = click.argument("topic_name", metavar="NAME")
 
 
-@click.group()
+@click.group(cls=Group)
 def topic() -> None:
     """Create, list, describe, alter and delete topics."""
 
@@ -154,15 +157,25 @@ def add_partitions(topic_name: str, total: int, name: str, address: str, as_json
 @click.option(
     "--partition", "-p", "numbers", multiple=True, type=click.IntRange(min=0), help="Which; all otherwise."
 )
+@yes_option
 @cluster_options
 @json_option
 def delete_records(
-    topic_name: str, before: str, numbers: tuple[int, ...], name: str, address: str, as_json: bool
+    topic_name: str,
+    before: str,
+    numbers: tuple[int, ...],
+    is_sure: bool,
+    name: str,
+    address: str,
+    as_json: bool,
 ) -> None:
     """Delete the oldest records of the topic NAME. They cannot be brought back."""
     from rayka.ids import TopicPartition
 
     offset = _offset(before)
+    which = "all committed records" if offset == _END else f"the records below offset {offset}"
+    where = f"partition {ids(numbers)}" if numbers else "all partitions"
+    confirm(f"this deletes {which} in {where} of topic {topic_name} of cluster {name}", is_sure)
     with admin_of(name, address) as admin:
         chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
         found = admin.delete_records({TopicPartition(topic_name, each): offset for each in chosen})
@@ -175,10 +188,12 @@ def delete_records(
 
 @topic.command()
 @_name_argument
+@yes_option
 @cluster_options
 @json_option
-def delete(topic_name: str, name: str, address: str, as_json: bool) -> None:
+def delete(topic_name: str, is_sure: bool, name: str, address: str, as_json: bool) -> None:
     """Delete the topic NAME with all its records."""
+    confirm(f"this deletes topic {topic_name} of cluster {name} with all its records", is_sure)
     with admin_of(name, address) as admin:
         admin.delete_topic(topic_name)
     if as_json:

@@ -295,7 +295,8 @@ class ClusterMetadata:
         for name in names:
             if name not in known:
                 self._topics.pop(name, None)
-                self._missing[name] = no_such_topic(name, self.cluster_name, known)
+                advice = f"create it with `rayka topic create {name}` or Admin.create_topic"
+                self._missing[name] = no_such_topic(name, self.cluster_name, known, advice=advice)
 
     def _store(self, response: MetadataResponse) -> None:
         now_s, offset = asyncio.get_running_loop().time(), response.metadata_offset
@@ -426,8 +427,8 @@ def _is_unknown(topic: MetadataTopic) -> bool:
     return topic.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def no_such_topic(name: str, cluster_name: str, known: Sequence[str]) -> NoSuchTopic:
-    """The error for a topic that is not among those known, with the nearest name."""
+def no_such_topic(name: str, cluster_name: str, known: Sequence[str], *, advice: str = "") -> NoSuchTopic:
+    """The error for a topic that is not among those known, with the nearest name, and with what to do about it."""
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         hint = f"the nearest name is {near[0]!r}"
@@ -436,8 +437,9 @@ def no_such_topic(name: str, cluster_name: str, known: Sequence[str]) -> NoSuchT
         hint = f"it has {', '.join(sorted(known)[:_NAMES_SHOWN])}{more}"
     else:
         hint = "it has no topics"
-    create = f"create it with `rayka topic create {name}` or Admin.create_topic"
-    return NoSuchTopic(f"cluster {cluster_name!r} has no topic {name!r}: {hint}; {create}")
+    return NoSuchTopic(
+        f"cluster {cluster_name!r} has no topic {name!r}: {hint}" + (f"; {advice}" if advice else "")
+    )
 
 
 def topic_recreated(topic: MetadataTopic, expected_id: UUID, cluster_name: str) -> TopicRecreated:

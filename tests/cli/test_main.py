@@ -2,15 +2,26 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import types
+import uuid
 from pathlib import Path
 
+import click
 import pytest
 
+from rayka.actors.description import ClusterDescription, NodeDescription
+from rayka.cli import main
+from rayka.cli.cluster import print_description
 from rayka.cli.main import run
-from rayka.cli.output import print_table, size
+from rayka.cli.output import Count, print_table, size
+from rayka.client.metadata import no_such_topic
+from rayka.config import ClusterSpec
+from rayka.ids import Role
+from tests.tidy import ROOT
 
 RAYKA = [sys.executable, "-c", "from rayka.cli.main import main; main()"]
 
@@ -62,9 +73,56 @@ def test_every_command_names_a_cluster_and_a_ray(command: str, capsys: pytest.Ca
     assert "--address" in text
 
 
-def test_wrong_usage_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["nonsense"]) == 2
-    assert "No such command 'nonsense'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("zzz", "No such command 'zzz'. There are: demo, init, start"),
+        ("topik", "No such command 'topik'. Did you mean 'topic'?"),
+        ("topic descibe x", "No such command 'descibe'. Did you mean 'describe'?"),
+        ("quorum voters ad 1", "No such command 'ad'. Did you mean 'add'?"),
+        ("topic list --jsn", "Did you mean '--json'?"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_names_the_nearest(
+    command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command.split()) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "kind", "says"),
+    [
+        ("topik --json", 2, "UsageError", "Did you mean 'topic'?"),
+        ("topic describe --json --nonsense", 2, "NoSuchOption", "--nonsense"),
+        ("topic create --json", 2, "MissingParameter", "NAME"),
+        ("topic list --json --address 127.0.0.1:1", 1, "UnavailableError", "no Ray answers at 127.0.0.1:1"),
+        ("start nowhere.yaml --json", 1, "ConfigError", "nowhere.yaml"),
+    ],
+)
+def test_with_json_an_error_is_one_object_on_stderr(
+    command: str, code: int, kind: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command.split()) == code
+    said = capsys.readouterr()
+    error = json.loads(said.err)["error"]
+    assert (said.out, error["type"], error["code"]) == ("", kind, None)
+    assert says in error["message"]
+
+
+def test_an_error_of_the_cluster_has_kafkas_number_and_the_public_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    @click.option("--json", "as_json", is_flag=True)
+    def fail(as_json: bool) -> None:
+        raise no_such_topic("a", "rayka", [])
+
+    monkeypatch.setitem(main._SUBCOMMANDS, "fail", main._Subcommand(__name__, "fail", ""))
+    monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(fail=fail))
+    assert run(["fail", "--json"]) == 1
+    error = json.loads(capsys.readouterr().err)["error"]
+    assert (error["type"], error["code"]) == ("UnknownTopicOrPartition", 3)
 
 
 def test_an_error_is_one_line_on_stderr_and_exit_code_1(
@@ -80,9 +138,113 @@ def test_an_error_is_one_line_on_stderr_and_exit_code_1(
     assert "controllers" in captured.err
 
 
-def test_a_missing_spec_is_an_error_that_names_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_spec_is_one_line_that_names_the_file_and_what_writes_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["start", "nowhere.yaml"]) == 1
-    assert "nowhere.yaml" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (
+        said
+        == "error: nowhere.yaml: there is no such file; `rayka init nowhere.yaml` writes one to start from\n"
+    )
+
+
+def test_init_writes_the_shipped_spec_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cluster.yaml"
+    assert run(["init", str(path)]) == 0
+    assert path.read_bytes() == (ROOT / "cluster.yaml").read_bytes()
+    assert f"rayka start {path}" in capsys.readouterr().out
+    path.write_text("name: mine\n")
+    assert run(["init", str(path)]) == 1
+    assert capsys.readouterr().err == f"error: {path} exists; --force overwrites it\n"
+    assert path.read_text() == "name: mine\n"
+    assert run(["init", str(path), "--force"]) == 0
+    assert ClusterSpec.load(path).brokers == 3
+    assert run(["init", str(tmp_path / "nowhere" / "x.yaml")]) == 1
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_init_writes_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["init"]) == 0
+    assert ClusterSpec.load("cluster.yaml").name == "rayka"
+
+
+def test_a_start_tells_its_plan_and_starts_nothing(tmp_path: Path, home: dict[str, str]) -> None:
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(f"name: x\ndata_dir: {tmp_path}/data\n")
+    command = [*RAYKA, "start", str(spec), "--dry-run", "--replace", "1"]
+    environment = {**home, "RAY_ADDRESS": "local"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split("  ") for line in done.stdout.splitlines()]
+    assert lines[0] == ["no Ray runs: would start one"]
+    assert [each.strip() for each in lines[2] if each] == [
+        "x/broker-1",
+        "start on an empty disk",
+        f"{tmp_path}/data/x/broker-1",
+    ]
+    assert lines[-1] == ["nothing was changed"]
+    assert not (tmp_path / "data").exists()
+
+
+NODES = [
+    NodeDescription(
+        node_id=node_id,
+        roles=(role,),
+        actor_name=f"rayka/{role}-{node_id}",
+        state=state,
+        pid=1234567,
+        host="ip-172-31-255-255.eu-central-1.compute.internal",
+        data_dirs=(f"/very/long/path/of/somebody/who/likes/long/paths/data/rayka/{role}-{node_id}",),
+        size_bytes=999_900_000_000,
+        detail=detail,
+        quorum_role=quorum,
+        lag=lag,
+    )
+    for node_id, role, state, detail, quorum, lag in (
+        (1, Role.BROKER, "running", "", "", -1),
+        (2, Role.BROKER, "unreachable", "its process has ended", "", -1),
+        (3001, Role.CONTROLLER, "running", "", "leader", 0),
+        (3002, Role.CONTROLLER, "shutting-down", "", "voter", 12),
+    )
+]
+DESCRIPTION = ClusterDescription(
+    name="rayka",
+    cluster_id=str(uuid.UUID(int=7)),
+    ray_address="172.31.255.255:65535",
+    namespace="rayka",
+    controller_id=3001,
+    leader_epoch=12345,
+    topic_count=1000,
+    partition_count=9000,
+    nodes=tuple(NODES),
+)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_status_fits_80_columns_but_for_paths_and_identifiers_are_plain_numbers(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    print_description(DESCRIPTION)
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line) <= 80 for line in lines if "/very/long" not in line)
+    for node in NODES:
+        (row,) = (line.split() for line in lines if f"{node.actor_name} " in line and "1234567" in line)
+        assert row[:2] == [node.actor_name, node.state]
+        assert f"{node.actor_name} on {node.host}: {node.data_dirs[0]}" in lines
+    assert "rayka/broker-2 is unreachable: its process has ended" in lines
+    assert "active controller 3001, epoch 12345" in lines
+
+
+def test_only_counts_are_grouped_by_thousands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table("Title", ("broker", "records"), [(3001, Count(336776))])
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["3001", "336,776"]
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(home: dict[str, str]) -> None:

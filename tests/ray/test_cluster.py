@@ -190,5 +190,5 @@ def test_topics_are_created_described_and_deleted_by_the_command_line(
     assert len(described["partitions"]) == 3
     assert described["configs"] == {"flush": "batch"}
     assert "by-command" in command("topic", "list", *there).out
-    assert command("topic", "delete", "by-command", *there).code == 0
+    assert command("topic", "delete", "by-command", "--yes", *there).code == 0
     assert "by-command" not in command("topic", "list", *there).out

@@ -99,9 +99,11 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
     assert running(again) == [1, 2, 3001]
     assert values(again) == VALUES
 
+    assert run(["broker", "drain", "2", "--cluster", "grown", "--dry-run"]) == 0
+    assert "would reassign 1 partition; nothing was changed" in capsys.readouterr().out
     assert run(["broker", "drain", "2", "--cluster", "grown"]) == 0
     assert "`rayka broker remove 2`" in capsys.readouterr().out
-    assert run(["broker", "remove", "2", "--cluster", "grown"]) == 0
+    assert run(["broker", "remove", "2", "--yes", "--cluster", "grown"]) == 0
     assert running(again) == [1, 3001]
     assert values(again) == VALUES
     assert sorted(path.name for path in (tmp_path / "data" / "grown").iterdir()) == [

@@ -52,7 +52,7 @@ def test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentica
     assert "cli/broker-1" in command("status", "--cluster", "cli")
     command("topic", "create", "words", "--cluster", "cli")
     assert command("topic", "list", "--cluster", "cli").split()[0] == "words"
-    assert "ended the Ray" in command("stop", "--cluster", "cli", "--delete-data")
+    assert "ended the Ray" in command("stop", "--cluster", "cli", "--delete-data", "--yes")
     assert not is_alive(ray_pid)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml"]
 

@@ -200,8 +200,8 @@ def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
 def test_a_controller_on_a_wiped_disk_comes_back_as_an_observer_and_is_given_a_vote(
     quorum: Quorum, fields: dict[str, Any], command: Callable[..., Said]
 ) -> None:
-    def voters(verb: str) -> Said:
-        return command("quorum", "voters", verb, "3002", "--cluster", quorum.cluster.name)
+    def voters(verb: str, *options: str) -> Said:
+        return command("quorum", "voters", verb, "3002", *options, "--cluster", quorum.cluster.name)
 
     former = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     quorum.cluster.stop()
@@ -218,7 +218,7 @@ def test_a_controller_on_a_wiped_disk_comes_back_as_an_observer_and_is_given_a_v
     refused = voters("add")
     assert (refused.code, refused.err.count("\n")) == (1, 1)
     assert "rayka quorum voters remove 3002" in refused.err
-    assert voters("remove").out == "controller 3002 votes no more\n"
+    assert voters("remove", "--yes").out == "controller 3002 votes no more\n"
     assert voters("add").out == "controller 3002 votes\n"
     now = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     assert now[3002] != former[3002]
