@@ -282,10 +282,16 @@ UNIFORM_BROKER_KEYS = ("min_insync_replicas", "unclean_leader_election_enable")
 # ---- Clients -------------------------------------------------------------------------------------------------------
 
 
-def _acks(value: Any) -> Any:
-    if isinstance(value, bool):  # True is 1 to Python, and nobody means that
+_ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
+
+
+def _acks(value: Any) -> int:
+    known = (
+        None if isinstance(value, bool) else _ACKS.get(str(value))
+    )  # True is 1 to Python; nobody means that
+    if known is None:
         raise ValueError("expected 'all', 1 or 0")
-    return {"all": -1, "-1": -1, "0": 0, "1": 1}.get(value, value) if isinstance(value, str) else value
+    return known
 
 
 def _compression(value: Any) -> Any:

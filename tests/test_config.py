@@ -71,7 +71,9 @@ def test_a_key_of_kafka_that_is_not_there_says_what_is_missing(kind: Any, key: s
     ("options", "message"),
     [
         ({"acks": True}, "acks: expected 'all', 1 or 0, found True"),
-        ({"acks": 2}, "acks: "),
+        ({"acks": 2}, "acks: expected 'all', 1 or 0, found 2"),
+        ({"acks": None}, "acks: expected 'all', 1 or 0, found None"),
+        ({"acks": "sometimes"}, "acks: expected 'all', 1 or 0, found 'sometimes'"),
         ({"linger_ms": float("inf")}, "linger_ms: .*finite"),
         (
             {"linger_ms": 100, "delivery_timeout_ms": 100},

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,33 @@ def test_the_readmes_producing_and_consuming_work_on_a_cluster_in_this_process(t
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.count("\n") == 3
+
+
+def test_the_readmes_consumer_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
+    (consume,) = (each for each in BLOCKS if "for record in consumer" in each)
+    endless = consume[consume.index("with rayka.Consumer") :].replace('cluster="rayka"', "cluster=cluster")
+    setup = (
+        "import rayka, rayka.testing\n"
+        "with rayka.testing.cluster() as cluster:\n"
+        "    with rayka.Admin(cluster=cluster) as admin: admin.create_topic('departures')\n"
+        "    with rayka.Producer(cluster=cluster) as producer: producer.send('departures', b'one')\n"
+    )
+    source = setup + "".join(f"    {line}\n" for line in endless.split("\n"))
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", source],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "b'one'" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            said, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, said, errors) == (0, "done\n", "")
 
 
 def test_the_shipped_cluster_yaml_and_the_one_of_the_readme_are_valid(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ def demo(keep: bool, no_spark: bool, as_json: bool) -> int:
     that left New York in 2013, kills a broker half way, reads them with Python, lets PySpark compute the mean departure
     delay by carrier, checks that nothing was lost or changed, and leaves nothing running. Takes a minute.
     """
+    from rayka.cli.flights import find_flights
+
+    find_flights("demo" if no_spark else "demo,spark")
     from rayka.cli.demo_run import run_demo
 
     return 0 if run_demo(keep=keep, with_spark=not no_spark, as_json=as_json) else 1

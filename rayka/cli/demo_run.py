@@ -74,6 +74,8 @@ def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
     narrator = Narrator(Console(quiet=as_json))
     outcome = Outcome(cluster="rayka" if keep else f"demo-{secrets.token_hex(3)}")
     outcome.spark_skipped = _why_no_spark(with_spark)
+    if outcome.spark_skipped and with_spark:
+        narrator.say(f"Without Spark: {outcome.spark_skipped}")
     with ExitStack() as stack:
         data_dir = _run(narrator, outcome, stack, keep=keep)
         if keep:

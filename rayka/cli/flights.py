@@ -34,15 +34,19 @@ class CarrierDelay(msgspec.Struct, frozen=True):
     mean_delay_minutes: float
 
 
-def load_flights() -> pa.Table:
-    """The flights as the package ships them, `time_hour` still text. Raises UnavailableError without the package."""
+def find_flights(extras: str = "demo") -> Path:
+    """The package's file. Raises UnavailableError, which names the extras to install, without the package."""
     try:
-        path = Path(str(distribution(_PACKAGE).locate_file(f"{_PACKAGE}/data/flights.csv.zip")))
-    except PackageNotFoundError as error:
+        return Path(str(distribution(_PACKAGE).locate_file(f"{_PACKAGE}/data/flights.csv.zip")))
+    except PackageNotFoundError:
         raise UnavailableError(
-            f"the demo's data is not installed: pip install 'rayka[demo]' ({error})"
-        ) from error
-    with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as file:
+            f'the demo\'s data ({_PACKAGE}) is not installed: pip install "rayka[{extras}]"'
+        ) from None
+
+
+def load_flights() -> pa.Table:
+    """The flights as the package ships them, `time_hour` still text. Raises as `find_flights`."""
+    with zipfile.ZipFile(find_flights()) as archive, archive.open("flights.csv") as file:
         return parse_flights(file.read())
 
 

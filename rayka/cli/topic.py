@@ -43,6 +43,9 @@ def topic() -> None:
 @click.option(
     "--config", "-c", "configs", multiple=True, metavar="KEY=VALUE", help="A topic's setting, Kafka's name."
 )
+@click.option(
+    "--if-not-exists", is_flag=True, help="Leave one that exists as it is; a warning says where it differs."
+)
 @cluster_options
 @json_option
 def create(
@@ -50,6 +53,7 @@ def create(
     partitions: int | None,
     replication_factor: int | None,
     configs: tuple[str, ...],
+    if_not_exists: bool,
     name: str,
     address: str,
     as_json: bool,
@@ -58,12 +62,16 @@ def create(
     values = dict(key_and_value(each) for each in configs)
     with admin_of(name, address) as admin:
         created = admin.create_topic(
-            topic_name, partitions=partitions, replication_factor=replication_factor, configs=values
+            topic_name,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs=values,
+            if_not_exists=if_not_exists,
         )
     if as_json:
         print_json(created.to_dict())
         return
-    click.echo(f"created topic {topic_name}")
+    click.echo(f"topic {topic_name} exists" if if_not_exists else f"created topic {topic_name}")
 
 
 @topic.command("list")

@@ -90,12 +90,16 @@ class Admin:
         replication_factor: int | None = None,
         assignments: Assignments | None = None,
         configs: Mapping[str, Any] | None = None,
+        if_not_exists: bool = False,
     ) -> TopicDescription:
         """Creates the topic and returns it, once every broker knows it. Counts default to the cluster's.
 
         `assignments`, instead of the counts, names the replicas of each partition in order, the preferred leader first:
         `[[1, 2], [2, 3]]`. Else they are placed over racks and brokers. When an answer was lost and the repeated
         request finds a topic that is as it was asked for, that is the one it created.
+
+        With `if_not_exists` a topic that exists is returned as it is; a warning in the log says where it is not what
+        was asked for. Then it does not matter which of several callers creates it.
 
         Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor (also with too few
         brokers), InvalidReplicaAssignment, and ConfigError for a key that topics do not have.
@@ -110,7 +114,7 @@ class Admin:
             TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides(),
             placed,
         )
-        return self._run(self._open().create_topic(topic))
+        return self._run(self._open().create_topic(topic, if_not_exists=bool(if_not_exists)))
 
     def delete_topic(self, name: str) -> None:
         """Deletes the topic with all its records; returns when every broker has dropped it.

@@ -4,6 +4,7 @@ What changes the metadata is asked of the active controller, and has been done w
 A request that is repeated after a lost answer recognises its own work. Kafka: KafkaAdminClient.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
@@ -13,9 +14,9 @@ from rayka.client.admin_partitions import AsyncPartitionAdmin, check_broker
 from rayka.client.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin_results import ClusterSummary, TopicDescription
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic, no_such_topic
 from rayka.client.refusal import refusal
-from rayka.client.retry import Backoff
+from rayka.client.retry import Backoff, Retry
 from rayka.config import AdminConfig
 from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode
 from rayka.protocol.cluster import MetadataTopic
@@ -26,6 +27,8 @@ from rayka.protocol.partition_admin import (
 )
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic, TopicResult
 
+logger = logging.getLogger(__name__)
+
 
 class AsyncAdmin:
     """See the module. `quorum`, `partitions` and `configs` take the timeout that `timeout_ms` holds."""
@@ -34,6 +37,7 @@ class AsyncAdmin:
         self.cluster_name = handle.name
         self.timeout_ms = config.default_api_timeout_ms
         network, backoff = handle.network(), Backoff.of(config, random)
+        self._backoff = backoff
         self._metadata = ClusterMetadata(network, handle.name, config, random)
         self.quorum = AsyncQuorumAdmin(network, handle.name, backoff)
         self.partitions = AsyncPartitionAdmin(network, self._metadata, backoff, config.request_timeout_ms)
@@ -42,13 +46,27 @@ class AsyncAdmin:
     def __repr__(self) -> str:
         return f"<AsyncAdmin of {self.cluster_name}>"
 
-    async def create_topic(self, topic: NewTopic) -> TopicDescription:
+    async def create_topic(self, topic: NewTopic, *, if_not_exists: bool = False) -> TopicDescription:
+        retry = Retry(self.timeout_ms, self._backoff)
+        while True:
+            try:
+                return await self._create_topic(topic, if_not_exists)
+            except NoSuchTopic:  # it existed a moment ago, or was created, and somebody has deleted it since
+                if not if_not_exists or not await retry.pause():
+                    raise
+
+    async def _create_topic(self, topic: NewTopic, if_not_exists: bool) -> TopicDescription:
         request = CreateTopicsRequest((topic,))
         response, may_have_run = await self._metadata.call_controller_again(request, self.timeout_ms)
-        if may_have_run and response.topics[0].error_code is ErrorCode.TOPIC_ALREADY_EXISTS:
+        exists = response.topics[0].error_code is ErrorCode.TOPIC_ALREADY_EXISTS
+        if exists and (may_have_run or if_not_exists):
             existing = TopicDescription.of(await self._topic(topic.name))
-            if not existing.is_as_asked(topic):
+            if not if_not_exists and not existing.is_as_asked(topic):
                 self._check(response.topics)
+            elif if_not_exists and (difference := existing.difference(topic)):
+                logger.warning(
+                    "topic %r of cluster %r exists with %s", topic.name, self.cluster_name, difference
+                )
         else:
             self._check(response.topics)
         await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)

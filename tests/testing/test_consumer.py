@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime, timedelta, timezone
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,6 +263,39 @@ def test_a_bounded_read_takes_offsets_and_times(cluster, topic):
     by_time = rayka.read(topic, cluster=cluster, start=1_004, end=1_008)
     assert [record.timestamp_ms for record in by_time] == [1_004, 1_005, 1_006, 1_007]
     assert list(rayka.read(topic, cluster=cluster, start=9_999)) == []
+
+
+def test_a_bounded_read_takes_moments(cluster, topic):
+    noon = datetime(2013, 1, 1, 12, tzinfo=UTC)
+    with Producer(cluster=cluster) as producer:
+        for n in range(5):
+            moment = noon + timedelta(milliseconds=n)
+            producer.send(topic, b"%d" % n, partition=0, timestamp_ms=round(moment.timestamp() * 1000))
+    elsewhere = noon.astimezone(timezone(timedelta(hours=-5)))
+    local = noon.astimezone().replace(tzinfo=None)  # without a time zone: local time
+    for start in (noon, elsewhere, local):
+        assert [record.value for record in rayka.read(topic, cluster=cluster, start=start)] == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+        ]
+    between = rayka.read(
+        topic, cluster=cluster, start=noon + timedelta(microseconds=1), end=noon + timedelta(milliseconds=3)
+    )
+    assert [record.value for record in between] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize(
+    "bound", [datetime(1969, 7, 20, tzinfo=UTC), date(2013, 1, 1), 1.5, -1, True, "begin"]
+)
+def test_what_is_no_bound_is_shown_with_what_would_be(cluster, topic, bound):
+    with pytest.raises(
+        ConfigError, match=r"^read: end: .* a datetime, a timestamp in ms .*, found"
+    ) as raised:
+        rayka.read(topic, cluster=cluster, end=bound)
+    assert repr(bound) in str(raised.value)
 
 
 def test_a_bound_outside_the_log_is_refused(cluster, topic):

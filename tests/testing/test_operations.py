@@ -3,7 +3,9 @@ brokers drained, configurations changed.
 """
 
 from _thread import interrupt_main
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from threading import Timer
 from typing import Any
@@ -16,6 +18,7 @@ from rayka import Admin, Producer, TopicPartition
 from rayka.cli.broker import drain_broker
 from rayka.cli.catch_up import move, wait_until_moved
 from rayka.cli.partition import cancel_all
+from rayka.client.admin_results import TopicDescription
 from rayka.errors import (
     ApiError,
     BrokerIdNotRegistered,
@@ -28,6 +31,7 @@ from rayka.errors import (
     NoReassignmentInProgress,
     OffsetOutOfRange,
     RequestTimedOut,
+    TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
 from rayka.testing import InProcessCluster
@@ -414,3 +418,81 @@ def test_changes_that_cannot_be_are_refused(
 def test_arguments_of_a_wrong_type_are_named(admin: Admin, call: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         call(admin)
+
+
+# ---- A topic that may exist ----
+
+
+def test_a_topic_that_exists_is_returned_as_it_is_and_where_it_differs_is_told(
+    cluster: InProcessCluster, admin: Admin, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    created = admin.create_topic(name, partitions=3, configs={"flush.ms": 5}, if_not_exists=True)
+    assert len(created.partitions) == 3
+    for asked in (
+        {},
+        {"partitions": 3},
+        {"partitions": 3, "replication_factor": 1, "configs": {"flush.ms": 5}},
+    ):
+        assert admin.create_topic(name, if_not_exists=True, **asked) == created
+    assert caplog.messages == []
+    other = {"partitions": 6, "replication_factor": 2, "configs": {"flush.ms": 7, "segment.bytes": 4096}}
+    assert admin.create_topic(name, if_not_exists=True, **other) == created
+    assert caplog.messages == [
+        f"topic {name!r} of cluster 'flights' exists with 3 partitions instead of 6, "
+        "replication factor 1 instead of 2, flush.ms=5 instead of 7, segment.bytes=(the default) instead of 4096"
+    ]
+    with pytest.raises(TopicAlreadyExists):
+        admin.create_topic(name, partitions=3, configs={"flush.ms": 5})
+
+
+def test_of_several_that_create_a_topic_if_it_does_not_exist_all_get_the_same(
+    cluster: InProcessCluster, name: str
+) -> None:
+    def create(_: int) -> TopicDescription:
+        with Admin(cluster, retry_backoff_ms=5) as own:
+            return own.create_topic(name, partitions=2, if_not_exists=True)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len({each.topic_id for each in threads.map(create, range(8))}) == 1
+
+
+def test_a_topic_that_is_deleted_while_it_is_asked_whether_it_exists_is_created(
+    cluster: InProcessCluster, admin: Admin, name: str
+) -> None:
+    """It is deleted and created again and again; whatever the other sees of it, it never fails for want of it."""
+
+    def come_and_go() -> None:
+        for _ in range(20):
+            with suppress(TopicAlreadyExists, UnknownTopicOrPartition):
+                admin.create_topic(name)
+            with suppress(UnknownTopicOrPartition):
+                admin.delete_topic(name)
+
+    with ThreadPoolExecutor(1) as thread, Admin(cluster, retry_backoff_ms=5) as other:
+        coming = thread.submit(come_and_go)
+        while not coming.done():
+            assert other.create_topic(name, if_not_exists=True).name == name
+        coming.result()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda admin: admin.delete_topic("nosuch"),
+        lambda admin: admin.describe_topic("nosuch"),
+        lambda admin: admin.create_partitions("nosuch", 3),
+        lambda admin: admin.describe_configs(topic="nosuch"),
+        lambda admin: admin.delete_records({TopicPartition("nosuch", 0): 1}),
+    ],
+)
+def test_of_an_unknown_topic_that_is_to_be_managed_nobody_advises_to_create_it(
+    cluster: InProcessCluster, admin: Admin, ask: Callable[[Admin], object]
+) -> None:
+    with pytest.raises(UnknownTopicOrPartition, match="has no topic 'nosuch'") as raised:
+        ask(admin)
+    assert "create" not in str(raised.value)
+    with (
+        Producer(cluster) as producer,
+        pytest.raises(UnknownTopicOrPartition, match="rayka topic create nosuch"),
+    ):
+        producer.send("nosuch", b"x").result(timeout=30)
