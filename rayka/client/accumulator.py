@@ -169,7 +169,7 @@ class Accumulator:
             batch.stamp(at.timestamp_ms, at.now_ms)
             if partition is None:
                 self._agenda.set_alarm(self._queue_of(batch), at.now_ms + STAMP_AGE_MS)
-        if not batch.records:
+        if not batch.records and self._queue_of(batch).first is batch:  # else the end of another brings it up
             self._agenda.set_alarm(self._queue_of(batch), batch.created_ms + self._limits.linger_ms)
         if type(slot) is Row:
             batch.has_rows = True
@@ -341,6 +341,8 @@ class Accumulator:
         queue = self._queue_of(batch)
         assert batch in queue.batches, repr(batch)
         self._close(batch)  # and looks at its partition again: another batch may follow
+        if queue.last is batch:
+            self._agenda.done(queue)
         batch.seal()
         batch.is_in_flight = True
         batch.went_first = queue.first is batch
@@ -402,7 +404,8 @@ class Accumulator:
         self._settle(queue)
 
     def _settle(self, queue: PartitionQueue) -> None:
-        self._agenda.look_at(queue)
+        if queue.batches:
+            self._agenda.look_at(queue)
         producer_id = queue.sequences.producer_id
         queue.settle()
         if queue.sequences.producer_id != producer_id == self.producer_id:

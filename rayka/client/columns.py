@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from rayka.protocol.batch_columns import Timestamps
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
 
@@ -34,23 +35,24 @@ class Columns(NamedTuple):
     values: Any
     keys: Any
     headers: Any
-    timestamps_ms: int | np.ndarray
+    timestamps_ms: Timestamps
 
     def slice(self, begin: int, end: int) -> "Columns":
         """The records [begin, end); nothing is copied of arrays."""
         return Columns(*(_slice(each, begin, end) for each in self))
 
 
-def columns_of_rows(slots: list[Any], timestamps_ms: int | np.ndarray) -> Columns:
+def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps) -> Columns:
     """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place."""
     rows = [(index, slot) for index, slot in enumerate(slots) if type(slot) is Row]
     keys: list[Any] | None = [None] * len(slots) if any(row.key is not None for _, row in rows) else None
     headers: list[Any] | None = [None] * len(slots) if any(row.headers for _, row in rows) else None
     own_timestamps = [(index, row.timestamp_ms) for index, row in rows if row.timestamp_ms is not None]
     if own_timestamps:
-        timestamps_ms = np.full(len(slots), timestamps_ms, np.int64)
+        stamped = np.full(len(slots), timestamps_ms, np.int64)
         for index, timestamp_ms in own_timestamps:
-            timestamps_ms[index] = timestamp_ms
+            stamped[index] = timestamp_ms
+        timestamps_ms = stamped
     for index, row in rows:
         slots[index] = row.value
         if keys is not None:

@@ -13,8 +13,9 @@ Kafka: ProducerBatch.
 """
 
 import threading
+from array import array
 from collections.abc import Callable
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from rayka.client.acknowledgement import offset_after
 from rayka.client.columns import Columns, columns_of_rows, concatenated, encode_columns
 from rayka.errors import RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
+from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
 from rayka.protocol.batch_encode import with_sequence
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
 
@@ -70,7 +72,7 @@ class ProducerBatch:
         self.log_append_time_ms = NO_TIMESTAMP
         self.stamped_ms = created_ms
         self._stamps: list[tuple[int, int]] = []  # (index from which it holds, timestamp)
-        self._timestamps_ms: int | np.ndarray = NO_TIMESTAMP
+        self._timestamps_ms: Timestamps = NO_TIMESTAMP
         self._chunks: list[Columns] = []
         self._callbacks: list[Callback] = []
         self._parts: list[np.ndarray] = []  # encoded, those that are not acknowledged
@@ -130,10 +132,9 @@ class ProducerBatch:
             self.records = []
 
     def _columns_of(self, slots: list[Any]) -> Columns:
-        begins, stamps = zip(*self._stamps, strict=True)
-        timestamps_ms: int | np.ndarray = stamps[0]
-        if len(stamps) > 1:
-            timestamps_ms = np.repeat(np.array(stamps, np.int64), np.diff([*begins, len(slots)]))
+        timestamps_ms: Timestamps = self._stamps[0][1]
+        if len(self._stamps) > 1:
+            timestamps_ms = _each_timestamp(self._stamps, len(slots))
         return (
             columns_of_rows(slots, timestamps_ms)
             if self.has_rows
@@ -245,6 +246,14 @@ class ProducerBatch:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
         return callbacks
+
+
+def _each_timestamp(stamps: list[tuple[int, int]], count: int) -> Timestamps:
+    begins, timestamps_ms = zip(*stamps, strict=True)
+    lengths = [end - begin for begin, end in pairwise([*begins, count])]
+    if count < SHORT_LIST:
+        return array("q", chain.from_iterable(map(repeat, timestamps_ms, lengths)))
+    return np.repeat(np.array(timestamps_ms, np.int64), lengths)
 
 
 class _Placed(NamedTuple):

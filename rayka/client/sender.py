@@ -52,6 +52,7 @@ REQUEST_BATCHES_MAX = 500  # small ones take a loop's time by their number, here
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 _NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
+_Answer = tuple[ProducerBatch, ProducePartitionResult]
 
 logger = logging.getLogger(__name__)
 
@@ -192,8 +193,11 @@ class Sender:
     def _start_next(self, now_ms: float) -> dict[int, list[ProducerBatch]]:
         """Starts the next batch of each partition that has one to go."""
         by_node: dict[int, list[ProducerBatch]] = {}
+        topics: dict[str, MetadataTopic | None] = {}
         for batch in self.accumulator.ready(now_ms):
-            leader_id = self._leader(batch)
+            if batch.topic not in topics:
+                topics[batch.topic] = self._metadata.cached(batch.topic)
+            leader_id = _leader_of(topics[batch.topic], batch.partition)
             if leader_id == NO_NODE:
                 self._pause(batch, LeaderNotAvailable(f"{batch.topic_partition} has no leader"))
                 self._await_leader(batch)
@@ -213,14 +217,10 @@ class Sender:
         return free * REQUEST_BATCHES_MAX
 
     def _leader(self, batch: ProducerBatch) -> int:
-        known = self._known(batch)
-        return NO_NODE if known is None else known.leader_id
+        return _leader_of(self._metadata.cached(batch.topic), batch.partition)
 
     def _known(self, batch: ProducerBatch) -> MetadataPartition | None:
-        topic = self._metadata.cached(batch.topic)
-        return (
-            topic.partitions[batch.partition] if topic and batch.partition < len(topic.partitions) else None
-        )
+        return _partition_of(self._metadata.cached(batch.topic), batch.partition)
 
     def _arm(self, next_ms: float | None) -> None:
         if self._timer is not None:
@@ -312,8 +312,9 @@ class Sender:
         left_ms = min(self.accumulator.deadline_ms(each) for each in batches) - now_ms
         timeout_ms = max(1, min(self._config.request_timeout_ms, int(left_ms)))
         parts = []
+        topics = {name: self._metadata.cached(name) for name in {each.topic: None for each in batches}}
         for batch in batches:
-            topic = self._metadata.cached(batch.topic)
+            topic = topics[batch.topic]
             if topic is None or batch.encoded is None:
                 raise NoSuchTopic(f"topic {batch.topic!r} of cluster {self.cluster_name!r} was deleted")
             parts.append(ProducePartition(topic.topic_id, batch.partition, batch.encoded))
@@ -340,22 +341,34 @@ class Sender:
     def _on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
     ) -> None:
-        for batch, result in zip(batches, results, strict=True):
-            if result.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-                self._on_appended(batch, result)
-            else:
-                where = f"{node_name(node_id)} of cluster {self.cluster_name!r}, {batch.topic_partition}"
-                error = error_for(result.error_code, f"{where}: {result.error_message}")
-                self._on_error(batch, error, node_id)
+        """Those in the log first, under the lock once: each wait for it may last until the sending thread pauses."""
+        appended: list[_Answer] = []
+        refused: list[_Answer] = []
+        for answer in zip(batches, results, strict=True):
+            is_in_log = answer[1].error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+            (appended if is_in_log else refused).append(answer)
+        if appended:
+            self._on_appended(appended)
+        for batch, result in refused:
+            where = f"{node_name(node_id)} of cluster {self.cluster_name!r}, {batch.topic_partition}"
+            error = error_for(result.error_code, f"{where}: {result.error_message}")
+            self._on_error(batch, error, node_id)
 
-    def _on_appended(self, batch: ProducerBatch, result: ProducePartitionResult) -> None:
-        self._leaders.on_settled(batch.topic, batch.partition)
+    def _on_appended(self, appended: Sequence[_Answer]) -> None:
+        over: list[_Answer] = []
         with self.lock:
-            goes_on = batch.has_more_parts and self.accumulator.holds(batch)
-            if goes_on:
-                self.accumulator.go_on(batch, result.base_offset, result.log_append_time_ms)
-        if not goes_on:
-            self._over(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
+            for batch, result in appended:
+                if batch.has_more_parts and self.accumulator.holds(batch):
+                    self.accumulator.go_on(batch, result.base_offset, result.log_append_time_ms)
+                else:
+                    self.accumulator.finish(batch, is_acknowledged=True)
+                    over.append((batch, result))
+            self.memory_freed.notify_all()
+        for batch, _ in appended:
+            self._leaders.on_settled(batch.topic, batch.partition)
+        for batch, result in over:
+            for callback in batch.acknowledge(result.base_offset, result.log_append_time_ms):
+                self._call_back(batch, callback)
 
     def _on_error(self, batch: ProducerBatch, error: ApiError, node_id: int) -> None:
         """Another try later, or at once at a leader that is known by now, or the end."""
@@ -395,6 +408,8 @@ class Sender:
             self._run(self._refresh_topic(topic))
 
     async def _refresh_topic(self, topic: str) -> None:
+        before = self._metadata.cached(topic)
+        leader_ids_before = before and _leader_ids(before)
         try:
             await self._metadata.refresh((topic,))
         finally:
@@ -406,8 +421,9 @@ class Sender:
             self._fail_all(removed, missing)
         elif known is not None:
             self._go_to_new_leaders(known)
-        with self.lock:
-            self.accumulator.bring_all_back()
+        if known is not None and _leader_ids(known) != leader_ids_before:
+            with self.lock:
+                self.accumulator.bring_all_back()
         self._calls.give_up(self._is_in_vain)
         self._refresh_again(topic)
         self._pump()
@@ -438,12 +454,12 @@ class Sender:
     # ---- The end of a batch ----
 
     def _over(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:
+        """It has failed for good."""
         self._leaders.on_settled(batch.topic, batch.partition)
         with self.lock:
-            self.accumulator.finish(batch, is_acknowledged=batch.error is None)
+            self.accumulator.finish(batch, is_acknowledged=False)
             self.memory_freed.notify_all()
-        if batch.error is not None:
-            logger.warning("%s failed: %s", _records_of(batch), batch.error)
+        logger.warning("%s failed: %s", _records_of(batch), batch.error)
         for callback in callbacks:
             self._call_back(batch, callback)
 
@@ -471,6 +487,19 @@ class Sender:
 
     def _closed_error(self, batch: ProducerBatch) -> ClosedError:
         return ClosedError(f"the producer was closed before the acknowledgement of {_records_of(batch)}")
+
+
+def _partition_of(topic: MetadataTopic | None, partition: int) -> MetadataPartition | None:
+    return topic.partitions[partition] if topic and partition < len(topic.partitions) else None
+
+
+def _leader_ids(topic: MetadataTopic) -> list[int]:
+    return [each.leader_id for each in topic.partitions]
+
+
+def _leader_of(topic: MetadataTopic | None, partition: int) -> int:
+    known = _partition_of(topic, partition)
+    return NO_NODE if known is None else known.leader_id
 
 
 def _records_of(batch: ProducerBatch) -> str:

@@ -22,9 +22,10 @@ Values: TypeAlias = Sequence[bytes | None] | pa.Array
 Headers: TypeAlias = Sequence[Sequence[tuple[str, bytes | None]] | None] | pa.Array
 Timestamps: TypeAlias = int | Sequence[int] | np.ndarray
 
-_SHORT_LIST = 100  # below this many values plain Python beats numpy (measured)
+SHORT_LIST = 100  # below this many values plain Python beats numpy (measured)
 _COLUMN_BYTES_MAX = 2**31 - 1
 _TIMESTAMP_BOUND = 2**63
+_WRAP = 2**64  # deltas of timestamps wrap, as int64 does
 _BYTES_LIKE = (
     pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
     pa.types.is_binary_view, pa.types.is_string_view, pa.types.is_fixed_size_binary, pa.types.is_null,
@@ -58,7 +59,7 @@ class TimestampColumn(NamedTuple):
 def bytes_column(values: Values, name: str) -> BytesColumn:
     """A column from a list of `bytes | None` or an array of binary or string type; errors say the name."""
     if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-        if len(values) < _SHORT_LIST or "pandas" not in sys.modules:
+        if len(values) < SHORT_LIST or "pandas" not in sys.modules:
             return _from_list(values, name)
         values = _array_of(values, name)
     return _from_array(_as_binary(values, name))
@@ -86,6 +87,8 @@ def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
             raise SerializationError(f"a timestamp is an integer of 64 bits, found {timestamps_ms}")
         return TimestampColumn(timestamps_ms, timestamps_ms, None)
     check_length("timestamps", len(timestamps_ms), count)
+    if count < SHORT_LIST and isinstance(timestamps_ms, array) and timestamps_ms.typecode == "q":
+        return _few_timestamps(timestamps_ms)
     given = np.asarray(timestamps_ms)
     if given.dtype.kind != "i":  # floats, unsigned, or what does not fit 64 bits
         raise SerializationError(f"timestamps are integers of 64 bits, found {given.dtype}")
@@ -93,6 +96,14 @@ def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
     base_ms = int(timestamps[0])
     deltas = timestamps - base_ms
     return TimestampColumn(base_ms, int(timestamps.max()), deltas.view(np.uint8) if deltas.any() else None)
+
+
+def _few_timestamps(timestamps_ms: "array[int]") -> TimestampColumn:
+    base_ms, max_ms = timestamps_ms[0], max(timestamps_ms)
+    if min(timestamps_ms) == max_ms:
+        return TimestampColumn(base_ms, max_ms, None)
+    deltas = array("q", [(each - base_ms + _WRAP // 2) % _WRAP - _WRAP // 2 for each in timestamps_ms])
+    return TimestampColumn(base_ms, max_ms, memoryview(deltas).cast("B"))
 
 
 def check_length(name: str, length: int, count: int) -> None:
@@ -146,7 +157,7 @@ def int64_array(values: np.ndarray) -> pa.Int64Array:
 
 def _offsets(values: Sequence[Sized]) -> "memoryview[int]":
     """Where each value begins, and where the last one ends."""
-    if len(values) < _SHORT_LIST:
+    if len(values) < SHORT_LIST:
         try:
             return memoryview(array("i", accumulate(map(len, values), initial=0)))
         except OverflowError as error:

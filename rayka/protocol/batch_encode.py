@@ -48,6 +48,7 @@ from rayka.protocol.compression import compress
 
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
+_SMALL_BYTES_MAX = 64 << 10
 _CRC = Struct(">I")
 _CRC_POSITION = 17
 _SEQUENCE = Struct(">qhi")
@@ -155,7 +156,7 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
     contents = pack_contents(uncompressed_bytes, lengths)
     block_begin = HEADER_BYTES + len(contents)
     if codec is Codec.NONE:
-        batch = np.zeros(aligned(block_begin) + uncompressed_bytes, np.uint8)
+        batch = _zeros(aligned(block_begin) + uncompressed_bytes)
         view = bytes_view(batch)
         _fill(view[aligned(block_begin) :], columns)
     else:
@@ -167,6 +168,15 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
         view[len(view) - len(frame) :] = bytes_view(frame)
     view[HEADER_BYTES:block_begin] = contents
     return batch
+
+
+def _zeros(size_bytes: int) -> np.ndarray:
+    """Without `numpy.zeros` where it is small: that lets go of the interpreter's lock for more than 1 KB, and a thread
+    that is busy then keeps the lock for 5 ms, far longer than a small batch takes.
+    """
+    if size_bytes > _SMALL_BYTES_MAX:
+        return np.zeros(size_bytes, np.uint8)
+    return np.frombuffer(bytearray(size_bytes), np.uint8)
 
 
 def _fill(block: memoryview, columns: _Columns) -> None:

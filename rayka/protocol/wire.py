@@ -1,9 +1,9 @@
 """Messages as bytes: MessagePack for the structure, and beside it a payload for the records.
 
 Fields of type `numpy.ndarray` (uint8) do not go through MessagePack: the structure holds their lengths, and their bytes
-follow each other in the payload, in order: joined while they are small, as they are beyond. So a response of megabytes
-crosses Ray as one object that arrives without a copy, and every batch in it stays a view. Batches are multiples of 8
-bytes long, so views stay aligned.
+follow each other in the payload, in order: joined while they or their sum are small, as they are beyond. So a response
+of megabytes crosses Ray as one object that arrives without a copy, and every batch in it stays a view. Batches are
+multiples of 8 bytes long, so views stay aligned.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,9 @@ from rayka.protocol.connection import CallNumber
 MessageT = TypeVar("MessageT", bound=Message)
 Payload = np.ndarray | bytes | list[np.ndarray]
 JOINED_BYTES_MAX = 512 << 10
+SMALL_BYTES = (
+    4 << 10
+)  # buffers of this size on average cost more one by one than joined, however many there are
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
@@ -66,7 +69,8 @@ class Encoded(NamedTuple):
             return _NOTHING
         if len(self.buffers) == 1:
             return self.buffers[0]
-        is_large = sum(each.size for each in self.buffers) > JOINED_BYTES_MAX
+        joined_bytes_max = max(JOINED_BYTES_MAX, len(self.buffers) * SMALL_BYTES)
+        is_large = sum(each.size for each in self.buffers) > joined_bytes_max
         return self.buffers if is_large else np.concatenate(self.buffers)
 
 

@@ -141,6 +141,14 @@ def test_timestamps_of_an_array_are_taken() -> None:
     assert decode(RecordBatch(encoded)).timestamps_ms.tolist() == [7, 9]
 
 
+@pytest.mark.parametrize("times", [[7, 9, 8], [5, 5, 5], [-1, 0, 2**62], [-(2**63), 2**63 - 1]], ids=repr)
+def test_timestamps_in_an_array_are_encoded_as_in_a_list(times: list[int]):
+    values = [b"a"] * len(times)
+    encoded = encode_batch(values, timestamps_ms=array("q", times))
+    assert bytes(encoded) == bytes(encode_batch(values, timestamps_ms=np.array(times, np.int64)))
+    assert decode(RecordBatch(encoded)).timestamps_ms.tolist() == times
+
+
 def test_records_after_compaction_keep_their_offsets() -> None:
     encoded = encode_batch([b"a", b"b", b"c"], timestamps_ms=0, offset_deltas=[1, 4, 9])
     parts = RecordBatch(encoded).stamped(base_offset=100, leader_epoch=0)

@@ -115,6 +115,15 @@ def test_arrays_arrive_in_order_as_views_of_the_payload() -> None:
     assert all(np.shares_memory(each.records, payload) for each in arrived.partitions)
 
 
+def test_many_small_arrays_cross_as_one() -> None:
+    parts = [ProducePartition(ZERO_ID, each, np.full(1024, each % 256, np.uint8)) for each in range(1_000)]
+    encoded = encode(ProduceRequest(1, 1000, tuple(parts)))
+    payload = encoded.payload()
+    assert isinstance(payload, np.ndarray)
+    arrived = decode(ProduceRequest, encoded.body, payload)
+    assert [each.records[0] for each in arrived.partitions] == [each % 256 for each in range(1_000)]
+
+
 def test_one_array_is_not_copied_on_its_way_out() -> None:
     records = np.zeros(64, dtype=np.uint8)
     response = FetchResponse((FetchPartitionResult(ZERO_ID, 0, records=records),))
