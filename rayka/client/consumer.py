@@ -69,7 +69,7 @@ class Consumer:
     `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
     offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown
     option, ClusterNotFound, UnknownTopicOrPartition, UnavailableError when no broker answers within
-    `default_api_timeout_ms`. Kafka: KafkaConsumer without group.id.
+    `default_api_timeout_ms`, also while reading. Kafka: KafkaConsumer without group.id.
     """
 
     def __init__(
@@ -168,6 +168,8 @@ class Consumer:
     def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record]:
         """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
 
+        When no node of the cluster has answered anything for `default_api_timeout_ms`, UnavailableError is raised, once
+        in as long, by `poll_arrow` and a loop too; poll again, and reading goes on when the cluster is back.
         Raises OffsetOutOfRange when a position lies outside the log and no reset policy is set, CorruptRecord naming
         partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
         """
@@ -240,8 +242,10 @@ class Consumer:
         taken = take()
         deadline_s = time.monotonic() + timeout_ms / 1000
         while not taken:
-            remaining_ms = (deadline_s - time.monotonic()) * 1000
-            if not self._run(self._fetcher.poll(max(0.0, remaining_ms), self._delivery.add)):
+            remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            silence_ms_max = self._config.default_api_timeout_ms
+            poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
+            if not self._run(poll):
                 self._check_open()
                 return None
             taken = take()

@@ -11,7 +11,9 @@ leader, whose word alone counts on offsets and epochs. Kafka: Fetcher, FetchColl
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -27,6 +29,7 @@ from rayka.client.metadata import ClusterMetadata, topic_recreated
 from rayka.client.node_fetches import NodeFetches
 from rayka.client.offset_lookup import OffsetLookup, check_partition, topic_with
 from rayka.client.retry import Backoff
+from rayka.client.silence import SilenceWatch
 from rayka.client.subscription import Subscription
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, RaykaError, needs_metadata
@@ -36,6 +39,7 @@ from rayka.protocol.fetch_session import SessionRequest
 
 logger = logging.getLogger(__name__)
 _LATE_S = 0.1  # behind the end of its wait an answer is late
+_ARRIVED_S = 0.1  # within this, answers are taken in that came while the process or its loop stood still
 
 
 class Fetcher:
@@ -49,7 +53,7 @@ class Fetcher:
         metadata: ClusterMetadata | None = None,
     ) -> None:
         """`metadata`: what is known already, by one that reads the same; else the fetcher has its own."""
-        network = handle.network()
+        network = self._network = SilenceWatch(handle.network(), handle.name)
         self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
         self.lookup = OffsetLookup(network, self.metadata, config, random)
         self.state = FetchState(
@@ -91,6 +95,8 @@ class Fetcher:
         for name, topic in topics.items():
             if topic_ids is not None and topic_ids[name] != topic.topic_id:
                 raise topic_recreated(topic, topic_ids[name], self.metadata.cluster_name)
+        if not self.state.by_topic:
+            self._network.forget()
         self.subscription.assign(partitions, known_ids, is_bounded=topic_ids is not None)
         self._wake.set()
 
@@ -130,28 +136,53 @@ class Fetcher:
                 await self._starts.look_up(start)
         return self.state.oldest_offset(topic_partition)
 
-    async def poll(self, timeout_ms: float, deliver: Callable[[Sequence[Fetched]], object]) -> bool:
+    async def poll(
+        self,
+        timeout_ms: float,
+        deliver: Callable[[Sequence[Fetched]], object],
+        *,
+        silence_ms_max: float = math.inf,
+    ) -> bool:
         """Delivers everything fetched; waits up to timeout_ms for something, False when nothing came.
 
         What is taken is delivered in the same step: a Ctrl-C in the thread that waits for the answer loses nothing.
-        Raises what the application must hear. A poll that waits while the fetcher is closed ends at once.
+        Raises what the application must hear, and UnavailableError whenever no node has answered anything for
+        silence_ms_max. A poll that waits while the fetcher is closed ends at once.
         """
         if self._is_closed:
             return False
         if self._driver is None:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
-        if not self.state.has_news():
-            self._news.clear()
-            try:
-                async with asyncio.timeout(timeout_ms / 1000):
-                    await self._news.wait()
-            except TimeoutError:
-                return False
-            if self._is_closed:
-                return False
+        # A fetch without news is answered after its wait: so long a silence is none.
+        silence_ms_max = max(silence_ms_max, 2 * self._config.fetch_max_wait_ms)
+        await self._wait_for_news(timeout_ms / 1000, silence_ms_max / 1000)
+        if self._is_closed or not self.state.has_news():
+            return False
         deliver(self.state.take())
         self._wake.set()
         return True
+
+    async def _wait_for_news(self, timeout_s: float, silence_s_max: float) -> None:
+        """Raises UnavailableError when a silence has lasted too long, and then not again before as long a one."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while not self.state.has_news() and not self._is_closed:
+            if self._silence_remaining_s(silence_s_max) <= 0:
+                await asyncio.sleep(_ARRIVED_S)
+                if self._silence_remaining_s(silence_s_max) <= 0 and not self.state.has_news():
+                    self._network.forget()
+                    raise self._network.error(silence_s_max)
+            remaining_s = deadline_s - loop.time()
+            if remaining_s <= 0:
+                return
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(remaining_s, self._silence_remaining_s(silence_s_max))):
+                    await self._news.wait()
+
+    def _silence_remaining_s(self, silence_s_max: float) -> float:
+        """One that reads nothing has nothing to hear."""
+        return self._network.remaining_s(silence_s_max) if self.state.by_topic else math.inf
 
     async def close(self) -> None:
         """Stops fetching; what is in flight is given up, and the brokers forget what was asked."""

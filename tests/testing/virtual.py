@@ -3,7 +3,7 @@ time, and must not depend on the machine.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context
 from random import Random
@@ -14,6 +14,7 @@ from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
 from rayka.client.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
+from rayka.errors import UnavailableError
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
@@ -93,6 +94,15 @@ class VirtualCluster:
         self.sim.cluster.kill(node_id, is_silent=True)
 
     @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """No call of a client reaches a node, and none is told so."""
+        nodes = list(self.sim.cluster.machines)
+        links = [link for each in nodes for link in ((CLIENT_ID, each), (each, CLIENT_ID))]
+        self.sim.network.cut(links)
+        yield
+        self.sim.network.mend(links)
+
+    @contextmanager
     def paused(self, node_id: int) -> Iterator[None]:
         """The node's process stands still, and then goes on with what has come meanwhile."""
         process = self.sim.cluster.machines[node_id].process
@@ -169,11 +179,13 @@ class VirtualProducer:
 
 
 class VirtualConsumer:
-    """Reads from the beginning, and notes what came and when, in milliseconds."""
+    """Reads from the beginning, and notes what came and when, in milliseconds, and when it heard of no answers."""
 
     def __init__(self, cluster: VirtualCluster, **options: Any) -> None:
         self.values: list[bytes | None] = []
         self.read_ms: list[int] = []
+        self.unavailable_ms: list[int] = []
+        self.partitions: Mapping[TopicPartition, None] = {}
         self._cluster = cluster
         config = ConsumerConfig.parse(
             {"auto_offset_reset": "earliest", "local_reads": False, **options}, what="consumer"
@@ -182,9 +194,13 @@ class VirtualConsumer:
 
     async def _read(self, config: ConsumerConfig) -> None:
         fetcher, delivery = Fetcher(self._cluster, config, Random(1)), Delivery(check_crcs=True)
-        await fetcher.assign([TopicPartition(TOPIC, 0)])
+        await fetcher.follow([TOPIC])
         while True:
-            await fetcher.poll(1_000, delivery.add)
+            try:
+                await fetcher.poll(1_000, delivery.add, silence_ms_max=config.default_api_timeout_ms)
+            except UnavailableError:
+                self.unavailable_ms.append(self._cluster.now_ms)
+            self.partitions = fetcher.subscription.partitions
             while records := delivery.next_records(100):
                 self.values += [each.value for each in records]
                 self.read_ms += [self._cluster.now_ms] * len(records)

@@ -1,0 +1,76 @@
+"""Since when no node answers a client that has something to ask: what tells a stopped cluster from an idle one.
+
+Invariants: any answer ends the silence, a refusal too; a call that breaks off, times out or is given up is none. While
+nothing is asked there is no silence. Kafka has no such thing: its consumer polls a cluster that is gone for ever.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+from rayka.errors import ApiError, NetworkException, RequestTimedOut, UnavailableError
+from rayka.ports import Network, Request
+
+ResponseT = TypeVar("ResponseT")
+
+
+class SilenceWatch:
+    """The network port of one client, which notes what it hears of the nodes."""
+
+    def __init__(self, network: Network, cluster_name: str) -> None:
+        self._network = network
+        self._cluster_name = cluster_name
+        self._open_count = 0
+        self._since_s: float | None = None
+        self._problem: ApiError | None = None
+
+    def __repr__(self) -> str:
+        return f"<SilenceWatch {self._cluster_name} since={self._since_s} open={self._open_count}>"
+
+    async def node_ids(self) -> Sequence[int]:
+        return await self._network.node_ids()
+
+    async def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> ResponseT:
+        """The node's answer; see `rayka.ports.Network`."""
+        if self._since_s is None:
+            self._since_s = _now_s()
+        self._open_count += 1
+        try:
+            response = await self._network.call(node_id, request, timeout_ms)
+        except ApiError as error:
+            self._on_end(error)
+            raise
+        except BaseException:
+            self._open_count -= 1
+            raise
+        self._on_end(None)
+        return response
+
+    def forget(self) -> None:
+        """Whatever silence there was is over, or begins only now."""
+        self._since_s = _now_s() if self._open_count else None
+
+    def remaining_s(self, limit_s: float) -> float:
+        """Until a silence has lasted that long, which begins now at the earliest if there is none."""
+        return limit_s if self._since_s is None else self._since_s + limit_s - _now_s()
+
+    def error(self, limit_s: float) -> UnavailableError:
+        """What to tell of a silence that has lasted that long."""
+        said = f"last error: {self._problem}; " if self._problem is not None else ""
+        return UnavailableError(
+            f"no node of cluster {self._cluster_name!r} has answered for {math.floor(limit_s * 1000)} ms: {said}"
+            "is it running? see `rayka status`; when it is, poll again, and reading goes on where it was"
+        )
+
+    def _on_end(self, error: ApiError | None) -> None:
+        self._open_count -= 1
+        if isinstance(error, (NetworkException, RequestTimedOut)):
+            self._problem = error
+        else:
+            self._problem = None
+            self.forget()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
