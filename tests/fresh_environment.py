@@ -64,3 +64,8 @@ def uv() -> str:
     if found is None:
         raise SystemExit("uv is missing: pip install uv")
     return found
+
+
+def cache_directory() -> str:
+    """Where uv keeps what it has downloaded."""
+    return subprocess.run([uv(), "cache", "dir"], check=True, capture_output=True, text=True).stdout.strip()

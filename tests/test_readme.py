@@ -1,6 +1,7 @@
 """The README's Python: every block parses, and what can run without Ray does."""
 
 import ast
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayka.config import ClusterSpec
+from tests import readme_run
 from tests.tidy import ROOT
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -18,6 +20,40 @@ BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_block_of_the_readme_parses(block: str) -> None:
     assert ast.parse(block).body
+
+
+def test_snippets_are_found_in_their_order_by_section_and_language() -> None:
+    page = (
+        "## One\n```sh\nls  # list\n```\n```\nls [FILE]\n```\n## Two\n```python\n## no section\nx = 1\n```\n"
+    )
+    assert readme_run.blocks(page) == [
+        ("One", "sh", "ls  # list\n"),
+        ("Two", "python", "## no section\nx = 1\n"),
+    ]
+
+
+def test_every_snippet_of_the_readme_can_be_run() -> None:
+    found = readme_run.blocks((ROOT / "README.md").read_text())
+    assert [each.text for each in found if each.language == "python"] == BLOCKS
+    assert {each.language for each in found} == set(readme_run.RUNNERS)
+
+
+@pytest.mark.parametrize(
+    ("block", "place_of_failure"),
+    [
+        (("", "sh", "true\nls no-such-file  # a comment\n"), "ls no-such-file"),
+        (("", "python", "1 / 0"), "python"),
+    ],
+)
+def test_a_snippet_that_fails_is_named(
+    block: tuple[str, str, str], place_of_failure: str, tmp_path: Path
+) -> None:
+    (tmp_path / "project").mkdir()
+    place = readme_run.Place(
+        tmp_path / "project", {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    )
+    with pytest.raises(readme_run.SnippetFailed, match=place_of_failure):
+        readme_run.RUNNERS[block[1]](readme_run.Block(*block), place)
 
 
 def test_the_readmes_own_test_passes(tmp_path: Path) -> None:
@@ -34,10 +70,7 @@ def test_the_readmes_producing_and_consuming_work_on_a_cluster_in_this_process(t
         next(each for each in BLOCKS if marker in each)
         for marker in ("value_serializer", "pa.table", "rayka.read(")
     )
-    endless = consume.index("with rayka.Consumer")
-    program = "\n".join([produce, send_batch, consume[:endless]]).replace(
-        'cluster="rayka"', "cluster=cluster"
-    )
+    program = "\n".join([produce, send_batch, consume]).replace('cluster="rayka"', "cluster=cluster")
     body = "".join(f"    {line}\n" for line in program.split("\n"))
     source = f"import rayka, rayka.testing\nwith rayka.testing.cluster() as cluster:\n{body}"
     run = subprocess.run(
