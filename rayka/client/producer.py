@@ -6,19 +6,14 @@ Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
 import asyncio
-import atexit
-import logging
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from random import Random
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
-from weakref import WeakSet
 
 from rayka import forks
-from rayka.client import io_thread
+from rayka.client import at_exit, io_thread
 from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.arrow_input import Data, Piece, inputs_of, pieces_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
@@ -35,9 +30,7 @@ from rayka.options import ProducerOptions
 from rayka.protocol.murmur2 import partition_for_key
 
 AddedT = TypeVar("AddedT")
-logger = logging.getLogger(__name__)
 _CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
-_EXIT_FLUSH_S = 5.0
 _LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
@@ -74,6 +67,10 @@ class Producer:
     `delivery_timeout_ms`. Callbacks run on rayka's IO thread: whatever one raises is logged, and raised by the next
     `flush` or `close`, SystemExit and KeyboardInterrupt too; it harms no other record.
 
+    Close it, best by `with`. One that is dropped sends what it has accepted all the same. When the interpreter ends,
+    what is on its way has five seconds more; what is not acknowledged then is told on standard error, and makes 120 of
+    an exit status of 0.
+
     Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer.
     """
 
@@ -96,9 +93,7 @@ class Producer:
         self._sticky = {} if self._value_serializer else self._accumulator.sticky
         largest_bytes = min(self._config.max_request_size, self._config.buffer_memory)
         self._record_bytes_max = largest_bytes - BATCH_OVERHEAD_BYTES
-        self._at_exit = partial(_flush_at_exit, self._sender, os.getpid())
-        atexit.register(self._at_exit)
-        _producers.add(self)
+        at_exit.watch(self._sender)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -117,6 +112,7 @@ class Producer:
             warnings.warn(
                 f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
             )
+            io_thread.call_soon(self._sender.finish_alone)
 
     # ---- Sending ----
 
@@ -213,7 +209,6 @@ class Producer:
         try:
             self._finish(pending, timeout)
         finally:
-            atexit.unregister(self._at_exit)
             io_thread.run(self._sender.close(), _CLOSE_SLACK_S)
 
     # ---- The slow way ----
@@ -345,37 +340,3 @@ class Producer:
 
     def _moment(self) -> Moment:
         return Moment(self._sender.now_ms(), io_thread.wall_clock_ms())
-
-    def _after_fork(self) -> None:
-        """In the child: the thread that sends is not here, so that the quick way of `send` must find nothing."""
-        self._sticky.clear()
-
-
-# ---- The process ----
-
-_producers: WeakSet[Producer] = WeakSet()
-
-
-def _after_fork() -> None:
-    for each in _producers:
-        each._after_fork()
-
-
-def _flush_at_exit(sender: Sender, pid: int) -> None:
-    """A producer that nobody closed: what it has accepted gets a last chance."""
-    if os.getpid() != pid:
-        return
-    with sender.lock:
-        pending = sender.accumulator.hurry()
-    if pending:
-        logger.warning(
-            "%d records were sent but not flushed; close the producer before the end", sum(map(len, pending))
-        )
-        sender.wake()
-        try:
-            wait_until_done(pending, _EXIT_FLUSH_S)
-        except TimeoutError as error:
-            logger.error("gave up at exit: %s", error)
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -84,6 +84,7 @@ class Sender:
                 else 1,
             )
         )
+        self.logs_failures = True
         self._network = handle.network()
         self._metadata = ClusterMetadata(self._network, handle.name, config, random, on_topic=self._set_topic)
         self._config = config
@@ -140,6 +141,14 @@ class Sender:
     async def renew_topic(self, name: str) -> None:
         """Makes the topic known as the active controller has it now. Raises UnavailableError."""
         await self._metadata.renew(name, self._config.max_block_ms)
+
+    def finish_alone(self) -> None:
+        """The producer was dropped: what it has left goes now. From here on only the loop holds the sender, until it is
+        done.
+        """
+        with self.lock:
+            self.accumulator.hurry()
+        self._pump()
 
     async def close(self) -> None:
         """Stops; what is not delivered yet fails with ClosedError."""
@@ -459,7 +468,8 @@ class Sender:
         with self.lock:
             self.accumulator.finish(batch, is_acknowledged=False)
             self.memory_freed.notify_all()
-        logger.warning("%s failed: %s", _records_of(batch), batch.error)
+        if self.logs_failures:
+            logger.warning("%s failed: %s", _records_of(batch), batch.error)
         for callback in callbacks:
             self._call_back(batch, callback)
 

@@ -3,12 +3,13 @@ interruptions.
 """
 
 import asyncio
+import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -676,6 +677,22 @@ def test_a_producer_that_nobody_closed_warns_and_still_delivers():
     assert future.result(WAIT_S).offset == 0
 
 
+def test_a_producer_that_is_dropped_is_collected_when_its_records_are_sent():
+    cluster = ScriptedCluster({"orders": 1})
+    producer: Producer | None = Producer(cluster, linger_ms=60_000)
+    assert producer is not None
+    future = producer.send("orders", b"x")
+    dropped = [weakref.ref(producer), weakref.ref(producer._sender)]
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del producer
+    assert future.result(WAIT_S).offset == 0  # long before its linger is over
+    deadline_s = time.monotonic() + WAIT_S
+    while any(each() for each in dropped) and time.monotonic() < deadline_s:
+        io_thread.wait_for_turn(WAIT_S)
+        gc.collect()
+    assert [each() for each in dropped] == [None, None]
+
+
 # ---- Ctrl-C ----
 
 
@@ -738,32 +755,3 @@ def test_ctrl_c_in_a_send_loop_loses_nothing_that_was_accepted():
         logs = [cluster.values("orders", partition) for partition in range(2)]
         placed = [(each.result(WAIT_S).partition, each.result(0).offset) for each in futures]
     assert all(logs[partition][offset] == b"%d" % n for n, (partition, offset) in enumerate(placed))
-
-
-# ---- Processes ----
-
-_SCRIPT = """
-import atexit, os
-from tests.client.support import ScriptedCluster
-import rayka
-cluster = ScriptedCluster({"orders": 1})
-atexit.register(lambda: print(cluster.values("orders", 0)))
-producer = rayka.Producer(cluster, linger_ms=60_000)
-producer.send("orders", b"x")
-"""
-
-
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _SCRIPT + script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_what_was_sent_is_delivered_at_exit_even_without_close():
-    done = run("")
-    assert done.stdout == "[b'x']\n", done.stderr
-    assert "1 records were sent but not flushed" in done.stderr
