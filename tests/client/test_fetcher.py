@@ -62,8 +62,10 @@ class ScriptedBrokers:
         self.asked: list[Asked] = []
         self.leader_id, self.leader_epoch = LEADER, EPOCH
         self.is_follower_fenced = False
+        self.is_quiet = False  # a fetch without an answer ends soon, with nothing
         self.metadata_count = 0
         self._all_asked = asyncio.Event()
+        self._is_asked = asyncio.Event()
         self._sessions: dict[int, FetchPartition | None] = {}
 
     def network(self) -> "ScriptedBrokers":
@@ -90,6 +92,14 @@ class ScriptedBrokers:
             await self._all_asked.wait()
         self._all_asked.clear()
 
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Fetches without an answer end soon meanwhile."""
+        self.is_quiet = True
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            while not holds():
+                self._is_asked.clear()
+                await self._is_asked.wait()
+
     def _metadata(self) -> MetadataResponse:
         self.metadata_count += 1
         brokers = (
@@ -104,6 +114,7 @@ class ScriptedBrokers:
         )
 
     async def _fetch(self, node_id: int, request: FetchRequest) -> FetchResponse:
+        self._is_asked.set()
         for part in request.partitions:
             self.asked.append(
                 Asked(
@@ -118,7 +129,9 @@ class ScriptedBrokers:
         if request.forgotten:
             self._sessions[node_id] = None
         if not self.answers:
-            if request.max_wait_ms:
+            if self.is_quiet:
+                await asyncio.sleep(0.001)
+            elif request.max_wait_ms:
                 self._all_asked.set()
                 await asyncio.Event().wait()
             return FetchResponse((), session_id=node_id)
@@ -311,3 +324,41 @@ def test_a_position_that_was_sought_has_no_epoch() -> None:  # G2
 
     asked, _ = consume([], seek)
     assert (asked[1].offset, asked[1].last_fetched_epoch) == (3, NO_EPOCH)
+
+
+# ---- Metadata of a consumer that waits ----
+
+
+def test_metadata_that_have_become_old_are_asked_for_while_nothing_happens() -> None:  # G14, G18
+    async def until_asked_again(scripted: ScriptedBrokers, _: Fetcher) -> None:
+        await scripted.until(lambda: scripted.metadata_count >= 3)
+
+    asked, _ = consume([], until_asked_again, metadata_max_age_ms=50)
+    assert [(each.node_id, each.offset) for each in asked] == [(LEADER, START)]
+
+
+def test_a_leader_of_which_only_the_metadata_tell_is_asked() -> None:  # G14, G18
+    async def elect(scripted: ScriptedBrokers, _: Fetcher) -> None:
+        await scripted.until(lambda: bool(scripted.asked))
+        scripted.leader_id, scripted.leader_epoch = FOLLOWER, EPOCH + 1
+        await scripted.until(lambda: len(scripted.asked) > 1)
+
+    asked, _ = consume([], elect, metadata_max_age_ms=50)
+    assert [(each.node_id, each.leader_epoch) for each in asked] == [(LEADER, EPOCH), (FOLLOWER, EPOCH + 1)]
+
+
+# ---- How much is fetched ahead ----
+
+
+def test_what_was_fetched_ahead_stays_within_the_total() -> None:  # G5, G16
+    async def poll_twice(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
+        taken: list[Fetched] = []
+        for expected in (1, 2):
+            await fetcher.poll(TIMEOUT_MS, taken.extend)
+            assert len(taken) == expected
+            await scripted.until(fetcher.state.has_news)
+            for _ in range(100):  # whatever would be asked now is asked
+                await asyncio.sleep(0)
+            assert len(scripted.asked) == expected + 1
+
+    consume_alone([data(12), data(15), data(18), data(21)], poll_twice, fetch_max_bytes=8)
