@@ -6,6 +6,7 @@ at all, holds up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16
 """
 
 from collections.abc import Callable, Coroutine, Mapping
+from itertools import islice
 from typing import Any
 
 from rayka.client.fetch_state import FetchState
@@ -14,6 +15,7 @@ from rayka.errors import OffsetOutOfRange, RaykaError
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartitionResult
 
+_AT_ONCE_MAX = 1_000  # partitions: more hold up the loop for longer than others should wait for it
 Hear = Callable[[TopicPartition, RaykaError], object]
 
 
@@ -34,13 +36,12 @@ class FetchStarts:
         return f"<FetchStarts asked={len(self._asked)}>"
 
     def begin(self) -> Coroutine[Any, Any, None] | None:
-        """The look-up of all partitions without a position that are not looked up yet; None when there is none."""
-        unknown = {
-            tp: timestamp_ms
-            for tp, timestamp_ms in self._state.without_offset()
-            if self._asked.get(tp) != self._state.generation(tp)
-        }
-        return self.look_up(unknown) if unknown else None
+        """The look-up of partitions without a position that are not looked up yet, of a part of them if they are many;
+        None when there is none.
+        """
+        unknown = (each for each in self._state.without_offset() if not self._is_asked(each[0]))
+        part = dict(islice(unknown, _AT_ONCE_MAX))
+        return self.look_up(part) if part else None
 
     def look_up(self, unknown: Mapping[TopicPartition, int | None]) -> Coroutine[Any, Any, None]:
         """Each partition has a position then, or the application hears why not."""
@@ -86,6 +87,10 @@ class FetchStarts:
         self._end(topic_partition, generation)
         if self._state.lacks_offset(topic_partition, generation):
             self._hear(topic_partition, error)
+
+    def _is_asked(self, topic_partition: TopicPartition) -> bool:
+        asked = self._asked.get(topic_partition)
+        return asked is not None and asked == self._state.generation(topic_partition)
 
     def _end(self, topic_partition: TopicPartition, generation: int) -> None:
         if self._asked.get(topic_partition) == generation:

@@ -226,6 +226,7 @@ class Fetcher:
         look_up = self._starts.begin()
         if look_up is not None:
             self._spawn(look_up)
+            asyncio.get_running_loop().call_soon(self._wake.set)  # there may be more
 
     async def _plan_all(self) -> None:
         """Others have their turn in between: there may be thousands of partitions."""

@@ -6,6 +6,7 @@ partition; the offsets of one topic are all of one topic id.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from itertools import islice
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -32,6 +33,7 @@ from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResul
 
 _NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
+_AT_ONCE_MAX = 1_000  # partitions: more hold up the loop for longer than others should wait for it
 
 OnFound = Callable[[Mapping[TopicPartition, ListOffsetsPartitionResult]], object]
 OnRefused = Callable[[TopicPartition, RaykaError], object]
@@ -103,7 +105,11 @@ class _Search:
     async def run(
         self, wanted: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
-        self._start(self._tasks, self._pursue(dict(wanted)))
+        remaining = iter(wanted.items())
+        while part := dict(islice(remaining, _AT_ONCE_MAX)):
+            self._start(self._tasks, self._pursue(part))
+        if not wanted:
+            return {}
         try:
             await self._is_over
         finally:

@@ -11,7 +11,16 @@ import rayka
 import rayka.testing
 from rayka import Admin, Consumer, Producer, TopicPartition
 from rayka.errors import InconsistentTopicId, OffsetOutOfRange, UnknownTopicOrPartition
+from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.testing import InProcessCluster
+from tests.testing.virtual import (
+    CONTROLLER,
+    REPLICAS,
+    TOPIC,
+    VirtualConsumer,
+    VirtualProducer,
+    virtual_cluster,
+)
 from tests.testing.waiting import wait_until
 
 SOON = {"metadata_max_age_ms": 20, "auto_offset_reset": "earliest"}
@@ -257,3 +266,23 @@ def test_a_partition_that_was_added_just_now_can_be_assigned_at_once(cluster, ad
         admin.create_partitions(topic, 3)
         consumer.assign([tp])
         assert consumer.assignment() == (tp,)
+
+
+# ---- In virtual time ----
+
+
+def test_a_topic_that_was_created_again_is_read_at_once_and_not_when_metadata_are_too_old():
+    with virtual_cluster() as cluster:
+        consumer = VirtualConsumer(cluster)
+        cluster.go_on(5_000)
+        network = cluster.network()
+        cluster.run(network.call(CONTROLLER, DeleteTopicsRequest((TOPIC,)), 10_000))
+        new = NewTopic(TOPIC, configs={"min.insync.replicas": "2"}, assignments=(REPLICAS,))
+        cluster.run(network.call(CONTROLLER, CreateTopicsRequest((new,)), 10_000))
+        created_ms = cluster.now_ms
+        producer = VirtualProducer(cluster, pause_ms=100)
+        cluster.until(lambda: bool(consumer.values))
+        assert cluster.now_ms - created_ms <= 2_000
+        producer.end()
+        cluster.until(lambda: len(consumer.values) == producer.count)
+        assert consumer.values == [b"%d" % number for number in range(producer.count)]

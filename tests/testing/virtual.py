@@ -14,7 +14,7 @@ from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
 from rayka.client.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
-from rayka.errors import UnavailableError
+from rayka.errors import UnavailableError, UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
@@ -198,6 +198,8 @@ class VirtualConsumer:
         while True:
             try:
                 await fetcher.poll(1_000, delivery.add, silence_ms_max=config.default_api_timeout_ms)
+            except UnknownTopicOrPartition:  # between its deletion and its second creation
+                continue
             except UnavailableError:
                 self.unavailable_ms.append(self._cluster.now_ms)
             self.partitions = fetcher.subscription.partitions
