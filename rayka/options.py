@@ -56,7 +56,7 @@ class ProducerOptions(ClientOptions, total=False):
     delivery_timeout_ms: int
     max_in_flight_requests_per_connection: int
     enable_idempotence: bool | None
-    compression_type: CompressionType
+    compression_type: CompressionType | None
     key_serializer: Serializer | None
     value_serializer: Serializer | None
 

@@ -7,15 +7,17 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+import click
 import pytest
 
 import rayka
 import rayka.options as typed
 from rayka import config
+from rayka.cli.main import rayka as cli
 
 TABLES: dict[str, tuple[type, Any]] = {
     "Producer": (typed.ProducerOptions, config.ProducerConfig),
@@ -25,14 +27,7 @@ TABLES: dict[str, tuple[type, Any]] = {
 }
 CLIENTS = ("Producer", "Consumer", "Admin")
 # Where a user writes something else than what the program works with.
-TAKEN_AS = {
-    "acks": typed.Acks,
-    "nodes": object,
-    "data_dir": object,
-    "ray": object,
-    "resources": object,
-    "config": object,
-}
+TAKEN_AS = {"acks", "compression_type", "nodes", "data_dir", "ray", "resources", "config"}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -96,6 +91,21 @@ def test_help_has_no_codes_of_rules() -> None:
         name: codes for name, each in public() if (codes := RULE.findall(pydoc.plain(pydoc.render_doc(each))))
     }
     assert found == {}
+
+
+def test_the_help_of_commands_has_no_codes_of_rules() -> None:
+    assert {" ".join(path): codes for path, text in helps(cli) if (codes := RULE.findall(text))} == {}
+
+
+def helps(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of a command and of all below it."""
+    context = click.Context(command)
+    yield path, command.get_help(context)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from helps(below, *path, name)
 
 
 def test_what_admin_returns_has_no_codes_of_rules() -> None:
@@ -203,6 +213,8 @@ def default(key: str, field: Any) -> str:
 
 def literals(hint: Any) -> list[Any]:
     """The values that a type names one by one."""
+    if hint is type(None):
+        return [None]
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     return [value for each in get_args(hint) for value in literals(each)]

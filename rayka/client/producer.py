@@ -49,7 +49,7 @@ class Producer:
         delivery_timeout_ms: int = 120000
         max_in_flight_requests_per_connection: int = 5
         enable_idempotence: bool | None = None
-        compression_type: "none" | "gzip" | "lz4" | "zstd" = "none"
+        compression_type: "none" | "gzip" | "lz4" | "zstd" | None = "none"
         key_serializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
         value_serializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
         request_timeout_ms: int = 30000
