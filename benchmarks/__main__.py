@@ -16,7 +16,8 @@ from benchmarks.harness import Row
 from benchmarks.report import README, print_table, write_json, write_readme
 
 NAMES = (
-    "limits", "batch", "recovery", "client", "footprint", "quorum", "replication", "scale", "simulator", "spark",
+    "limits", "batch", "recovery", "client", "commands", "footprint", "quorum", "replication", "scale", "simulator",
+    "spark",
 )  # fmt: skip
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 
@@ -41,7 +42,7 @@ def main(
 ) -> None:
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
-    NAMES: limits, batch, recovery, client, footprint, quorum, replication, scale, simulator, spark.
+    NAMES: limits, batch, recovery, client, commands, footprint, quorum, replication, scale, simulator, spark.
     """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -42,6 +43,25 @@ def test_help_imports_neither_ray_nor_rich_nor_pyarrow() -> None:
     assert all(
         name in done.stdout for name in ("demo", "start", "stop", "status", "topic", "quorum", "doctor")
     )
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        below = click.Context(command, info_name=name, parent=context)
+        yield below.command_path, command
+        if isinstance(command, click.Group):
+            yield from commands(command, below)
+
+
+def test_help_names_no_rules_of_this_house() -> None:
+    context = click.Context(main.rayka, info_name="rayka")
+    found = dict(commands(main.rayka, context))
+    assert len(found) > 35
+    for path, command in found.items():
+        text = command.get_help(click.Context(command, info_name=path))
+        assert not re.search(r"\b[A-H]\d{1,2}\b|[Dd]ecision \d", text), path
 
 
 def test_what_a_client_imports_for_its_first_call_is_no_code_of_nodes() -> None:
