@@ -22,6 +22,7 @@ from rayka.ids import Role
 from rayka.protocol.cluster import NodeState, StatusRequest
 from tests.ray.conftest import Said
 from tests.ray.support import broker_pid, end_supervisor, kill, running
+from tests.testing.waiting import wait_until
 
 pytestmark = pytest.mark.ray
 Start = Callable[..., Cluster]
@@ -179,6 +180,39 @@ def test_a_node_without_an_actor_is_made_again_on_its_disk_also_by_a_supervisor_
     assert ray.get(supervise.find(cluster.name).pid.remote()) != before
     cluster.stop()
     assert supervise.find(cluster.name) is None
+
+
+def test_a_consumer_of_a_cluster_that_was_stopped_says_so_and_reads_on_when_it_is_started_again(
+    start: Start, tmp_path: Path
+) -> None:
+    cluster = start(name="resumed", data_dir=str(tmp_path))
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("words", partitions=1)
+    send(cluster, "words", b"one")
+    options = {"auto_offset_reset": "earliest", "default_api_timeout_ms": 3_000}
+    with rayka.Consumer("words", cluster=cluster, **options) as consumer:
+        loop = iter(consumer)
+        assert next(loop).value == b"one"
+        cluster.stop()
+        with pytest.raises(UnavailableError, match="no node of cluster 'resumed' has answered for 3000 ms"):
+            next(loop)
+        send(start(name="resumed", data_dir=str(tmp_path)), "words", b"two")
+        read: list[rayka.Record] = []
+        wait_until(lambda: bool(read.extend(poll_again(consumer)) or read))
+        assert [record.value for record in read] == [b"two"]
+
+
+def send(cluster: Cluster, topic: str, value: bytes) -> None:
+    with rayka.Producer(cluster=cluster) as producer:
+        producer.send(topic, value)
+
+
+def poll_again(consumer: rayka.Consumer) -> list[rayka.Record]:
+    """It may not have asked the cluster that is back yet."""
+    try:
+        return consumer.poll(timeout_ms=1_000)
+    except UnavailableError:
+        return []
 
 
 def test_topics_are_created_described_and_deleted_by_the_command_line(
