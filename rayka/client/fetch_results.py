@@ -64,7 +64,7 @@ class FetchResults:
         if not result.file_ranges:
             return (result.records,)
         assert self._local is not None
-        return self._local.read(result.file_ranges)
+        return self._local.read(result.file_ranges, result.topic_id)
 
 
 def _now_ms() -> int:

@@ -29,11 +29,11 @@ class LocalReader:
         """The rack of the first broker whose files are here; empty when there is none, or they are not to be read."""
         return next((each.rack for each in brokers if self._directories.ids(each.directories)), "")
 
-    def read(self, ranges: Sequence[FileRange]) -> tuple[np.ndarray, ...] | None:
-        """The bytes of the ranges, mapped; None when a file is gone or was replaced: ask again."""
+    def read(self, ranges: Sequence[FileRange], topic_id: UUID) -> tuple[np.ndarray, ...] | None:
+        """The bytes of the topic's ranges, mapped; None when a file is gone or was replaced: ask again."""
         buffers = []
         for each in ranges:
-            view = self._mapped.read(each)
+            view = self._mapped.read(each, topic_id)
             self._directories.on_read(is_found=view is not None)
             if view is None:
                 logger.info("%s is not what its broker described; asking again", each.path)

@@ -30,16 +30,16 @@ class MappedReader:
     def __repr__(self) -> str:
         return f"<MappedReader maps={len(self._maps)}/{self._max_maps}>"
 
-    def read(self, file_range: FileRange) -> memoryview | None:
-        """The range's bytes, whole batches from `base_offset` on; None when they are not to be had here any
-        more.
+    def read(self, file_range: FileRange, topic_id: UUID | None = None) -> memoryview | None:
+        """The range's bytes, whole batches from `base_offset` on; None when they are not to be had here any more, or
+        with `topic_id` are another topic's. A file that is mapped keeps its inode: one look when it is mapped will do.
         """
         stop = file_range.position + file_range.size_bytes
         key = (file_range.device, file_range.inode)
         view = self._maps.get(key)
         if view is None or len(view) < stop:
             view = _map(file_range)
-            if view is None:
+            if view is None or topic_id not in (None, topic_id_beside(file_range.path)):
                 self._maps.pop(key, None)
                 return None
             self._keep(key, view)

@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -12,6 +13,7 @@ from rayka.log.disk import LocalDisk
 from rayka.log.log import LocalRead, Log
 from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
+from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_header import split_batches
 from tests.log.support import fill
 
@@ -60,6 +62,16 @@ def test_a_growing_segment_is_mapped_again(log: Log) -> None:
         [last] = _local(log, log.log_end_offset - 2).ranges
         assert _offsets([reader.read(last)]) == [log.log_end_offset - 2]
     assert repr(reader) == "<MappedReader maps=1/64>"
+
+
+def test_a_file_of_another_topic_is_not_read_for_one_that_was_there_before(log: Log) -> None:
+    """Deleted and created again, with an inode number that was given away again."""
+    fill(log, 5)
+    [file_range] = _local(log).ranges
+    beside = Path(file_range.path).with_name(PARTITION_METADATA_FILE)
+    beside.write_bytes(encode_partition_metadata(UUID(int=2)))
+    assert MappedReader().read(file_range, UUID(int=1)) is None
+    assert MappedReader().read(file_range, UUID(int=2)) is not None
 
 
 def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(log: Log) -> None:
