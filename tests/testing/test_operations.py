@@ -2,6 +2,7 @@
 brokers drained, configurations changed.
 """
 
+import json
 from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import rayka.testing
 from rayka import Admin, Producer, TopicPartition
 from rayka.cli.broker import drain_broker
 from rayka.cli.catch_up import move, wait_until_moved
-from rayka.cli.partition import cancel_all
+from rayka.cli.partition import cancel_all, print_plan
 from rayka.client.admin_results import TopicDescription
 from rayka.errors import (
     ApiError,
@@ -225,6 +226,23 @@ def test_the_preferred_replica_is_elected(cluster: InProcessCluster, admin: Admi
     assert isinstance(again.error, ElectionNotNeeded)
     assert again.is_needless
     assert again.to_dict()["error"] == "ELECTION_NOT_NEEDED"
+
+
+def test_a_plan_is_told_beside_what_is_and_nothing_moves(
+    admin: Admin, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.create_topic(name, assignments=[[1, 2], [2, 3]])
+    plan = {TopicPartition(name, 1): (4, 3)}
+    print_plan(plan, admin.describe_topics([name]), False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == [f"{name}-1", "2,3", "4,3"]
+    assert " ".join(lines[-1]) == "would reassign 1 partition; nothing was changed"
+    print_plan(plan, admin.describe_topics([name]), True)
+    (move,) = json.loads(capsys.readouterr().out)["moves"]
+    assert move == {"topic": name, "partition": 1, "replicas": [2, 3], "new_replicas": [4, 3]}
+    with pytest.raises(UnknownTopicOrPartition, match=f"no partition {name}-2"):
+        print_plan({TopicPartition(name, 2): (1,)}, admin.describe_topics([name]), False)
+    assert [each.replicas for each in admin.describe_topic(name).partitions] == [(1, 2), (2, 3)]
 
 
 # ---- Brokers ----
