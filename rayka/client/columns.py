@@ -44,22 +44,24 @@ class Columns(NamedTuple):
 
 def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps) -> Columns:
     """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place."""
-    rows = [(index, slot) for index, slot in enumerate(slots) if type(slot) is Row]
-    keys: list[Any] | None = [None] * len(slots) if any(row.key is not None for _, row in rows) else None
-    headers: list[Any] | None = [None] * len(slots) if any(row.headers for _, row in rows) else None
-    own_timestamps = [(index, row.timestamp_ms) for index, row in rows if row.timestamp_ms is not None]
+    values: list[Any] = []
+    keys: list[Any] = []
+    headers: list[Any] = []
+    own_timestamps: list[tuple[int, int]] = []
+    for index, slot in enumerate(slots):
+        row = slot if type(slot) is Row else Row(slot)
+        values.append(row.value)
+        keys.append(row.key)
+        headers.append(row.headers)
+        if row.timestamp_ms is not None:
+            own_timestamps.append((index, row.timestamp_ms))
     if own_timestamps:
         stamped = np.full(len(slots), timestamps_ms, np.int64)
         for index, timestamp_ms in own_timestamps:
             stamped[index] = timestamp_ms
         timestamps_ms = stamped
-    for index, row in rows:
-        slots[index] = row.value
-        if keys is not None:
-            keys[index] = row.key
-        if headers is not None:
-            headers[index] = row.headers
-    return Columns(slots, keys, headers, timestamps_ms)
+    has_keys, has_headers = keys.count(None) < len(keys), any(headers)
+    return Columns(values, keys if has_keys else None, headers if has_headers else None, timestamps_ms)
 
 
 def concatenated(chunks: Sequence[Columns]) -> Columns:

@@ -48,7 +48,7 @@ from rayka.protocol.produce import ProducePartition, ProducePartitionResult, Pro
 from rayka.protocol.producer_ids import InitProducerIdRequest
 
 REQUEST_BYTES_MAX = 4 << 20
-REQUEST_BATCHES_MAX = 500  # small ones take a loop's time by their number, here and on the broker
+REQUEST_BATCHES_MAX = 300  # small ones take a loop's time by their number, here and on the broker
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 _NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)

@@ -31,6 +31,7 @@ from rayka.protocol.batch_columns import (
 )
 from rayka.protocol.batch_contents import Column, aligned, pack_contents
 from rayka.protocol.batch_header import (
+    ALIGNMENT_BYTES,
     CONTROL_BIT,
     CRC_START,
     HEADER,
@@ -49,6 +50,7 @@ from rayka.protocol.compression import compress
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
 _SMALL_BYTES_MAX = 64 << 10
+_PADDING = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 _CRC = Struct(">I")
 _CRC_POSITION = 17
 _SEQUENCE = Struct(">qhi")
@@ -155,8 +157,10 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
         )
     contents = pack_contents(uncompressed_bytes, lengths)
     block_begin = HEADER_BYTES + len(contents)
+    if codec is Codec.NONE and uncompressed_bytes <= _SMALL_BYTES_MAX:
+        return _joined(contents, columns)
     if codec is Codec.NONE:
-        batch = _zeros(aligned(block_begin) + uncompressed_bytes)
+        batch = np.zeros(aligned(block_begin) + uncompressed_bytes, np.uint8)
         view = bytes_view(batch)
         _fill(view[aligned(block_begin) :], columns)
     else:
@@ -170,13 +174,18 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
     return batch
 
 
-def _zeros(size_bytes: int) -> np.ndarray:
-    """Without `numpy.zeros` where it is small: that lets go of the interpreter's lock for more than 1 KB, and a thread
-    that is busy then keeps the lock for 5 ms, far longer than a small batch takes.
+def _joined(contents: bytes, columns: _Columns) -> np.ndarray:
+    """A small batch, its header still zero. Not by `numpy.zeros`: that lets go of the interpreter's lock for more than
+    1 KB, and a thread that is busy then keeps the lock for 5 ms, far longer than a small batch takes.
     """
-    if size_bytes > _SMALL_BYTES_MAX:
-        return np.zeros(size_bytes, np.uint8)
-    return np.frombuffer(bytearray(size_bytes), np.uint8)
+    parts: list[Buffer] = [
+        bytes(HEADER_BYTES),
+        contents,
+        _PADDING[-(HEADER_BYTES + len(contents)) % ALIGNMENT_BYTES],
+    ]
+    for _, data in columns:
+        parts += (data, _PADDING[-len(data) % ALIGNMENT_BYTES])
+    return np.frombuffer(bytearray().join(parts), np.uint8)  # type: ignore[arg-type]  # numpy arrays are buffers too
 
 
 def _fill(block: memoryview, columns: _Columns) -> None:
