@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rayka import forks
 from rayka.actors import launch, supervise
-from rayka.actors.bring_up import START_TIMEOUT_S, add_brokers, bring_up, wait_for
+from rayka.actors.bring_up import START_TIMEOUT_S, add_brokers, ask_ray, bring_up, wait_for
 from rayka.actors.description import (
     ClusterDescription,
     NodeDescription,
@@ -123,7 +123,7 @@ class Cluster:
 
     def network(self) -> RayNetwork:
         """A new caller to the cluster's nodes, for one client."""
-        return RayNetwork(self._name)
+        return RayNetwork(self._name, for_client=True)
 
     def describe(self) -> ClusterDescription:
         """The nodes and what is in the cluster. Raises ClusterNotFound when the cluster was stopped."""
@@ -199,14 +199,17 @@ class Cluster:
 
     def _node_ids(self) -> tuple[int, ...]:
         forks.refuse()
-        node_ids = running_node_ids(self._name)
+        node_ids = self._running_node_ids()
         if not node_ids:
-            others = ", ".join(running_clusters()) or "none"
+            others = ", ".join(ask_ray(running_clusters, timeout_s=_ANSWER_TIMEOUT_S)) or "none"
             raise ClusterNotFound(
                 f"no cluster {self._name!r} on the Ray at {self._ray_address} (namespace {NAMESPACE!r}; running there: "
                 f"{others}); start it with `rayka start` or rayka.Cluster.start()"
             )
         return node_ids
+
+    def _running_node_ids(self) -> tuple[int, ...]:
+        return ask_ray(running_node_ids, self._name, timeout_s=_ANSWER_TIMEOUT_S)
 
     def _stop_order(self, roles: Mapping[int, Collection[Role]]) -> list[list[int]]:
         """Brokers need the controllers to end well; a leader that stops last has nobody to hand over to."""
@@ -227,7 +230,7 @@ class Cluster:
         self._refuse_other_spec(kept, handles, processes, spec)
         self._end_lost({each: handles[each] for each in handles if each in replace and each not in processes})
         self._refuse_running(each for each in processes if each in replace)
-        running = running_node_ids(self._name)
+        running = self._running_node_ids()
         if not running:  # a supervisor whose nodes have all gone would go on with its own spec
             wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
         added = added_brokers(kept, spec) if kept else ()
@@ -249,7 +252,7 @@ class Cluster:
 
     def _processes(self) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
         """The actors of the nodes, and the processes of those that answer."""
-        handles = {node_id: launch.find(self._name, node_id) for node_id in running_node_ids(self._name)}
+        handles = ask_ray(_handles, self._name, timeout_s=_ANSWER_TIMEOUT_S)
         return handles, wait_for(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
     def _refuse_other_spec(
@@ -293,6 +296,10 @@ class Cluster:
 def find(name: str) -> Cluster:
     """The handle that clients get for a cluster's name. As `Cluster.connect`."""
     return Cluster.connect(name)
+
+
+def _handles(cluster_name: str) -> dict[int, Any]:
+    return {node_id: launch.find(cluster_name, node_id) for node_id in running_node_ids(cluster_name)}
 
 
 def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") -> dict[int, tuple[Role, ...]]:

@@ -4,14 +4,14 @@ Waits are on the IO thread; what must happen in any case, after Ctrl-C too, happ
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from rayka.actors import launch, supervise
 from rayka.actors.description import NodeDescription, describe_nodes
 from rayka.actors.network import RayNetwork
 from rayka.actors.placement import Placement
-from rayka.client import io_thread
+from rayka.client import bounded_wait
 from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.protocol.cluster import NodeState
@@ -19,13 +19,21 @@ from rayka.protocol.cluster import NodeState
 ResultT = TypeVar("ResultT")
 START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
 _MAKE_TIMEOUT_S = 90.0
-_SLACK_S = 30.0
+SLACK_S = 30.0
 _POLL_S = 0.05
 
 
 def wait_for(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float) -> ResultT:
-    """The result of what ends within that time by itself, with a better message than this wait has."""
-    return io_thread.run(coroutine, timeout_s + _SLACK_S)
+    """The result of what ends within that time by itself, with a better message than this wait has.
+
+    Raises UnavailableError when it does not end: a question to Ray that Ray never answers.
+    """
+    return bounded_wait.wait_for(coroutine, timeout_s * 1000, caller="Ray", slack_s=SLACK_S)
+
+
+def ask_ray(question: Callable[..., ResultT], *arguments: Any, timeout_s: float) -> ResultT:
+    """What a function answers that asks Ray and waits for it, within that time. As `wait_for`."""
+    return wait_for(asyncio.to_thread(question, *arguments), timeout_s)
 
 
 def bring_up(spec: ClusterSpec, placements: Collection[Placement]) -> None:

@@ -116,7 +116,7 @@ async def stop(cluster_name: str, handles: Mapping[int, Any]) -> None:
         *(_finish(name, each.stop.remote) for name, each in zip(names, handles.values(), strict=True))
     )
     for handle in handles.values():
-        end(handle)
+        await asyncio.to_thread(end, handle)
 
 
 def end(handle: Any) -> None:

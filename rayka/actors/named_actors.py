@@ -6,42 +6,25 @@ one look-up of a name at a time, which all callers share, and one that fails lea
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any, TypeVar
 
 import ray
 
 from rayka.actors.names import NAMESPACE
+from rayka.actors.ray_head import ConnectionId, check_head
 from rayka.errors import NetworkException
 
 AnswerT = TypeVar("AnswerT")
-_NO_CONNECTION = (
-    "this process is no longer connected to Ray; connect again with rayka.Cluster.connect() or ray.init()"
-)
-
-
-ConnectionId = tuple[str, str]
-
-
-def connection_id() -> ConnectionId:
-    """What tells this process's present connection to Ray from those before it: a driver's worker id counts the
-    drivers of one Ray, the id of a Ray node is random. Raises NetworkException without a connection.
-
-    Ray would start a new Ray by itself when a process that has none asks it for something.
-    """
-    if not ray.is_initialized():
-        raise NetworkException(_NO_CONNECTION)
-    context = ray.get_runtime_context()
-    return context.get_node_id(), context.get_worker_id()
 
 
 class NamedActors:
-    """See the module. Made and used on one event loop. `find` looks an actor up; it runs in a thread."""
+    """See the module. Made and used on one event loop; look-ups block, so each has a thread."""
 
-    def __init__(self, connection: ConnectionId | None, find: Callable[[str], Any]) -> None:
+    def __init__(self, connection: ConnectionId | None, *, for_client: bool) -> None:
         self.connection = connection
-        self._find = find
+        self._for_client = for_client
         self._handles: dict[str, Any] = {}
         self._look_ups: dict[str, asyncio.Future[Any]] = {}
         self._open_calls: dict[asyncio.Timeout, None] = {}
@@ -54,7 +37,9 @@ class NamedActors:
         return self._handles.get(name)
 
     async def look_up(self, name: str) -> Any:
-        """The handle of the actor that has this name now. Raises what `find` raises."""
+        """The handle of the actor that has this name now. Raises NetworkException, ValueError when there is none, and
+        what Ray raises.
+        """
         waiting = self._look_ups.get(name)
         if waiting is None:
             waiting = asyncio.get_running_loop().run_in_executor(None, self._find, name)
@@ -88,13 +73,11 @@ class NamedActors:
         while self._open_calls:
             self._open_calls.popitem()[0].reschedule(now_s)
 
+    def _find(self, name: str) -> Any:
+        check_head(tells_end=self._for_client)
+        return ray.get_actor(name, NAMESPACE)
+
     def _on_looked_up(self, name: str, looked_up: "asyncio.Future[Any]") -> None:
         del self._look_ups[name]
         if not looked_up.cancelled() and looked_up.exception() is None:
             self._handles[name] = looked_up.result()
-
-
-def find_actor(name: str) -> Any:
-    """The handle of the actor that has this name now. Raises NetworkException, ValueError when there is none."""
-    connection_id()
-    return ray.get_actor(name, NAMESPACE)

@@ -5,8 +5,9 @@ from typing import Any
 
 import ray
 
+from rayka.actors.ray_head import check_head
 from rayka.config import ClusterSpec
-from rayka.errors import UnavailableError
+from rayka.errors import NetworkException, UnavailableError
 from rayka.ids import Role, node_name
 from rayka.node.settings import combined_controller_directory
 
@@ -77,13 +78,15 @@ def running_clusters() -> tuple[str, ...]:
 
 
 def _running() -> dict[str, tuple[int, ...]]:
-    # Ray would start a new Ray by itself when a process that has none asks.
-    if not ray.is_initialized():
-        raise UnavailableError(
-            "this process is no longer connected to Ray; connect with rayka.Cluster.connect()"
-        )
+    try:
+        check_head(tells_end=False)
+    except NetworkException as error:
+        raise UnavailableError(str(error)) from None
     clusters: dict[str, list[int]] = {}
-    named: Any = ray.util.list_named_actors(all_namespaces=True)  # dicts, though it is annotated as names
+    try:
+        named: Any = ray.util.list_named_actors(all_namespaces=True)  # dicts, though it is annotated as names
+    except ray.exceptions.RayError as error:
+        raise UnavailableError(f"Ray did not say which actors run: {error}") from error
     for actor in named:
         cluster_name, separator, node = actor["name"].rpartition("/")
         if actor["namespace"] == NAMESPACE and separator and node.rpartition("-")[2].isdigit():

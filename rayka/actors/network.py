@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import ray
 
-from rayka.actors.named_actors import NamedActors, connection_id, find_actor
+from rayka.actors.named_actors import NamedActors
 from rayka.actors.names import actor_name, running_node_ids
 from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
+from rayka.actors.ray_head import ConnectionId, check_head, connection_id
 from rayka.errors import NetworkException, UnknownServerError
 from rayka.ids import random_uuid
 from rayka.ports import Request
@@ -26,12 +27,16 @@ ResponseT = TypeVar("ResponseT")
 
 
 class RayNetwork:
-    """Calls of one client or node to the nodes of one cluster, on the event loop it is first used on."""
+    """Calls of one client or node to the nodes of one cluster, on the event loop it is first used on.
 
-    def __init__(self, cluster_name: str) -> None:
+    With `for_client`, calls that need a Ray which has ended raise RayEnded, so that no client retries them.
+    """
+
+    def __init__(self, cluster_name: str, *, for_client: bool = False) -> None:
         self._cluster_name = cluster_name
         self._caller = Caller(random_uuid(SystemRandom()))
-        self._actors = NamedActors(None, find_actor)
+        self._for_client = for_client
+        self._actors = self._of(None)
 
     def __repr__(self) -> str:
         return f"<RayNetwork {self._cluster_name} {self._actors!r}>"
@@ -48,7 +53,11 @@ class RayNetwork:
     async def node_ids(self) -> Sequence[int]:
         """The nodes that have an actor, ascending."""
         self._current_actors()
-        return await asyncio.get_running_loop().run_in_executor(None, running_node_ids, self._cluster_name)
+        return await asyncio.get_running_loop().run_in_executor(None, self._running_node_ids)
+
+    def _running_node_ids(self) -> Sequence[int]:
+        check_head(tells_end=self._for_client)
+        return running_node_ids(self._cluster_name)
 
     async def _send(self, call: Call) -> Answer:
         name, arguments = actor_name(self._cluster_name, call.node_id), pack_call(call.header, call.request)
@@ -61,6 +70,11 @@ class RayNetwork:
             if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
                 raise NetworkException(f"{name} {_reason(error.cause)}") from error
             raise UnknownServerError(f"{name} failed: {error.cause!r}") from error
+        except (
+            asyncio.CancelledError
+        ):  # it took too long: the actor may have gone, with the Ray that would tell
+            actors.forget(name, handle)
+            raise
         except Exception as error:  # bare ones, too, which the handle of a former connection raises
             actors.forget(name, handle)
             raise NetworkException(f"{name} {_reason(error)}") from error
@@ -75,8 +89,11 @@ class RayNetwork:
             raise
         if connection != self._actors.connection:
             self._actors.close()
-            self._actors = NamedActors(connection, find_actor)
+            self._actors = self._of(connection)
         return self._actors
+
+    def _of(self, connection: ConnectionId | None) -> NamedActors:
+        return NamedActors(connection, for_client=self._for_client)
 
 
 async def _look_up(actors: NamedActors, name: str) -> Any:

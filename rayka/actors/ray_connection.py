@@ -1,29 +1,58 @@
 """This process's connection to Ray: to the running one, or for `Cluster.start`, to a local one that dies with the
 process.
 
-A process has one connection. One that the user made is used as it is. `auto` is, in this order: the connection there
-is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray start` started last on this machine, the
-only one that runs here; RAY_ADDRESS=local ends the search after the second. Clients never start a Ray.
+A process has one connection, made once however many threads ask for it; one that the user made is used as it is. `auto`
+is, in this order: the connection there is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray
+start` started last on this machine, the only one that runs here; RAY_ADDRESS=local ends the search after the second.
+Which one it was, and why, is told once, at INFO. Clients never start a Ray.
 """
 
 import logging
 import os
-import socket
-from typing import Any
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import ray
-import ray._private.worker as ray_worker
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
 from rayka import forks
+from rayka.actors import local_rays, ray_head, ray_internals, ray_records
+from rayka.actors.names import NAMESPACE
+from rayka.actors.ray_head import ConnectionId, connection_id, head_address
 from rayka.actors.ray_process import cpus, remembered
-from rayka.errors import ConfigError, UnavailableError
+from rayka.errors import ConfigError, NetworkException, UnavailableError
 
 AUTO = "auto"
 _LOCAL = "local"  # Ray's word for: none that others started
 _PROBE_TIMEOUT_S = 5.0
+_OTHERS_INIT_TIMEOUT_S, _POLL_S = 30.0, 0.02
+_FOR_EVER_S = "1000000"
+_DEAD_WORKER = re.compile(r"A worker died .*?Worker ID: (?P<worker_id>[0-9a-f]+)", re.DOTALL)
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+
+logger = logging.getLogger(__name__)
+
+
+class Candidate(NamedTuple):
+    """A Ray that may be meant, and why."""
+
+    address: str
+    why: str
+
+
+class _Process:
+    """What this process knows of its connection. `lock` is held by the thread that makes one."""
+
+    lock = threading.RLock()
+    told: ConnectionId | None = None  # of which was said what Ray it is
+    made: ConnectionId | None = None  # the one that was made here, not by the user
+    is_hushed = False
+
+
+os.register_at_fork(after_in_child=lambda: setattr(_Process, "lock", threading.RLock()))
 
 
 def connect(address: str = AUTO) -> str:
@@ -33,18 +62,14 @@ def connect(address: str = AUTO) -> str:
     to another one.
     """
     forks.refuse()
-    if ray.is_initialized():
-        return _same(address)
-    found = _only(candidates(address))
-    _probe(found)
-    logging.getLogger("ray").setLevel(logging.ERROR)  # a warning that the token is used, at every command
-    # As Ray does when it searches by itself, but not when it is told an address: use a token that is at hand.
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    try:
-        ray.init(address=found, **_QUIET)
-    except (ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
-        raise UnavailableError(_refused(found, error)) from error
-    return current_address()
+    with _Process.lock:
+        why = "this process is connected to it"
+        if not ray.is_initialized():
+            found = _only(candidates(address))
+            why = found.why if _join(found.address) else why
+        current = _same(address)
+        _tell(current, why)
+        return current
 
 
 def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str:
@@ -53,38 +78,109 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
     `temp_dir` is where that one keeps its files (see `ray_process.make_temp_dir`); Ray's own choice without.
     """
     forks.refuse()
-    if ray.is_initialized() or len(candidates(address)) == 1:
-        return connect(address)
-    ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
-    return current_address()
+    with _Process.lock:
+        if ray.is_initialized() or len(candidates(address)) == 1:
+            return connect(address)
+        ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
+        _Process.made = connection_id()
+        _tell(current_address(), "started for this process, and ends with it")
+        return current_address()
 
 
 def silence() -> None:
     """Has Ray print no more of what happens on its nodes on this process's standard output, for commands that have an
     output of their own; `log_to_driver` leaves out only what workers print.
     """
-    ray_worker.print_to_stdstream = lambda *_, **__: None
+    ray_internals.hush(lambda _: True)
 
 
-def candidates(address: str = AUTO) -> list[str]:
+def candidates(address: str = AUTO) -> list[Candidate]:
     """The Rays that `address` may mean for a process that has no connection yet; `connect` takes one that is alone."""
     named = os.environ.get("RAY_ADDRESS", "")
     if address != AUTO:
-        return [address]
+        return [Candidate(address, "the address given")]
     if named not in ("", AUTO, _LOCAL):
-        return [named]
+        return [Candidate(named, "RAY_ADDRESS")]
     left_running = remembered()
     if left_running is not None:
-        return [left_running.address]
-    running = [] if named == _LOCAL else sorted(find_gcs_addresses())
-    started_last = find_bootstrap_address(None)
-    return [started_last] if started_last in running else running
+        return [Candidate(left_running.address, "the one that `rayka start` left running")]
+    running = [] if named == _LOCAL else local_rays.running()
+    started_last = local_rays.started_last()
+    if started_last in running:
+        return [Candidate(started_last, "the one that `ray start` started last")]
+    return [Candidate(each, "the only one that runs on this machine") for each in running]
 
 
 def current_address() -> str:
     """The address of the Ray that this process is connected to."""
-    address: str = ray.get_runtime_context().gcs_address
-    return address
+    return head_address()
+
+
+def _join(address: str) -> bool:
+    """Connects to the Ray at an address; False when another thread has connected this process meanwhile.
+
+    Ray ends a process whose Ray has ended; with a connection made here the process lives on, and hears of it from its
+    clients.
+    """
+    _probe(address)
+    logging.getLogger("ray").setLevel(logging.ERROR)  # a warning that the token is used, at every command
+    ray_internals.use_token_at_hand()
+    try:
+        with _reconnecting_for_ever() as is_so:
+            ray.init(address=address, **_QUIET)
+    except (AssertionError, ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
+        if "twice" in str(error) and _have_others_connected():
+            return False
+        raise UnavailableError(_refused(address, error)) from error
+    if is_so:
+        ray_head.outlive()
+    _Process.made = connection_id()
+    return True
+
+
+@contextmanager
+def _reconnecting_for_ever() -> Iterator[bool]:
+    """Ray reads how long to wait for a lost head from the environment, when it connects; not what the user set."""
+    if ray_head.RECONNECT_VARIABLE in os.environ:
+        yield False
+        return
+    os.environ[ray_head.RECONNECT_VARIABLE] = _FOR_EVER_S
+    try:
+        yield True
+    finally:
+        del os.environ[ray_head.RECONNECT_VARIABLE]
+
+
+def _have_others_connected() -> bool:
+    """Whether `ray.init` in another thread, which came first, has succeeded."""
+    deadline_s = time.monotonic() + _OTHERS_INIT_TIMEOUT_S
+    while not ray.is_initialized() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    return bool(ray.is_initialized())
+
+
+def _tell(address: str, why: str) -> None:
+    """Says once for a connection which Ray it leads to. From then on Ray does not print what rayka's nodes cause."""
+    if not _Process.is_hushed:
+        _Process.is_hushed = True
+        ray_internals.hush(_is_of_rayka)
+    connection = connection_id()
+    if _Process.told != connection:
+        _Process.told = connection
+        logger.info("using the Ray at %s (%s)", address, why)
+
+
+def _is_of_rayka(message: str) -> bool:
+    """Whether what Ray is about to print is none of the user's: all of it where rayka made the connection, else the
+    death of a process of a node, which Ray restarts and `rayka status` shows.
+    """
+    try:
+        if connection_id() == _Process.made:
+            return True
+        dead = _DEAD_WORKER.match(message)
+        return dead is not None and ray_records.was_actor_of(NAMESPACE, dead["worker_id"])
+    except (NetworkException, ray.exceptions.RayError):  # its connection has ended meanwhile
+        return False
 
 
 def _same(address: str) -> str:
@@ -97,14 +193,15 @@ def _same(address: str) -> str:
     return current
 
 
-def _only(found: list[str]) -> str:
+def _only(found: list[Candidate]) -> Candidate:
     if not found:
         raise UnavailableError(
             "no Ray runs on this machine; start one with `rayka start` or `ray start --head`"
         )
     if len(found) > 1:
+        addresses = ", ".join(each.address for each in found)
         raise UnavailableError(
-            f"several Rays run on this machine: {', '.join(found)}; choose one with --address or RAY_ADDRESS"
+            f"several Rays run on this machine: {addresses}; choose one with --address or RAY_ADDRESS"
         )
     return found[0]
 
@@ -117,7 +214,7 @@ def _probe(address: str) -> None:
             f"Ray address {address!r}: expected HOST:PORT of a Ray whose machines this process runs on"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_PROBE_TIMEOUT_S).close()
+        ray_head.knock(address, _PROBE_TIMEOUT_S)
     except OSError as error:
         raise UnavailableError(
             f"no Ray answers at {address} ({error.strerror or error}); start one with `rayka start`, or give another "

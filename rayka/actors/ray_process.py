@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
-from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 
+from rayka.actors import local_rays, ray_internals
 from rayka.errors import UnavailableError
 
 START_TIMEOUT_S = 90.0
@@ -56,6 +56,11 @@ class RayProcess(msgspec.Struct, frozen=True):
                     self._wait(watched, timeout_s)
             finally:
                 os.close(watched)
+        self.remove_traces()
+
+    def remove_traces(self) -> None:
+        """What is left of a Ray that has ended: its temporary directory, and its address where `auto` looks."""
+        local_rays.forget(self.address)
         shutil.rmtree(self.temp_dir, ignore_errors=True)
 
     def _wait(self, watched: int, timeout_s: float) -> None:
@@ -76,8 +81,8 @@ def cpus() -> int:
 
 
 def start() -> RayProcess:
-    """Starts a Ray head that outlives this process. Takes about 5 s. Raises UnavailableError with Ray's own last
-    words.
+    """Starts a Ray head that outlives this process, and that `ray.init("auto")` and `ray status` find as the one that
+    was started last. Takes about 5 s. Raises UnavailableError with Ray's own last words.
     """
     _ensure_auth_token()
     temp_dir = make_temp_dir()
@@ -101,6 +106,7 @@ def start() -> RayProcess:
         )
     try:
         address = _await_address(process, Path(temp_dir, "ray_current_cluster"), log)
+        local_rays.record(address)
         return RayProcess(process.pid, _started(process.pid), address, temp_dir)
     except BaseException:
         process.terminate()
@@ -140,7 +146,7 @@ def sweep() -> None:
     """Removes what is left of a remembered process that has ended without `stop`: killed, or `stop` was interrupted."""
     process = _memory()
     if process is not None and not process.is_alive():
-        shutil.rmtree(process.temp_dir, ignore_errors=True)
+        process.remove_traces()
         forget()
 
 
@@ -168,7 +174,7 @@ def _ensure_auth_token() -> None:
     """`ray start` refuses to start with token authentication but no token; `ray.init` would make one."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         logging.getLogger("ray").setLevel(logging.ERROR)
-        ensure_token_if_auth_enabled(create_token_if_missing=True)
+        ray_internals.make_token()
 
 
 def _await_address(process: subprocess.Popen[bytes], address_file: Path, log: Path) -> str:

@@ -63,7 +63,7 @@ async def kept_spec(cluster_name: str, timeout_s: float) -> ClusterSpec | None:
 
     Raises UnavailableError when it does not say so in time.
     """
-    handle = find(cluster_name)
+    handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
         return None
     try:
@@ -80,12 +80,12 @@ async def kept_spec(cluster_name: str, timeout_s: float) -> ClusterSpec | None:
 async def keep(spec: ClusterSpec, timeout_s: float) -> None:
     """Puts a supervisor that keeps this spec in the place of the one there is."""
     await stop(spec.name)
-    await await_made(create(spec), timeout_s)
+    await await_made(await asyncio.to_thread(create, spec), timeout_s)
 
 
 async def stop(cluster_name: str) -> None:
     """Ends the supervisor, if there is one, when it has finished what it is at: from then on no node is made."""
-    handle = find(cluster_name)
+    handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
         return
     try:
@@ -93,9 +93,9 @@ async def stop(cluster_name: str) -> None:
             await handle.stop.remote()
     except (TimeoutError, ray.exceptions.RayError):
         pass  # its process is being restarted, or its Ray node is gone
-    launch.end(handle)
+    await asyncio.to_thread(launch.end, handle)
     for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
-        if find(cluster_name) is None:
+        if await asyncio.to_thread(find, cluster_name) is None:
             return
         await asyncio.sleep(_POLL_S)  # its name is free a moment later
     raise UnavailableError(

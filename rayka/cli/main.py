@@ -7,6 +7,7 @@ Exit code 0 only on success; 1 with one line on stderr that says what to do; 2 f
 
 import importlib
 import json
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -80,6 +81,7 @@ def rayka() -> None:
 
 def main() -> None:
     """The entry point: runs the command, reports its errors, exits."""
+    _say_which_ray()
     code = run(sys.argv[1:])
     if "ray" in sys.modules:
         if _OWNERS.isdisjoint(sys.argv):
@@ -88,6 +90,20 @@ def main() -> None:
             "ray"
         ].shutdown()  # else it waits at the exit, half a second, for output that no command prints
     sys.exit(code)
+
+
+class _OnStderr(logging.Handler):
+    """Writes each message as one line, without a level or a place, beside a command's own output."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(record.getMessage(), err=True)
+
+
+def _say_which_ray() -> None:
+    """Of what a command connects to it says one line, which Ray that is and why."""
+    connecting = logging.getLogger("rayka.actors.ray_connection")
+    connecting.setLevel(logging.INFO)
+    connecting.addHandler(_OnStderr())
 
 
 def _leave(code: int) -> NoReturn:

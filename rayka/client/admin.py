@@ -6,7 +6,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 from uuid import UUID
 
-from rayka.client import io_thread
 from rayka.client.admin_arguments import (
     Assignments,
     assignment_of,
@@ -29,6 +28,7 @@ from rayka.client.admin_partition_results import (
 )
 from rayka.client.admin_results import ClusterSummary, QuorumInfo, TopicDescription
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.bounded_wait import wait_for
 from rayka.config import AdminConfig, TopicConfig
 from rayka.errors import ClosedError, InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.ids import TopicPartition
@@ -287,4 +287,4 @@ class Admin:
         return self._brain
 
     def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return io_thread.run(work, None)
+        return wait_for(work, self._timeout_ms, caller=self)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from rayka import forks
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.bounded_wait import wait_for
 from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
 from rayka.client.record import Record
@@ -218,7 +219,7 @@ class Consumer:
         if not self._closed and not forks.is_cut_off():
             self._closed = True
             self._delivery.end()
-            io_thread.run(self._fetcher.close(), self._config.default_api_timeout_ms / 1000)
+            self._run(self._fetcher.close())
 
     def __enter__(self) -> Self:
         return self
@@ -245,7 +246,7 @@ class Consumer:
             remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
             silence_ms_max = self._config.default_api_timeout_ms
             poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
-            if not self._run(poll):
+            if not self._run(poll, remaining_ms):
                 self._check_open()
                 return None
             taken = take()
@@ -265,8 +266,10 @@ class Consumer:
         found = self._run(self._fetcher.lookup.offsets(wanted, self._config.default_api_timeout_ms))
         return {tp: found[tp].offset for tp in wanted}
 
-    def _run(self, coroutine: Any) -> Any:
-        return io_thread.run(coroutine, None)
+    def _run(self, coroutine: Any, timeout_ms: float | None = None) -> Any:
+        """Its result, within `default_api_timeout_ms` if no other bound is given."""
+        bound_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        return wait_for(coroutine, bound_ms, caller=self)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

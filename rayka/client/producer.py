@@ -17,6 +17,7 @@ from rayka.client import at_exit, io_thread
 from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
 from rayka.client.arrow_input import Data, Piece, inputs_of, pieces_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.bounded_wait import wait_for
 from rayka.client.columns import Row
 from rayka.client.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
 from rayka.client.metadata import NoSuchTopic
@@ -209,7 +210,7 @@ class Producer:
         try:
             self._finish(pending, timeout)
         finally:
-            io_thread.run(self._sender.close(), _CLOSE_SLACK_S)
+            wait_for(self._sender.close(), _CLOSE_SLACK_S * 1000, caller=self)
 
     # ---- The slow way ----
 
@@ -313,7 +314,7 @@ class Producer:
             raise TypeError(f"topic: expected str, found {type(topic).__name__}")
         count = self._accumulator.partition_count(topic)
         while count is None:
-            io_thread.run(self._sender.learn_topic(topic), self._config.max_block_ms / 1000 + _CLOSE_SLACK_S)
+            wait_for(self._sender.learn_topic(topic), self._config.max_block_ms, caller=self)
             count = self._accumulator.partition_count(topic)
         return count
 
@@ -324,7 +325,7 @@ class Producer:
         if not isinstance(partition, int) or isinstance(partition, bool):
             raise TypeError(f"partition: expected int, found {type(partition).__name__}")
         if partition >= partition_count and not io_thread.is_current():
-            io_thread.run(self._sender.renew_topic(topic), self._config.max_block_ms / 1000 + _CLOSE_SLACK_S)
+            wait_for(self._sender.renew_topic(topic), self._config.max_block_ms, caller=self)
             partition_count = self._partition_count(topic)
         if not 0 <= partition < partition_count:
             raise NoSuchTopic(

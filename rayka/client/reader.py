@@ -7,7 +7,7 @@ end, so gaps and control records cannot stall it; no progress for `default_api_t
 a hang.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from random import Random
@@ -16,8 +16,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer import is_int, parse_options, topic_names
 from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
@@ -78,7 +78,7 @@ class Reader:
         self._metadata: ClusterMetadata | None = (
             None  # one for all iterations: it never forgets what it has heard
         )
-        self.start_offsets, self.end_offsets = io_thread.run(self._bounds(topics, start, end), None)
+        self.start_offsets, self.end_offsets = self._wait_for(self._bounds(topics, start, end))
 
     def __repr__(self) -> str:
         ranges = " ".join(
@@ -108,10 +108,10 @@ class Reader:
             value_deserializer=deserializer(self._config.value_deserializer),
             end_offsets=self.end_offsets,
         )
-        fetcher = io_thread.run(self._start(remaining), None)
+        fetcher = self._wait_for(self._start(remaining))
         try:
             while remaining:
-                if not io_thread.run(fetcher.poll(self._config.default_api_timeout_ms, delivery.add), None):
+                if not self._wait_for(fetcher.poll(self._config.default_api_timeout_ms, delivery.add)):
                     raise self._stalled(remaining)
                 while (item := take(delivery)) is not None:
                     yield item
@@ -119,10 +119,14 @@ class Reader:
                     tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]
                 }
                 if len(behind) < len(remaining):
-                    io_thread.run(fetcher.assign(list(behind), self._topic_ids), None)
+                    self._wait_for(fetcher.assign(list(behind), self._topic_ids))
                 remaining = behind
         finally:
-            io_thread.run(fetcher.close(), None)
+            self._wait_for(fetcher.close())
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, _ItemT]) -> _ItemT:
+        bound_ms = self._config.default_api_timeout_ms
+        return wait_for(coroutine, bound_ms, caller=f"read of cluster {self._handle.name!r}")
 
     async def _start(self, offsets: Mapping[TopicPartition, int]) -> Fetcher:
         fetcher = Fetcher(self._handle, self._config, Random(), self._metadata)

@@ -59,7 +59,7 @@ def init(
     if executors < 1 or cores < 1:
         raise ConfigError(f"executors and cores are at least 1, found executors={executors}, cores={cores}")
     require_spark()
-    node = _ray_node()
+    ray_address, node = _connected()
     import raydp  # takes seconds
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -71,8 +71,9 @@ def init(
         fault_tolerant_mode=False,
         configs=_all_settings(node, configs or {}),
     )
-    remove_library_copies(node.get_session_dir_path())
-    register(session, ray_address=node.gcs_address, slot_count=executors * cores)
+    if node is not None:
+        remove_library_copies(node.get_session_dir_path())
+    register(session, ray_address=ray_address, slot_count=executors * cores)
     return session
 
 
@@ -114,17 +115,18 @@ def _end_driver_jvm() -> None:
     gateway.proc.wait(_JVM_END_TIMEOUT_SECONDS)
 
 
-def _ray_node() -> Any:
-    import ray
-
+def _connected() -> tuple[str, Any | None]:
+    """The address of this process's Ray, and what it knows of its files: None where this version of Ray has no such
+    thing, so that its JVMs choose where to log.
+    """
     from rayka.actors.ray_connection import connect
+    from rayka.actors.ray_internals import part
 
-    if not ray.is_initialized():
-        connect()
-    return ray._private.worker._global_node
+    return connect(), part("ray._private.worker", "_global_node")
 
 
-def _all_settings(node: Any, configs: Mapping[str, str]) -> dict[str, str]:
+def _all_settings(node: Any | None, configs: Mapping[str, str]) -> dict[str, str]:
     """Ours, overridden by the user's; what the driver's JVM is told is the sum of both."""
-    driver_options = f"-Dray.logging.dir={node.get_logs_dir_path()} {configs.get(_DRIVER_OPTIONS, '')}"
+    logs = "" if node is None else f"-Dray.logging.dir={node.get_logs_dir_path()} "
+    driver_options = logs + configs.get(_DRIVER_OPTIONS, "")
     return {**_SETTINGS, **configs, _DRIVER_OPTIONS: driver_options.strip()}

@@ -37,7 +37,12 @@ def test_a_script_without_a_ray_starts_a_local_one_and_leaves_nothing_running(
     assert (done.returncode, done.stdout) == (0, "[b'one', b'three', b'two']\n"), done.stderr
 
 
-def test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentication(
+JOIN = "import ray; ray.init(logging_level='ERROR'); print(ray.get_runtime_context().gcs_address)"
+JOIN_AUTO = JOIN.replace("init(", "init('auto', ")
+RAY = (sys.executable, "-m", "ray.scripts.scripts")
+
+
+def test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_token_authentication(
     run: Run, environment: dict[str, str], tmp_path: Path
 ) -> None:
     def command(*arguments: str) -> str:
@@ -47,13 +52,20 @@ def test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentica
 
     spec = tmp_path / "cluster.yaml"
     spec.write_text(f"name: cli\ndata_dir: {tmp_path}\n")
-    assert json.loads(command("start", str(spec), "--json"))["name"] == "cli"
+    started = json.loads(command("start", str(spec), "--json"))
+    address = started["ray_address"]
+    assert started["name"] == "cli"
     ray_pid = json.loads(Path(environment["HOME"], ".rayka", "ray.json").read_text())["pid"]
     assert "cli/broker-1" in command("status", "--cluster", "cli")
+    for user in (JOIN_AUTO, JOIN):
+        joined = run(sys.executable, "-c", user, RAY_AUTH_MODE="token")
+        assert joined.stdout == f"{address}\n", joined.stderr
+    assert "Autoscaler status" in run(*RAY, "status", RAY_AUTH_MODE="token").stdout
     command("topic", "create", "words", "--cluster", "cli")
     assert command("topic", "list", "--cluster", "cli").split()[0] == "words"
     assert "ended the Ray" in command("stop", "--cluster", "cli", "--delete-data", "--yes")
     assert not is_alive(ray_pid)
+    assert not Path(environment["RAY_TMPDIR"], "ray", "ray_current_cluster").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.yaml"]
 
 
@@ -75,10 +87,11 @@ def test_starts_at_the_same_time_end_at_one_cluster_on_one_ray(
         for _ in range(2)
     ]
     told = [start.communicate(timeout=120) for start in starts]
-    assert [(start.returncode, stderr) for start, (_, stderr) in zip(starts, told, strict=True)] == [
-        (0, b"")
-    ] * 2
     one, other = (json.loads(stdout) for stdout, _ in told)
+    which = f"using the Ray at {one['ray_address']} (the one that `rayka start` left running)\n"
+    assert [(start.returncode, stderr.decode()) for start, (_, stderr) in zip(starts, told, strict=True)] == [
+        (0, which)
+    ] * 2
     for same in ("cluster_id", "ray_address"):
         assert one[same] == other[same]
     assert [node["pid"] for node in one["nodes"]] == [node["pid"] for node in other["nodes"]]

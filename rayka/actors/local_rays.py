@@ -1,0 +1,44 @@
+"""The Rays on this machine, as Ray's own `auto` finds them: by what their processes were told, and by the file in which
+`ray start` writes the address of the one that it started last.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+from rayka.actors.ray_internals import address_file
+
+_FLAG = b"--gcs-address="
+
+
+def running() -> list[str]:
+    """The addresses of the Rays that have a process on this machine, sorted."""
+    found = dict[str, None]()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # a process that ended meanwhile, or another user's
+            program, *arguments = path.read_bytes().replace(b" ", b"\0").split(b"\0")
+            if b"raylet" in Path(program.decode(errors="replace")).name.encode():
+                told = (each[len(_FLAG) :] for each in arguments if each.startswith(_FLAG))
+                found.update((each.decode(), None) for each in told if each)
+    return sorted(found)
+
+
+def started_last() -> str | None:
+    """The address of the Ray that `ray start` or `rayka start` started last, whether it runs or not."""
+    try:
+        return address_file().read_text().strip() or None
+    except OSError:
+        return None
+
+
+def record(address: str) -> None:
+    """Makes a Ray the one that `ray.init("auto")`, `ray.init()` and `ray status` find, as `ray start` does."""
+    file = address_file()
+    with suppress(OSError):  # another user's directory: then it is found by its address only
+        file.parent.mkdir(mode=0o777, parents=True, exist_ok=True)
+        file.write_text(address)
+
+
+def forget(address: str) -> None:
+    """The Ray of that address has ended, so nothing is to find it; another one that started since is left alone."""
+    if started_last() == address:
+        address_file().unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""The head of the Ray that this process is connected to: which connection it is, and whether the head still answers.
+
+Ray waits for a head that has gone: a look-up of a name for a minute, and after 60 s without its head it ends the whole
+process with a line of its own. So everything here that asks the head first tries whether anything listens at its
+address, and a client is told that its Ray has ended while there is time left to say so. A head that comes back within
+that time is no end: calls to nodes need it only where a name is looked up.
+"""
+
+import os
+import socket
+import time
+from typing import NamedTuple
+
+import ray
+
+from rayka.errors import NetworkException, UnavailableError
+
+ConnectionId = tuple[str, str]
+RECONNECT_VARIABLE = "RAY_gcs_rpc_server_reconnect_timeout_s"  # when Ray ends a process that lost its head
+_RECONNECT_DEFAULT_S = 60.0
+_SHARE_OF_IT = 4  # a client waits a quarter of it
+_PATIENCE_MAX_S = 15.0
+_PROBE_TIMEOUT_S = 2.0
+
+
+class RayEnded(NetworkException, UnavailableError):
+    """The Ray that this process is connected to has ended: no retry mends that."""
+
+    retriable = False
+
+
+class _Loss(NamedTuple):
+    connection: ConnectionId
+    since_s: float
+
+
+class _Known:
+    """What is known in this process, by whichever client: `lost` since the head did not answer first, and the
+    connection that rayka made so that the process `outlives` its Ray.
+    """
+
+    lost: _Loss | None = None
+    outlives: ConnectionId | None = None
+
+
+def connection_id() -> ConnectionId:
+    """What tells this process's present connection to Ray from those before it: a driver's worker id counts the
+    drivers of one Ray, the id of a Ray node is random. Raises NetworkException without a connection.
+
+    Ray would start a new Ray by itself when a process that has none asks it for something.
+    """
+    if not ray.is_initialized():
+        raise NetworkException(
+            "this process is no longer connected to Ray; connect again with rayka.Cluster.connect() or ray.init()"
+        )
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_worker_id()
+
+
+def head_address() -> str:
+    """Where the head of the Ray is that this process is connected to."""
+    address: str = ray.get_runtime_context().gcs_address
+    return address
+
+
+def outlive() -> None:
+    """From now on this process is known to live on when the Ray of its present connection ends."""
+    _Known.outlives = connection_id()
+
+
+def check_head(*, tells_end: bool) -> None:
+    """Raises NetworkException when this process has no connection, or nothing listens where the head should; with
+    `tells_end` RayEnded once that has lasted. Nodes end with their Ray anyway, so they are not told.
+
+    Takes a millisecond where the head runs; blocks for up to two seconds.
+    """
+    connection = connection_id()
+    address = head_address()
+    if answers(address, _PROBE_TIMEOUT_S):
+        _Known.lost = None
+        return
+    lost = _Known.lost
+    if lost is None or lost.connection != connection:
+        lost = _Known.lost = _Loss(connection, time.monotonic())
+    lost_s = time.monotonic() - lost.since_s
+    if not tells_end or lost_s < patience_s():
+        raise NetworkException(f"the Ray at {address} does not answer: has it ended?")
+    raise RayEnded(
+        f"the Ray at {address} has ended: for {lost_s:.0f} s nothing has answered there; start it again (`rayka "
+        f"start`), then make a new client, in this process after ray.shutdown(){_fate(connection)}"
+    )
+
+
+def answers(address: str, timeout_s: float) -> bool:
+    """Whether anything accepts connections there."""
+    try:
+        knock(address, timeout_s)
+    except OSError:
+        return False
+    return True
+
+
+def knock(address: str, timeout_s: float) -> None:
+    """Makes a connection and closes it. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+
+
+def patience_s() -> float:
+    """How long a head may be away until its Ray counts as ended: well before Ray ends the process."""
+    return min(_PATIENCE_MAX_S, _reconnect_s() / _SHARE_OF_IT)
+
+
+def _fate(connection: ConnectionId) -> str:
+    if connection == _Known.outlives:
+        return ""
+    return f". Ray itself ends this process {_reconnect_s():g} s after it lost its head, as ray.init() connected it"
+
+
+def _reconnect_s() -> float:
+    try:
+        return float(os.environ[RECONNECT_VARIABLE])
+    except (KeyError, ValueError):
+        return _RECONNECT_DEFAULT_S

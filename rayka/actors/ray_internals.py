@@ -1,0 +1,62 @@
+"""What rayka needs of Ray beyond its public interface, each piece with what happens in a version that lacks it."""
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_TOKENS = "ray._private.authentication.authentication_token_setup"
+
+
+def part(module: str, name: str) -> Any | None:
+    """That name in that module of Ray; None where this version has none."""
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+
+
+def use_token_at_hand() -> None:
+    """Has Ray use a token that is at hand, as it does when it searches by itself, but not when it is told an address.
+
+    Without it: RAY_AUTH_MODE=token has to be set where a token is asked for.
+    """
+    enable = part(_TOKENS, "maybe_enable_token_auth_if_token_available")
+    if enable is not None:
+        enable(warn_if_disabled=False)
+
+
+def make_token() -> None:
+    """Makes a token under token authentication where there is none, which `ray start` refuses to do. Without it: the
+    user makes one with `ray get-auth-token --generate`, as `ray start` says.
+    """
+    ensure = part(_TOKENS, "ensure_token_if_auth_enabled")
+    if ensure is not None:
+        ensure(create_token_if_missing=True)
+
+
+def address_file() -> Path:
+    """Where `ray start` writes the address of the Ray that it started last, and `ray.init("auto")` reads it. Without
+    Ray's own answer: its default.
+    """
+    find: Callable[[None], str] | None = part("ray._common.utils", "get_ray_address_file")
+    if find is not None:
+        return Path(find(None))
+    return Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+
+
+def hush(is_hushed: Callable[[str], bool]) -> None:
+    """Has Ray print no messages about its nodes and workers that this says yes to on this process's standard output;
+    `log_to_driver` leaves out only what workers print. Without it: they are printed.
+    """
+    printing: Callable[..., None] | None = part("ray._private.worker", "print_to_stdstream")
+    if printing is None:
+        return
+
+    def print_others(data: Any, *arguments: Any, **options: Any) -> None:
+        if not is_hushed("\n".join(data["lines"])):
+            printing(data, *arguments, **options)
+
+    sys.modules["ray._private.worker"].__dict__["print_to_stdstream"] = print_others

@@ -1,0 +1,28 @@
+"""The wait of a synchronous call for what happens on the IO thread: it ends within the bound that the call documents,
+also when what it waits for would not end by itself.
+"""
+
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from rayka.client import io_thread
+from rayka.errors import UnavailableError
+
+ResultT = TypeVar("ResultT")
+SLACK_S = 1.0  # for what ends by itself at that time, with a better message
+
+
+def wait_for(
+    coroutine: Coroutine[Any, Any, ResultT], timeout_ms: float, *, caller: object, slack_s: float = SLACK_S
+) -> ResultT:
+    """The coroutine's result. Raises UnavailableError, which names it and the caller, when it takes longer; then, and
+    when Ctrl-C ends the wait, it is cancelled.
+    """
+    awaited = getattr(coroutine, "__name__", "what was awaited")
+    try:
+        return io_thread.run(coroutine, timeout_ms / 1000 + slack_s)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"{caller}: {awaited} did not end within {timeout_ms:g} ms; do the cluster's nodes answer? see `rayka "
+            "status`"
+        ) from error

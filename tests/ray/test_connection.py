@@ -1,0 +1,236 @@
+"""This process's connection to Ray: made once, told once, and what clients say when their Ray has ended."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from rayka.actors import ray_internals, ray_process
+from rayka.actors.bring_up import SLACK_S, wait_for
+from rayka.cluster import Cluster
+from rayka.errors import UnavailableError
+from tests import tidy
+
+pytestmark = pytest.mark.ray
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+FIRST_CLIENTS = """
+import logging, threading, ray, rayka
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+logging.getLogger("ray").setLevel(logging.ERROR)
+clients = []
+
+def make(kind):
+    clients.append(kind(cluster="shared"))
+
+threads = [threading.Thread(target=make, args=(kind,)) for kind in (rayka.Admin, rayka.Producer) * 2]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+print(len(clients), ray.get_runtime_context().get_job_id() != "")
+for each in clients:
+    each.close()
+"""
+
+
+def test_threads_that_make_their_first_clients_together_make_one_connection_and_say_which(
+    cluster: Cluster, ray_address: str, run: Run
+) -> None:
+    done = run(sys.executable, "-c", FIRST_CLIENTS, RAY_ADDRESS=ray_address)
+    assert (done.returncode, done.stdout) == (0, "4 True\n"), done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("rayka")]
+    assert told == [f"rayka.actors.ray_connection: using the Ray at {ray_address} (RAY_ADDRESS)"]
+
+
+BESIDE_RAY_INIT = """
+import os, threading, ray, rayka
+begun = threading.Barrier(2)
+
+def connect():
+    begun.wait()
+    ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+
+users = threading.Thread(target=connect)
+users.start()
+begun.wait()
+with rayka.Admin(cluster="shared") as admin:
+    print(type(admin.list_topics()).__name__)
+"""
+
+
+def test_a_client_made_while_another_thread_calls_ray_init_uses_the_one_connection(
+    cluster: Cluster, ray_address: str, run: Run
+) -> None:
+    done = run(sys.executable, "-c", BESIDE_RAY_INIT, RAY_ADDRESS=ray_address)
+    assert (done.returncode, done.stdout) == (0, "list\n"), done.stderr
+
+
+# ---- A Ray that ends ----
+
+
+READING = """
+import sys, ray, rayka
+from rayka.errors import UnavailableError
+how, address, directory = sys.argv[1:]
+if how == "ray.init":
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    cluster = rayka.Cluster.connect("ending")
+else:
+    cluster = rayka.Cluster.start(name="ending", data_dir=directory, ray={"address": address})
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("words", partitions=1)
+admin, producer = rayka.Admin(cluster=cluster), rayka.Producer(cluster=cluster)
+consumer = rayka.Consumer("words", cluster=cluster)
+producer.send("words", b"one").result(60)
+print("reading", flush=True)
+for wait in (
+    lambda: [record for record in consumer],
+    lambda: producer.send("words", b"two").result(60),
+    admin.list_topics,
+    cluster.describe,
+):
+    try:
+        print("no error:", wait(), flush=True)
+    except UnavailableError as error:
+        print(error, flush=True)
+sys.stdout.flush()
+"""
+
+
+START = """
+import msgspec
+from rayka.actors import ray_process
+print(msgspec.json.encode(ray_process.start()).decode())
+"""
+
+
+@pytest.fixture
+def own_ray(run: Run) -> Iterator[ray_process.RayProcess]:
+    """A Ray as `rayka start` leaves it running, that no other test uses."""
+    done = run(sys.executable, "-c", START)
+    assert done.returncode == 0, done.stderr
+    started = msgspec.json.decode(done.stdout, type=ray_process.RayProcess)
+    yield started
+    end_at_once(started)
+
+
+def end_at_once(started: ray_process.RayProcess) -> None:
+    """Ends all processes of a Ray, as a machine does that is switched off."""
+    if started.is_alive():
+        head = psutil.Process(started.pid)
+        family = [head, *head.children(recursive=True)]
+        for each in family:
+            each.kill()
+        psutil.wait_procs(family, timeout=20)
+    started.stop()
+
+
+@contextmanager
+def reading(
+    how: str, address: str, directory: Path, environment: dict[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that reads from a cluster on that Ray, for ever."""
+    command = (sys.executable, "-c", READING, how, address, str(directory))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "reading\n"
+            yield reader
+        finally:
+            reader.kill()
+
+
+def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their_process(
+    own_ray: ray_process.RayProcess, environment: dict[str, str], tmp_path: Path
+) -> None:
+    where = (own_ray.address, tmp_path, environment)
+    with reading("rayka", *where) as of_rayka, reading("ray.init", *where) as of_user:
+        end_at_once(own_ray)
+        for reader in (of_rayka, of_user):
+            told = reader.communicate(timeout=120)[0].splitlines()
+            assert [each[: each.find(own_ray.address)] for each in told] == ["the Ray at "] * 4
+            assert ["has ended" in each for each in told] == [True, True, True, False]
+            assert "does not answer" in told[-1]
+            assert reader.returncode == 0
+
+
+def test_a_question_to_ray_that_is_never_answered_ends_as_unavailable_error() -> None:
+    with pytest.raises(UnavailableError, match="Ray: sleep did not end within"):
+        wait_for(asyncio.sleep(60), -SLACK_S)
+
+
+# ---- What Ray prints ----
+
+KILLING = """
+import os, signal, sys, ray, rayka
+ray.init(address=sys.argv[1], logging_level="ERROR")
+
+def broker_pid():
+    return next(each.pid for each in cluster.describe().nodes if each.node_id == 1)
+
+@ray.remote(num_cpus=0)
+class Users:
+    def pid(self):
+        return os.getpid()
+
+with rayka.Cluster.start(name="killed", data_dir=sys.argv[2]) as cluster:
+    killed = broker_pid()
+    os.kill(killed, signal.SIGKILL)
+    while broker_pid() in (killed, 0, -1):
+        pass
+    users = Users.remote()
+    pid = ray.get(users.pid.remote())
+    print("killed", killed, pid, flush=True)
+    os.kill(pid, signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def test_the_death_of_a_broker_is_not_printed_among_what_ray_prints_of_the_users_own_workers(
+    rays: object, ray_address: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", KILLING, ray_address, str(tmp_path))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as script:
+        try:
+            assert script.stdin is not None
+            assert script.stdout is not None
+            printed = ""
+            while "A worker died" not in printed or "killed" not in printed:
+                line = script.stdout.readline()
+                assert line, printed
+                printed += line
+            (told,) = (each.split()[1:] for each in printed.splitlines() if each.startswith("killed"))
+            script.stdin.close()
+            printed += script.stdout.read()
+            assert [f"PID: {each} " in printed for each in told] == [False, True], printed
+        finally:
+            script.kill()
+
+
+# ---- What Ray keeps to itself ----
+
+
+def test_nothing_imports_what_ray_keeps_private_but_through_a_place_with_fallbacks() -> None:
+    found = [
+        f"{each.name}: {text}"
+        for each in tidy.python_files("rayka/")
+        for text in each.text.splitlines()
+        if text.lstrip().startswith(("import ray._", "from ray._", "from ray.core"))
+        or "ray._private." in text
+        if "part(" not in text and "_TOKENS = " not in text and "sys.modules" not in text
+    ]
+    assert found == []
+
+
+def test_a_part_of_ray_that_a_version_lacks_is_none() -> None:
+    assert ray_internals.part("ray._private.worker", "no_such_name") is None
+    assert ray_internals.part("ray._private.no_such_module", "name") is None
+    assert ray_internals.part("ray._private.worker", "print_to_stdstream") is not None
