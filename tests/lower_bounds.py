@@ -1,7 +1,8 @@
 """`python -m tests.lower_bounds`: the library works with the lowest versions that it accepts, all at once.
 
 Installs the wheel with each lower bound of `pyproject.toml` in a fresh environment, and runs a quick choice of the
-tests there: the batch, the log, the clients, the in-process cluster, and starts on a real Ray.
+tests there: the batch, the log, the clients, the in-process cluster, the reader of Spark (not Spark itself), and starts
+on a real Ray.
 """
 
 import shutil
@@ -19,6 +20,9 @@ _CHOSEN = (
     "tests/client",
     "tests/cli/test_main.py",
     "tests/cli/test_narrator.py",
+    "tests/spark/test_options.py",
+    "tests/spark/test_plan.py",
+    "tests/spark/test_reading.py",
     "tests/testing/test_consumer.py",
     "tests/testing/test_in_process_cluster.py",
     "tests/testing/test_operations.py",
@@ -43,14 +47,14 @@ def main() -> int:
         ]
         environment = fresh_environment.make(directory / "environment", lowest)
         python = directory / "environment/bin/python"
-        pandas = "pandas"  # of what `spark` asks for, only this matters outside Spark
-        wanted = [str(wheel), pandas, *fresh_environment.tools(*_TOOLS)]
-        install = [fresh_environment.uv(), "pip", "install", "--no-build", *wanted]
+        wanted = [f"rayka[spark] @ {wheel.as_uri()}", *fresh_environment.tools(*_TOOLS)]
+        install = [fresh_environment.uv(), "pip", "install", *wanted]
         subprocess.run(install, cwd=directory, env=environment, check=True)
 
         away = directory / "tree"  # where `import rayka` finds the wheel's only
         shutil.copytree(ROOT / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", away)
+        for each in ("cluster.yaml", "pyproject.toml"):
+            shutil.copy(ROOT / each, away)
         command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"]
         chosen = [*_CHOSEN, f"--ignore={_NEEDS_THE_TREE}"]
         return subprocess.run([*command, *chosen], cwd=away, env=environment, check=False).returncode
