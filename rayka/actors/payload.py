@@ -11,6 +11,7 @@ from struct import Struct
 
 import numpy as np
 
+from rayka.errors import InvalidRequest
 from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Encoded, Payload
 
@@ -36,12 +37,16 @@ def pack_call(header: bytes, request: Encoded) -> PackedCall:
 
 
 def unpack_call(packed: PackedCall) -> tuple[bytes, bytes, Payload]:
-    """The header, the request and its records."""
-    frame, *pieces = packed
+    """The header, the request and its records. Raises InvalidRequest for what `pack_call` does not make."""
+    frame, *pieces = packed or (b"",)
     header, body, payload = _parts(frame)
     if not pieces:
         return header, body, payload
-    return header, body, pieces[0] if len(pieces) == 1 else b"".join(map(bytes, pieces))
+    if len(pieces) == 1:
+        return header, body, pieces[0]
+    if not all(isinstance(each, bytes) for each in pieces):
+        raise InvalidRequest("payload: expected pieces of bytes")
+    return header, body, b"".join(pieces)  # type: ignore[arg-type]
 
 
 def pack_answer(answer: Answer) -> PackedAnswer:
@@ -66,9 +71,12 @@ def _frame(first: bytes, second: bytes, payload: np.ndarray = _NOTHING) -> bytes
 
 
 def _parts(frame: Payload) -> tuple[bytes, bytes, np.ndarray]:
-    assert isinstance(frame, bytes), repr(frame)
+    if not isinstance(frame, bytes) or len(frame) < _SIZES.size:
+        raise InvalidRequest(f"frame: expected at least {_SIZES.size} bytes, found {type(frame).__name__}")
     first_size, second_size = _SIZES.unpack_from(frame)
     middle = _SIZES.size + first_size
     end = middle + second_size
+    if end > len(frame):
+        raise InvalidRequest(f"frame: expected {end} bytes, found {len(frame)}")
     payload = np.frombuffer(frame, dtype=np.uint8)[end + -end % _ALIGNMENT :]
     return frame[_SIZES.size : middle], frame[middle:end], payload

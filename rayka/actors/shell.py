@@ -24,7 +24,7 @@ from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
 from rayka.actors.memory import keep_freed_memory
 from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
 from rayka.actors.placement import Placement, wall_clock_ms
-from rayka.errors import BrokerNotAvailable, RaykaError
+from rayka.errors import BrokerNotAvailable, InvalidRequest, RaykaError
 from rayka.ids import node_name
 from rayka.log.disk import LocalDisk
 from rayka.node.combined_node import CombinedNode
@@ -81,7 +81,11 @@ class NodeShell:
     async def handle(self, api_name: str, call: PackedCall) -> PackedAnswer:
         """One call, executed by the node; while there is none, only `status` is answered."""
         if self._inbox is not None:
-            return pack_answer(await self._inbox.handle(api_name, *unpack_call(call)))
+            try:
+                header, body, payload = unpack_call(call)
+            except InvalidRequest as error:
+                return encode(Failure.of(error)).body, None
+            return pack_answer(await self._inbox.handle(api_name, header, body, payload))
         if api_name == "status":
             return encode(self._status()).body, b""
         reason = f"{self._name} is {self._state}" + (f": {self._detail}" if self._detail else "")

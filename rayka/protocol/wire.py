@@ -90,14 +90,28 @@ def encode(message: Message) -> Encoded:
 
 def decode(message_type: type[MessageT], body: bytes, payload: Payload = _NOTHING) -> MessageT:
     """The message; its arrays are views of the payload. Raises InvalidRequest when the bytes do not fit the type."""
+    if not _are_bytes(payload):
+        raise InvalidRequest(f"payload: expected bytes, or arrays of bytes, found {type(payload).__name__}")
     take = _take_whole(payload) if isinstance(payload, list) else _take_parts(payload)
     try:
         message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        RecursionError,
+    ) as error:  # the last one: arrays in arrays in arrays
         raise InvalidRequest(
             f"expected a {message_type.__name__}: {error}; are both sides of one version?"
         ) from error
     return message
+
+
+def _are_bytes(payload: Any) -> bool:
+    """Whether it is what a lane may carry as payload: its caller may have sent anything."""
+    if isinstance(payload, bytes):
+        return True
+    arrays = payload if isinstance(payload, list) else [payload]
+    return all(isinstance(each, np.ndarray) and each.dtype == np.uint8 and each.ndim == 1 for each in arrays)
 
 
 def _take_parts(payload: np.ndarray | bytes) -> Callable[[type, Any], np.ndarray]:

@@ -75,6 +75,15 @@ def test_a_middling_payload_travels_inside_the_call_and_a_large_one_as_it_is() -
     assert pack_call(b"", Encoded(b"", [large]))[1] is large
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (b"",), (3,), (b"\xff\xff\xff\xff\x00\x00\x00\x00",), (bytes(8), 3, 4), (bytes(8), b"", [])],
+)
+def test_arguments_that_are_no_call_are_an_invalid_request(arguments: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
+        unpack_call(arguments)
+
+
 def test_a_failure_has_no_payload() -> None:
     assert unpack_answer(pack_answer((b"failure", None))) == (b"failure", None)
 

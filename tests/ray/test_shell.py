@@ -12,7 +12,7 @@ from rayka.actors.payload import pack_call, unpack_answer
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.actors.shell import NodeShell
 from rayka.config import ClusterSpec
-from rayka.errors import BrokerNotAvailable, StorageError
+from rayka.errors import BrokerNotAvailable, InvalidRequest, StorageError
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message
 from rayka.protocol.caller import Answer
@@ -95,6 +95,16 @@ def test_it_tries_again_and_serves_when_the_cause_is_gone(tmp_path: Path) -> Non
         await status_when(shell, NodeState.RUNNING)
 
     in_shell(tmp_path, [StorageError("locked")], check)
+
+
+def test_arguments_that_are_no_call_are_answered(tmp_path: Path) -> None:
+    async def check(shell: NodeShell) -> Failure:
+        await status_when(shell, NodeState.RUNNING)
+        body, payload = unpack_answer(await shell.handle("status", (b"short",)))
+        assert payload is None
+        return decode(Failure, body)
+
+    assert isinstance(in_shell(tmp_path, [], check).error(), InvalidRequest)
 
 
 def test_three_crashes_within_a_minute_are_remembered_and_older_ones_forgotten(tmp_path: Path) -> None:
