@@ -58,6 +58,7 @@ class _AtExit:
             sender.accumulator.sticky.clear()  # the quick way of `send`, which asks nothing else
         self._lock = threading.Lock()
         self._senders = WeakSet()
+        self._pending.clear()
         self._was_forked = True
 
     def watch(self, sender: Sender) -> None:
@@ -95,6 +96,7 @@ class _AtExit:
         self._flush()
         self._tell()
         for sender in self._all():
+            sender.logs_failures = False
             with suppress(TimeoutError, RuntimeError):  # a callback blocks the IO thread
                 io_thread.run(sender.close(), _CLOSE_S)
 
@@ -104,19 +106,25 @@ class _AtExit:
 
     def _flush(self) -> None:
         """Waits until all is acknowledged or has failed; a second time only for what is left of the bound."""
-        began_s = time.monotonic()
-        for sender in self._all():
-            sender.logs_failures = False  # they are told below
+        end_s = time.monotonic() + self._left_s
+        senders = self._all()
+        for sender in senders:
+            sender.logs_failures = False  # they are told
             with sender.lock:
                 waiting = [each for each in sender.accumulator.hurry() if each not in self._told]
             self._pending.update(dict.fromkeys(waiting, sender))
             sender.wake()
         try:
-            wait_until_done(list(self._pending), self._left_s)
+            if self._pending:
+                wait_until_done(list(self._pending), self._left_s)
+                io_thread.wait_for_turn(
+                    end_s - time.monotonic()
+                )  # a batch is over before its callbacks have run
         except (TimeoutError, KeyboardInterrupt):  # Ctrl-C: no more patience
-            self._left_s = 0.0
-        else:
-            self._left_s = max(0.0, self._left_s - (time.monotonic() - began_s))
+            end_s = 0.0
+        self._left_s = max(0.0, end_s - time.monotonic())
+        for sender in senders:
+            sender.logs_failures = True  # another thread may go on
 
     def _tell(self) -> None:
         """Says once what was not delivered."""

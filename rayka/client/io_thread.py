@@ -14,6 +14,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from rayka import forks
@@ -26,9 +28,33 @@ _STOP_TIMEOUT_S = 2.0
 logger = logging.getLogger(__name__)
 
 
+class _Executor(ThreadPoolExecutor):
+    """Runs what would block the loop, such as looking up an actor. Python's own takes nothing more once the main
+    thread has ended, though other threads may go on for hours; from then on each job has a thread of its own.
+    """
+
+    def submit(self, job: Callable[..., ResultT], /, *arguments: Any, **options: Any) -> "Future[ResultT]":
+        try:
+            return super().submit(job, *arguments, **options)
+        except RuntimeError:
+            future: Future[ResultT] = Future()
+            work = partial(_fulfil, future, partial(job, *arguments, **options))
+            threading.Thread(target=work, name="rayka-late", daemon=True).start()
+            return future
+
+
+def _fulfil(future: "Future[ResultT]", job: Callable[[], ResultT]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+
+
 class _IoThread:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Executor(thread_name_prefix="rayka-work"))
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="rayka-io", daemon=True)
         self._thread.start()

@@ -56,6 +56,22 @@ producer.send('orders', b'x')
     assert outcome(script) == (0, "[b'x']\n", "")
 
 
+def test_a_thread_that_outlives_the_main_thread_can_begin_to_use_clients():
+    script = """
+import asyncio, time
+async def call(node_id, request, timeout_ms, call=cluster.call):  # as looking up a node does
+    await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0)
+    return await call(node_id, request, timeout_ms)
+cluster.call = call
+def work():
+    threading.main_thread().join()
+    with rayka.Producer(cluster, linger_ms=0) as another:
+        print(another.send('orders', b'x').exception())
+threading.Thread(target=work).start()
+"""
+    assert outcome(script) == (0, "None\n[b'x']\n", "")
+
+
 def test_what_another_thread_sends_after_the_main_thread_is_delivered():
     script = """
 def work():

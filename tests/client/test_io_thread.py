@@ -103,8 +103,8 @@ async def work():
         await asyncio.Event().wait()
     finally:
         print("ended", flush=True)
-io_thread.call_soon(lambda: keep.append(asyncio.ensure_future(work())))
 keep = []
+io_thread.call_soon(lambda: keep.append(asyncio.ensure_future(work())))
 io_thread.wait_for_turn(5)
 """
     done = subprocess.run(
