@@ -91,7 +91,7 @@ class TopicDescription:
         return fits and self.configs == topic.configs
 
     def difference(self, topic: NewTopic) -> str:
-        """Where this topic is not what was asked for: `3 partitions instead of 6`; empty where it is."""
+        """Where this topic is not what was asked for: `3 instead of 6 partitions`; empty where it is."""
         replicas = tuple(each.replicas for each in self.partitions)
         differences = []
         if topic.assignments is not None and topic.assignments != replicas:
@@ -99,7 +99,7 @@ class TopicDescription:
                 f"replicas {[*map(list, replicas)]} instead of {[*map(list, topic.assignments)]}"
             )
         if topic.partition_count not in (DEFAULT_COUNT, len(replicas)):
-            differences.append(f"{len(replicas)} partitions instead of {topic.partition_count}")
+            differences.append(f"{len(replicas)} instead of {topic.partition_count} partitions")
         if topic.replication_factor not in (DEFAULT_COUNT, len(replicas[0])):
             differences.append(f"replication factor {len(replicas[0])} instead of {topic.replication_factor}")
         for key, value in topic.configs.items():

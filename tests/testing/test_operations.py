@@ -456,7 +456,7 @@ def test_a_topic_that_exists_is_returned_as_it_is_and_where_it_differs_is_told(
     other = {"partitions": 6, "replication_factor": 2, "configs": {"flush.ms": 7, "segment.bytes": 4096}}
     assert admin.create_topic(name, if_not_exists=True, **other) == created
     assert caplog.messages == [
-        f"topic {name!r} of cluster 'flights' exists with 3 partitions instead of 6, "
+        f"topic {name!r} of cluster 'flights' exists with 3 instead of 6 partitions, "
         "replication factor 1 instead of 2, flush.ms=5 instead of 7, segment.bytes=(the default) instead of 4096"
     ]
     with pytest.raises(TopicAlreadyExists):
