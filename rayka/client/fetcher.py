@@ -32,7 +32,7 @@ from rayka.client.retry import Backoff
 from rayka.client.silence import SilenceWatch
 from rayka.client.subscription import Subscription
 from rayka.config import ConsumerConfig
-from rayka.errors import ApiError, RaykaError, needs_metadata
+from rayka.errors import ApiError, RaykaError, UnavailableError, needs_metadata
 from rayka.ids import TopicPartition
 from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.fetch_session import SessionRequest
@@ -131,9 +131,15 @@ class Fetcher:
         """Of the next record, when all that was delivered is `read` up to there; looked up if it is unknown."""
         if read is not None and read.generation == self.state.generation(topic_partition):
             return read.offset
-        async with asyncio.timeout(timeout_ms / 1000):
-            while start := self.state.start(topic_partition):
-                await self._starts.look_up(start)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while start := self.state.start(topic_partition):
+                    await self._starts.look_up(start)
+        except TimeoutError:
+            raise UnavailableError(
+                f"cluster {self.metadata.cluster_name!r} did not say within {timeout_ms} ms where {topic_partition}"
+                " begins; are its brokers running? see `rayka status`"
+            ) from None
         return self.state.oldest_offset(topic_partition)
 
     async def poll(

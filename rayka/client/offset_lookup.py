@@ -6,6 +6,7 @@ partition; the offsets of one topic are all of one topic id.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from itertools import islice
 from random import Random
 from typing import Any
@@ -147,7 +148,9 @@ class _Search:
             wanted = {tp: wanted[tp] for tp in queries}
             if not wanted:
                 return
-            await self._metadata.refresh(sorted({tp.topic for tp in wanted}))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._budget.remaining_ms / 1000):
+                    await self._metadata.refresh(sorted({tp.topic for tp in wanted}))
             if not await retry.pause():
                 self._refuse(
                     wanted, self._unavailable(problem) if isinstance(problem, _NO_ANSWER) else problem

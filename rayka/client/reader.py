@@ -130,7 +130,11 @@ class Reader:
 
     async def _start(self, offsets: Mapping[TopicPartition, int]) -> Fetcher:
         fetcher = Fetcher(self._handle, self._config, Random(), self._metadata)
-        await fetcher.assign(list(offsets), self._topic_ids)
+        try:
+            await fetcher.assign(list(offsets), self._topic_ids)
+        except BaseException:
+            await fetcher.close()
+            raise
         await fetcher.seek(offsets)
         return fetcher
 
