@@ -23,7 +23,7 @@ from rayka.actors import local_rays, ray_head, ray_internals, ray_records
 from rayka.actors.names import NAMESPACE
 from rayka.actors.ray_head import ConnectionId, connection_id, head_address
 from rayka.actors.ray_process import cpus, remembered
-from rayka.errors import ConfigError, NetworkException, UnavailableError
+from rayka.errors import ConfigError, UnavailableError
 
 AUTO = "auto"
 _LOCAL = "local"  # Ray's word for: none that others started
@@ -179,7 +179,8 @@ def _is_of_rayka(message: str) -> bool:
             return True
         dead = _DEAD_WORKER.match(message)
         return dead is not None and ray_records.was_actor_of(NAMESPACE, dead["worker_id"])
-    except (NetworkException, ray.exceptions.RayError):  # its connection has ended meanwhile
+    except Exception as error:  # in Ray's thread, which would print nothing more
+        logger.debug("whose worker died: %r", error)
         return False
 
 
