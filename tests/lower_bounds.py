@@ -13,7 +13,7 @@ from pathlib import Path
 from tests import fresh_environment
 from tests.tidy import ROOT
 
-_CHOSEN = (
+CHOSEN = (
     "tests/test_config.py",
     "tests/protocol",
     "tests/log",
@@ -28,7 +28,7 @@ _CHOSEN = (
     "tests/testing/test_operations.py",
     "tests/testing/test_producer.py",
     "tests/ray/test_cluster.py::test_stop_and_start_on_the_same_directory_keeps_topics_and_records",
-    "tests/ray/test_processes.py::test_the_command_line_starts_uses_and_stops_a_cluster_under_token_authentication",
+    "tests/ray/test_processes.py::test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_token_authentication",
 )
 _NEEDS_THE_TREE = "tests/log/test_idempotence_rules.py"  # reads pages that are compared with the tests
 _TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout")
@@ -56,7 +56,7 @@ def main() -> int:
         for each in ("cluster.yaml", "pyproject.toml"):
             shutil.copy(ROOT / each, away)
         command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--durations=5"]
-        chosen = [*_CHOSEN, f"--ignore={_NEEDS_THE_TREE}"]
+        chosen = [*CHOSEN, f"--ignore={_NEEDS_THE_TREE}"]
         return subprocess.run([*command, *chosen], cwd=away, env=environment, check=False).returncode
 
 

@@ -12,6 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import rayka
+from tests import lower_bounds
 from tests.tidy import ROOT, tracked
 
 
@@ -114,6 +115,14 @@ def pyproject() -> dict:
 
 def project() -> dict:
     return pyproject()["project"]
+
+
+def test_the_tests_for_the_lowest_versions_are_there() -> None:
+    gone = []
+    for path, _, name in (each.partition("::") for each in lower_bounds.CHOSEN):
+        if not (ROOT / path).exists() or (name and f"def {name}(" not in (ROOT / path).read_text()):
+            gone.append((path, name))
+    assert gone == []
 
 
 def asked_for() -> dict[str, Requirement]:
