@@ -1,5 +1,5 @@
-"""What a leader checks of a producer's batches before it appends them, headers and CRC only: bodies stay
-opaque (B18).
+"""What a leader checks of a producer's batches before it appends them: headers, the CRC, and whether the bytes can hold
+as many records as the header claims. Else 64 bytes would take 2^31 - 1 offsets. Columns stay opaque (B18).
 
 Kafka: `LogValidator`. Left out: compacted topics, transactional producers, conversion of old formats. Whether a
 sequence is the next one is the log's to say.
@@ -15,7 +15,20 @@ from rayka.errors import (
 )
 from rayka.ids import NO_TIMESTAMP
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import NO_PRODUCER_ID, Codec, RecordBatch, TimestampType, split_batches
+from rayka.protocol.batch_contents import Column, parse_contents
+from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX
+from rayka.protocol.batch_header import (
+    HEADER_BYTES,
+    NO_PRODUCER_ID,
+    Codec,
+    RecordBatch,
+    TimestampType,
+    split_batches,
+)
+
+_OFFSET_BYTES = 4
+# How many bytes one byte of a frame can stand for, at most: by a match of deflate or LZ4, by a block of zstd.
+_EXPANSION_MAX = {Codec.NONE: 1, Codec.GZIP: 1_032, Codec.LZ4: 255, Codec.ZSTD: 1 << 15}
 
 
 def validate_batches(
@@ -35,6 +48,7 @@ def validate_batches(
         _check_size(batch, config, where)
         _check_timestamps(batch, config, where, timestamp_ms)
         batch.check_crc(where)
+        _check_count(batch, where)
     return batches
 
 
@@ -63,6 +77,29 @@ def _check_kind(batch: RecordBatch, where: str) -> None:
         raise InvalidRecord(f"{where}: {batch!r}: expected neither a control nor a transactional batch")
     if batch.last_offset_delta != batch.record_count - 1:
         raise CorruptRecord(f"{where}: {batch!r}: last offset delta {batch.last_offset_delta} leaves gaps")
+
+
+def _check_count(batch: RecordBatch, where: str) -> None:
+    """The table of contents says how many offsets of values there are, one more than records, and how large all columns
+    are; the frame behind it must be able to hold them.
+    """
+    body = batch.view[HEADER_BYTES:]
+    contents = parse_contents(body)
+    _, found_bytes = contents.columns.get(Column.VALUE_OFFSETS, (0, 0))
+    if found_bytes != _OFFSET_BYTES * (batch.record_count + 1):
+        raise CorruptRecord(
+            f"{where}: {batch!r}: {batch.record_count} records have {_OFFSET_BYTES * (batch.record_count + 1)} bytes of"
+            f" offsets, found {found_bytes}"
+        )
+    if contents.uncompressed_bytes > UNCOMPRESSED_BYTES_MAX:
+        raise CorruptRecord(
+            f"{where}: {batch!r} has {contents.uncompressed_bytes} bytes of columns, more than {UNCOMPRESSED_BYTES_MAX}"
+        )
+    frame_bytes = len(body) - contents.end
+    if contents.uncompressed_bytes > frame_bytes * _EXPANSION_MAX[batch.codec]:
+        raise CorruptRecord(
+            f"{where}: {batch!r}: {frame_bytes} bytes cannot hold {contents.uncompressed_bytes} of columns"
+        )
 
 
 def _check_size(batch: RecordBatch, config: TopicConfig, where: str) -> None:

@@ -18,9 +18,12 @@ from rayka.errors import (
 )
 from rayka.ids import NO_TIMESTAMP
 from rayka.partition.validation import validate_batches
-from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_contents import Column, aligned, pack_contents
+from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX, encode_batch
 from rayka.protocol.batch_header import (
     CRC_START,
+    HEADER_BYTES,
+    NULL_KEY_BIT,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
     Codec,
@@ -30,7 +33,13 @@ from rayka.protocol.batch_header import (
 from tests.partition.support import NOW_MS, records
 
 LAX = TopicConfig()
-FIELDS = {"attributes": (21, ">h"), "last_offset_delta": (23, ">i"), "producer_id": (43, ">q")}
+FIELDS = {
+    "batch_length": (8, ">i"),
+    "attributes": (21, ">h"),
+    "last_offset_delta": (23, ">i"),
+    "producer_id": (43, ">q"),
+    "record_count": (57, ">i"),
+}
 
 
 def validate(data: np.ndarray, config: TopicConfig = LAX) -> list[RecordBatch]:
@@ -84,6 +93,49 @@ def test_good_batches_are_all_given_back() -> None:
 def test_a_bad_batch_is_refused(make: Callable[[], np.ndarray], error: type[ApiError], says: str) -> None:
     with pytest.raises(error, match=says):
         validate(make())
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_a_batch_that_claims_more_records_than_its_columns_hold_is_refused(codec: Codec) -> None:
+    good = encode_batch([b""] * 1_000, timestamps_ms=NOW_MS, codec=codec)
+    assert validate(good)
+    for count in (999, 1_001, 2**31 - 1):
+        with pytest.raises(CorruptRecord, match=rf"{count} records .* bytes of offsets, found 4004"):
+            validate(forged(good, record_count=count, last_offset_delta=count - 1))
+
+
+def test_a_header_alone_holds_no_records() -> None:
+    alone = forged(records(b"a")[:HEADER_BYTES], batch_length=HEADER_BYTES - 12)
+    with pytest.raises(CorruptRecord, match="no table of contents"):
+        validate(forged(alone, record_count=2**31 - 1, last_offset_delta=2**31 - 2))
+
+
+@pytest.mark.parametrize(
+    ("codec", "count_max"),
+    [(Codec.NONE, 16), (Codec.GZIP, 20_000), (Codec.LZ4, 5_000), (Codec.ZSTD, 600_000)],
+)
+def test_columns_that_no_frame_of_that_size_holds_are_refused(codec: Codec, count_max: int) -> None:
+    """A table of contents that agrees with the count proves nothing: the bytes behind it must be able to hold that."""
+    with pytest.raises(CorruptRecord, match="cannot hold"):
+        validate(hollow(count_max, codec))
+    assert validate(hollow(count_max // 2, codec))
+    with pytest.raises(CorruptRecord, match=f"more than {UNCOMPRESSED_BYTES_MAX}"):
+        validate(hollow(UNCOMPRESSED_BYTES_MAX // 4, codec))
+
+
+def hollow(count: int, codec: Codec) -> np.ndarray:
+    """64 zeros, of which the table of contents says that they are the offsets of so many records."""
+    lengths = [(Column.VALUE_OFFSETS.value, 4 * (count + 1)), (Column.VALUE_DATA.value, 0)]
+    contents = pack_contents(aligned(4 * (count + 1)), lengths)
+    body = contents.ljust(aligned(len(contents)), b"\0") + bytes(64)
+    header = bytes(records(b"a")[:HEADER_BYTES])
+    return forged(
+        np.frombuffer(header + body, dtype=np.uint8),
+        batch_length=HEADER_BYTES + len(body) - 12,
+        attributes=codec | NULL_KEY_BIT,
+        record_count=count,
+        last_offset_delta=count - 1,
+    )
 
 
 def test_one_bad_batch_refuses_all() -> None:
