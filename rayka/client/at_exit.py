@@ -9,7 +9,7 @@ The order in which a process ends, and what happens in it here:
    there before the last producer. The result is told;
 4. Python flushes standard error, and takes a failure for exit status 120. That is how the status is set: an `atexit`
    callback has no other way, and `os._exit` would leave out what others do at the end.
-A script that ended by an exception has its status, 1, already; one that called `sys.exit` keeps its own, but for 0.
+A script that ended by an exception has its status, 1, already, and keeps it.
 
 Senders are known by weak references: a producer that is dropped is collected, and its sender lives on the loop
 until it has nothing more to send. Kafka's producer loses what is not flushed.
@@ -26,7 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 from rayka.client import io_thread
@@ -47,8 +47,6 @@ class _AtExit:
         self._pending: dict[ProducerBatch, Sender] = {}  # when the end began
         self._told: dict[ProducerBatch, None] = {}
         self._left_s = FLUSH_S
-        self._python_exit = sys.exit
-        self._status: object = None  # what the main thread told `sys.exit` last
         self._is_registered = False
         self._was_forked = False
 
@@ -73,16 +71,10 @@ class _AtExit:
             atexit.register(self._at_exit)
 
     def _register(self) -> None:
-        sys.exit = self._exit
         register_early = getattr(threading, "_register_atexit", None)
         if register_early is not None:  # it is not public
             with suppress(RuntimeError):  # the first producer is made while the process ends
                 register_early(self._before_threads_end)
-
-    def _exit(self, status: Any = None, /) -> NoReturn:
-        if threading.current_thread() is threading.main_thread():
-            self._status = status
-        self._python_exit(status)
 
     # ---- The end ----
 
@@ -135,8 +127,7 @@ class _AtExit:
             return
         with suppress(OSError, ValueError):  # standard error is closed
             print(_message(lost), file=sys.stderr)
-        has_raised = hasattr(sys, "last_value")  # the exception that ended the script
-        if not has_raised and self._status in (None, 0):
+        if not hasattr(sys, "last_value"):  # no exception ended the script
             sys.stderr = _FailingAtTheEnd(sys.stderr or io.StringIO())
 
 

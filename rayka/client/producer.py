@@ -69,8 +69,8 @@ class Producer:
     `flush` or `close`, SystemExit and KeyboardInterrupt too; it harms no other record.
 
     Close it, best by `with`. One that is dropped sends what it has accepted all the same. When the interpreter ends,
-    what is on its way has five seconds more; what is not acknowledged then is told on standard error, and makes 120 of
-    an exit status of 0.
+    what is on its way has five seconds more; what is not acknowledged then is told on standard error, and the exit
+    status is 120, or 1 where an exception ended the script.
 
     Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer.
     """
