@@ -38,7 +38,7 @@ def test_a_partition_without_offset_is_looked_up_by_the_reset_policy():
     assert state(reset="none").without_offset() == [(FIRST, None), (SECOND, None)]
 
 
-def test_only_what_has_changed_is_to_be_looked_at():  # G14
+def test_only_what_has_changed_is_to_be_looked_at() -> None:  # G14
     fetching = state()
     fetching.changed()
     assert fetching.changed() == []
@@ -52,7 +52,7 @@ def test_only_what_has_changed_is_to_be_looked_at():  # G14
     assert fetching.changed() == [FIRST]
 
 
-def test_a_second_answer_to_the_same_question_brings_nothing():  # G14
+def test_a_second_answer_to_the_same_question_brings_nothing() -> None:  # G14
     fetching = state()
     fetching.seek(FIRST, 5)
     ticket = ticket_of(fetching, FIRST)

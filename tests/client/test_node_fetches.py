@@ -25,7 +25,7 @@ def in_session(offset: int = 10) -> NodeFetches:
     return node
 
 
-def test_a_result_counts_only_if_it_answers_what_was_asked_last():
+def test_a_result_counts_only_if_it_answers_what_was_asked_last() -> None:  # G14
     node = in_session()
     held_back, _ = node.begin()
     ticket = want(node, 12)
@@ -36,7 +36,7 @@ def test_a_result_counts_only_if_it_answers_what_was_asked_last():
     assert node.ticket(number + 1, RESULT) == ticket  # nothing new was asked since
 
 
-def test_of_a_partition_that_was_forgotten_no_result_counts():
+def test_of_a_partition_that_was_forgotten_no_result_counts() -> None:  # G14
     node = in_session()
     number, _ = node.begin()
     node.forget((ZERO_ID, 0))
@@ -44,7 +44,7 @@ def test_of_a_partition_that_was_forgotten_no_result_counts():
     assert not node.is_any_wanted
 
 
-def test_a_seek_to_where_the_partition_is_asked_for_already_needs_no_request():
+def test_a_seek_to_where_the_partition_is_asked_for_already_needs_no_request() -> None:  # G14
     node = in_session()
     number, _ = node.begin()
     ticket = want(node, 10, generation=2)
@@ -52,7 +52,7 @@ def test_a_seek_to_where_the_partition_is_asked_for_already_needs_no_request():
     assert node.ticket(number, RESULT) == ticket
 
 
-def test_while_a_request_is_held_back_another_leaves_only_with_news():
+def test_while_a_request_is_held_back_another_leaves_only_with_news() -> None:  # G14
     node = in_session()
     node.begin()
     assert not node.may_send
@@ -62,7 +62,7 @@ def test_while_a_request_is_held_back_another_leaves_only_with_news():
     assert not node.may_send
 
 
-def test_nothing_is_asked_of_a_broker_that_is_paused_or_of_which_nothing_is_wanted():
+def test_nothing_is_asked_of_a_broker_that_is_paused_or_of_which_nothing_is_wanted() -> None:  # G14
     node = in_session()
     assert node.may_send
     node.is_paused = True
@@ -72,7 +72,7 @@ def test_nothing_is_asked_of_a_broker_that_is_paused_or_of_which_nothing_is_want
     assert not node.may_send
 
 
-def test_a_broker_may_hold_back_only_the_request_that_says_the_last_of_what_has_changed():
+def test_a_broker_may_hold_back_only_the_request_that_says_the_last_of_what_has_changed() -> None:  # G14
     node, may_wait = NodeFetches(1), []
     for partition in range(1_200):
         want(node, 0, partition=partition)
@@ -83,7 +83,7 @@ def test_a_broker_may_hold_back_only_the_request_that_says_the_last_of_what_has_
     assert may_wait == [(500, False), (500, False), (200, True), (0, True)]
 
 
-def test_a_broker_without_sessions_may_hold_back_every_request_but_the_first():
+def test_a_broker_without_sessions_may_hold_back_every_request_but_the_first() -> None:  # G14
     node, may_wait = NodeFetches(1), []
     want(node, 0)
     for _ in range(2):

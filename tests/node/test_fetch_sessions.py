@@ -133,7 +133,7 @@ def test_after_the_largest_epoch_comes_one() -> None:
     assert next_session_epoch(FINAL_SESSION_EPOCH) == FINAL_SESSION_EPOCH
 
 
-def test_what_was_read_to_its_end_and_told_is_not_looked_at_again() -> None:
+def test_what_was_read_to_its_end_and_told_is_not_looked_at_again() -> None:  # G14
     sessions = new_sessions()
     first = begin(sessions, fetch(0), fetch(1))
     read(first)
@@ -142,7 +142,7 @@ def test_what_was_read_to_its_end_and_told_is_not_looked_at_again() -> None:
     assert read(begin(sessions, session_id=first.session.session_id, epoch=1)) == [1]
 
 
-def test_what_was_read_to_its_end_before_the_last_look_is_looked_at_again() -> None:
+def test_what_was_read_to_its_end_before_the_last_look_is_looked_at_again() -> None:  # G14
     sessions = new_sessions()
     first = begin(sessions, fetch(0))
     read(first)
@@ -152,7 +152,7 @@ def test_what_was_read_to_its_end_before_the_last_look_is_looked_at_again() -> N
     assert read(begin(sessions, session_id=first.session.session_id, epoch=1)) == [0]
 
 
-def test_what_was_woken_while_it_was_read_is_looked_at_again() -> None:
+def test_what_was_woken_while_it_was_read_is_looked_at_again() -> None:  # G14
     parked: Parked[PartitionKey] = Parked()
     sessions = FetchSessions(parked, SLOTS, Random(1))
     first = begin(sessions, fetch(0))

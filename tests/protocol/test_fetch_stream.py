@@ -31,7 +31,7 @@ def begins_anew(stream: FetchStream) -> bool:
     return request.session_epoch == FIRST_SESSION_EPOCH and len(request.partitions) == 1
 
 
-def test_nothing_overtakes_the_request_that_begins_a_session():  # G14
+def test_nothing_overtakes_the_request_that_begins_a_session() -> None:  # G14
     stream = FetchStream()
     wanting(stream, 0)
     number, _ = stream.begin()
@@ -40,7 +40,7 @@ def test_nothing_overtakes_the_request_that_begins_a_session():  # G14
     assert stream.may_follow
 
 
-def test_a_request_of_a_known_session_is_overtaken_by_a_few():  # G14
+def test_a_request_of_a_known_session_is_overtaken_by_a_few() -> None:  # G14
     stream = in_session()
     for _ in range(5):
         assert stream.may_overtake
@@ -49,7 +49,7 @@ def test_a_request_of_a_known_session_is_overtaken_by_a_few():  # G14
     assert not stream.may_follow
 
 
-def test_a_node_without_sessions_is_told_everything_each_time_and_never_overtaken():  # G14
+def test_a_node_without_sessions_is_told_everything_each_time_and_never_overtaken() -> None:  # G14
     stream = FetchStream()
     wanting(stream, 0)
     number, _ = stream.begin()
@@ -59,7 +59,7 @@ def test_a_node_without_sessions_is_told_everything_each_time_and_never_overtake
     assert not stream.may_overtake
 
 
-def test_a_session_that_the_node_has_dropped_begins_anew_at_once():  # G14
+def test_a_session_that_the_node_has_dropped_begins_anew_at_once() -> None:  # G14
     stream = in_session()
     number, _ = stream.begin()
     assert stream.on_response(number, LOST) is Ending.RENEWED
@@ -101,7 +101,7 @@ def test_when_an_overtaken_answer_is_lost_the_session_begins_anew_with_the_next(
     assert begins_anew(stream)
 
 
-def test_what_does_not_fit_into_one_request_is_said_in_the_next():  # G14
+def test_what_does_not_fit_into_one_request_is_said_in_the_next() -> None:  # G14
     stream = FetchStream()
     for partition in range(5):
         stream.session.want(FetchPartition(ZERO_ID, partition, 0, 100))
@@ -113,7 +113,7 @@ def test_what_does_not_fit_into_one_request_is_said_in_the_next():  # G14
     assert said == [[0, 1], [2, 3], [4]]
 
 
-def test_a_node_without_sessions_is_told_everything_at_once():  # G14
+def test_a_node_without_sessions_is_told_everything_at_once() -> None:  # G14
     stream = FetchStream()
     for partition in range(3):
         stream.session.want(FetchPartition(ZERO_ID, partition, 0, 100))

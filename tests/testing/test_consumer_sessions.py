@@ -132,7 +132,7 @@ def until_idle(consumer: rayka.Consumer, watched: Watched) -> None:
     wait_until(is_idle)
 
 
-def test_within_a_session_a_consumer_names_only_what_has_changed(cluster, topic):  # G14
+def test_within_a_session_a_consumer_names_only_what_has_changed(cluster, topic) -> None:  # G14
     watched = Watched(cluster)
     with reading(watched, topic, fetch_max_wait_ms=20) as consumer:
         until_idle(consumer, watched)
@@ -146,7 +146,7 @@ def test_within_a_session_a_consumer_names_only_what_has_changed(cluster, topic)
     assert len(watched.begun) == 1
 
 
-def test_a_session_that_the_broker_has_dropped_begins_anew(cluster, topic):  # G14
+def test_a_session_that_the_broker_has_dropped_begins_anew(cluster, topic) -> None:  # G14
     watched = Watched(cluster)
     with reading(watched, topic, fetch_max_wait_ms=20) as consumer:
         until_idle(consumer, watched)
@@ -157,7 +157,7 @@ def test_a_session_that_the_broker_has_dropped_begins_anew(cluster, topic):  # G
     assert [len(each.partitions) for each in watched.begun] == [PARTITIONS, PARTITIONS]
 
 
-def test_a_request_out_of_turn_begins_the_session_anew(cluster, topic):  # G14
+def test_a_request_out_of_turn_begins_the_session_anew(cluster, topic) -> None:  # G14
     watched = Watched(cluster)
     with reading(watched, topic, fetch_max_wait_ms=20) as consumer:
         until_idle(consumer, watched)
@@ -169,7 +169,7 @@ def test_a_request_out_of_turn_begins_the_session_anew(cluster, topic):  # G14
     assert len(watched.begun) > 1
 
 
-def test_a_closed_consumer_has_no_session(cluster, topic):  # G14
+def test_a_closed_consumer_has_no_session(cluster, topic) -> None:  # G14
     watched = Watched(cluster)
     with reading(watched, topic, fetch_max_wait_ms=20) as consumer:
         until_idle(consumer, watched)
@@ -180,7 +180,7 @@ def test_a_closed_consumer_has_no_session(cluster, topic):  # G14
     assert answer.error_code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_consumer_for_which_the_broker_has_no_session_reads_all_the_same():  # G14
+def test_a_consumer_for_which_the_broker_has_no_session_reads_all_the_same() -> None:  # G14
     with rayka.testing.cluster(config={"max.incremental.fetch.session.cache.slots": 1}) as cluster:
         topic = new_topic(cluster)
         first, second = Watched(cluster), Watched(cluster)
@@ -198,7 +198,7 @@ def test_a_consumer_for_which_the_broker_has_no_session_reads_all_the_same():  #
         assert {len(each.partitions) for each in second.begun} == {PARTITIONS}
 
 
-def test_a_seek_is_not_held_up_by_a_fetch_that_waits(cluster, topic):  # G14, G16
+def test_a_seek_is_not_held_up_by_a_fetch_that_waits(cluster, topic) -> None:  # G14, G16
     watched = Watched(cluster)
     send(cluster, topic, b"one")
     with reading(watched, topic, fetch_max_wait_ms=LONG_MS) as consumer:
@@ -210,7 +210,7 @@ def test_a_seek_is_not_held_up_by_a_fetch_that_waits(cluster, topic):  # G14, G1
     assert len(watched.begun) == 1
 
 
-def test_a_partition_that_holds_its_share_leaves_the_session_and_comes_back(cluster, topic):  # G14, G16
+def test_a_partition_that_holds_its_share_leaves_the_session_and_comes_back(cluster, topic) -> None:  # G14, G16
     watched = Watched(cluster)
     for number in range(4):
         send(cluster, topic, b"%d" % number * 400)
@@ -227,7 +227,7 @@ def test_a_partition_that_holds_its_share_leaves_the_session_and_comes_back(clus
     assert len(watched.begun) == 1
 
 
-def test_after_a_broker_came_back_its_sessions_begin_anew():  # G14
+def test_after_a_broker_came_back_its_sessions_begin_anew() -> None:  # G14
     with rayka.testing.cluster() as cluster:
         topic, watched = new_topic(cluster), Watched(cluster)
         with reading(watched, topic, fetch_max_wait_ms=20) as consumer:
@@ -242,7 +242,7 @@ def test_after_a_broker_came_back_its_sessions_begin_anew():  # G14
         assert len(watched.begun) > 1
 
 
-def test_partitions_move_to_the_session_of_their_new_leader():  # G14, G18
+def test_partitions_move_to_the_session_of_their_new_leader() -> None:  # G14, G18
     with rayka.testing.cluster(brokers=2) as cluster:
         topic, watched = f"moving-{next(_numbers)}", Watched(cluster)
         with rayka.Admin(cluster=cluster) as admin:
@@ -266,7 +266,7 @@ def test_partitions_move_to_the_session_of_their_new_leader():  # G14, G18
         assert len(watched.begun) == 2  # one for each broker, and none for the move
 
 
-def test_many_partitions_are_told_to_a_broker_in_several_requests_of_one_session():  # G14
+def test_many_partitions_are_told_to_a_broker_in_several_requests_of_one_session() -> None:  # G14
     with rayka.testing.cluster() as cluster:
         topic, watched = f"many-{next(_numbers)}", Watched(cluster)
         with rayka.Admin(cluster=cluster) as admin:
