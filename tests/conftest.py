@@ -1,14 +1,16 @@
 """What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind; and the
 one Ray and the cluster that tests share, which start when the first test asks for them.
 
-Temporary files of the whole run, those of Ray and of subprocesses included, go into one directory; it must be
-empty at the end, but for what pytest keeps of failed tests. Every process that a test starts inherits a mark
-in its environment; none may be alive at the end.
+Two worker processes of pytest-xdist run the tests: one those that need Ray and mostly wait for it, the other those that
+need Spark, and then whatever file is next. Temporary files of a worker, those of Ray and of subprocesses included, go
+into one directory; it must be empty at the end, but for what pytest keeps of failed tests. Every process that a test
+starts inherits its worker's mark in its environment; none may be alive at the end.
 """
 
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +37,14 @@ os.environ.update(
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
+_GROUPS = ("ray", "spark", "sim")
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
-os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(
-    prefix="rk-"
-)  # short: Ray puts socket paths into it
+# Short, and a worker's not inside that of the process that started it: Ray puts socket paths into it.
+_PARENT = Path(os.environ["TMPDIR"]).parent if "PYTEST_XDIST_WORKER" in os.environ else None
+os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="rk-", dir=_PARENT)
+# A shell that starts the tests in the background has SIGINT ignored, and tests send it to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared machine stalls for longer than any honest deadline; CI runs must not depend on luck.
 _IS_CI = bool(os.environ.get("CI"))
@@ -91,6 +96,25 @@ def cluster(rays: "RayNodes", tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def _is_pytests(path: Path) -> bool:
     return path.name.startswith("pytest-of-")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Gives each test its group, all of which one worker runs; the long ones first."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: _GROUPS.index(_group(item)) if _group(item) in _GROUPS else len(_GROUPS))
+
+
+def _group(item: pytest.Item) -> str:
+    return next((each for each in _GROUPS if item.get_closest_marker(each)), item.path.name)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what tests have to say though they passed: `record_property("says", ...)`."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            if name == "says":
+                terminalreporter.write_line(f"{report.nodeid}: {text}")
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,7 +4,7 @@ one run finds the next one of the same code finds, too.
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -37,15 +37,13 @@ def new_seeds(until_s: float) -> Iterator[int]:
 
 @pytest.mark.sim
 @pytest.mark.timeout(400)
-def test_new_seeds_find_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_seeds_find_nothing(record_property: Callable[[str, object], None]) -> None:
     begin_s = time.monotonic()
     outcomes = list(run_seeds(new_seeds(begin_s + BUDGET_S), {"seconds": SECONDS}, jobs=2))
     failed = [each for each in outcomes if each.verdict is not Verdict.OK]
     events, faults = sum(each.event_count for each in outcomes), sum(each.fault_count for each in outcomes)
-    with capsys.disabled():
-        print(
-            f"\n{len(outcomes)} new seeds, {faults} faults, {events} events, {time.monotonic() - begin_s:.0f} s"
-        )
+    took_s = time.monotonic() - begin_s
+    record_property("says", f"{len(outcomes)} new seeds, {faults} faults, {events} events, {took_s:.0f} s")
     assert failed == [], "\n".join(
         f"{each}\n  {replay_command(each.seed, {'seconds': SECONDS})}" for each in failed
     )
