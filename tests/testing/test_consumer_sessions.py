@@ -210,7 +210,9 @@ def test_a_seek_is_not_held_up_by_a_fetch_that_waits(cluster, topic) -> None:  #
     assert len(watched.begun) == 1
 
 
-def test_a_partition_that_holds_its_share_leaves_the_session_and_comes_back(cluster, topic) -> None:  # G14, G16
+def test_a_partition_that_holds_its_share_leaves_the_session_and_comes_back(
+    cluster, topic
+) -> None:  # G14, G16
     watched = Watched(cluster)
     for number in range(4):
         send(cluster, topic, b"%d" % number * 400)
