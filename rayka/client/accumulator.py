@@ -127,8 +127,8 @@ class Accumulator:
             return []
         known.batch_bytes = batch_bytes
         gone = [batch for queue in known.queues[partition_count:] for batch in queue.batches]
-        if gone:
-            self._close(gone[-1])
+        for batch in gone:  # the last one of each partition may be open, or even the sticky one
+            self._close(batch)
         known.last_sticky = min(known.last_sticky, partition_count - 1)
         self._forget(known.queues[partition_count:])
         known.queues[partition_count:] = self._new_queues(len(known.queues), partition_count)

@@ -247,6 +247,17 @@ def test_a_topic_made_anew_with_fewer_partitions_takes_no_record_for_the_others(
         append(filling, b"x", partition=1)
 
 
+def test_of_a_topic_made_anew_with_fewer_partitions_no_open_batch_is_left_that_takes_records():
+    filling = accumulator()
+    filling.finish(append(filling).batch, is_acknowledged=True)
+    sticky = append(filling).batch
+    others = [append(filling, partition=each).batch for each in (0, 2)]
+    assert [sticky.partition, *partitions_of(others)] == [1, 0, 2]
+    assert filling.set_topic("orders", 1, 1 << 20) == [sticky, others[1]]
+    assert append(filling).batch is others[0]
+    assert filling.used_bytes == others[0].granted_bytes
+
+
 def test_a_batch_opens_as_far_as_its_memory_reaches():
     filling = accumulator()
     batch = append(filling).batch
