@@ -31,7 +31,7 @@ CHOSEN = (
     "tests/ray/test_processes.py::test_the_command_line_starts_uses_and_stops_a_cluster_that_ray_finds_under_token_authentication",
 )
 _NEEDS_THE_TREE = "tests/log/test_idempotence_rules.py"  # reads pages that are compared with the tests
-_TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout")
+_TOOLS = ("hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist")
 
 
 def main() -> int:

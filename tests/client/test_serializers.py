@@ -64,7 +64,7 @@ def test_anything_else_is_a_config_error(given: Any):
         (Flight, {"carrier": "UA"}, "value: TypeError: expected Flight, found dict"),
         (lambda value: value["missing"], {}, "value: KeyError"),
     ],
-    ids=str,
+    ids=["string", "json", "msgpack", "model", "callable"],
 )
 def test_a_value_that_does_not_fit_is_an_error_with_its_cause(given: Any, value: Any, message: str):
     to_bytes = serializer(given, "value")
@@ -74,7 +74,7 @@ def test_a_value_that_does_not_fit_is_an_error_with_its_cause(given: Any, value:
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("given", ["json", "msgpack", Flight], ids=str)
+@pytest.mark.parametrize("given", ["json", "msgpack", Flight], ids=["json", "msgpack", "model"])
 def test_bytes_that_do_not_fit_are_an_error(given: Any):
     from_bytes = deserializer(given, "value_deserializer")
     assert from_bytes
