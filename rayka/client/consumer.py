@@ -217,6 +217,7 @@ class Consumer:
         twice is fine.
         """
         if not self._closed and not forks.is_cut_off():
+            io_thread.refuse("close")
             self._closed = True
             self._delivery.end()
             self._run(self._fetcher.close())
@@ -231,8 +232,8 @@ class Consumer:
 
     def __del__(self) -> None:
         if not self._closed and not forks.is_cut_off():
+            io_thread.call_soon(self._fetcher.abandon)  # first: warnings may be errors
             warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
-            io_thread.call_soon(self._fetcher.abandon)
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 

@@ -135,6 +135,11 @@ def is_current() -> bool:
     return _process.thread is not None and _process.thread.is_current
 
 
+def can_wait() -> bool:
+    """Whether the caller may wait for the IO thread: not on it, not in a forked child, not while the process ends."""
+    return not (is_current() or _process.is_ending or forks.is_cut_off())
+
+
 def refuse(what: str) -> None:
     """Raises RuntimeError when called on the IO thread, where waiting for it would never end, and UnavailableError in
     a forked child, where it does not run.

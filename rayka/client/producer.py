@@ -110,10 +110,10 @@ class Producer:
 
     def __del__(self) -> None:
         if not self._is_closed and not forks.is_cut_off():
+            io_thread.call_soon(self._sender.finish_alone)  # first: warnings may be errors
             warnings.warn(
                 f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
             )
-            io_thread.call_soon(self._sender.finish_alone)
 
     # ---- Sending ----
 
