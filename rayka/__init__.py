@@ -6,7 +6,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from rayka import forks as _forks  # is told of forks from here on  # noqa: F401
+from rayka import forks as _forks  # registers its fork handler  # noqa: F401
 
 if TYPE_CHECKING:
     from rayka import errors, spark, testing

@@ -286,9 +286,8 @@ _ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
 
 
 def _acks(value: Any) -> int:
-    known = (
-        None if isinstance(value, bool) else _ACKS.get(str(value))
-    )  # True is 1 to Python; nobody means that
+    is_bool = isinstance(value, bool)  # True equals 1 in Python, but is no number of acknowledgements
+    known = None if is_bool else _ACKS.get(str(value))
     if known is None:
         raise ValueError("expected 'all', 1 or 0")
     return known

@@ -3,7 +3,7 @@
 A fork copies the memory of a process and one of its threads. Ray's connection is made of other threads, and so are
 rayka's clients: in the child they look as if they were there, and every call waits for a thread that does not exist. So
 a child of a process that had either is refused every use of rayka, old clients and new ones. A child of a process
-that had neither is free. Imported with rayka itself, to be told of each fork.
+that had neither is not restricted. Imported with rayka itself, so that its fork handler runs at each fork.
 """
 
 import os

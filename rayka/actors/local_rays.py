@@ -1,5 +1,5 @@
-"""The Rays on this machine, as Ray's own `auto` finds them: by what their processes were told, and by the file in which
-`ray start` writes the address of the one that it started last.
+"""The Rays on this machine, as Ray's own `auto` finds them: by the arguments of their processes, and by the file in
+which `ray start` writes the address of the one that it started last.
 """
 
 from contextlib import suppress
@@ -17,8 +17,8 @@ def running() -> list[str]:
         with suppress(OSError):  # a process that ended meanwhile, or another user's
             program, *arguments = path.read_bytes().replace(b" ", b"\0").split(b"\0")
             if b"raylet" in Path(program.decode(errors="replace")).name.encode():
-                told = (each[len(_FLAG) :] for each in arguments if each.startswith(_FLAG))
-                found.update((each.decode(), None) for each in told if each)
+                addresses = (each[len(_FLAG) :] for each in arguments if each.startswith(_FLAG))
+                found.update((each.decode(), None) for each in addresses if each)
     return sorted(found)
 
 

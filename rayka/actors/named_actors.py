@@ -1,8 +1,8 @@
 """The actors that one caller has looked up by name, for as long as this process keeps one connection to Ray.
 
 Invariants: a handle is used with the connection that it came from, because another one answers it with exceptions of
-every kind, or not at all; a call that waits when its connection ends fails, and does not wait for its timeout; there is
-one look-up of a name at a time, which all callers share, and one that fails leaves nothing behind.
+every kind, or not at all; a call that waits when its connection ends fails at once, not at its timeout; there is one
+look-up of a name at a time, which all callers share, and one that fails leaves nothing behind.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class NamedActors:
             self._open_calls.popitem()[0].reschedule(now_s)
 
     def _find(self, name: str) -> Any:
-        check_head(tells_end=self._for_client)
+        check_head(for_client=self._for_client)
         return ray.get_actor(name, NAMESPACE)
 
     def _on_looked_up(self, name: str, looked_up: "asyncio.Future[Any]") -> None:

@@ -79,7 +79,7 @@ def running_clusters() -> tuple[str, ...]:
 
 def _running() -> dict[str, tuple[int, ...]]:
     try:
-        check_head(tells_end=False)
+        check_head(for_client=False)
     except NetworkException as error:
         raise UnavailableError(str(error)) from None
     clusters: dict[str, list[int]] = {}

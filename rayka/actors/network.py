@@ -1,10 +1,10 @@
 """The network port over Ray's remote methods: the lane that always works.
 
 Actors are found by name and kept until a call to one fails otherwise than by the answer of a live process; then the
-name is looked up again. An actor that Ray restarts has the same handle, one that was made anew, on a machine that came
-back or after `ray.shutdown()` and another connection, has not. What goes wrong in Ray becomes NetworkException: the
-call may or may not have been executed, and the caller's connection opens a new epoch. A call is sent before anything is
-awaited, but for those that need a look-up: they wait for the same one and are sent in their order.
+name is looked up again. An actor that Ray restarts keeps its handle; one that was made anew, on a machine that came
+back or after `ray.shutdown()` and another connection, has another one. What goes wrong in Ray becomes NetworkException:
+the call may or may not have been executed, and the caller's connection opens a new epoch. A call is sent before
+anything is awaited, but for those that need a look-up: they wait for the same one and are sent in their order.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class RayNetwork:
         return await asyncio.get_running_loop().run_in_executor(None, self._running_node_ids)
 
     def _running_node_ids(self) -> Sequence[int]:
-        check_head(tells_end=self._for_client)
+        check_head(for_client=self._for_client)
         return running_node_ids(self._cluster_name)
 
     async def _send(self, call: Call) -> Answer:
@@ -70,12 +70,11 @@ class RayNetwork:
             if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
                 raise NetworkException(f"{name} {_reason(error.cause)}") from error
             raise UnknownServerError(f"{name} failed: {error.cause!r}") from error
-        except (
-            asyncio.CancelledError
-        ):  # it took too long: the actor may have gone, with the Ray that would tell
+        except asyncio.CancelledError:
+            # The call took too long: the actor may have ended together with the Ray that reports such ends.
             actors.forget(name, handle)
             raise
-        except Exception as error:  # bare ones, too, which the handle of a former connection raises
+        except Exception as error:  # bare ones too, which the handle of a former connection raises
             actors.forget(name, handle)
             raise NetworkException(f"{name} {_reason(error)}") from error
         return unpack_answer(answer)

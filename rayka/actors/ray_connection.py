@@ -4,7 +4,7 @@ process.
 A process has one connection, made once however many threads ask for it; one that the user made is used as it is. `auto`
 is, in this order: the connection there is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray
 start` started last on this machine, the only one that runs here; RAY_ADDRESS=local ends the search after the second.
-Which one it was, and why, is told once, at INFO. Clients never start a Ray.
+Which one it was, and why, is logged once, at INFO. Clients never start a Ray.
 """
 
 import logging
@@ -47,9 +47,9 @@ class _Process:
     """What this process knows of its connection. `lock` is held by the thread that makes one."""
 
     lock = threading.RLock()
-    told: ConnectionId | None = None  # of which was said what Ray it is
+    logged: ConnectionId | None = None  # the one whose Ray was named in the log
     made: ConnectionId | None = None  # the one that was made here, not by the user
-    is_hushed = False
+    suppresses_messages = False
 
 
 os.register_at_fork(after_in_child=lambda: setattr(_Process, "lock", threading.RLock()))
@@ -68,7 +68,7 @@ def connect(address: str = AUTO) -> str:
             found = _only(candidates(address))
             why = found.why if _join(found.address) else why
         current = _same(address)
-        _tell(current, why)
+        _log(current, why)
         return current
 
 
@@ -83,15 +83,15 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
             return connect(address)
         ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
         _Process.made = connection_id()
-        _tell(current_address(), "started for this process, and ends with it")
+        _log(current_address(), "started for this process, and ends with it")
         return current_address()
 
 
 def silence() -> None:
-    """Has Ray print no more of what happens on its nodes on this process's standard output, for commands that have an
-    output of their own; `log_to_driver` leaves out only what workers print.
+    """Keeps all messages of Ray about its nodes off this process's standard output, for commands that have an output of
+    their own.
     """
-    ray_internals.hush(lambda _: True)
+    ray_internals.suppress_messages(lambda _: True)
 
 
 def candidates(address: str = AUTO) -> list[Candidate]:
@@ -119,20 +119,20 @@ def current_address() -> str:
 def _join(address: str) -> bool:
     """Connects to the Ray at an address; False when another thread has connected this process meanwhile.
 
-    Ray ends a process whose Ray has ended; with a connection made here the process lives on, and hears of it from its
-    clients.
+    Ray ends a process whose Ray has ended; with a connection made here the process lives on, and its clients raise
+    RayEnded.
     """
     _probe(address)
     logging.getLogger("ray").setLevel(logging.ERROR)  # a warning that the token is used, at every command
     ray_internals.use_token_at_hand()
     try:
-        with _reconnecting_for_ever() as is_so:
+        with _reconnecting_for_ever() as is_for_ever:
             ray.init(address=address, **_QUIET)
     except (AssertionError, ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
         if "twice" in str(error) and _have_others_connected():
             return False
         raise UnavailableError(_refused(address, error)) from error
-    if is_so:
+    if is_for_ever:
         ray_head.outlive()
     _Process.made = connection_id()
     return True
@@ -140,7 +140,9 @@ def _join(address: str) -> bool:
 
 @contextmanager
 def _reconnecting_for_ever() -> Iterator[bool]:
-    """Ray reads how long to wait for a lost head from the environment, when it connects; not what the user set."""
+    """Makes Ray wait for ever for a lost head; False where the environment names a time, which stays. Ray reads it when
+    it connects.
+    """
     if ray_head.RECONNECT_VARIABLE in os.environ:
         yield False
         return
@@ -159,28 +161,28 @@ def _have_others_connected() -> bool:
     return bool(ray.is_initialized())
 
 
-def _tell(address: str, why: str) -> None:
-    """Says once for a connection which Ray it leads to. From then on Ray does not print what rayka's nodes cause."""
-    if not _Process.is_hushed:
-        _Process.is_hushed = True
-        ray_internals.hush(_is_of_rayka)
+def _log(address: str, why: str) -> None:
+    """Names the Ray of a connection, once. From then on Ray does not print messages that rayka's nodes cause."""
+    if not _Process.suppresses_messages:
+        _Process.suppresses_messages = True
+        ray_internals.suppress_messages(_is_of_rayka)
     connection = connection_id()
-    if _Process.told != connection:
-        _Process.told = connection
+    if _Process.logged != connection:
+        _Process.logged = connection
         logger.info("using the Ray at %s (%s)", address, why)
 
 
 def _is_of_rayka(message: str) -> bool:
-    """Whether what Ray is about to print is none of the user's: all of it where rayka made the connection, else the
-    death of a process of a node, which Ray restarts and `rayka status` shows.
+    """Whether a message that Ray is about to print concerns rayka only: all do where rayka made the connection, else
+    those about the death of a node's process, which Ray restarts and `rayka status` shows.
     """
     try:
         if connection_id() == _Process.made:
             return True
         dead = _DEAD_WORKER.match(message)
         return dead is not None and ray_records.was_actor_of(NAMESPACE, dead["worker_id"])
-    except Exception as error:  # in Ray's thread, which would print nothing more
-        logger.debug("whose worker died: %r", error)
+    except Exception as error:  # it would end Ray's thread, which then prints nothing more
+        logger.debug("not known which actor's process died: %r", error)
         return False
 
 

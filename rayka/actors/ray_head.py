@@ -1,9 +1,9 @@
 """The head of the Ray that this process is connected to: which connection it is, and whether the head still answers.
 
 Ray waits for a head that has gone: a look-up of a name for a minute, and after 60 s without its head it ends the whole
-process with a line of its own. So everything here that asks the head first tries whether anything listens at its
-address, and a client is told that its Ray has ended while there is time left to say so. A head that comes back within
-that time is no end: calls to nodes need it only where a name is looked up.
+process with a line of its own. So everything that asks the head first tries whether anything listens at its address,
+and a client raises RayEnded well before Ray ends the process. A head that comes back before that has not ended: calls
+to nodes need it only where a name is looked up.
 """
 
 import os
@@ -35,8 +35,8 @@ class _Loss(NamedTuple):
 
 
 class _Known:
-    """What is known in this process, by whichever client: `lost` since the head did not answer first, and the
-    connection that rayka made so that the process `outlives` its Ray.
+    """What all clients of this process share: `lost` since the head first did not answer, and the connection that rayka
+    made so that the process `outlives` its Ray.
     """
 
     lost: _Loss | None = None
@@ -44,7 +44,7 @@ class _Known:
 
 
 def connection_id() -> ConnectionId:
-    """What tells this process's present connection to Ray from those before it: a driver's worker id counts the
+    """What distinguishes this process's present connection to Ray from those before it: a driver's worker id counts the
     drivers of one Ray, the id of a Ray node is random. Raises NetworkException without a connection.
 
     Ray would start a new Ray by itself when a process that has none asks it for something.
@@ -68,9 +68,9 @@ def outlive() -> None:
     _Known.outlives = connection_id()
 
 
-def check_head(*, tells_end: bool) -> None:
+def check_head(*, for_client: bool) -> None:
     """Raises NetworkException when this process has no connection, or nothing listens where the head should; with
-    `tells_end` RayEnded once that has lasted. Nodes end with their Ray anyway, so they are not told.
+    `for_client` RayEnded when that has lasted for `patience_s`. Nodes end with their Ray, so they need no such error.
 
     Takes a millisecond where the head runs; blocks for up to two seconds.
     """
@@ -83,7 +83,7 @@ def check_head(*, tells_end: bool) -> None:
     if lost is None or lost.connection != connection:
         lost = _Known.lost = _Loss(connection, time.monotonic())
     lost_s = time.monotonic() - lost.since_s
-    if not tells_end or lost_s < patience_s():
+    if not for_client or lost_s < patience_s():
         raise NetworkException(f"the Ray at {address} does not answer: has it ended?")
     raise RayEnded(
         f"the Ray at {address} has ended: for {lost_s:.0f} s nothing has answered there; start it again (`rayka "

@@ -19,7 +19,7 @@ def part(module: str, name: str) -> Any | None:
 
 
 def use_token_at_hand() -> None:
-    """Has Ray use a token that is at hand, as it does when it searches by itself, but not when it is told an address.
+    """Makes Ray use a token that is at hand, as it does when it searches for a Ray itself, but not for a given address.
 
     Without it: RAY_AUTH_MODE=token has to be set where a token is asked for.
     """
@@ -47,16 +47,16 @@ def address_file() -> Path:
     return Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
 
 
-def hush(is_hushed: Callable[[str], bool]) -> None:
-    """Has Ray print no messages about its nodes and workers that this says yes to on this process's standard output;
-    `log_to_driver` leaves out only what workers print. Without it: they are printed.
+def suppress_messages(is_suppressed: Callable[[str], bool]) -> None:
+    """Keeps messages of Ray about its nodes and workers, those that `is_suppressed` picks, off this process's standard
+    output; `log_to_driver` leaves out only what workers print. Without it: they are printed.
     """
     printing: Callable[..., None] | None = part("ray._private.worker", "print_to_stdstream")
     if printing is None:
         return
 
     def print_others(data: Any, *arguments: Any, **options: Any) -> None:
-        if not is_hushed("\n".join(data["lines"])):
+        if not is_suppressed("\n".join(data["lines"])):
             printing(data, *arguments, **options)
 
     sys.modules["ray._private.worker"].__dict__["print_to_stdstream"] = print_others

@@ -3,8 +3,8 @@
 Ray's raylet watches the sockets of its workers. When the kernel closes them, because the process was killed or ended
 itself, the exit is on record some 12 ms later (measured), long before a caller hears of it (1 to 2 s).
 
-Ray's public interface tells that through its dashboard only, which need not run. In a version of Ray that keeps its
-tables otherwise, no exit is known: a broker that died is fenced when its session ends.
+Ray's public interface shows that through its dashboard only, which need not run. In a version of Ray whose tables are
+others, no exit is known: a broker that died is fenced when its session ends.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands that have subcommands: an unknown one is told with the nearest that there is, by any version of click."""
+"""Commands with subcommands: the error for an unknown one names the nearest, with any version of click."""
 
 import difflib
 

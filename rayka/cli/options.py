@@ -88,7 +88,7 @@ def is_dry_run() -> bool:
 
 
 class Unconfirmed(click.ClickException):
-    """Nobody said yes, so nothing was done: exit code 2, as for wrong usage."""
+    """The command was not confirmed, so nothing was done: exit code 2, as for wrong usage."""
 
     exit_code = 2
 

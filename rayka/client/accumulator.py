@@ -159,8 +159,8 @@ class Accumulator:
         """Adds one record, a value or a `Row`; None when the memory for it is not there.
 
         Afterwards the sender must look at `next_ms`, as it may be sooner than before. A batch of records without a
-        partition takes more of them without the lock once `open` was called, which must come behind that: else nobody
-        would look at its linger.
+        partition takes more of them without the lock once `open` was called, which must come after that: else its
+        linger would never end.
         """
         batch = self._batch_for(topic, partition, size_bytes, at.now_ms)
         if batch is None:

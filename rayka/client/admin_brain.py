@@ -51,7 +51,7 @@ class AsyncAdmin:
         while True:
             try:
                 return await self._create_topic(topic, if_not_exists)
-            except NoSuchTopic:  # it existed a moment ago, or was created, and somebody has deleted it since
+            except NoSuchTopic:  # it was just found or created, and was deleted since
                 if not if_not_exists or not await retry.pause():
                     raise
 

@@ -4,7 +4,8 @@ A partition is looked at because something about it changed, or because its alar
 more requests it is held back, in order, until one of them has ended.
 
 Invariants: a partition with something to do now is pending or held back; one that waits for a moment has an alarm no
-later than that. An alarm may ring in vain. Kafka: RecordAccumulator.ready and drain, which walk over all partitions.
+later than that. An alarm may go off although nothing is due. Kafka: RecordAccumulator.ready and drain, which walk over
+all partitions.
 """
 
 from heapq import heapify, heappop, heappush
@@ -12,7 +13,8 @@ from itertools import count, islice
 
 from rayka.client.partition_queue import NEVER, PartitionQueue
 
-_SPARE_ALARMS = 1_000  # that rang for nothing may stand in the heap, beside as many as there are good ones
+# Alarms that were replaced stay in the heap, up to this number and as many as are valid.
+_SPARE_ALARMS = 1_000
 
 
 class Agenda:

@@ -1,22 +1,22 @@
-"""The end of the interpreter, for producers that were not closed: what they have accepted is sent, within a bound, and
-what was not acknowledged then is told, with an exit status.
+"""The end of the interpreter, for producers that were not closed: what they have accepted is sent, within a bound; what
+is not acknowledged by then is reported on standard error, and sets the exit status.
 
 The order in which a process ends, and what happens in it here:
-1. the main thread is through. Before anything else, and before `concurrent.futures` refuses work that looking up a
-   node needs, what is waiting is sent;
+1. the main thread has ended. What is waiting is sent first, before `concurrent.futures` refuses the work that the
+   look-up of a node needs;
 2. other threads end, unless they are daemons, and may send until then;
-3. `atexit`: what they left is sent, before Ray leaves its cluster and before the IO thread stops; both were
-   there before the last producer. The result is told;
-4. Python flushes standard error, and takes a failure for exit status 120. That is how the status is set: an `atexit`
-   callback has no other way, and `os._exit` would leave out what others do at the end.
-A script that ended by an exception has its status, 1, already, and keeps it.
+3. `atexit`: what they left is sent, before Ray leaves its cluster and before the IO thread stops, which both were
+   registered before the last producer. What was not acknowledged is reported;
+4. Python flushes standard error, and a failure there makes the exit status 120. The status is set by such a failure: an
+   `atexit` callback has no other way, and `os._exit` would skip all later callbacks.
+A script that ended by an exception keeps its status, 1.
 
 Senders are known by weak references: a producer that is dropped is collected, and its sender lives on the loop
 until it has nothing more to send. Kafka's producer loses what is not flushed.
 """
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  # its own end is registered before ours, and so comes after it
+import concurrent.futures.thread  # noqa: F401  # it registers its end before this module does, so it ends later
 import io
 import multiprocessing
 import os
@@ -45,15 +45,15 @@ class _AtExit:
         self._lock = threading.Lock()
         self._senders: WeakSet[Sender] = WeakSet()
         self._pending: dict[ProducerBatch, Sender] = {}  # when the end began
-        self._told: dict[ProducerBatch, None] = {}
+        self._reported: dict[ProducerBatch, None] = {}
         self._left_s = FLUSH_S
         self._is_registered = False
         self._was_forked = False
 
     def after_fork(self) -> None:
-        """In a forked child the parent's producers are not its to flush."""
+        """In a forked child: the producers are the parent's, which flushes them."""
         for sender in self._senders:
-            sender.accumulator.sticky.clear()  # the quick way of `send`, which asks nothing else
+            sender.accumulator.sticky.clear()  # else the quick way of `send` would take records that nothing sends
         self._lock = threading.Lock()
         self._senders = WeakSet()
         self._pending.clear()
@@ -65,9 +65,8 @@ class _AtExit:
             if not self._is_registered:
                 self._is_registered = True
                 self._register()
-            atexit.unregister(
-                self._at_exit
-            )  # so that it runs before all that was registered since, such as Ray's own
+            # Again for each producer, so that it runs before all that was registered meanwhile, such as Ray's own.
+            atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
 
     def _register(self) -> None:
@@ -82,11 +81,11 @@ class _AtExit:
         """Closes nothing yet: another thread may send, and a callback of `atexit` may close with more patience."""
         self._flush()
         if self._was_forked and multiprocessing.parent_process() is not None:
-            self._tell()  # such a child gets no further
+            self._report()  # multiprocessing ends such a child without `atexit`
 
     def _at_exit(self) -> None:
         self._flush()
-        self._tell()
+        self._report()
         for sender in self._all():
             sender.logs_failures = False
             with suppress(TimeoutError, RuntimeError):  # a callback blocks the IO thread
@@ -101,28 +100,27 @@ class _AtExit:
         end_s = time.monotonic() + self._left_s
         senders = self._all()
         for sender in senders:
-            sender.logs_failures = False  # they are told
+            sender.logs_failures = False  # `_report` names them
             with sender.lock:
-                waiting = [each for each in sender.accumulator.hurry() if each not in self._told]
+                waiting = [each for each in sender.accumulator.hurry() if each not in self._reported]
             self._pending.update(dict.fromkeys(waiting, sender))
             sender.wake()
         try:
             if self._pending:
                 wait_until_done(list(self._pending), self._left_s)
-                io_thread.wait_for_turn(
-                    end_s - time.monotonic()
-                )  # a batch is over before its callbacks have run
-        except (TimeoutError, KeyboardInterrupt):  # Ctrl-C: no more patience
+                # A batch is over before its callbacks have run.
+                io_thread.wait_for_turn(end_s - time.monotonic())
+        except (TimeoutError, KeyboardInterrupt):  # Ctrl-C ends the wait
             end_s = 0.0
         self._left_s = max(0.0, end_s - time.monotonic())
         for sender in senders:
             sender.logs_failures = True  # another thread may go on
 
-    def _tell(self) -> None:
-        """Says once what was not delivered."""
+    def _report(self) -> None:
+        """Names what was not delivered, each batch once."""
         lost = {batch: sender for batch, sender in self._pending.items() if not _is_delivered(batch)}
         self._pending.clear()
-        self._told.update(dict.fromkeys(lost))
+        self._reported.update(dict.fromkeys(lost))
         if not lost:
             return
         with suppress(OSError, ValueError):  # standard error is closed
@@ -132,7 +130,7 @@ class _AtExit:
 
 
 class _FailingAtTheEnd:
-    """Standard error, of which the last flush of all fails. See the module."""
+    """Standard error whose flush fails at the very end of the interpreter. See the module."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

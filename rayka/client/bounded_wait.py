@@ -1,5 +1,5 @@
-"""The wait of a synchronous call for what happens on the IO thread: it ends within the bound that the call documents,
-also when what it waits for would not end by itself.
+"""The wait of a synchronous call for a coroutine on the IO thread. It ends within the bound that the call documents,
+also when the coroutine would not end by itself.
 """
 
 from collections.abc import Coroutine
@@ -9,7 +9,7 @@ from rayka.client import io_thread
 from rayka.errors import UnavailableError
 
 ResultT = TypeVar("ResultT")
-SLACK_S = 1.0  # for what ends by itself at that time, with a better message
+SLACK_S = 1.0  # for coroutines that end by themselves at the bound, with a better message
 
 
 def wait_for(

@@ -1,7 +1,7 @@
 """One fetch of a consumer, from the request to the results; and the end of its fetch sessions.
 
-Invariants: of whatever goes wrong the caller hears, once: what a pause may mend is returned, all else is brought into
-the state, for the application to hear. Kafka: AbstractFetch, Fetcher (G7, G14).
+Invariants: every failure is reported once: one that a pause may mend is returned, any other goes into the state, from
+which the application gets it. Kafka: AbstractFetch, Fetcher (G7, G14).
 """
 
 import asyncio
@@ -27,20 +27,20 @@ from rayka.protocol.fetch import (
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import Ending
 
-_CLOSE_TIMEOUT_S = 0.2  # for a courtesy: a session that is not ended makes room for others by itself
+_CLOSE_TIMEOUT_S = 0.2  # not worth more: brokers evict sessions that are not ended
 
 logger = logging.getLogger(__name__)
 
 
 class Trouble(NamedTuple):
-    """What a pause may mend: of the whole broker, or of single partitions."""
+    """Errors that a pause may mend: one of the whole broker, or those of single partitions."""
 
     node_error: ApiError | None = None
     partitions: tuple[tuple[FetchTicket, ApiError], ...] = ()
 
 
 class FetchExchange:
-    """Sends what `NodeFetches` say, and takes in what comes back."""
+    """Sends the requests of `NodeFetches` and brings the responses into the state."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class FetchExchange:
         )
 
     def _rack(self) -> str:
-        """Where this reader is: as configured, or where a broker is whose files it can open."""
+        """The rack of this reader: as configured, or that of a broker on this machine, whose files it can open."""
         if self._config.client_rack or self._local is None:
             return self._config.client_rack
         return self._local.rack(self._metadata.brokers)
@@ -121,13 +121,13 @@ class FetchExchange:
     # ---- End -------------------------------------------------------------------------------------------------------
 
     async def close(self, nodes: Iterable[NodeFetches]) -> None:
-        """The brokers forget the sessions, those that answer soon; what was mapped is let go of."""
+        """Ends the sessions with the brokers that answer soon, and closes the mapped files."""
         open_sessions = [each for each in nodes if each.session_id != NO_SESSION and not each.is_paused]
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await asyncio.gather(*map(self._end_session, open_sessions), return_exceptions=True)
         except TimeoutError:
-            logger.debug("not all of %s have heard that their sessions are over", open_sessions)
+            logger.debug("not all of %s confirmed the end of their sessions", open_sessions)
         if self._local:
             self._local.close()
 

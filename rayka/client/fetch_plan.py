@@ -1,9 +1,9 @@
 """Which broker a consumer asks for which partition, by what it wants and what the metadata say.
 
-The leader is asked, or the follower that the leader named (G15). Invariants: a partition is asked of one broker at
-most; an update costs as much as has changed, in the consumer's state or in the metadata, and for each topic one look at
-its age now and then. Topics whose leader is not known, and partitions that the topic does not have, are told apart: the
-first need newer metadata, of the others the application hears.
+The leader is asked, or the follower that the leader named (G15). Invariants: a partition is fetched from one broker at
+most; an update costs as much as has changed, in the consumer's state or in the metadata, and for each topic a check of
+its age ten times a second. A partition without a known leader waits for newer metadata; one that its topic does not
+have is an error for the application. Kafka: AbstractFetch.prepareFetchRequests, selectReadReplica.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import PartitionKey
 
 _UPDATED_MAX = 500  # at a time: nothing else runs meanwhile
-_LOOK_AGAIN_S = 0.1  # at the age of metadata of which nothing new was heard
+_LOOK_AGAIN_S = 0.1  # at the age of metadata that have not changed
 
 
 class _Place(NamedTuple):
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 class FetchPlanner:
-    """What one consumer asks of whom: `nodes`, by id. `take_gone` gives the partitions that do not exist."""
+    """What one consumer fetches from which broker: `nodes`, by id. See the module."""
 
     def __init__(self, state: FetchState, metadata: ClusterMetadata, partition_bytes_max: int) -> None:
         self.nodes: dict[int, NodeFetches] = {}
@@ -50,11 +50,11 @@ class FetchPlanner:
 
     @property
     def stale_topics(self) -> tuple[str, ...]:
-        """Topics of which a partition is wanted whose leader is not known."""
+        """Topics with a wanted partition that has no known leader."""
         return tuple(self._leaderless)
 
     def take_gone(self) -> dict[TopicPartition, NoSuchTopic]:
-        """Wanted partitions that their topic does not have, each told once."""
+        """Wanted partitions that their topic does not have; each is returned once."""
         gone, self._gone = self._gone, {}
         return gone
 
@@ -64,24 +64,24 @@ class FetchPlanner:
         return not self._state.has_changed
 
     def update(self) -> None:
-        """Brings what is asked for in line with what is wanted and known now: of some partitions, if many have changed;
-        the others come with the next update.
+        """Brings the fetches in line with what is wanted and known now. When many partitions have changed, some of them
+        are left for the next update.
         """
         now_s = asyncio.get_running_loop().time()
         if self._metadata.version != self._version or now_s >= self._look_again_s:
             self._version, self._look_again_s = self._metadata.version, now_s + _LOOK_AGAIN_S
             self._look_at_topics()
-        is_any_doubtful = self._brokers is not self._metadata.brokers
+        have_brokers_changed = self._brokers is not self._metadata.brokers
         self._brokers = self._metadata.brokers
         now_ms = int(now_s * 1000)
-        self._state.look_at_read_replicas(now_ms, is_any_doubtful=is_any_doubtful)
+        self._state.look_at_read_replicas(now_ms, have_brokers_changed=have_brokers_changed)
         for tp in self._state.changed(_UPDATED_MAX):
             self._place(tp, now_ms)
 
     # ---- Metadata --------------------------------------------------------------------------------------------------
 
     def _look_at_topics(self) -> None:
-        """A look at one that is too old has it asked for again."""
+        """Finds partitions whose leader has changed. For a topic whose metadata are too old `cached` asks again."""
         before, self._topics = self._topics, {}
         for name, partitions in self._state.by_topic.items():
             topic = self._topics[name] = self._metadata.cached(name)
@@ -112,7 +112,7 @@ class FetchPlanner:
         node.want(self._fetch(topic, leader, ticket), ticket)
 
     def _known(self, topic_partition: TopicPartition) -> MetadataTopic | None:
-        """The topic, if the partition has a leader; else it is told why not."""
+        """The topic, if the partition has a leader; else the partition is noted as gone or leaderless."""
         topic, number = self._topic(topic_partition.topic), topic_partition.partition
         if topic is not None and number >= len(topic.partitions):  # created anew, with fewer
             self._gone[topic_partition] = no_such_partition(topic, number)
@@ -141,7 +141,7 @@ class FetchPlanner:
         )
 
     def _move(self, topic_partition: TopicPartition, place: _Place | None) -> None:
-        """It is asked for there and nowhere else."""
+        """The partition is fetched from there and from nowhere else."""
         before = self._places.get(topic_partition)
         if before == place:
             return

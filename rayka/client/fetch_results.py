@@ -1,8 +1,8 @@
 """What a consumer makes of the answer of a broker, partition by partition.
 
-Invariants: what arrives counts only for the position that was asked from; an error that passes by itself is handed back
-for a retry, any other is what the application hears; what a follower complains about is no news of the log, and the
-leader is asked. Kafka: FetchCollector (G2, G3, G15, G16).
+Invariants: what arrives counts only for the position that was asked from; an error that passes by itself is returned
+for a retry, any other is raised to the application; a follower's error says nothing about the log, so the leader is
+asked next. Kafka: FetchCollector (G2, G3, G15, G16).
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class FetchResults:
         return self._on_error(ticket, result)
 
     def _on_error(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
-        """The leader's: its word on offsets and epochs counts."""
+        """An error of the leader, which alone decides about offsets and epochs."""
         tp = ticket.topic_partition
         error = error_for(result.error_code, f"{tp}: {result.error_message}")
         if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self._state.reset(ticket):

@@ -1,17 +1,17 @@
-"""What a consumer is about to fetch: for each partition the next offset, whom to ask, and what has arrived but was not
-taken yet.
+"""What a consumer is about to fetch: for each partition the next offset, the replica to ask, and what has arrived but
+was not taken yet.
 
 The brain of fetching, without IO. Invariants: the fetched data of a partition lie in offset order without a hole, since
 a result counts only for the position that is asked from now, in the same generation (none from before a seek); fetching
-stops while a partition holds its share of bytes, or all hold the total. Whatever may change what is asked of a
-partition puts it among the `changed`, so a look at what is to be asked costs as much as has changed. The next offset is
+stops while a partition holds its share of bytes, or all hold the total. Every change that may alter what is asked of a
+partition puts it among the `changed`, so planning costs as much as has changed. The next offset is
 the broker's `next_offset`, never "last record + 1", so control records and compaction gaps cannot stall a reader. With
 it goes the epoch of the last batch before it, by which a leader finds that what was read is not in its log. Kafka:
 SubscriptionState, FetchBuffer (G15, G16).
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 START_TIMESTAMPS = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
+OnError = Callable[[TopicPartition, RaykaError], object]  # the application is to get this error
 
 
 class Fetched(NamedTuple):
@@ -124,8 +125,8 @@ class FetchState:
         self._restart(topic_partition).start = timestamp_ms
 
     def begin_again(self, topic_partition: TopicPartition) -> bool:
-        """The partition is another one of the same name, to be read where the reset policy says, or from the start that
-        was yet to be looked up. False when there is neither. What was fetched before stays to be taken.
+        """The topic was created again: the partition is read where the reset policy says, or from the start that was
+        yet to be looked up. False when there is neither. What was fetched before stays to be taken.
         """
         former = self._assigned(topic_partition)
         partition = self._partitions[topic_partition] = self._new(topic_partition)
@@ -156,7 +157,7 @@ class FetchState:
         return [(tp, self._partitions[tp].start) for tp in self._unpositioned if tp not in self._errors]
 
     def start(self, topic_partition: TopicPartition) -> dict[TopicPartition, int | None]:
-        """The partition with the timestamp to look up; nothing when its offset is known, or why it is not."""
+        """The partition with the timestamp to look up; empty when its offset, or an error instead, is known."""
         partition = self._assigned(topic_partition)
         is_unknown = partition.fetch_offset is None and topic_partition not in self._errors
         return {topic_partition: partition.start} if is_unknown else {}
@@ -164,7 +165,7 @@ class FetchState:
     def on_offset(
         self, topic_partition: TopicPartition, generation: int, offset: int, epoch: int = NO_EPOCH
     ) -> None:
-        """The looked-up start, and its leader epoch where that is known; dropped when somebody sought meanwhile."""
+        """The looked-up start, and its leader epoch where that is known; dropped after a later `seek`."""
         if self.lacks_offset(topic_partition, generation):
             self._set_position(topic_partition, offset, epoch)
 
@@ -194,7 +195,7 @@ class FetchState:
         self._restart(tp)
         self._set_position(tp, offset, diverging.epoch)
 
-    # ---- Whom to ask -----------------------------------------------------------------------------------------------
+    # ---- Which replica to ask --------------------------------------------------------------------------------------
 
     def read_replica(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
         """The follower to read from; None: the leader (G15)."""
@@ -202,7 +203,7 @@ class FetchState:
         return chosen.node_id if chosen is not None and now_ms < chosen.until_ms else None
 
     def read_from(self, ticket: FetchTicket, node_id: int, until_ms: int) -> None:
-        """The leader says that this replica is nearer; until then it is not asked again."""
+        """The leader says that this replica is nearer; it is asked instead of the leader until then."""
         tp = ticket.topic_partition
         if self._is_current(ticket):
             self._read_replicas.pop(tp, None)
@@ -214,14 +215,14 @@ class FetchState:
         if self._read_replicas.pop(topic_partition, None) is not None:
             self._changed[topic_partition] = None
 
-    def look_at_read_replicas(self, now_ms: int, *, is_any_doubtful: bool) -> None:
-        """Those whose time is over are read from their leaders again; all have changed when the brokers have."""
+    def look_at_read_replicas(self, now_ms: int, *, have_brokers_changed: bool) -> None:
+        """Reads from the leaders again where the time is over; when the brokers have changed, all are `changed`."""
         while self._read_replicas:
             tp, chosen = next(iter(self._read_replicas.items()))
             if now_ms < chosen.until_ms:
                 break
             self.read_from_leader(tp)
-        if is_any_doubtful:
+        if have_brokers_changed:
             self.look_again(self._read_replicas)
 
     # ---- Fetches ---------------------------------------------------------------------------------------------------
@@ -237,8 +238,8 @@ class FetchState:
         return bool(self._changed)
 
     def changed(self, count_max: int | None = None) -> list[TopicPartition]:
-        """Of which partitions something else may have to be asked than when this gave them last, or nothing: so many at
-        most, the others come next.
+        """The partitions whose fetch may have to change since this returned them last: so many at most, the others come
+        next.
         """
         names = list(islice(self._changed, count_max))
         for tp in names:
@@ -290,12 +291,12 @@ class FetchState:
             self._set_position(tp, next_offset, last_epoch)
 
     def on_error(self, ticket: FetchTicket, error: RaykaError) -> None:
-        """An error that the application must hear; the partition rests until it has."""
+        """An error for the application, if the ticket is current. See `fail`."""
         if self._is_current(ticket):
             self.fail(ticket.topic_partition, error)
 
     def fail(self, topic_partition: TopicPartition, error: RaykaError) -> None:
-        """The application must hear this; until it has, the partition is not asked for."""
+        """`take` raises this error to the application; until then the partition is not asked for."""
         if topic_partition in self._partitions:
             self._errors[topic_partition] = error
             self._changed[topic_partition] = None

@@ -1,12 +1,12 @@
 """Fetches for a consumer in the background: one session of fetches per broker for all partitions that want data, ahead
 of the reader.
 
-Invariants: whoever waits is woken by data, by an error it must hear, or by its timeout; errors that pass by themselves
-are retried with back-off, after a refresh of the metadata where that is what they ask for; what is wrong with one
-partition holds up no other. A wake-up of the loop costs as much as has changed, not as much as is assigned. A node that
-says nothing for longer than a fetch without news takes is given up as soon as the metadata name another one to ask
-(`call_watch`). A leader may send the reader to a follower in its rack; whatever goes wrong there sends it back to the
-leader, whose word alone counts on offsets and epochs. Kafka: Fetcher, FetchCollector (G14, G15, G16, G18).
+Invariants: a poll that waits is woken by data, by an error for the application, or by its timeout; errors that pass by
+themselves are retried with back-off, after a refresh of the metadata where they ask for one; an error of one partition
+holds up no other. A wake-up of the loop costs as much as has changed, not as much as is assigned. A node that is silent
+for longer than a fetch without news takes is given up as soon as the metadata name another one to ask (`call_watch`). A
+leader may send the reader to a follower in its rack; any error there sends it back to the leader, which alone decides
+about offsets and epochs. Kafka: Fetcher, FetchCollector (G14, G15, G16, G18).
 """
 
 import asyncio
@@ -38,8 +38,8 @@ from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.fetch_session import SessionRequest
 
 logger = logging.getLogger(__name__)
-_LATE_S = 0.1  # behind the end of its wait an answer is late
-_ARRIVED_S = 0.1  # within this, answers are taken in that came while the process or its loop stood still
+_LATE_S = 0.1  # an answer is late when it comes so long after the broker's wait
+_ARRIVED_S = 0.1  # for answers that arrived while the process or its loop stood still
 
 
 class Fetcher:
@@ -52,7 +52,7 @@ class Fetcher:
         random: Random,
         metadata: ClusterMetadata | None = None,
     ) -> None:
-        """`metadata`: what is known already, by one that reads the same; else the fetcher has its own."""
+        """`metadata`: shared by fetchers of the same topics one after another; else the fetcher has its own."""
         network = self._network = SilenceWatch(handle.network(), handle.name)
         self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
         self.lookup = OffsetLookup(network, self.metadata, config, random)
@@ -61,7 +61,7 @@ class Fetcher:
             partition_bytes_max=config.max_partition_fetch_bytes,
             total_bytes_max=config.fetch_max_bytes,
         )
-        self.subscription = Subscription(self.state, handle.name, self._hear)
+        self.subscription = Subscription(self.state, handle.name, self._on_error)
         self.metadata.listen(self._on_topic)
         self._config = config
         self._backoff = Backoff.of(config, random)
@@ -69,7 +69,11 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._news = asyncio.Event()
         self._starts = FetchStarts(
-            self.state, self.lookup, config.default_api_timeout_ms, self._wake.set, self._hear
+            self.state,
+            self.lookup,
+            config.default_api_timeout_ms,
+            wake=self._wake.set,
+            on_error=self._on_error,
         )
         self._driver: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -84,7 +88,7 @@ class Fetcher:
     async def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID] | None = None
     ) -> None:
-        """Reads these partitions from now on, with `topic_ids` of these topics only.
+        """Reads these partitions from now on; with `topic_ids`, only while the topics have these ids.
 
         Raises UnknownTopicOrPartition for one that does not exist, TopicRecreated for one of another topic.
         """
@@ -152,7 +156,7 @@ class Fetcher:
         """Delivers everything fetched; waits up to timeout_ms for something, False when nothing came.
 
         What is taken is delivered in the same step: a Ctrl-C in the thread that waits for the answer loses nothing.
-        Raises what the application must hear, and UnavailableError whenever no node has answered anything for
+        Raises errors of partitions, and UnavailableError whenever no node has answered anything for
         silence_ms_max. A poll that waits while the fetcher is closed ends at once.
         """
         if self._is_closed:
@@ -187,7 +191,7 @@ class Fetcher:
                     await self._news.wait()
 
     def _silence_remaining_s(self, silence_s_max: float) -> float:
-        """One that reads nothing has nothing to hear."""
+        """Without an assignment nothing is asked, so no silence counts."""
         return self._network.remaining_s(silence_s_max) if self.state.by_topic else math.inf
 
     async def close(self) -> None:
@@ -219,7 +223,7 @@ class Fetcher:
             await self._wake.wait()
 
     async def _keep_up(self) -> None:
-        """Topics that are followed are asked for before their metadata are too old, whatever else goes on."""
+        """Refreshes the metadata of topics that are followed at their maximum age, also while nothing else asks."""
         while followed := self.subscription.followed:
             await asyncio.sleep(self._config.metadata_max_age_ms / 1000)
             await self._refresh(followed)
@@ -235,7 +239,7 @@ class Fetcher:
             asyncio.get_running_loop().call_soon(self._wake.set)  # there may be more
 
     async def _plan_all(self) -> None:
-        """Others have their turn in between: there may be thousands of partitions."""
+        """In steps, between which other tasks run: there may be thousands of partitions."""
         while not self._planner.is_done:
             await asyncio.sleep(0)
             self._send_fetches()
@@ -243,7 +247,7 @@ class Fetcher:
     def _send_fetches(self) -> None:
         self._planner.update()
         for tp, error in self._planner.take_gone().items():
-            self._hear(tp, error)
+            self._on_error(tp, error)
         for node in self._planner.nodes.values() if self.state.has_room else ():
             if node.may_send:
                 self._spawn(self._fetch(node, *node.begin()))
@@ -279,7 +283,7 @@ class Fetcher:
             self._spawn(self._recover(tickets, [error for _, error in trouble.partitions]))
 
     async def _recover_node(self, node: NodeFetches, error: ApiError, topics: tuple[str, ...]) -> None:
-        """Meanwhile other nodes may come to be asked for its partitions."""
+        """Pauses the node. The refreshed metadata may name other nodes for its partitions."""
         try:
             await self._pause(topics, [error])
         finally:
@@ -303,14 +307,14 @@ class Fetcher:
         self._spawn(self._look_elsewhere(_topics(ticket for node in fetches for ticket in node.tickets())))
 
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
-        """Calls are in vain when other nodes are to be asked for all that was asked of theirs."""
+        """Gives up calls to nodes from which, by newer metadata, nothing is wanted any more."""
         await self._refresh(topics)
         self._send_fetches()
         await self._plan_all()
         self._calls.give_up(lambda _, node: not node.is_any_wanted)
 
     async def _refresh_later(self, topics: tuple[str, ...]) -> None:
-        """One at a time for a topic: else each wake-up of the loop would begin another while it has no leader."""
+        """One at a time for a topic: else each wake-up of the loop would begin another while there is no leader."""
         try:
             await self._refresh(topics)
             await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
@@ -323,11 +327,11 @@ class Fetcher:
         for name, partitions in self.state.by_topic.items():
             if (gone := self.metadata.missing(name)) is not None:
                 for tp in partitions:
-                    self._hear(tp, gone)
+                    self._on_error(tp, gone)
 
     # ---- Errors ----------------------------------------------------------------------------------------------------
 
-    def _hear(self, topic_partition: TopicPartition, error: RaykaError) -> None:
+    def _on_error(self, topic_partition: TopicPartition, error: RaykaError) -> None:
         self.state.fail(topic_partition, error)
         self._news.set()
 
@@ -336,7 +340,7 @@ class Fetcher:
         if known is not error:
             logger.error("fetching failed", exc_info=error)
         for tp in self.state.assignment:
-            self._hear(tp, known)
+            self._on_error(tp, known)
 
 
 def _topics(tickets: Iterable[FetchTicket]) -> tuple[str, ...]:

@@ -70,8 +70,8 @@ class _IoThread:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def _run(self) -> None:
-        """Until `stop`, whatever runs on the loop: a SystemExit or KeyboardInterrupt in a task or callback, or a call
-        of `loop.stop`, would end the loop under every client of the process. What else it has to do stays in it.
+        """Runs the loop until `stop`. A SystemExit or KeyboardInterrupt in a task or callback, or a call of
+        `loop.stop`, would end it for every client of the process; it is run again, and its other tasks go on.
         """
         asyncio.set_event_loop(self.loop)
         while not self._is_stopping:

@@ -76,11 +76,11 @@ class ClusterMetadata:
         *,
         on_topic: Callable[[MetadataTopic], None] | None = None,
     ) -> None:
-        """`on_topic` is told of each topic that comes, whoever asked for it, when it is newer than what was known."""
+        """`on_topic` is called with each topic that is newer than what was known, before anything uses it."""
         self.cluster_name = cluster_name
         self.brokers: tuple[MetadataBroker, ...] = ()
         self.controller_id = NO_NODE
-        self.version = 0  # grows with whatever was heard
+        self.version = 0  # grows with each response
         self._network = network
         self._listeners = [on_topic] if on_topic is not None else []
         self._max_age_s = config.metadata_max_age_ms / 1000
@@ -104,11 +104,11 @@ class ClusterMetadata:
         return f"<ClusterMetadata of {self.cluster_name} topics={sorted(self._topics)}>"
 
     def listen(self, on_topic: Callable[[MetadataTopic], None]) -> None:
-        """As if it had been given when this was made."""
+        """Calls it from now on like the `on_topic` of the constructor."""
         self._listeners.append(on_topic)
 
     def unlisten(self, on_topic: Callable[[MetadataTopic], None]) -> None:
-        """It is told of nothing more; fine if it never was."""
+        """Ends `listen`; does nothing if it was not listening."""
         self._listeners = [each for each in self._listeners if each != on_topic]
 
     def cached(self, name: str) -> MetadataTopic | None:
@@ -156,7 +156,7 @@ class ClusterMetadata:
         return await asyncio.shield(self._ask_soon(names))
 
     async def renew(self, name: str, timeout_ms: int) -> None:
-        """Has the topic as the active controller knows it now, which no broker can be ahead of.
+        """Fetches the topic as the active controller knows it now, which no broker can be ahead of.
 
         Raises UnavailableError when none answers in time. Changes nothing when the topic is gone.
         """

@@ -1,9 +1,9 @@
 """What a consumer asks of one broker, in one fetch session.
 
 The brain of one stream of fetches, without IO. A request says only what has changed since the one before it, so an idle
-consumer of many partitions costs next to nothing; what becomes wanted while the broker holds a request back overtakes
-it. Invariants: a result counts only if it answers what was asked last of its partition; without anything wanted nothing
-is asked. Kafka: FetchSessionHandler, AbstractFetch (G14).
+consumer of many partitions costs next to nothing; when something becomes wanted while the broker holds a request back,
+the next request overtakes that one. Invariants: a result counts only if it answers what was asked last of its
+partition; without anything wanted nothing is asked. Kafka: FetchSessionHandler, AbstractFetch (G14).
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from rayka.protocol.fetch_session import PartitionKey, SessionRequest
 from rayka.protocol.fetch_stream import FetchStream
 
 _NOT_ASKED = 1 << 62
-# A broker reads all that a request has changed in one go, and does nothing else meanwhile.
+# A broker reads all partitions that a request has changed in one step, and does nothing else meanwhile.
 _PARTITIONS_MAX = 500
 
 
@@ -56,7 +56,7 @@ class NodeFetches:
         return (each.ticket for each in self._asked.values())
 
     def want(self, fetch: FetchPartition, ticket: FetchTicket) -> None:
-        """This is asked for from now on, instead of what was asked of the partition before."""
+        """Fetches this from now on, in place of the partition's former fetch."""
         session, key = self.stream.session, (fetch.topic_id, fetch.partition)
         if session.wanted(*key) == fetch:
             self._asked[key].ticket = ticket
@@ -66,7 +66,7 @@ class NodeFetches:
         self._has_news = True
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition is not asked for here any more."""
+        """The partition is not fetched from this broker any more."""
         self.stream.session.forget(*key)
         del self._asked[key]
 
@@ -80,7 +80,7 @@ class NodeFetches:
         return self.stream.may_follow
 
     def begin(self) -> tuple[int, SessionRequest]:
-        """The number of the next request, which leaves now, and what it says; `may_wait` tells whether that is all."""
+        """The number of the next request, which leaves now, and its content. See `may_wait`."""
         number, request = self.stream.begin(_PARTITIONS_MAX)
         self._has_news = self.stream.session.has_changed
         for each in request.partitions:

@@ -33,8 +33,8 @@ from rayka.protocol.cluster import MetadataTopic
 from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
 
 _NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
-_PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
-_AT_ONCE_MAX = 1_000  # partitions: more hold up the loop for longer than others should wait for it
+_PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, the metadata are refreshed
+_AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
 
 OnFound = Callable[[Mapping[TopicPartition, ListOffsetsPartitionResult]], object]
 OnRefused = Callable[[TopicPartition, RaykaError], object]
@@ -69,8 +69,8 @@ class OffsetLookup:
         on_refused: OnRefused = _raise,
         topic_ids: Mapping[str, UUID] | None = None,
     ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
-        """One result for each partition, of which `on_found` hears as they come; `wanted` gives timestamps in ms, or -1
-        latest, -2 earliest. With `topic_ids` only these topics count, whatever has their names now.
+        """One result for each partition; `on_found` gets them as they come. `wanted` gives timestamps in ms, or -1
+        latest, -2 earliest. With `topic_ids` a topic of the same name with another id is refused.
 
         A partition that has no result within timeout_ms is refused with UnavailableError if no leader answered, else
         with the last error; at once with UnknownTopicOrPartition, TopicRecreated, or another error that no retry mends.
@@ -158,7 +158,7 @@ class _Search:
                 return
 
     async def _by_leader(self, wanted: Mapping[TopicPartition, int]) -> dict[int, _Queries]:
-        """What to ask of whom, of no node where there is no leader. What does not exist is refused."""
+        """What to ask of which leader; of NO_NODE where there is none. Partitions that do not exist are refused."""
         by_leader: dict[int, _Queries] = {}
         by_topic: dict[str, dict[TopicPartition, int]] = {}
         for tp, timestamp_ms in wanted.items():
@@ -262,7 +262,7 @@ class _Search:
 async def topic_with(metadata: ClusterMetadata, name: str, partition: int, timeout_ms: int) -> MetadataTopic:
     """The topic, asked of the active controller if the partition is not among those known: it may have been added.
 
-    Raises as `ClusterMetadata.topic`; a partition that there is not is the caller's business.
+    Raises as `ClusterMetadata.topic`. Whether the partition exists then is for the caller to check.
     """
     topic = await metadata.topic(name, timeout_ms)
     if partition >= len(topic.partitions):

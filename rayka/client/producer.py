@@ -65,12 +65,12 @@ class Producer:
     one partition stay in the order of their sends, over retries too, and a retry puts none into the log twice. For that
     the producer is idempotent, which needs `acks="all"` and is the default with it (`enable_idempotence`); without, a
     retry may repeat a record. A record that was accepted ends as metadata or as an error of its future, within
-    `delivery_timeout_ms`. Callbacks run on rayka's IO thread: whatever one raises is logged, and raised by the next
-    `flush` or `close`, SystemExit and KeyboardInterrupt too; it harms no other record.
+    `delivery_timeout_ms`. Callbacks run on rayka's IO thread: what one raises, SystemExit and KeyboardInterrupt too, is
+    logged and raised by the next `flush` or `close`; it affects no other record.
 
-    Close it, best by `with`. One that is dropped sends what it has accepted all the same. When the interpreter ends,
-    what is on its way has five seconds more; what is not acknowledged then is told on standard error, and the exit
-    status is 120, or 1 where an exception ended the script.
+    Close it, best by `with`. One that is dropped without `close` still sends what it has accepted. When the interpreter
+    ends, what is on its way has five seconds more; what is not acknowledged then is reported on standard error, and the
+    exit status is 120, or 1 where an exception ended the script.
 
     Raises ConfigError, ClusterNotFound. Kafka: KafkaProducer.
     """
@@ -302,9 +302,8 @@ class Producer:
             wait_until_done(pending, timeout)
         io_thread.wait_for_turn(_CLOSE_SLACK_S)
         error, self._sender.callback_error = self._sender.callback_error, None
-        if isinstance(
-            error, asyncio.CancelledError
-        ):  # a caller's task would take it for its own cancellation
+        # A caller's task would take this for its own cancellation.
+        if isinstance(error, asyncio.CancelledError):
             raise RuntimeError("a delivery callback raised CancelledError") from error
         if error is not None:
             raise error

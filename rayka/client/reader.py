@@ -1,10 +1,9 @@
 """`rayka.read`: a bounded range of topics, from offsets that exist now to offsets that exist now, and then it ends.
 
 Invariants: the ends are fixed before the first record, of topics known by their ids, and no record of another topic of
-the same name is given; each record in range is given once, in offset order
-per partition; a partition is done when its position, which follows the broker's `next_offset`, reaches its
-end, so gaps and control records cannot stall it; no progress for `default_api_timeout_ms` is an error, never
-a hang.
+the same name is given; each record in range is given once, in offset order per partition; a partition is done when its
+position, which follows the broker's `next_offset`, reaches its end, so gaps and control records cannot stall it; no
+progress for `default_api_timeout_ms` is an error, never a hang.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
@@ -77,9 +76,8 @@ class Reader:
         self._handle = handle
         self._config = config
         self._topic_ids: dict[str, UUID] = {}
-        self._metadata: ClusterMetadata | None = (
-            None  # one for all iterations: it never forgets what it has heard
-        )
+        # One for all iterations, so that none goes back to older metadata.
+        self._metadata: ClusterMetadata | None = None
         self.start_offsets, self.end_offsets = self._wait_for(self._bounds(topics, start, end))
 
     def __repr__(self) -> str:
@@ -161,9 +159,8 @@ class Reader:
 
         while True:
             partitions = await self._partitions(metadata, topics)
-            with suppress(
-                TopicRecreated
-            ):  # before the call, and the broker that named it had not heard of that
+            # Created again before the call; the broker that was asked for the topic did not know that yet.
+            with suppress(TopicRecreated):
                 available = _Available(await lookup(EARLIEST_TIMESTAMP), await lookup(LATEST_TIMESTAMP))
                 break
         bounds = []

@@ -92,7 +92,7 @@ class Sender:
         self._backoff = Backoff.of(config, random)
         self._loop = loop or io_thread.loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._looks_ms = NEVER  # when it looks what is ready, if nothing wakes it before
+        self._looks_ms = NEVER  # when it looks what is ready, if nothing wakes it earlier
         self._in_flight: dict[int, int] = {}  # requests by node
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
@@ -116,9 +116,8 @@ class Sender:
         next_ms = self.accumulator.next_ms()
         if next_ms < self._looks_ms:
             self.wake()
-            self._looks_ms = (
-                next_ms  # behind the wake-up: an interrupt between the two costs only another one
-            )
+            # After the wake-up: an interrupt between the two then costs only another wake-up.
+            self._looks_ms = next_ms
 
     def let_send(self, timeout_s: float) -> None:
         """Waits while the IO thread sends what is ready, from any other thread.
@@ -143,7 +142,7 @@ class Sender:
         await self._metadata.renew(name, self._config.max_block_ms)
 
     def finish_alone(self) -> None:
-        """The producer was dropped: what it has left goes now. From here on only the loop holds the sender, until it is
+        """The producer was dropped: what is left goes now. From here on only the loop refers to the sender, until it is
         done.
         """
         with self.lock:
@@ -350,7 +349,9 @@ class Sender:
     def _on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
     ) -> None:
-        """Those in the log first, under the lock once: each wait for it may last until the sending thread pauses."""
+        """Takes those in the log first, and the lock once for all of them: a busy sending thread delays each
+        acquisition.
+        """
         appended: list[_Answer] = []
         refused: list[_Answer] = []
         for answer in zip(batches, results, strict=True):
@@ -449,7 +450,7 @@ class Sender:
                 self.accumulator.go_at_once(topic.name, each)
 
     def _set_topic(self, topic: MetadataTopic) -> None:
-        """Records from here on go to the partitions that the topic has now; those that wait stay where they are."""
+        """New records go to the partitions that the topic has now; those that wait stay where they are."""
         message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
         with self.lock:
             gone = self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)
@@ -474,9 +475,8 @@ class Sender:
             self._call_back(batch, callback)
 
     def _call_back(self, batch: ProducerBatch, callback: Callback) -> None:
-        """Runs the application's code, which may raise anything. Whatever got out of here would be taken for something
-        of ours: SystemExit for the end of the IO thread, CancelledError for that of a request, its other batches with
-        it.
+        """Runs the application's code, which may raise anything. Outside of here a SystemExit would end the IO thread,
+        and a CancelledError the request with all its batches.
         """
         try:
             callback()

@@ -1,7 +1,8 @@
-"""Since when no node answers a client that has something to ask: what tells a stopped cluster from an idle one.
+"""Since when no node answers a client that has something to ask: that distinguishes a stopped cluster from an idle one.
 
-Invariants: any answer ends the silence, a refusal too; a call that breaks off, times out or is given up is none. While
-nothing is asked there is no silence. Kafka has no such thing: its consumer polls a cluster that is gone for ever.
+Invariants: any answer ends the silence, a refusal too; a call that breaks off, times out or is given up is no answer.
+While nothing is asked there is no silence. Kafka has no such thing: its consumer polls for ever when the cluster is
+gone.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ ResponseT = TypeVar("ResponseT")
 
 
 class SilenceWatch:
-    """The network port of one client, which notes what it hears of the nodes."""
+    """The network port of one client, which notes when nodes answer."""
 
     def __init__(self, network: Network, cluster_name: str) -> None:
         self._network = network
@@ -48,15 +49,15 @@ class SilenceWatch:
         return response
 
     def forget(self) -> None:
-        """Whatever silence there was is over, or begins only now."""
+        """The silence ends; with calls under way another one begins now."""
         self._since_s = _now_s() if self._open_count else None
 
     def remaining_s(self, limit_s: float) -> float:
-        """Until a silence has lasted that long, which begins now at the earliest if there is none."""
+        """The time until the silence has lasted that long; without a silence, the whole limit."""
         return limit_s if self._since_s is None else self._since_s + limit_s - _now_s()
 
     def error(self, limit_s: float) -> UnavailableError:
-        """What to tell of a silence that has lasted that long."""
+        """The error for a silence that has lasted that long."""
         said = f"last error: {self._problem}; " if self._problem is not None else ""
         return UnavailableError(
             f"no node of cluster {self._cluster_name!r} has answered for {math.floor(limit_s * 1000)} ms: {said}"

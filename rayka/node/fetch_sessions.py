@@ -92,13 +92,13 @@ class FetchSession:
 
 
 class FetchContext:
-    """One request of a session: what it is to read, and what of that it tells. Made by `FetchSessions.begin`."""
+    """One request of a session: what it is to read, and what of that it answers. Made by `FetchSessions.begin`."""
 
     def __init__(self, session: FetchSession, *, is_full: bool) -> None:
         self.session = session
         self._epoch = session.epoch
         self._is_full = is_full
-        self._read_out: dict[PartitionKey, None] = {}  # in the last look, with news that is still to be told
+        self._read_out: dict[PartitionKey, None] = {}  # in the last look, with news not yet answered
 
     @property
     def watch(self) -> Watch[PartitionKey]:
@@ -114,7 +114,7 @@ class FetchContext:
         return [partitions[key].fetch for key in self.session.watch.due if key in partitions]
 
     def to_read(self) -> list[FetchPartition]:
-        """As `due`; in a full request everything, because everything is told. A look begins."""
+        """As `due`; in a full request everything, because all of it is answered. A look begins."""
         self._read_out = {}
         return [each.fetch for each in self.session.partitions.values()] if self._is_full else self.due()
 
@@ -124,8 +124,8 @@ class FetchContext:
         return [each.fetch for key, each in self.session.partitions.items() if key not in due]
 
     def settle(self, result: FetchPartitionResult) -> None:
-        """The partition was read to its end: it needs no look until something happens to it. If that is news, it has to
-        be told first.
+        """The partition was read to its end: it needs no look until something happens to it, or if the result is news,
+        until that is answered.
         """
         key = (result.topic_id, result.partition)
         if self.session.partitions[key].is_news(result):
@@ -139,14 +139,14 @@ class FetchContext:
         return not self.session.is_closed and self.session.epoch == self._epoch
 
     def check_current(self) -> None:
-        """Raises InvalidFetchSessionEpoch unless it is: nobody waits for what this request would tell."""
+        """Raises InvalidFetchSessionEpoch unless it is: the caller does not wait for this request's answer any more."""
         if not self.is_current:
             raise InvalidFetchSessionEpoch(
                 f"fetch session {self.session.session_id} went on without this request"
             )
 
     def tell(self, results: Iterable[FetchPartitionResult]) -> tuple[FetchPartitionResult, ...]:
-        """Those of the last look to answer with; they count as told. Raises as `check_current`."""
+        """Those of the last look to answer with; the caller counts as knowing them. Raises as `check_current`."""
         self.check_current()
         session = self.session
         read_out = {} if session.watch.is_woken else self._read_out

@@ -175,8 +175,8 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
 
 
 def _joined(contents: bytes, columns: _Columns) -> np.ndarray:
-    """A small batch, its header still zero. Not by `numpy.zeros`: that lets go of the interpreter's lock for more than
-    1 KB, and a thread that is busy then keeps the lock for 5 ms, far longer than a small batch takes.
+    """A small batch, its header still zero. Not by `numpy.zeros`, which releases the interpreter's lock above 1 KB: a
+    busy thread then keeps the lock for 5 ms, far longer than encoding a small batch takes.
     """
     parts: list[Buffer] = [
         bytes(HEADER_BYTES),

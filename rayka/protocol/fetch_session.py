@@ -3,8 +3,8 @@
 The caller states what it wants of each partition; `next` gives what the node does not know yet, so a request costs as
 much as has changed, not as much as is wanted, and no more than the caller allows: the rest is said next. Invariants:
 nothing follows a request that begins a session before its answer, which names the session; a later request may overtake
-one that the node still holds back, and then only the later one's end counts; whatever cannot be known to have arrived
-(a broken call, a session that the node has forgotten) is said again, in full, in a new session. The node's half is
+one that the node still holds back, and then only the later one's end counts; what may not have arrived (a broken call,
+a session that the node has forgotten) is said again, in full, in a new session. The node's half is
 `rayka.node.fetch_sessions`. Kafka: `FetchSessionHandler` (G14).
 """
 
@@ -76,8 +76,8 @@ class FetchSessionHandler:
         return bool(self._changed)
 
     def next(self, partitions_max: int | None = None) -> SessionRequest:
-        """What to send now, about so many partitions at most: what is left `has_changed`. Its end is told by
-        `on_response` or `on_failure`, unless a later one overtakes it.
+        """What to send now, about so many partitions at most; while some are left, `has_changed`. `on_response` or
+        `on_failure` ends it, unless a later one overtakes it.
         """
         epoch = self._epoch
         is_first = epoch == FIRST_SESSION_EPOCH
@@ -99,7 +99,7 @@ class FetchSessionHandler:
             self.session_id, self._epoch = response.session_id, next_session_epoch(FIRST_SESSION_EPOCH)
 
     def on_failure(self) -> None:
-        """No answer, so nobody knows what the node has heard: the next request begins anew and ends what was."""
+        """Without an answer it is not known what has arrived: the next request begins another session instead."""
         self._epoch = FIRST_SESSION_EPOCH
 
 

@@ -3,9 +3,10 @@
 The next request leaves when the one before it has ended. While the node holds one back, a request that has something
 new to say overtakes it: the node answers only the newest (G14). Followers and consumers share it.
 
-Invariants: nothing follows a request that begins a session before its end; what an overtaken request brings is as true
-as any answer, but only the newest one tells of the session; when an overtaken one's answer is lost, the node may count
-as told what was in it, so the session begins anew. Kafka has no such thing: there one request at a time is under way.
+Invariants: nothing follows a request that begins a session before its end; the results of an overtaken request count,
+but only the newest request's answer says anything about the session; when an overtaken request's answer is lost, the
+node takes its content for known to the caller, so the session begins anew. Kafka has no such thing: there one request
+at a time is under way.
 """
 
 from enum import Enum, auto
@@ -27,7 +28,7 @@ class Ending(Enum):
 
 
 class FetchStream:
-    """See the module. The caller says what it wants to `session`, and sends what `begin` gives."""
+    """See the module. The caller puts what it wants into `session`, and sends what `begin` returns."""
 
     def __init__(self) -> None:
         self.session = FetchSessionHandler()
@@ -57,8 +58,8 @@ class FetchStream:
         return not self.is_waiting and not any(self._in_flight.values())
 
     def begin(self, partitions_max: int | None = None) -> tuple[int, SessionRequest]:
-        """The number of the request that leaves now, and what it says of so many partitions at most: of all where the
-        node keeps no session, since it knows of no other. `on_response` or `on_failure` ends it.
+        """The number of the request that leaves now, and its content, for so many partitions at most; for all where the
+        node keeps no session, since it then knows nothing of former requests. `on_response` or `on_failure` ends it.
         """
         self._number += 1
         request = self.session.next(None if self.has_no_sessions else partitions_max)
@@ -91,6 +92,6 @@ class FetchStream:
         return Ending.FAILED
 
     def _begin_session(self) -> None:
-        """The next request says everything, and is told everything."""
+        """The next request begins a session: it names all partitions, and all are answered."""
         self._has_lost_answer = False
         self.session.on_failure()

@@ -22,7 +22,7 @@ Payload = np.ndarray | bytes | list[np.ndarray]
 JOINED_BYTES_MAX = 512 << 10
 SMALL_BYTES = (
     4 << 10
-)  # buffers of this size on average cost more one by one than joined, however many there are
+)  # buffers of this size on average cost less joined than one by one, for any number of them
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
@@ -95,11 +95,8 @@ def decode(message_type: type[MessageT], body: bytes, payload: Payload = _NOTHIN
     take = _take_whole(payload) if isinstance(payload, list) else _take_parts(payload)
     try:
         message = msgspec.msgpack.decode(body, type=message_type, dec_hook=take)
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        RecursionError,
-    ) as error:  # the last one: arrays in arrays in arrays
+    # Deeply nested arrays are a RecursionError.
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"expected a {message_type.__name__}: {error}; are both sides of one version?"
         ) from error
@@ -107,7 +104,7 @@ def decode(message_type: type[MessageT], body: bytes, payload: Payload = _NOTHIN
 
 
 def _are_bytes(payload: Any) -> bool:
-    """Whether it is what a lane may carry as payload: its caller may have sent anything."""
+    """Whether it is what a lane may carry as payload; a caller may have sent anything."""
     if isinstance(payload, bytes):
         return True
     arrays = payload if isinstance(payload, list) else [payload]

@@ -236,9 +236,9 @@ def test_a_read_replica_whose_time_is_over_changes_whom_to_ask():  # G15
     fetching.seek(FIRST, 0)
     fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
     fetching.changed()
-    fetching.look_at_read_replicas(99, is_any_doubtful=False)
+    fetching.look_at_read_replicas(99, have_brokers_changed=False)
     assert fetching.changed() == []
-    fetching.look_at_read_replicas(99, is_any_doubtful=True)
+    fetching.look_at_read_replicas(99, have_brokers_changed=True)
     assert fetching.changed() == [FIRST]
-    fetching.look_at_read_replicas(100, is_any_doubtful=False)
+    fetching.look_at_read_replicas(100, have_brokers_changed=False)
     assert fetching.changed() == [FIRST]
