@@ -4,7 +4,8 @@ process.
 A process has one connection, made once however many threads ask for it; one that the user made is used as it is. `auto`
 is, in this order: the connection there is, RAY_ADDRESS, the Ray that `rayka start` left running, the one that `ray
 start` started last on this machine, the only one that runs here; RAY_ADDRESS=local ends the search after the second.
-Which one it was, and why, is logged once, at INFO. Clients never start a Ray.
+Which one it was, and why, is logged once: at INFO, but at WARNING, which a program shows that has not set up its logs,
+where `auto` found a Ray that neither the user named nor rayka started. Clients never start a Ray.
 """
 
 import logging
@@ -37,10 +38,11 @@ logger = logging.getLogger(__name__)
 
 
 class Candidate(NamedTuple):
-    """A Ray that may be meant, and why."""
+    """A Ray that may be meant, and why. `is_found`: it was not named by the user, nor started by rayka."""
 
     address: str
     why: str
+    is_found: bool = False
 
 
 class _Process:
@@ -63,12 +65,12 @@ def connect(address: str = AUTO) -> str:
     """
     forks.refuse()
     with _Process.lock:
-        why = "this process is connected to it"
+        found = Candidate(address, "this process is connected to it")
         if not ray.is_initialized():
-            found = _only(candidates(address))
-            why = found.why if _join(found.address) else why
+            candidate = _only(candidates(address))
+            found = candidate if _join(candidate.address) else found
         current = _same(address)
-        _log(current, why)
+        _log(current, found.why, logging.WARNING if found.is_found else logging.INFO)
         return current
 
 
@@ -83,7 +85,7 @@ def connect_or_start(address: str = AUTO, *, temp_dir: str | None = None) -> str
             return connect(address)
         ray.init(address="local", num_cpus=cpus(), include_dashboard=False, _temp_dir=temp_dir, **_QUIET)
         _Process.made = connection_id()
-        _log(current_address(), "started for this process, and ends with it")
+        _log(current_address(), "started for this process, and ends with it", logging.INFO)
         return current_address()
 
 
@@ -107,8 +109,8 @@ def candidates(address: str = AUTO) -> list[Candidate]:
     running = [] if named == _LOCAL else local_rays.running()
     started_last = local_rays.started_last()
     if started_last in running:
-        return [Candidate(started_last, "the one that `ray start` started last")]
-    return [Candidate(each, "the only one that runs on this machine") for each in running]
+        return [Candidate(started_last, "the one that `ray start` started last", is_found=True)]
+    return [Candidate(each, "the only one that runs on this machine", is_found=True) for each in running]
 
 
 def current_address() -> str:
@@ -161,7 +163,7 @@ def _have_others_connected() -> bool:
     return bool(ray.is_initialized())
 
 
-def _log(address: str, why: str) -> None:
+def _log(address: str, why: str, level: int) -> None:
     """Names the Ray of a connection, once. From then on Ray does not print messages that rayka's nodes cause."""
     if not _Process.suppresses_messages:
         _Process.suppresses_messages = True
@@ -169,7 +171,7 @@ def _log(address: str, why: str) -> None:
     connection = connection_id()
     if _Process.logged != connection:
         _Process.logged = connection
-        logger.info("using the Ray at %s (%s)", address, why)
+        logger.log(level, "using the Ray at %s (%s)", address, why)
 
 
 def _is_of_rayka(message: str) -> bool:

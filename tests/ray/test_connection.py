@@ -49,6 +49,25 @@ def test_threads_that_make_their_first_clients_together_make_one_connection_and_
     assert told == [f"rayka.actors.ray_connection: using the Ray at {ray_address} (RAY_ADDRESS)"]
 
 
+JOINS_WHAT_IS_FOUND = """
+import os, rayka
+from rayka.actors import ray_internals
+
+recorded = ray_internals.address_file()
+recorded.parent.mkdir(parents=True, exist_ok=True)
+recorded.write_text(os.environ["STARTED_LAST"])
+rayka.Admin(cluster="shared").close()
+"""
+
+
+def test_a_program_that_joins_a_ray_that_it_did_not_name_shows_which(
+    cluster: Cluster, ray_address: str, run: Run
+) -> None:
+    done = run(sys.executable, "-c", JOINS_WHAT_IS_FOUND, STARTED_LAST=ray_address)
+    shown = f"using the Ray at {ray_address} (the one that `ray start` started last)\n"
+    assert (done.returncode, done.stderr) == (0, shown)
+
+
 BESIDE_RAY_INIT = """
 import os, threading, ray, rayka
 begun = threading.Barrier(2)
