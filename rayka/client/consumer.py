@@ -16,7 +16,6 @@ from typing import Any, Self, TypeGuard, Unpack
 
 import pyarrow as pa
 
-from rayka import forks
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
@@ -216,7 +215,7 @@ class Consumer:
         """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing
         twice is fine.
         """
-        if not self._closed and not forks.is_cut_off():
+        if not self._closed and not io_thread.is_lost():
             io_thread.refuse("close")
             self._closed = True
             self._delivery.end()
@@ -231,7 +230,7 @@ class Consumer:
         self.close()
 
     def __del__(self) -> None:
-        if not self._closed and not forks.is_cut_off():
+        if not self._closed and not io_thread.is_lost():
             io_thread.call_soon(self._fetcher.abandon)  # first: warnings may be errors
             warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
 

@@ -135,9 +135,11 @@ def is_current() -> bool:
     return _process.thread is not None and _process.thread.is_current
 
 
-def can_wait() -> bool:
-    """Whether the caller may wait for the IO thread: not on it, not in a forked child, not while the process ends."""
-    return not (is_current() or _process.is_ending or forks.is_cut_off())
+def is_lost() -> bool:
+    """Whether nothing runs on the IO thread any more, so that there is nothing left to close: it has ended with the
+    process, or this is a forked child.
+    """
+    return _process.is_ending or forks.is_cut_off()
 
 
 def refuse(what: str) -> None:

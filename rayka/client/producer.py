@@ -109,7 +109,7 @@ class Producer:
         self.close()
 
     def __del__(self) -> None:
-        if not self._is_closed and not forks.is_cut_off():
+        if not self._is_closed and not io_thread.is_lost():
             io_thread.call_soon(self._sender.finish_alone)  # first: warnings may be errors
             warnings.warn(
                 f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
@@ -201,7 +201,7 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
         ClosedError, and this raises TimeoutError; it raises what a delivery callback raised, too."""
-        if self._is_closed or forks.is_cut_off():
+        if self._is_closed or io_thread.is_lost():
             return
         io_thread.refuse("close")
         with self._lock:

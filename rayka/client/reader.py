@@ -15,7 +15,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from rayka import forks
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
@@ -126,10 +125,10 @@ class Reader:
 
     def _end(self, fetcher: Fetcher) -> None:
         """Python ends an iteration that was left in the middle on any thread, also after the IO thread's end."""
-        if io_thread.can_wait():
+        if io_thread.is_current():
+            fetcher.abandon()
+        elif not io_thread.is_lost():
             self._wait_for(fetcher.close())
-        elif not forks.is_cut_off():
-            io_thread.call_soon(fetcher.abandon)
 
     def _wait_for(self, coroutine: Coroutine[Any, Any, _ItemT]) -> _ItemT:
         bound_ms = self._config.default_api_timeout_ms

@@ -34,6 +34,17 @@ _IN_A_CHILD = """
     print(os.waitpid(child, 0)[1])
     records.close()
 """
+_IN_GENERATORS = """
+    def consumed():
+        with rayka.Consumer("orders", cluster=cluster, auto_offset_reset="earliest") as consumer:
+            yield from consumer
+    def producing():
+        with rayka.Producer(cluster) as producer:
+            while True:
+                producer.send("orders", (yield))
+    consumed, producing = consumed(), producing()
+    print(next(consumed).value, next(producing))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +68,12 @@ def is_any_fetched() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("script", "printed"), [(_LEFT_OPEN, "b'x'\n"), (_LEFT_OPEN + _IN_A_CHILD, "b'x'\n0\n")]
+    ("script", "printed"), [("", ""), (_IN_A_CHILD, "0\n"), (_IN_GENERATORS, "b'x' None\n")]
 )
-def test_a_bounded_read_that_is_left_in_the_middle_ends_without_a_word_with_its_process(script, printed):
-    command = [sys.executable, "-W", "ignore", "-c", script]
+def test_a_client_in_a_generator_that_is_left_in_the_middle_ends_without_a_word_with_its_process(script, printed):
+    command = [sys.executable, "-W", "ignore", "-c", _LEFT_OPEN + script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"b'x'\n{printed}", "")
 
 
 def test_a_bounded_read_that_the_io_thread_collects_stops_fetching(cluster):
