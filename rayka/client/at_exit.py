@@ -126,7 +126,8 @@ class _AtExit:
         with suppress(OSError, ValueError):  # standard error is closed
             print(_message(lost), file=sys.stderr)
         if not hasattr(sys, "last_value"):  # no exception ended the script
-            sys.stderr = _FailingAtTheEnd(sys.stderr or io.StringIO())
+            is_closed = getattr(sys.stderr, "closed", True)  # Python would not flush it
+            sys.stderr = _FailingAtTheEnd(io.StringIO() if is_closed else sys.stderr)
 
 
 class _FailingAtTheEnd:

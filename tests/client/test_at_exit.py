@@ -124,6 +124,10 @@ producer.send('orders', b'x')
     assert "1 record sent to cluster 'scripted' was not acknowledged" in done.stderr
 
 
+def test_lost_records_make_the_status_also_where_standard_error_was_closed():
+    assert outcome(_CUT_OFF + "sys.stderr.close()") == (120, "[]\n", "")
+
+
 def test_an_atexit_callback_may_close_with_more_patience():
     script = """
 atexit.register(lambda: (cluster.release(), producer.close(20)))

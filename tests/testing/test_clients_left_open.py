@@ -70,7 +70,9 @@ def is_any_fetched() -> bool:
 @pytest.mark.parametrize(
     ("script", "printed"), [("", ""), (_IN_A_CHILD, "0\n"), (_IN_GENERATORS, "b'x' None\n")]
 )
-def test_a_client_in_a_generator_that_is_left_in_the_middle_ends_without_a_word_with_its_process(script, printed):
+def test_a_client_in_a_generator_that_is_left_in_the_middle_ends_without_a_word_with_its_process(
+    script, printed
+):
     command = [sys.executable, "-W", "ignore", "-c", _LEFT_OPEN + script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"b'x'\n{printed}", "")
