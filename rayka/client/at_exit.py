@@ -126,7 +126,9 @@ class _AtExit:
         with suppress(OSError, ValueError):  # standard error is closed
             print(_message(lost), file=sys.stderr)
         if not hasattr(sys, "last_value"):  # no exception ended the script
-            is_closed = getattr(sys.stderr, "closed", True)  # Python would not flush it
+            is_closed = sys.stderr is None or getattr(
+                sys.stderr, "closed", False
+            )  # Python would not flush it
             sys.stderr = _FailingAtTheEnd(io.StringIO() if is_closed else sys.stderr)
 
 

@@ -246,6 +246,7 @@ class Producer:
             return self._accumulator.append(topic, partition, slot, size_bytes, self._moment())
 
         with self._lock:
+            self._check_open()
             filled_count = self._accumulator.filled_count
             future = append() or self._when_there_is_memory(append)
             if on_delivery is not None:
@@ -271,6 +272,7 @@ class Producer:
             )
 
         with self._lock:
+            self._check_open()
             added = add() or self._when_there_is_memory(add)
         self._sender.wake()
         return added
@@ -335,6 +337,10 @@ class Producer:
 
     def _check_usable(self) -> None:
         forks.refuse()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        """Under the lock when a record is added: behind a `close` in another thread it would never end."""
         if self._is_closed:
             raise ClosedError(f"{self!r}: make a new Producer")
 

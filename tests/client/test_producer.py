@@ -677,6 +677,34 @@ def test_a_producer_that_nobody_closed_warns_and_still_delivers():
     assert future.result(WAIT_S).offset == 0
 
 
+@pytest.mark.parametrize("send", [Producer.send, Producer.send_batch])
+def test_a_send_that_waits_for_metadata_while_its_producer_is_closed_takes_no_record(send):
+    cluster = ScriptedCluster()
+    producer = Producer(cluster, **QUICK)
+    asked, may_answer = threading.Event(), asyncio.Event()
+
+    async def call(node_id: int, request: Any, timeout_ms: int, call: Any = cluster.call) -> Any:
+        asked.set()
+        await may_answer.wait()
+        return await call(node_id, request, timeout_ms)
+
+    cluster.call = call
+    raised: list[ClosedError] = []
+
+    def send_and_hear() -> None:
+        with pytest.raises(ClosedError) as caught:
+            send(producer, "orders", [b"late"] if send is Producer.send_batch else b"late")
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=send_and_hear)
+    thread.start()
+    assert asked.wait(WAIT_S)
+    producer.close()
+    io_thread.call_soon(may_answer.set)
+    thread.join(WAIT_S)
+    assert raised
+
+
 def test_a_producer_that_is_dropped_is_collected_when_its_records_are_sent():
     cluster = ScriptedCluster({"orders": 1})
     producer: Producer | None = Producer(cluster, linger_ms=60_000)
