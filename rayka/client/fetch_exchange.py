@@ -113,7 +113,7 @@ class FetchExchange:
         if node.stream.on_failure(number) is Ending.OVERTAKEN:
             return Trouble()
         for ticket in node.tickets():
-            self._state.read_from_leader(ticket.topic_partition)
+            self._state.read_replicas.read_from_leader(ticket.topic_partition)
             if not error.retriable:
                 self._state.on_error(ticket, error)
         return Trouble(error)

@@ -61,7 +61,7 @@ class FetchPlanner:
     @property
     def is_done(self) -> bool:
         """Whether the last update has left nothing, and nothing has changed since."""
-        return not self._state.has_changed
+        return not self._state.changed
 
     def update(self) -> None:
         """Brings the fetches in line with what is wanted and known now. When many partitions have changed, some of them
@@ -74,8 +74,8 @@ class FetchPlanner:
         have_brokers_changed = self._brokers is not self._metadata.brokers
         self._brokers = self._metadata.brokers
         now_ms = int(now_s * 1000)
-        self._state.look_at_read_replicas(now_ms, have_brokers_changed=have_brokers_changed)
-        for tp in self._state.changed(_UPDATED_MAX):
+        self._state.read_replicas.update(now_ms, have_brokers_changed=have_brokers_changed)
+        for tp in self._state.changed.take(_UPDATED_MAX):
             self._place(tp, now_ms)
 
     # ---- Metadata --------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class FetchPlanner:
             topic = self._topics[name] = self._metadata.cached(name)
             known = before.get(name)
             if topic is not known:
-                self._state.look_again(each for each in partitions if _has_moved(each, known, topic))
+                self._state.changed.add_all(each for each in partitions if _has_moved(each, known, topic))
 
     def _topic(self, name: str) -> MetadataTopic | None:
         if self._topics.get(name) is None:
@@ -124,7 +124,7 @@ class FetchPlanner:
 
     def _node_to_ask(self, topic_partition: TopicPartition, leader: MetadataPartition, now_ms: int) -> int:
         """The follower that the leader named, while it may be asked; else the leader (G15)."""
-        chosen = self._state.read_replica(topic_partition, now_ms)
+        chosen = self._state.read_replicas.node_id(topic_partition, now_ms)
         if chosen is None:
             return leader.leader_id
         is_usable = any(each.node_id == chosen and not each.is_fenced for each in self._brokers)

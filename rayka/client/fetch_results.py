@@ -37,8 +37,8 @@ class FetchResults:
             elif (buffers := self._buffers(result)) is not None:
                 self._state.on_fetched(ticket, buffers, result.next_offset, result.last_fetched_epoch)
             return None
-        if self._state.read_replica(tp, now_ms) is not None:
-            self._state.read_from_leader(tp)
+        if self._state.read_replicas.node_id(tp, now_ms) is not None:
+            self._state.read_replicas.read_from_leader(tp)
             code = result.error_code or ErrorCode.NOT_LEADER_OR_FOLLOWER
             return error_for(code, f"{tp}: a follower says: {result.error_message or 'its log differs'}")
         if result.diverging_epoch is not None:

@@ -12,11 +12,12 @@ SubscriptionState, FetchBuffer (G15, G16).
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from rayka.client.changed_partitions import ChangedPartitions
+from rayka.client.read_replicas import ReadReplicas
 from rayka.errors import LogTruncation, RaykaError
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
@@ -45,13 +46,6 @@ class FetchTicket(NamedTuple):
     generation: int
     fetch_offset: int
     last_fetched_epoch: int
-
-
-class _ReadReplica(NamedTuple):
-    """A follower that the leader sent the reader to, for some time."""
-
-    node_id: int
-    until_ms: int
 
 
 class _Partition:
@@ -84,8 +78,8 @@ class FetchState:
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._by_topic: dict[str, list[TopicPartition]] = {}
         self._unpositioned: dict[TopicPartition, None] = {}
-        self._read_replicas: dict[TopicPartition, _ReadReplica] = {}  # the one that ends first comes first
-        self._changed: dict[TopicPartition, None] = {}
+        self.changed = ChangedPartitions()  # another broker or position may have to be asked, or none
+        self.read_replicas = ReadReplicas(self.changed)
         self._fetched: deque[Fetched] = deque()
         self._buffered_bytes = 0
         self._errors: dict[TopicPartition, RaykaError] = {}
@@ -113,7 +107,7 @@ class FetchState:
         self._drop(gone)
         for tp in gone:
             self._unpositioned.pop(tp, None)
-            self._changed[tp] = None
+            self.changed.add(tp)
 
     def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """The next fetch begins at offset; what was fetched or is under way is dropped."""
@@ -134,7 +128,7 @@ class FetchState:
         if former.fetch_offset is None:
             partition.start = former.start
         self._errors.pop(topic_partition, None)
-        self._read_replicas.pop(topic_partition, None)
+        self.read_replicas.forget(topic_partition)
         return partition.start is not None
 
     def generation(self, topic_partition: TopicPartition) -> int:
@@ -195,60 +189,12 @@ class FetchState:
         self._restart(tp)
         self._set_position(tp, offset, diverging.epoch)
 
-    # ---- Which replica to ask --------------------------------------------------------------------------------------
-
-    def read_replica(self, topic_partition: TopicPartition, now_ms: int) -> int | None:
-        """The follower to read from; None: the leader (G15)."""
-        chosen = self._read_replicas.get(topic_partition)
-        return chosen.node_id if chosen is not None and now_ms < chosen.until_ms else None
-
-    def read_from(self, ticket: FetchTicket, node_id: int, until_ms: int) -> None:
-        """The leader says that this replica is nearer; it is asked instead of the leader until then."""
-        tp = ticket.topic_partition
-        if self._is_current(ticket):
-            self._read_replicas.pop(tp, None)
-            self._read_replicas[tp] = _ReadReplica(node_id, until_ms)
-            self._changed[tp] = None
-
-    def read_from_leader(self, topic_partition: TopicPartition) -> None:
-        """Something was wrong with the follower: the leader is asked, which may name another one."""
-        if self._read_replicas.pop(topic_partition, None) is not None:
-            self._changed[topic_partition] = None
-
-    def look_at_read_replicas(self, now_ms: int, *, have_brokers_changed: bool) -> None:
-        """Reads from the leaders again where the time is over; when the brokers have changed, all are `changed`."""
-        while self._read_replicas:
-            tp, chosen = next(iter(self._read_replicas.items()))
-            if now_ms < chosen.until_ms:
-                break
-            self.read_from_leader(tp)
-        if have_brokers_changed:
-            self.look_again(self._read_replicas)
-
     # ---- Fetches ---------------------------------------------------------------------------------------------------
 
     @property
     def has_room(self) -> bool:
         """Whether more may be fetched at all."""
         return self._buffered_bytes < self._total_bytes_max
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether there is any partition to look at."""
-        return bool(self._changed)
-
-    def changed(self, count_max: int | None = None) -> list[TopicPartition]:
-        """The partitions whose fetch may have to change since this returned them last: so many at most, the others come
-        next.
-        """
-        names = list(islice(self._changed, count_max))
-        for tp in names:
-            del self._changed[tp]
-        return names
-
-    def look_again(self, partitions: Iterable[TopicPartition]) -> None:
-        """These count as changed: another broker may have to be asked."""
-        self._changed.update(dict.fromkeys(partitions))
 
     def ticket(self, topic_partition: TopicPartition) -> FetchTicket | None:
         """From where the partition is to be asked for; None while it is not."""
@@ -263,17 +209,22 @@ class FetchState:
             topic_partition, partition.generation, partition.fetch_offset, partition.last_fetched_epoch
         )
 
+    def read_from(self, ticket: FetchTicket, node_id: int, until_ms: int) -> None:
+        """The leader says that this replica is nearer; it is asked instead of the leader until then (G15)."""
+        if self._is_current(ticket):
+            self.read_replicas.choose(ticket.topic_partition, node_id, until_ms)
+
     def rest(self, ticket: FetchTicket) -> None:
         """The partition is not asked for, until `end_rest` or a seek."""
         if self._is_current(ticket):
             self._partitions[ticket.topic_partition].is_resting = True
-            self._changed[ticket.topic_partition] = None
+            self.changed.add(ticket.topic_partition)
 
     def end_rest(self, ticket: FetchTicket) -> None:
         """What was wrong with it may be over."""
         if self._is_current(ticket):
             self._partitions[ticket.topic_partition].is_resting = False
-            self._changed[ticket.topic_partition] = None
+            self.changed.add(ticket.topic_partition)
 
     def on_fetched(
         self, ticket: FetchTicket, buffers: tuple[np.ndarray, ...], next_offset: int, last_epoch: int
@@ -299,7 +250,7 @@ class FetchState:
         """`take` raises this error to the application; until then the partition is not asked for."""
         if topic_partition in self._partitions:
             self._errors[topic_partition] = error
-            self._changed[topic_partition] = None
+            self.changed.add(topic_partition)
 
     def has_news(self) -> bool:
         return bool(self._fetched or self._errors)
@@ -315,7 +266,7 @@ class FetchState:
             return taken
         if self._errors:
             tp = next(iter(self._errors))
-            self._changed[tp] = None
+            self.changed.add(tp)
             raise self._errors.pop(tp)
         return ()
 
@@ -341,13 +292,13 @@ class FetchState:
         partition = self._partitions[topic_partition]
         partition.fetch_offset, partition.last_fetched_epoch = offset, epoch
         self._unpositioned.pop(topic_partition, None)
-        self._changed[topic_partition] = None
+        self.changed.add(topic_partition)
 
     def _empty(self, topic_partition: TopicPartition) -> None:
         """All that was fetched of the partition is taken."""
         partition = self._partitions[topic_partition]
         if partition.buffered_bytes >= self._partition_bytes_max:
-            self._changed[topic_partition] = None
+            self.changed.add(topic_partition)
         partition.buffered_bytes = 0
 
     def _restart(self, topic_partition: TopicPartition) -> _Partition:
@@ -366,7 +317,7 @@ class FetchState:
     def _new(self, topic_partition: TopicPartition) -> _Partition:
         self._generation += 1
         self._unpositioned[topic_partition] = None
-        self._changed[topic_partition] = None
+        self.changed.add(topic_partition)
         return _Partition(self._reset_to, self._generation)
 
     def _drop(self, gone: Iterable[TopicPartition]) -> None:
@@ -374,7 +325,7 @@ class FetchState:
         names = dict.fromkeys(gone)
         for tp in names:
             self._errors.pop(tp, None)
-            self._read_replicas.pop(tp, None)
+            self.read_replicas.forget(tp)
         if names and self._fetched:
             self._fetched = deque(each for each in self._fetched if each.topic_partition not in names)
             self._buffered_bytes = sum(buffer.size for each in self._fetched for buffer in each.buffers)

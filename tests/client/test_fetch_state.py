@@ -40,16 +40,16 @@ def test_a_partition_without_offset_is_looked_up_by_the_reset_policy():
 
 def test_only_what_has_changed_is_to_be_looked_at() -> None:  # G14
     fetching = state()
-    fetching.changed()
-    assert fetching.changed() == []
+    fetching.changed.take()
+    assert fetching.changed.take() == []
     fetching.seek(FIRST, 5)
-    assert fetching.changed() == [FIRST]
+    assert fetching.changed.take() == [FIRST]
     fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 17, EPOCH)
-    assert fetching.changed() == [FIRST]
+    assert fetching.changed.take() == [FIRST]
     fetching.take()
-    assert fetching.changed() == []
+    assert fetching.changed.take() == []
     fetching.assign([SECOND])
-    assert fetching.changed() == [FIRST]
+    assert fetching.changed.take() == [FIRST]
 
 
 def test_a_second_answer_to_the_same_question_brings_nothing() -> None:  # G14
@@ -67,9 +67,9 @@ def test_a_partition_that_rests_is_asked_for_again_afterwards():
     ticket = ticket_of(fetching, FIRST)
     fetching.rest(ticket)
     assert wanted(fetching) == []
-    fetching.changed()
+    fetching.changed.take()
     fetching.end_rest(ticket)
-    assert (wanted(fetching), fetching.changed()) == ([FIRST], [FIRST])
+    assert (wanted(fetching), fetching.changed.take()) == ([FIRST], [FIRST])
 
 
 def test_a_seek_ends_a_rest():
@@ -116,9 +116,9 @@ def test_fetching_stops_while_a_partition_holds_its_share():
     fetching.seek(SECOND, 0)
     fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
     assert wanted(fetching) == [SECOND]
-    fetching.changed()
+    fetching.changed.take()
     assert [each.next_offset for each in fetching.take()] == [10]
-    assert (wanted(fetching), fetching.changed()) == ([FIRST, SECOND], [FIRST])
+    assert (wanted(fetching), fetching.changed.take()) == ([FIRST, SECOND], [FIRST])
 
 
 def test_fetching_stops_at_the_total():
@@ -219,26 +219,26 @@ def test_a_read_replica_is_used_until_its_time_is_over():  # G15
     fetching = state()
     fetching.seek(FIRST, 0)
     fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
-    assert [fetching.read_replica(FIRST, now_ms) for now_ms in (0, 99, 100)] == [2, 2, None]
-    assert fetching.read_replica(SECOND, 0) is None
+    assert [fetching.read_replicas.node_id(FIRST, now_ms) for now_ms in (0, 99, 100)] == [2, 2, None]
+    assert fetching.read_replicas.node_id(SECOND, 0) is None
 
 
 def test_the_leader_is_asked_again_when_something_was_wrong():  # G15
     fetching = state()
     fetching.seek(FIRST, 0)
     fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
-    fetching.read_from_leader(FIRST)
-    assert fetching.read_replica(FIRST, 0) is None
+    fetching.read_replicas.read_from_leader(FIRST)
+    assert fetching.read_replicas.node_id(FIRST, 0) is None
 
 
 def test_a_read_replica_whose_time_is_over_changes_whom_to_ask():  # G15
     fetching = state()
     fetching.seek(FIRST, 0)
     fetching.read_from(ticket_of(fetching, FIRST), 2, until_ms=100)
-    fetching.changed()
-    fetching.look_at_read_replicas(99, have_brokers_changed=False)
-    assert fetching.changed() == []
-    fetching.look_at_read_replicas(99, have_brokers_changed=True)
-    assert fetching.changed() == [FIRST]
-    fetching.look_at_read_replicas(100, have_brokers_changed=False)
-    assert fetching.changed() == [FIRST]
+    fetching.changed.take()
+    fetching.read_replicas.update(99, have_brokers_changed=False)
+    assert fetching.changed.take() == []
+    fetching.read_replicas.update(99, have_brokers_changed=True)
+    assert fetching.changed.take() == [FIRST]
+    fetching.read_replicas.update(100, have_brokers_changed=False)
+    assert fetching.changed.take() == [FIRST]
