@@ -4,21 +4,23 @@ Synchronous, without a clock: `now_ms` and timestamps come in. The sync producer
 threads, the sender drains on the IO thread, both under one lock that they share.
 
 Invariants: batches of a partition stand in the order of their records and stay there until they are done, so order
-survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory`; a KeyboardInterrupt between any
-two steps of an append loses at most the record being appended. What an append or a look at what is ready costs does not
-depend on the number of partitions (`agenda`).
+survives retries (`partition_queue`); memory set aside never exceeds `buffer_memory` (`buffer_pool`); a
+KeyboardInterrupt between any two steps of an append loses at most the record being appended. What an append or a look
+at what is ready costs does not depend on the number of partitions (`agenda`).
 
 Partitioning: a keyed record goes where Kafka would put it (murmur2); without a key, records stick to one partition
 until its batch is closed, then to the one with the shortest queue. Kafka: RecordAccumulator, BufferPool,
 BuiltInPartitioner.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from rayka.client.agenda import Agenda
+from rayka.client.buffer_pool import BufferPool
 from rayka.client.columns import Columns, Row
 from rayka.client.delivery_future import DeliveryFuture
 from rayka.client.metadata import NoSuchTopic
@@ -72,7 +74,9 @@ class TopicQueues:
 
 
 class Accumulator:
-    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now."""
+    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now;
+    `agenda` the partitions that are due, and those held back because their leader takes no more requests.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.sticky: dict[str, ProducerBatch] = {}
@@ -80,9 +84,8 @@ class Accumulator:
         self.producer_id = NO_PRODUCER_ID  # for partitions that have none yet
         self._limits = limits
         self._topics: dict[str, TopicQueues] = {}
-        self._agenda = Agenda()
-        self._used_bytes = 0
-        self._is_count_torn = False  # an exception came between the two steps of counting
+        self.agenda = Agenda()
+        self._pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics))
 
     def __repr__(self) -> str:
         count = sum(1 for _ in self.batches())
@@ -91,16 +94,11 @@ class Accumulator:
     @property
     def used_bytes(self) -> int:
         """Memory set aside."""
-        if self._is_count_torn:
-            self._used_bytes = sum(each.granted_bytes for each in self.batches())
-            self._is_count_torn = False
-        return self._used_bytes
+        return self._pool.used_bytes
 
     def batches(self) -> Iterator[ProducerBatch]:
         """All batches that are not done."""
-        for topic in self._topics.values():
-            for queue in topic.queues:
-                yield from queue.batches
+        return _batches(self._topics)
 
     # ---- Topics ----
 
@@ -148,8 +146,9 @@ class Accumulator:
 
     def _forget(self, queues: list[PartitionQueue]) -> None:
         for queue in queues:
-            self._agenda.forget(queue)
-            self._used_bytes -= sum(each.granted_bytes for each in queue.batches)
+            self.agenda.forget(queue)
+            for batch in queue.batches:
+                self._pool.release(batch)
 
     # ---- Gathering ----
 
@@ -168,9 +167,9 @@ class Accumulator:
         if batch.limit_bytes < 0:
             batch.stamp(at.timestamp_ms, at.now_ms)
             if partition is None:
-                self._agenda.set_alarm(self._queue_of(batch), at.now_ms + STAMP_AGE_MS)
+                self.agenda.set_alarm(self._queue_of(batch), at.now_ms + STAMP_AGE_MS)
         if not batch.records and self._queue_of(batch).first is batch:  # else the end of another brings it up
-            self._agenda.set_alarm(self._queue_of(batch), batch.created_ms + self._limits.linger_ms)
+            self.agenda.set_alarm(self._queue_of(batch), batch.created_ms + self._limits.linger_ms)
         if type(slot) is Row:
             batch.has_rows = True
         batch.size_bytes += size_bytes
@@ -210,7 +209,7 @@ class Accumulator:
             and last.size_bytes + size_bytes <= target.batch_bytes
         ):
             return (last, last.add_columns(columns, size_bytes)) if self._grant(last, size_bytes) else None
-        if not self._has_room(BATCH_OVERHEAD_BYTES + size_bytes):
+        if not self._pool.has_room(BATCH_OVERHEAD_BYTES + size_bytes):
             return None
         if last is not None:
             self._close(last)
@@ -218,9 +217,9 @@ class Accumulator:
         index = batch.add_columns(columns, size_bytes)
         if 2 * batch.size_bytes > target.batch_bytes:
             batch.close()  # one of its size would not fit beside it: no use to linger
-        self._agenda.look_at(queue)
+        self.agenda.look_at(queue)
         queue.batches.append(batch)
-        self._reserve(batch, batch.size_bytes)
+        self._pool.reserve(batch, batch.size_bytes)
         return batch, index
 
     def _batch_for(
@@ -245,15 +244,15 @@ class Accumulator:
     def _new_batch(self, topic: str, partition: int, size_bytes: int, now_ms: float) -> ProducerBatch | None:
         needed = BATCH_OVERHEAD_BYTES + size_bytes
         generous = max(needed, min(FIRST_GRANT_BYTES, self._topics[topic].batch_bytes))
-        granted = generous if self._has_room(generous) else needed
-        if not self._has_room(granted):
+        granted = generous if self._pool.has_room(generous) else needed
+        if not self._pool.has_room(granted):
             return None
         queue = self._topics[topic].queues[partition]
         if queue.batches:
             self._close(queue.batches[-1])
         batch = ProducerBatch(topic, partition, now_ms)
         queue.batches.append(batch)
-        self._reserve(batch, granted)
+        self._pool.reserve(batch, granted)
         return batch
 
     def _grant(self, batch: ProducerBatch, size_bytes: int) -> bool:
@@ -263,28 +262,18 @@ class Accumulator:
             return True
         room = self._topics[batch.topic].batch_bytes - batch.granted_bytes
         step = max(needed, min(batch.granted_bytes, GRANT_BYTES, room))
-        if not self._has_room(step):
+        if not self._pool.has_room(step):
             step = needed
-        if not self._has_room(step):
+        if not self._pool.has_room(step):
             return False
-        self._reserve(batch, step)
+        self._pool.reserve(batch, step)
         if batch.limit_bytes >= 0:
             batch.limit_bytes = batch.granted_bytes
         return True
 
-    def _has_room(self, size_bytes: int) -> bool:
-        return self.used_bytes + size_bytes <= self._limits.memory_bytes
-
-    def _reserve(self, batch: ProducerBatch, size_bytes: int) -> None:
-        """Memory for a batch, which is in its queue. What an interrupt tears here is counted again."""
-        is_torn, self._is_count_torn = self._is_count_torn, True
-        batch.granted_bytes += size_bytes
-        self._used_bytes += size_bytes
-        self._is_count_torn = is_torn
-
     def _close(self, batch: ProducerBatch) -> None:
         batch.close()
-        self._agenda.look_at(self._queue_of(batch))
+        self.agenda.look_at(self._queue_of(batch))
         if self.sticky.get(batch.topic) is batch:
             del self.sticky[batch.topic]
 
@@ -301,7 +290,7 @@ class Accumulator:
         waiting = [each for each in self.batches() if len(each)]
         for batch in waiting:
             batch.is_urgent = True
-            self._agenda.look_at(self._queue_of(batch))
+            self.agenda.look_at(self._queue_of(batch))
         return waiting
 
     @property
@@ -314,26 +303,16 @@ class Accumulator:
 
         Each is to be started, deferred or held back, else it is ready again.
         """
-        following = ((queue, queue.next_to_go()) for queue in self._agenda.pending(now_ms))
+        following = ((queue, queue.next_to_go()) for queue in self.agenda.pending(now_ms))
         return [batch for queue, batch in following if batch and self._due_ms(queue, batch) <= now_ms]
 
     def hold_back(self, batch: ProducerBatch, leader_id: int, now_ms: float) -> None:
-        """It is ready, but its leader takes no more requests now: it is not `ready` again until `bring_back`."""
+        """It is ready, but its leader takes no more requests now: `ready` leaves it out until the agenda brings it
+        back.
+        """
         queue = self._queue_of(batch)
-        self._agenda.hold_back(queue, leader_id)
-        self._agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
-
-    def bring_back(self, leader_id: int, count_max: int) -> None:
-        """The leader takes requests again: the first that wait for it are ready."""
-        self._agenda.bring_back(leader_id, count_max)
-
-    def bring_all_back(self) -> None:
-        """Leaders may have changed: all that were held back are ready."""
-        self._agenda.bring_all_back()
-
-    def has_held_back(self, leader_id: int) -> bool:
-        """Whether batches wait until the leader takes requests again."""
-        return self._agenda.waits_for(leader_id)
+        self.agenda.hold_back(queue, leader_id)
+        self.agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
 
     def start(self, batch: ProducerBatch) -> None:
         """The batch goes now: fixes its records, and their sequence."""
@@ -342,7 +321,7 @@ class Accumulator:
         assert batch in queue.batches, repr(batch)
         self._close(batch)  # and looks at its partition again: another batch may follow
         if queue.last is batch:
-            self._agenda.done(queue)
+            self.agenda.done(queue)
         batch.seal()
         batch.is_in_flight = True
         batch.went_first = queue.first is batch
@@ -364,7 +343,7 @@ class Accumulator:
         known = self._topics.get(topic)
         if known is not None and partition < len(known.queues):
             known.queues[partition].not_before_ms = 0.0
-            self._agenda.look_at(known.queues[partition])
+            self.agenda.look_at(known.queues[partition])
 
     def on_out_of_order(self, batch: ProducerBatch) -> None:
         """The log lacks something before this batch, which is to be deferred now.
@@ -397,19 +376,19 @@ class Accumulator:
         self._close(batch)  # one that was never sent may still be open
         queue = self._queue_of(batch)
         queue.remove(batch)
-        self._used_bytes -= batch.granted_bytes
+        self._pool.release(batch)
         if batch.sequence is not None:
-            told = queue.sequences.on_acknowledged if is_acknowledged else queue.sequences.on_failed
-            told(batch.sequence.base_sequence, batch.left_count)
+            on_over = queue.sequences.on_acknowledged if is_acknowledged else queue.sequences.on_failed
+            on_over(batch.sequence.base_sequence, batch.left_count)
         self._settle(queue)
 
     def _settle(self, queue: PartitionQueue) -> None:
         if queue.batches:
-            self._agenda.look_at(queue)
+            self.agenda.look_at(queue)
         producer_id = queue.sequences.producer_id
         queue.settle()
         if queue.sequences.producer_id != producer_id == self.producer_id:
-            self.producer_id = NO_PRODUCER_ID  # its epochs are used up: nobody begins under it any more
+            self.producer_id = NO_PRODUCER_ID  # its epochs are used up: no partition begins under it any more
 
     def holds(self, batch: ProducerBatch) -> bool:
         """Whether the batch is one of its partition; after its topic was removed it is not."""
@@ -427,9 +406,7 @@ class Accumulator:
         def is_over(batch: ProducerBatch) -> bool:
             return _is_idle(batch) and self.deadline_ms(batch) <= now_ms
 
-        return [
-            batch for queue in self._agenda.pending(now_ms) for batch in takewhile(is_over, queue.batches)
-        ]
+        return [batch for queue in self.agenda.pending(now_ms) for batch in takewhile(is_over, queue.batches)]
 
     def deadline_ms(self, batch: ProducerBatch) -> float:
         """When the batch is given up."""
@@ -440,14 +417,14 @@ class Accumulator:
 
         Sends the next append to a batch whose timestamp is too old through the lock, where it gets a new one.
         """
-        for queue in self._agenda.pending(now_ms):
+        for queue in self.agenda.pending(now_ms):
             last, following = queue.last, queue.next_to_go()
             if last is not None and last.limit_bytes >= 0 and last.stamped_ms + STAMP_AGE_MS <= now_ms:
                 last.limit_bytes = NOT_OPEN
-            self._agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
+            self.agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
             if following is None or self._due_ms(queue, following) > now_ms:
-                self._agenda.done(queue)
-        next_ms = self._agenda.next_ms()
+                self.agenda.done(queue)
+        next_ms = self.agenda.next_ms()
         return None if next_ms == NEVER else next_ms
 
     def _next_event_ms(self, queue: PartitionQueue, now_ms: float) -> float:
@@ -466,7 +443,7 @@ class Accumulator:
 
     def next_ms(self) -> float:
         """When the sender is to look at what is here: -1 for at once, NEVER if only an append can change anything."""
-        return -1 if self._agenda.has_pending else self._agenda.next_ms()
+        return -1 if self.agenda.has_pending else self.agenda.next_ms()
 
     def _due_ms(self, queue: PartitionQueue, batch: ProducerBatch) -> float:
         if batch.is_closed or batch.is_urgent:
@@ -483,6 +460,12 @@ class Accumulator:
 
     def _queue_of(self, batch: ProducerBatch) -> PartitionQueue:
         return self._topics[batch.topic].queues[batch.partition]
+
+
+def _batches(topics: Mapping[str, TopicQueues]) -> Iterator[ProducerBatch]:
+    for topic in topics.values():
+        for queue in topic.queues:
+            yield from queue.batches
 
 
 def _is_idle(batch: ProducerBatch) -> bool:

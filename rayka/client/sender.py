@@ -189,8 +189,8 @@ class Sender:
         """The requests that go now, each with its node; they must be sent in this order."""
         requests: list[tuple[int, list[ProducerBatch]]] = []
         for node_id in self._in_flight:
-            if self.accumulator.has_held_back(node_id) and self._free_places(node_id) > 0:
-                self.accumulator.bring_back(node_id, self._free_places(node_id))
+            if self.accumulator.agenda.waits_for(node_id) and self._free_places(node_id) > 0:
+                self.accumulator.agenda.bring_back(node_id, self._free_places(node_id))
         while by_node := self._start_next(now_ms):
             for node_id, batches in by_node.items():
                 for request in _requests(batches):
@@ -433,7 +433,7 @@ class Sender:
             self._go_to_new_leaders(known)
         if known is not None and _leader_ids(known) != leader_ids_before:
             with self.lock:
-                self.accumulator.bring_all_back()
+                self.accumulator.agenda.bring_all_back()
         self._calls.give_up(self._is_in_vain)
         self._refresh_again(topic)
         self._pump()

@@ -200,7 +200,7 @@ def test_a_batch_that_grows_sets_memory_aside_in_few_steps():
 def test_memory_is_counted_anew_when_an_interrupt_came_between_the_steps_of_counting():
     filling = accumulator()
     batch = append(filling, partition=0).batch
-    filling._is_count_torn = True  # as an interrupt leaves it
+    filling._pool._is_count_torn = True  # as an interrupt leaves it
     batch.granted_bytes += 500
     append(filling, partition=1)
     assert filling.used_bytes == sum(each.granted_bytes for each in filling.batches())
@@ -212,7 +212,7 @@ def test_a_look_at_what_is_ready_does_not_walk_over_partitions_that_linger():
         append(filling, partition=partition, now_ms=10)
     due = append(filling, partition=999, now_ms=0).batch
     assert filling.ready(5) == [due]
-    assert filling._agenda.pending(5) == [filling._queue_of(due)]
+    assert filling.agenda.pending(5) == [filling._queue_of(due)]
 
 
 def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
@@ -222,7 +222,7 @@ def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
     filling.hold_back(batch, 1, 0)
     assert filling.ready(50) == []
     assert filling.tick(50) == 100
-    filling.bring_back(1, 10)
+    filling.agenda.bring_back(1, 10)
     assert filling.ready(50) == [batch]
     filling.hold_back(batch, 1, 50)
     assert filling.expired(100) == [batch]
