@@ -113,9 +113,7 @@ def _run_shell(block: Block, place: Place) -> None:
             print(f"$ {command}", flush=True)
             _run(["bash", "-c", command], place)
         if command.startswith(_STARTS_A_RAY):
-            place.environment.pop(
-                "RAY_ADDRESS", None
-            )  # from here on the snippets' own Ray is the one that is found
+            place.environment.pop("RAY_ADDRESS", None)  # the snippets' own Ray is found from here on
 
 
 def _run_python(block: Block, place: Place) -> None:

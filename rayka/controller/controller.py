@@ -1,8 +1,8 @@
 """The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
 
-Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of
-brokers are soft state beside it (H6), and so is which of them are back: nothing is lost with them but time. The node
-calls `on_active`, `on_heartbeat`, `on_exit`, `on_sweep` and `take_returned` for those.
+Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of brokers, and
+the brokers that have just come back, are soft state beside it (H6): losing it costs time only. The node calls
+`on_active`, `on_heartbeat`, `on_exit`, `on_sweep` and `take_returned` for those.
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.

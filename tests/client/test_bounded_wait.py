@@ -17,7 +17,7 @@ _SHORT = {"default_api_timeout_ms": 100, "request_timeout_ms": 50}
 
 
 class DeafNetwork:
-    """Keeps every caller waiting, whatever its timeout, as a call of Ray that never answers."""
+    """Keeps every caller waiting beyond its timeout, as a call of Ray that never answers."""
 
     async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
         await asyncio.Event().wait()

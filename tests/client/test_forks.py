@@ -1,4 +1,4 @@
-"""A forked child of a process that used rayka: told at once to be spawned, never left to hang."""
+"""A forked child of a process that used rayka: refused at once, with the advice to spawn it, never left to hang."""
 
 import subprocess
 import sys

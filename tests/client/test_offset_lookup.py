@@ -1,4 +1,4 @@
-"""Whom a look-up of offsets asks, what it waits for, and which errors it tells; in virtual time (G12, G18)."""
+"""Which leaders a look-up of offsets asks, its waits, and which errors it reports; in virtual time (G12, G18)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -41,12 +41,11 @@ class Brokers:
     def __init__(self) -> None:
         self.leaders = [A, B]
         self.silent: list[int] = []
-        self.is_mute = (
-            False  # once offsets were asked for, metadata are not answered either by those in `silent`
-        )
+        # Once offsets were asked for, those in `silent` do not answer requests for metadata either.
+        self.is_mute = False
         self.refusals: dict[int, list[ErrorCode]] = {A: [], B: []}  # of their next answers
         self.topic_id = OLD_ID
-        self.asked: list[tuple[int, int]] = []  # who, and when in ms
+        self.asked: list[tuple[int, int]] = []  # node, and when in ms
         self.on_asked: Callable[[], None] = lambda: None
 
     async def node_ids(self) -> Sequence[int]:
@@ -82,7 +81,7 @@ def now_ms() -> int:
 
 
 class LookedUp:
-    """What a look-up told, and when in milliseconds since it began."""
+    """The results of a look-up, and when they came, in milliseconds since it began."""
 
     def __init__(self) -> None:
         self.began_ms = now_ms()
@@ -110,7 +109,7 @@ def play(brokers: Brokers, scene: Callable[[OffsetLookup], Coroutine[Any, Any, A
 
 
 def look_up(brokers: Brokers, after_ms: int, wanted: dict[TopicPartition, int] = BOTH) -> LookedUp:
-    """What was told after so long of a look-up that takes no error for the end."""
+    """The results, after so long, of a look-up that goes on after errors."""
 
     async def scene(lookup: OffsetLookup) -> LookedUp:
         told = LookedUp()

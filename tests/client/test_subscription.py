@@ -1,4 +1,4 @@
-"""What is read of topics that change, as the metadata tell it (G16)."""
+"""What is read of topics that change, as the metadata show them (G16)."""
 
 import logging
 from uuid import UUID
@@ -20,7 +20,7 @@ BYTES = np.zeros(64, dtype=np.uint8)
 
 
 class Reading:
-    """A subscription and the state that it changes; `heard`: what the application is told."""
+    """A subscription and the state that it changes; `heard`: the errors for the application."""
 
     def __init__(self, reset: str = "latest") -> None:
         self.state = FetchState(auto_offset_reset=reset, partition_bytes_max=1_000, total_bytes_max=1_000)

@@ -1,5 +1,5 @@
-"""Whatever a caller sends, to any API of a node of any kind: what is wrong with it is answered, and the node goes on
-serving. The nodes are real, on virtual time and memory disks.
+"""Malformed calls, to any API of a node of any kind, are answered with an error, and the node goes on serving. The
+nodes are real, on virtual time and memory disks.
 """
 
 from collections.abc import Callable, Iterator

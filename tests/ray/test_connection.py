@@ -1,4 +1,4 @@
-"""This process's connection to Ray: made once, told once, and what clients say when their Ray has ended."""
+"""This process's connection to Ray: made once, logged once, and what clients raise when their Ray has ended."""
 
 import asyncio
 import subprocess

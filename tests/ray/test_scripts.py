@@ -1,4 +1,4 @@
-"""Scripts of users on a real Ray: how they end, and what their forked children are told."""
+"""Scripts of users on a real Ray: how they end, and the error in their forked children."""
 
 import os
 import subprocess

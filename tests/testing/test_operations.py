@@ -477,7 +477,7 @@ def test_of_several_that_create_a_topic_if_it_does_not_exist_all_get_the_same(
 def test_a_topic_that_is_deleted_while_it_is_asked_whether_it_exists_is_created(
     cluster: InProcessCluster, admin: Admin, name: str
 ) -> None:
-    """It is deleted and created again and again; whatever the other sees of it, it never fails for want of it."""
+    """A topic is deleted and created again and again; another caller's `if_not_exists` never fails because of that."""
 
     def come_and_go() -> None:
         for _ in range(20):

@@ -58,7 +58,7 @@ def create_again(admin: Admin, topic: str, partitions: int = 2) -> None:
 
 
 def poll_values(consumer: Consumer, value_count: int) -> list[object]:
-    """Between its deletion and its second creation a topic is one that there is not, of which a consumer may hear."""
+    """Between the deletion and the second creation of its topic a consumer may raise UnknownTopicOrPartition."""
     values: list[object] = []
     while len(values) < value_count:
         with suppress(UnknownTopicOrPartition):
@@ -252,9 +252,8 @@ def test_what_was_assigned_is_all_that_is_read(cluster, admin, topic):
         consumer.poll(timeout_ms=1)
         admin.create_partitions(topic, 3)
         send(cluster, topic, [b"not assigned"], partition=2)
-        assert consumer.end_offsets([TopicPartition(topic, 2)]) == {
-            TopicPartition(topic, 2): 1
-        }  # known by now
+        added = TopicPartition(topic, 2)
+        assert consumer.end_offsets([added]) == {added: 1}  # the consumer's metadata have it
         send(cluster, topic, [b"assigned"])
         assert poll_values(consumer, 1) == [b"assigned"]
         assert consumer.assignment() == (tp,)

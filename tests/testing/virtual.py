@@ -95,7 +95,7 @@ class VirtualCluster:
 
     @contextmanager
     def cut_off(self) -> Iterator[None]:
-        """No call of a client reaches a node, and none is told so."""
+        """No call of a client reaches a node, and none fails by itself."""
         nodes = list(self.sim.cluster.machines)
         links = [link for each in nodes for link in ((CLIENT_ID, each), (each, CLIENT_ID))]
         self.sim.network.cut(links)
@@ -179,7 +179,7 @@ class VirtualProducer:
 
 
 class VirtualConsumer:
-    """Reads from the beginning, and notes what came and when, in milliseconds, and when it heard of no answers."""
+    """Reads from the beginning; notes what came, and each UnavailableError, with the time in milliseconds."""
 
     def __init__(self, cluster: VirtualCluster, **options: Any) -> None:
         self.values: list[bytes | None] = []
