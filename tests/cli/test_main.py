@@ -116,7 +116,6 @@ def test_wrong_usage_exits_with_2_and_names_the_nearest(
         ("topik --json", 2, "UsageError", "Did you mean 'topic'?"),
         ("topic describe --json --nonsense", 2, "NoSuchOption", "--nonsense"),
         ("topic create --json", 2, "MissingParameter", "NAME"),
-        ("topic list --json --address 127.0.0.1:1", 1, "UnavailableError", "no Ray answers at 127.0.0.1:1"),
         ("start nowhere.yaml --json", 1, "ConfigError", "nowhere.yaml"),
     ],
 )
@@ -128,6 +127,15 @@ def test_with_json_an_error_is_one_object_on_stderr(
     error = json.loads(said.err)["error"]
     assert (said.out, error["type"], error["code"]) == ("", kind, None)
     assert says in error["message"]
+
+
+def test_with_json_the_error_without_a_ray_is_such_an_object_too(home: dict[str, str]) -> None:
+    done = subprocess.run(
+        [*RAYKA, "topic", "list", "--json"], env=home, capture_output=True, text=True, check=False
+    )
+    error = json.loads(done.stderr)["error"]
+    assert (done.returncode, done.stdout, error["type"], error["code"]) == (1, "", "UnavailableError", None)
+    assert "no Ray answers at 127.0.0.1:1" in error["message"]
 
 
 def test_an_error_of_the_cluster_has_kafkas_number_and_the_public_name(
