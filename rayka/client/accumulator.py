@@ -272,8 +272,11 @@ class Accumulator:
         return True
 
     def _close(self, batch: ProducerBatch) -> None:
-        batch.close()
+        self._shut(batch)
         self.agenda.look_at(self._queue_of(batch))
+
+    def _shut(self, batch: ProducerBatch) -> None:
+        batch.close()
         if self.sticky.get(batch.topic) is batch:
             del self.sticky[batch.topic]
 
@@ -319,9 +322,11 @@ class Accumulator:
         assert not batch.is_in_flight, repr(batch)
         queue = self._queue_of(batch)
         assert batch in queue.batches, repr(batch)
-        self._close(batch)  # and looks at its partition again: another batch may follow
-        if queue.last is batch:
+        self._shut(batch)
+        if queue.batches[-1] is batch:
             self.agenda.done(queue)
+        else:
+            self.agenda.look_at(queue)  # another batch may follow
         batch.seal()
         batch.is_in_flight = True
         batch.went_first = queue.first is batch
@@ -373,7 +378,7 @@ class Accumulator:
         """The batch is over. Nothing to do for one of a removed topic."""
         if not self.holds(batch):
             return
-        self._close(batch)  # one that was never sent may still be open
+        self._shut(batch)  # one that was never sent may still be open
         queue = self._queue_of(batch)
         queue.remove(batch)
         self._pool.release(batch)
@@ -385,6 +390,8 @@ class Accumulator:
     def _settle(self, queue: PartitionQueue) -> None:
         if queue.batches:
             self.agenda.look_at(queue)
+        else:
+            self.agenda.done(queue)
         producer_id = queue.sequences.producer_id
         queue.settle()
         if queue.sequences.producer_id != producer_id == self.producer_id:

@@ -76,10 +76,12 @@ class PartitionQueue:
 
     def settle(self) -> None:
         """Something of the partition is not in flight any more: begins the next epoch if it is needed, and possible."""
+        if not (self.sequences.needs_new_epoch or self.sequences.may_have_gap):
+            return
         sent = list(takewhile(lambda each: each.sequence is not None, self.batches))
         if any(each.is_in_flight for each in sent):
             return
-        if self.sequences.needs_new_epoch or (self.sequences.may_have_gap and not sent):
+        if self.sequences.needs_new_epoch or not sent:
             self.sequences.begin_next_epoch()
             for batch in sent:
                 batch.sequence = None

@@ -14,10 +14,11 @@ Kafka: ProducerBatch.
 
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from rayka.client.acknowledgement import offset_after
@@ -37,48 +38,45 @@ Callback = Callable[[], object]
 _completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
 
 
-class ProducerBatch:
-    """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it."""
+class ProducerBatch(msgspec.Struct, eq=False):
+    """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it.
 
-    __slots__ = (
-        "_callbacks", "_chunks", "_done_count", "_encoded_as", "_parts", "_placed", "_stamps", "_timestamps_ms",
-        "base_offset", "count", "created_ms", "error", "failure_count", "granted_bytes", "has_rows", "is_closed",
-        "is_done", "is_in_flight", "is_sealed", "is_urgent", "last_error", "limit_bytes", "log_append_time_ms",
-        "number", "partition", "records", "sequence", "size_bytes", "stamped_ms", "topic", "went_first",
-    )  # fmt: skip
+    A producer of many partitions has thousands that wait, and every pass of Python's garbage collector goes over all
+    containers in them: so a field has no list before it needs one, and none after the end.
+    """
 
-    def __init__(self, topic: str, partition: int, created_ms: float) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.created_ms = created_ms
-        self.granted_bytes = 0
-        self.size_bytes = BATCH_OVERHEAD_BYTES
-        self.limit_bytes = NOT_OPEN
-        self.records: list[DeliveryFuture] = []
-        self.has_rows = False
-        self.count = 0  # of records in columns; of all, once sealed
-        self.is_closed = False  # takes no more records
-        self.is_sealed = False
-        self.is_urgent = False  # somebody waits for it: it does not linger
-        self.is_in_flight = False
-        self.went_first = False  # when it was sent last, none of its partition was before it
-        self.is_done = False
-        self.failure_count = 0
-        self.last_error: RaykaError | None = None
-        self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
-        self.number = 0  # of those sent for the partition
-        self.error: Exception | None = None
-        self.base_offset = NO_OFFSET
-        self.log_append_time_ms = NO_TIMESTAMP
-        self.stamped_ms = created_ms
-        self._stamps: list[tuple[int, int]] = []  # (index from which it holds, timestamp)
-        self._timestamps_ms: Timestamps = NO_TIMESTAMP
-        self._chunks: list[Columns] = []
-        self._callbacks: list[Callback] = []
-        self._parts: list[np.ndarray] = []  # encoded, those that are not acknowledged
-        self._encoded_as: ProducerSequence | None = None
-        self._done_count = 0  # records in parts that are acknowledged
-        self._placed: list[_Placed] = []  # those parts
+    topic: str
+    partition: int
+    created_ms: float
+    granted_bytes: int = 0
+    size_bytes: int = BATCH_OVERHEAD_BYTES
+    limit_bytes: int = NOT_OPEN
+    records: "list[DeliveryFuture]" = msgspec.field(default_factory=list)
+    has_rows: bool = False
+    count: int = 0  # of records in columns; of all, once sealed
+    is_closed: bool = False  # takes no more records
+    is_sealed: bool = False
+    is_urgent: bool = False  # a caller waits for it: it does not linger
+    is_in_flight: bool = False
+    went_first: bool = False  # when it was sent last, none of its partition was before it
+    is_done: bool = False
+    failure_count: int = 0
+    last_error: RaykaError | None = None
+    sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
+    number: int = 0  # of those sent for the partition
+    error: Exception | None = None
+    base_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    stamped_ms: float = 0.0
+    _stamp_ms: int | None = None  # the timestamp of records from here on
+    _earlier_stamps: list[int] | None = None  # of records before: index where it ends, timestamp, and so on
+    _timestamps_ms: Timestamps = NO_TIMESTAMP
+    _chunks: list[Columns] | None = None
+    _callbacks: list[Callback] | None = None
+    _parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
+    _encoded_as: ProducerSequence | None = None
+    _done_count: int = 0  # records in parts that are acknowledged
+    _placed: "Sequence[_Placed]" = ()  # those parts
 
     def __repr__(self) -> str:
         state = (
@@ -97,13 +95,18 @@ class ProducerBatch:
 
     def stamp(self, timestamp_ms: int, now_ms: float) -> None:
         """Records from here on have this timestamp, unless they bring their own."""
-        if not self._stamps or self._stamps[-1][1] != timestamp_ms:
-            self._stamps.append((len(self.records), timestamp_ms))
+        if self._stamp_ms is not None and self._stamp_ms != timestamp_ms:
+            if self._earlier_stamps is None:
+                self._earlier_stamps = []
+            self._earlier_stamps += (len(self.records), self._stamp_ms)
+        self._stamp_ms = timestamp_ms
         self.stamped_ms = now_ms
 
     def add_columns(self, columns: Columns, size_bytes: int) -> int:
         """Appends Arrow columns; returns the index of their first record."""
         self.size_bytes += size_bytes
+        if self._chunks is None:
+            self._chunks = []
         self._chunks.append(columns)
         index, self.count = self.count, self.count + len(columns.values)
         return index
@@ -125,16 +128,18 @@ class ProducerBatch:
         self.is_sealed = True
         if not self.count:
             self.count = count = len(self.records)
-            slots = [each.slot for each in islice(self.records, count)]
+            slots = []
             for index, each in enumerate(islice(self.records, count)):
+                slots.append(each.slot)
                 each.slot = index
             self._chunks = [self._columns_of(slots)]
             self.records = []
 
     def _columns_of(self, slots: list[Any]) -> Columns:
-        timestamps_ms: Timestamps = self._stamps[0][1]
-        if len(self._stamps) > 1:
-            timestamps_ms = _each_timestamp(self._stamps, len(slots))
+        assert self._stamp_ms is not None, repr(self)
+        timestamps_ms: Timestamps = self._stamp_ms
+        if self._earlier_stamps is not None:
+            timestamps_ms = _each_timestamp([*self._earlier_stamps, len(slots), self._stamp_ms])
         return (
             columns_of_rows(slots, timestamps_ms)
             if self.has_rows
@@ -172,7 +177,7 @@ class ProducerBatch:
         sequence = self.sequence or NO_SEQUENCE
         if not self._parts:
             assert self.is_sealed, repr(self)
-            columns, self._chunks = concatenated(self._chunks), []
+            columns, self._chunks = concatenated(self._chunks or ()), None
             self._timestamps_ms = columns.timestamps_ms
             self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
         elif self._encoded_as != sequence:
@@ -181,28 +186,30 @@ class ProducerBatch:
         return self._parts[0]
 
     def _number_anew(self, sequence: ProducerSequence) -> None:
-        for index, part in enumerate(self._parts):
-            self._parts[index] = with_sequence(part, sequence)
+        numbered = []
+        for part in self._parts:
+            numbered.append(with_sequence(part, sequence))
             sequence = sequence.after(RecordBatch(part).record_count)
+        self._parts = numbered
 
     # ---- The end ----
 
     def acknowledge_part(self, base_offset: int, log_append_time_ms: int) -> None:
         """The log has the part that was next; another one is now."""
         count = self.part_count
-        self._placed.append(_Placed(self._done_count, base_offset, log_append_time_ms))
+        self._placed = (*self._placed, _Placed(self._done_count, base_offset, log_append_time_ms))
         self._done_count += count
-        del self._parts[0]
+        self._parts = self._parts[1:]
         if self.sequence is not None:
             self.sequence = self._encoded_as = self.sequence.after(count)
 
-    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> list[Callback]:
+    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> Sequence[Callback]:
         """The log has it; returns whom to call."""
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         return self._finish()
 
-    def fail(self, error: Exception) -> list[Callback]:
+    def fail(self, error: Exception) -> Sequence[Callback]:
         """It will never be sent again; returns whom to call."""
         self.error = error
         return self._finish()
@@ -211,6 +218,8 @@ class ProducerBatch:
         """Registers a callback for the end, to run on the IO thread; False when the end has come already."""
         with _completion:
             if not self.is_done:
+                if self._callbacks is None:
+                    self._callbacks = []
                 self._callbacks.append(callback)
             return not self.is_done
 
@@ -239,19 +248,20 @@ class ProducerBatch:
             return _Placed(self._done_count, self.base_offset, self.log_append_time_ms)
         return next(each for each in reversed(self._placed) if each.begin <= index)
 
-    def _finish(self) -> list[Callback]:
+    def _finish(self) -> Sequence[Callback]:
         assert not self.is_done, repr(self)
-        self._parts, self._chunks, self._stamps = [], [], []
+        self._parts, self._chunks, self._earlier_stamps = (), None, None
         with _completion:
             self.is_done = True
-            callbacks, self._callbacks = self._callbacks, []
-        return callbacks
+            callbacks, self._callbacks = self._callbacks, None
+        return callbacks or ()
 
 
-def _each_timestamp(stamps: list[tuple[int, int]], count: int) -> Timestamps:
-    begins, timestamps_ms = zip(*stamps, strict=True)
-    lengths = [end - begin for begin, end in pairwise([*begins, count])]
-    if count < SHORT_LIST:
+def _each_timestamp(stamps: list[int]) -> Timestamps:
+    """Of each record, from the index where each timestamp ends and the timestamp, in turn."""
+    ends, timestamps_ms = stamps[::2], stamps[1::2]
+    lengths = [end - begin for begin, end in pairwise([0, *ends])]
+    if ends[-1] < SHORT_LIST:
         return array("q", chain.from_iterable(map(repeat, timestamps_ms, lengths)))
     return np.repeat(np.array(timestamps_ms, np.int64), lengths)
 

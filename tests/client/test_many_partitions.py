@@ -1,6 +1,10 @@
 """A producer of many partitions: few requests, each of bounded length, and batches that fill while brokers are busy."""
 
+import gc
+
 from rayka import Producer
+from rayka.client.accumulator import Accumulator, Limits, Moment
+from rayka.client.columns import Row
 from rayka.client.sender import REQUEST_BATCHES_MAX
 from tests.client.support import QUICK, ScriptedCluster
 
@@ -50,3 +54,17 @@ def test_a_busy_leader_that_lost_its_partitions_holds_nothing_back():
         assert held.result(WAIT_S).partition == 0
         assert waits.result(WAIT_S).partition == 1
     assert set(cluster.asked[-2:]) == {2}
+
+
+def test_a_waiting_batch_gives_the_garbage_collector_one_list_to_go_over():
+    """With thousands of them each pass goes over all their containers: that was a quarter of a small batch's cost."""
+    accumulator = Accumulator(Limits(1 << 20, 1 << 20, linger_ms=5, delivery_timeout_ms=120_000))
+    accumulator.set_topic("orders", 1, 1 << 20)
+    future = accumulator.append("orders", 0, Row(b"value", b"key"), 50, Moment(0, 1_000))
+    assert future is not None
+    batch = future.batch
+    containers = [
+        each for each in gc.get_referents(batch) if gc.is_tracked(each) and not isinstance(each, type)
+    ]
+    assert len(containers) == 1
+    assert containers[0] is batch.records
