@@ -149,7 +149,7 @@ def elect_leaders(
         raise click.UsageError("give --topic, with --partition or without, or --all")
     if unclean:
         where = "all topics" if topic_name is None else f"topic {topic_name}"
-        confirm(f"this loses records of {where} that only unreachable replicas have", is_sure)
+        confirm(f"this loses records in partitions of {where} that only unreachable replicas have", is_sure)
     with admin_of(name, address) as admin:
         chosen = None if topic_name is None else _partitions(admin, topic_name, numbers)
         outcomes = admin.elect_leaders(chosen, unclean=unclean)
