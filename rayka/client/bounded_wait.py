@@ -20,7 +20,7 @@ def wait_for(
     """
     awaited = getattr(coroutine, "__name__", "what was awaited")
     try:
-        return io_thread.run(coroutine, timeout_ms / 1000 + slack_s)
+        return io_thread.run(coroutine, timeout_ms / 1000, slack_s)
     except TimeoutError as error:
         raise UnavailableError(
             f"{caller}: {awaited} did not end within {timeout_ms:g} ms; do the cluster's nodes answer? see `rayka "

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -178,12 +179,14 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> ResultT:
+def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
     """Runs the coroutine on the IO thread and waits for its result.
 
-    Raises TimeoutError after timeout_s; None: the coroutine has a deadline of its own. Then, and when Ctrl-C or another
-    signal's exception ends the wait, the coroutine is cancelled. Raises RuntimeError on the IO thread itself, and
-    when the process ends; UnavailableError in a forked child.
+    Raises TimeoutError after timeout_s, and slack_s more; None: the coroutine has a deadline of its own. Then, and when
+    Ctrl-C or another signal's exception ends the wait, the coroutine is cancelled. The slack is waits of its own: a
+    process that was stopped (Ctrl-Z, a frozen machine) finds one of them over when it goes on, and its IO thread needs
+    a moment.
+    Raises RuntimeError on the IO thread itself, and when the process ends; UnavailableError in a forked child.
     """
     try:
         refuse(getattr(coroutine, "__qualname__", "a blocking call"))
@@ -193,7 +196,10 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None) -> Res
         raise
     future = asyncio.run_coroutine_threadsafe(coroutine, own_loop)
     try:
-        return future.result(timeout_s)
+        for wait_s in (timeout_s, slack_s / 2):
+            with suppress(TimeoutError):
+                return future.result(wait_s)
+        return future.result(slack_s / 2)
     except BaseException:
         future.cancel()
         raise

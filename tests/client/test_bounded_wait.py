@@ -1,6 +1,9 @@
 """Synchronous calls end within their documented bound, also where nothing that they wait for ever ends."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -106,3 +109,24 @@ def test_a_call_whose_answer_never_comes_raises_unavailable_error_in_time(
     assert isinstance(error, UnavailableError), repr(error)
     assert "'deaf'" in str(error) or "cluster=deaf" in str(error), error
     assert took_s < 30  # of no end; one second on a quiet machine
+
+
+def test_a_process_that_was_stopped_takes_no_wait_for_too_long_when_it_goes_on():
+    script = """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from rayka.client.bounded_wait import wait_for
+with ThreadPoolExecutor(20) as pool:
+    waits = [pool.submit(lambda: wait_for(asyncio.sleep(0.5), 500, caller="test")) for _ in range(20)]
+    print("waiting", flush=True)
+print([str(each.exception()) for each in waits if each.exception()])
+"""
+    waiting = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    with waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "waiting\n"
+        waiting.send_signal(signal.SIGSTOP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(2)  # longer than the bound, and its slack
+        waiting.send_signal(signal.SIGCONT)
+        assert waiting.stdout.read() == "[]\n"
