@@ -58,7 +58,7 @@ class TimestampColumn(NamedTuple):
 
 def bytes_column(values: Values, name: str) -> BytesColumn:
     """A column from a list of `bytes | None` or an array of binary or string type; errors say the name."""
-    if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+    if isinstance(values, list) or not isinstance(values, (pa.Array, pa.ChunkedArray)):
         if len(values) < SHORT_LIST or "pandas" not in sys.modules:
             return _from_list(values, name)
         values = _array_of(values, name)
@@ -77,7 +77,7 @@ def header_columns(headers: Headers) -> HeaderColumns | None:
     except (AttributeError, TypeError, ValueError) as error:
         raise SerializationError(f"a header is a pair of a str and bytes or None: {error}") from error
     values = [value for _, value in pairs]
-    return _headers(_offsets([each or () for each in headers]).cast("B"), keys, values)
+    return _headers(_offsets([each or () for each in headers])[0], keys, values)
 
 
 def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
@@ -133,12 +133,12 @@ def _from_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
         validity = np.packbits([value is not None for value in values], bitorder="little")
     present = [b"" if value is None else value for value in values] if validity is not None else values
     try:
-        offsets, data = _offsets(present), b"".join(present)  # type: ignore[arg-type]
+        (offsets, end), data = _offsets(present), b"".join(present)  # type: ignore[arg-type]
     except TypeError as error:
         raise SerializationError(f"a {name} is bytes or None: {error}") from error
-    if offsets[-1] != len(data):  # a memoryview counts items, which need not be bytes
+    if end != len(data):  # a memoryview counts items, which need not be bytes
         raise SerializationError(f"a {name} is bytes or None, found a buffer of wider items")
-    return BytesColumn(validity, offsets.cast("B"), data)
+    return BytesColumn(validity, offsets, data)
 
 
 def binary_array(values: Sequence[bytes | None], name: str = "value") -> pa.BinaryArray:
@@ -155,18 +155,19 @@ def int64_array(values: np.ndarray) -> pa.Int64Array:
     return pa.Array.from_buffers(pa.int64(), len(data), [None, pa.py_buffer(data)])
 
 
-def _offsets(values: Sequence[Sized]) -> "memoryview[int]":
-    """Where each value begins, and where the last one ends."""
+def _offsets(values: Sequence[Sized]) -> tuple[Buffer, int]:
+    """Where each value begins and the last one ends, as int32; and the latter as a number."""
     if len(values) < SHORT_LIST:
         try:
-            return memoryview(array("i", accumulate(map(len, values), initial=0)))
+            few = array("i", accumulate(map(len, values), initial=0))
         except OverflowError as error:
             raise RecordTooLarge("a column of a batch ends below 2 GiB") from error
+        return few.tobytes(), few[-1]
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     if offsets[-1] > _COLUMN_BYTES_MAX:
         raise RecordTooLarge("a column of a batch ends below 2 GiB")
-    return offsets.astype(np.int32).data
+    return offsets.astype(np.int32).view(np.uint8), int(offsets[-1])
 
 
 def _as_binary(values: pa.Array, name: str) -> pa.Array:

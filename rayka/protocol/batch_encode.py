@@ -50,11 +50,14 @@ from rayka.protocol.compression import compress
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
 _SMALL_BYTES_MAX = 64 << 10
+_NO_HEADER = bytes(HEADER_BYTES)
 _PADDING = [bytes(count) for count in range(ALIGNMENT_BYTES)]
 _CRC = Struct(">I")
 _CRC_POSITION = 17
 _SEQUENCE = Struct(">qhi")
 _SEQUENCE_POSITION = 43
+
+_KEY, _VALUE = int(Column.KEY_VALIDITY), int(Column.VALUE_VALIDITY)
 
 _Columns = list[tuple[int, Buffer]]
 
@@ -92,8 +95,8 @@ def encode_batch(
     key_column = None if keys is None else bytes_column(keys, "key")
     timestamps = timestamp_column(timestamps_ms, count)
     columns = [
-        *_bytes_columns(Column.KEY_VALIDITY, key_column),
-        *_bytes_columns(Column.VALUE_VALIDITY, bytes_column(values, "value")),
+        *_bytes_columns(_KEY, key_column),
+        *_bytes_columns(_VALUE, bytes_column(values, "value")),
         *_header_columns(None if headers is None else header_columns(headers)),
         *_delta_columns(timestamps, offset_deltas),
     ]
@@ -107,7 +110,7 @@ def encode_batch(
         record_count=count,
         sequence=sequence,
     )
-    return batch
+    return np.frombuffer(batch, np.uint8) if isinstance(batch, bytearray) else batch
 
 
 def with_sequence(batch: np.ndarray, sequence: ProducerSequence) -> np.ndarray:
@@ -119,7 +122,7 @@ def with_sequence(batch: np.ndarray, sequence: ProducerSequence) -> np.ndarray:
     return copy
 
 
-def _bytes_columns(first: Column, column: BytesColumn | None) -> _Columns:
+def _bytes_columns(first: int, column: BytesColumn | None) -> _Columns:
     """The validity, the offsets and the data, whose column ids follow one another."""
     if column is None:
         return []
@@ -147,10 +150,10 @@ def _delta_columns(timestamps: TimestampColumn, offset_deltas: Sequence[int] | N
     return columns
 
 
-def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
+def _with_body(columns: _Columns, codec: Codec) -> np.ndarray | bytearray:
     """The whole batch with its body written, its header still zero."""
     lengths = [(column, len(data)) for column, data in columns]
-    uncompressed_bytes = sum(aligned(length) for _, length in lengths)
+    uncompressed_bytes = sum([aligned(length) for _, length in lengths])
     if uncompressed_bytes > UNCOMPRESSED_BYTES_MAX:
         raise RecordTooLarge(
             f"a batch holds at most {UNCOMPRESSED_BYTES_MAX} bytes uncompressed, found {uncompressed_bytes}"
@@ -174,18 +177,18 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray:
     return batch
 
 
-def _joined(contents: bytes, columns: _Columns) -> np.ndarray:
+def _joined(contents: bytes, columns: _Columns) -> bytearray:
     """A small batch, its header still zero. Not by `numpy.zeros`, which releases the interpreter's lock above 1 KB: a
     busy thread then keeps the lock for 5 ms, far longer than encoding a small batch takes.
     """
     parts: list[Buffer] = [
-        bytes(HEADER_BYTES),
+        _NO_HEADER,
         contents,
         _PADDING[-(HEADER_BYTES + len(contents)) % ALIGNMENT_BYTES],
     ]
     for _, data in columns:
         parts += (data, _PADDING[-len(data) % ALIGNMENT_BYTES])
-    return np.frombuffer(bytearray().join(parts), np.uint8)  # type: ignore[arg-type]  # numpy arrays are buffers too
+    return bytearray().join(parts)  # type: ignore[arg-type]  # numpy arrays are buffers too
 
 
 def _fill(block: memoryview, columns: _Columns) -> None:
@@ -196,7 +199,7 @@ def _fill(block: memoryview, columns: _Columns) -> None:
 
 
 def _write_header(
-    batch: np.ndarray,
+    batch: np.ndarray | bytearray,
     timestamps: TimestampColumn,
     *,
     attributes: int,

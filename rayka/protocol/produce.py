@@ -11,15 +11,18 @@ from rayka.ports import Message, Request
 ACKS_NONE, ACKS_LEADER, ACKS_ALL = 0, 1, -1
 
 
-class ProducePartition(Message, frozen=True, array_like=True):
-    """Batches for one partition; `records` is one or more whole batches, uint8."""
+class ProducePartition(Message, frozen=True, array_like=True, gc=False):
+    """Batches for one partition; `records` is one or more whole batches, uint8.
+
+    Part of no cycle, so the garbage collector need not count it: a request has hundreds.
+    """
 
     topic_id: UUID
     partition: int
     records: np.ndarray
 
 
-class ProducePartitionResult(Message, frozen=True, array_like=True):
+class ProducePartitionResult(Message, frozen=True, array_like=True, gc=False):
     """What became of one partition's batches.
 
     `base_offset` is the offset of the first record; `log_append_time_ms` is -1 unless the topic stamps records itself.
