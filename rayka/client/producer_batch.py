@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain, islice, pairwise, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from rayka.client.acknowledgement import offset_after
@@ -38,45 +37,54 @@ Callback = Callable[[], object]
 _completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
 
 
-class ProducerBatch(msgspec.Struct, eq=False):
+class ProducerBatch:
     """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it.
 
     A producer of many partitions has thousands that wait, and every pass of Python's garbage collector goes over all
     containers in them: so a field has no list before it needs one, and none after the end.
     """
 
-    topic: str
-    partition: int
-    created_ms: float
-    granted_bytes: int = 0
-    size_bytes: int = BATCH_OVERHEAD_BYTES
-    limit_bytes: int = NOT_OPEN
-    records: "list[DeliveryFuture]" = msgspec.field(default_factory=list)
-    has_rows: bool = False
-    count: int = 0  # of records in columns; of all, once sealed
-    is_closed: bool = False  # takes no more records
-    is_sealed: bool = False
-    is_urgent: bool = False  # a caller waits for it: it does not linger
-    is_in_flight: bool = False
-    went_first: bool = False  # when it was sent last, none of its partition was before it
-    is_done: bool = False
-    failure_count: int = 0
-    last_error: RaykaError | None = None
-    sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
-    number: int = 0  # of those sent for the partition
-    error: Exception | None = None
-    base_offset: int = NO_OFFSET
-    log_append_time_ms: int = NO_TIMESTAMP
-    stamped_ms: float = 0.0
-    _stamp_ms: int | None = None  # the timestamp of records from here on
-    _earlier_stamps: list[int] | None = None  # of records before: index where it ends, timestamp, and so on
-    _timestamps_ms: Timestamps = NO_TIMESTAMP
-    _chunks: list[Columns] | None = None
-    _callbacks: list[Callback] | None = None
-    _parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
-    _encoded_as: ProducerSequence | None = None
-    _done_count: int = 0  # records in parts that are acknowledged
-    _placed: "Sequence[_Placed]" = ()  # those parts
+    __slots__ = (
+        "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_parts", "_placed",
+        "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
+        "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
+        "last_error", "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence",
+        "size_bytes", "stamped_ms", "topic", "went_first",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int, created_ms: float) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.created_ms = created_ms
+        self.granted_bytes = 0
+        self.size_bytes = BATCH_OVERHEAD_BYTES
+        self.limit_bytes = NOT_OPEN
+        self.records: list[DeliveryFuture] = []
+        self.has_rows = False
+        self.count = 0  # of records in columns; of all, once sealed
+        self.is_closed = False  # takes no more records
+        self.is_sealed = False
+        self.is_urgent = False  # a caller waits for it: it does not linger
+        self.is_in_flight = False
+        self.went_first = False  # when it was sent last, none of its partition was before it
+        self.is_done = False
+        self.failure_count = 0
+        self.last_error: RaykaError | None = None
+        self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
+        self.number = 0  # of those sent for the partition
+        self.error: Exception | None = None
+        self.base_offset = NO_OFFSET
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.stamped_ms = created_ms
+        self._stamp_ms: int | None = None  # the timestamp of records from here on
+        self._earlier_stamps: list[int] | None = None  # of those before: where it ends, what it is, and so on
+        self._timestamps_ms: Timestamps = NO_TIMESTAMP
+        self._chunks: list[Columns] | None = None
+        self._callbacks: list[Callback] | None = None
+        self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
+        self._encoded_as: ProducerSequence | None = None
+        self._done_count = 0  # records in parts that are acknowledged
+        self._placed: Sequence[_Placed] = ()  # those parts
 
     def __repr__(self) -> str:
         state = (

@@ -49,6 +49,9 @@ from rayka.protocol.producer_ids import InitProducerIdRequest
 
 REQUEST_BYTES_MAX = 4 << 20
 REQUEST_BATCHES_MAX = 300  # small ones take a loop's time by their number, here and on the broker
+LEADER_BATCHES_MAX = (
+    2 * REQUEST_BATCHES_MAX
+)  # on their way to one: it is busy, and what waits here still fills
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
 _PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
 _NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
@@ -94,6 +97,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._looks_ms = NEVER  # when it looks what is ready, if nothing wakes it earlier
         self._in_flight: dict[int, int] = {}  # requests by node
+        self._batches_in_flight: dict[int, int] = {}  # by node
         self._refreshing: dict[str, None] = {}
         self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
         self._leaders = LeaderWatch()
@@ -195,6 +199,7 @@ class Sender:
             for node_id, batches in by_node.items():
                 for request in _requests(batches):
                     self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
+                    self._batches_in_flight[node_id] = self._batches_in_flight.get(node_id, 0) + len(request)
                     requests.append((node_id, request))
         return requests
 
@@ -222,7 +227,9 @@ class Sender:
     def _free_places(self, node_id: int) -> int:
         """How many batches the node takes now; the others fill up meanwhile."""
         free = self._config.max_in_flight_requests_per_connection - self._in_flight.get(node_id, 0)
-        return free * REQUEST_BATCHES_MAX
+        places = LEADER_BATCHES_MAX - self._batches_in_flight.get(node_id, 0)
+        is_room_for_full_request = places >= REQUEST_BATCHES_MAX
+        return min(free * REQUEST_BATCHES_MAX, places) if is_room_for_full_request else 0
 
     def _leader(self, batch: ProducerBatch) -> int:
         return _leader_of(self._metadata.cached(batch.topic), batch.partition)
@@ -281,6 +288,7 @@ class Sender:
     # ---- One request ----
 
     async def _produce(self, node_id: int, batches: list[ProducerBatch]) -> None:
+        started_count = len(batches)
         try:
             batches = self._encoded(batches)
             if batches:
@@ -299,6 +307,7 @@ class Sender:
                     self._over(batch, batch.fail(error))
         finally:
             self._in_flight[node_id] -= 1
+            self._batches_in_flight[node_id] -= started_count
             for batch in batches:
                 if not batch.is_done and batch.is_in_flight:  # cancelled
                     self._over(batch, batch.fail(self._closed_error(batch)))

@@ -1,11 +1,13 @@
 """A producer of many partitions: few requests, each of bounded length, and batches that fill while brokers are busy."""
 
 import gc
+import threading
 
 from rayka import Producer
+from rayka.client import io_thread
 from rayka.client.accumulator import Accumulator, Limits, Moment
 from rayka.client.columns import Row
-from rayka.client.sender import REQUEST_BATCHES_MAX
+from rayka.client.sender import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
 from tests.client.support import QUICK, ScriptedCluster
 
 WAIT_S = 30
@@ -38,6 +40,27 @@ def test_batches_fill_while_their_leader_takes_no_more_requests():
         producer.flush(WAIT_S)
     assert [len(cluster.logs["orders", partition]) for partition in (1, 2)] == [1, 1]
     assert [len(cluster.values("orders", partition)) for partition in (1, 2)] == [2, 2]
+
+
+def test_a_leader_has_a_bounded_number_of_batches_and_the_others_fill_meanwhile():
+    cluster = ScriptedCluster({"orders": LEADER_BATCHES_MAX + 1})
+    with Producer(cluster, **{**QUICK, "linger_ms": 60_000}) as producer:
+        first = producer.send("orders", b"first", partition=0)
+        producer.flush(WAIT_S)
+        assert first.done()  # the producer has its id
+        cluster.hold()
+        for partition in range(LEADER_BATCHES_MAX + 1):
+            producer.send("orders", b"early", partition=partition)
+        flushing = threading.Thread(target=producer.flush, args=(WAIT_S,))
+        flushing.start()
+        cluster.wait_until_held()
+        io_thread.wait_for_turn(WAIT_S)
+        assert sum(len(each.partitions) for each in cluster.requests[1:]) == LEADER_BATCHES_MAX
+        producer.send("orders", b"late", partition=LEADER_BATCHES_MAX)
+        cluster.release()
+        flushing.join(WAIT_S)
+    assert [len(each) for each in cluster.logs.values()].count(1) == LEADER_BATCHES_MAX
+    assert cluster.values("orders", LEADER_BATCHES_MAX) == [b"early", b"late"]
 
 
 def test_a_busy_leader_that_lost_its_partitions_holds_nothing_back():
