@@ -121,6 +121,21 @@ def test_one_batch_of_a_partition_is_in_flight_and_the_next_waits_for_its_end():
     assert filling.ready(100) == [second]
 
 
+def test_a_full_batch_behind_one_that_goes_is_ready_at_once():  # C11
+    limits = Limits(10_000, 1 << 20, 0, 1_000, is_idempotent=True, in_flight_max=2)
+    filling = Accumulator(limits)
+    filling.set_topic("orders", 1, 1 << 20)
+    filling.producer_id = 7
+    known = append(filling, partition=0).batch
+    filling.start(known)
+    filling.finish(known, is_acknowledged=True)
+    first, second = (append(filling, bytes(9_000), partition=0).batch for _ in range(2))
+    second.close()
+    assert filling.ready(0) == [first]
+    filling.start(first)
+    assert filling.ready(0) == [second]
+
+
 def test_a_failed_batch_stays_first_and_pauses_its_partition():  # G18
     filling = accumulator(linger_ms=0)
     first = append(filling, partition=0).batch
@@ -195,6 +210,13 @@ def test_a_batch_that_grows_sets_memory_aside_in_few_steps():
         grants.append(batch.granted_bytes)
     assert batch.size_bytes <= batch.granted_bytes <= 2 * batch.size_bytes
     assert len(set(grants)) < 12
+
+
+def test_a_batch_takes_the_last_of_the_memory_though_its_next_step_would_be_larger():
+    filling = accumulator(memory_bytes=3_000)
+    while filling.append("orders", 0, VALUE, RECORD_BYTES, Moment(0, 1)) is not None:
+        pass
+    assert 3_000 - RECORD_BYTES < filling.used_bytes <= 3_000
 
 
 def test_memory_is_counted_anew_when_an_interrupt_came_between_the_steps_of_counting():
@@ -345,6 +367,14 @@ def test_small_columns_of_several_calls_share_a_batch():
     (first, first_index), (second, second_index) = (each for each in added if each)
     assert first is second
     assert (first_index, second_index) == (0, 3)
+
+
+def test_columns_go_to_a_partition_that_a_topic_made_anew_with_fewer_has():
+    filling = accumulator(partitions=3)
+    filling.set_topic("orders", 1, 1 << 20)
+    added = filling.add_columns("orders", None, columns_of([b"a"]), 60, 0)
+    assert added is not None
+    assert added[0].partition == 0
 
 
 def columns_of(values: list[bytes]) -> Columns:

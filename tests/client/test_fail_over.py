@@ -1,5 +1,7 @@
 """A leader that is gone, as producers meet it, against a scripted cluster; and which partitions wait for another."""
 
+import time
+
 import pytest
 
 from rayka import Producer
@@ -45,6 +47,19 @@ def test_a_leader_is_asked_for_again_and_again_while_there_is_none() -> None:  #
                 future.result(0.001)
         cluster.move_leaders(OTHER)
         assert future.result(WAIT_S).offset == 1
+
+
+def test_a_leader_that_has_answered_after_all_is_asked_for_no_more() -> None:
+    cluster = ScriptedCluster({"orders": 1})
+    with Producer(cluster, linger_ms=0, retry_backoff_ms=1, retry_backoff_max_ms=1) as producer:
+        cluster.answers.append(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        producer.send("orders", b"0").result(WAIT_S)
+        end_s, calls = time.monotonic() + WAIT_S, -1
+        while calls != cluster.metadata_calls:
+            assert time.monotonic() < end_s, "metadata are asked for without end"
+            calls = cluster.metadata_calls
+            for _ in range(100):
+                producer.send("orders", b"1").result(WAIT_S)
 
 
 def test_a_leader_that_never_answers_is_given_up_when_there_is_another() -> None:

@@ -143,6 +143,28 @@ def test_an_error_is_heard_once_and_after_the_data_before_it():
     assert fetching.take() == ()
 
 
+def test_a_partition_whose_error_was_heard_is_planned_again():
+    fetching = state()
+    fetching.seek(FIRST, 0)
+    fetching.on_error(ticket_of(fetching, FIRST), OffsetOutOfRange("gone"))
+    fetching.changed.take()
+    with pytest.raises(OffsetOutOfRange, match="gone"):
+        fetching.take()
+    assert fetching.changed.take() == [FIRST]
+    assert fetching.ticket(FIRST) is not None
+
+
+def test_what_was_fetched_of_a_former_topic_counts_for_the_share_of_the_new_one():
+    fetching = state(partition_bytes_max=60)
+    fetching.seek(FIRST, 0)
+    fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
+    fetching.begin_again(FIRST)
+    fetching.on_offset(FIRST, fetching.generation(FIRST), 0)
+    assert fetching.ticket(FIRST) is None
+    fetching.take()
+    assert fetching.ticket(FIRST) is not None
+
+
 def test_an_out_of_range_offset_is_reset_only_with_a_policy():
     for policy, expected in (("earliest", True), ("none", False)):
         fetching = state(reset=policy)

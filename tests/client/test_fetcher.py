@@ -15,7 +15,7 @@ from rayka.client.fetch_state import Fetched
 from rayka.client.fetcher import Fetcher
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, LogTruncation, NetworkException, OffsetOutOfRange
-from rayka.ids import NO_EPOCH, ZERO_ID, OffsetAndEpoch, TopicPartition
+from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEpoch, TopicPartition
 from rayka.protocol.cluster import (
     MetadataBroker,
     MetadataPartition,
@@ -102,6 +102,7 @@ class ScriptedBrokers:
 
     def _metadata(self) -> MetadataResponse:
         self.metadata_count += 1
+        self._is_asked.set()
         brokers = (
             MetadataBroker(LEADER, "here", False, ()),
             MetadataBroker(FOLLOWER, "there", self.is_follower_fenced, ()),
@@ -345,6 +346,20 @@ def test_a_leader_of_which_only_the_metadata_tell_is_asked() -> None:  # G14, G1
 
     asked, _ = consume([], elect, metadata_max_age_ms=50)
     assert [(each.node_id, each.leader_epoch) for each in asked] == [(LEADER, EPOCH), (FOLLOWER, EPOCH + 1)]
+
+
+def test_metadata_are_asked_for_no_more_when_a_leader_is_known_again() -> None:  # G18
+    async def lose_and_elect(scripted: ScriptedBrokers, _: Fetcher) -> None:
+        scripted.leader_id = NO_NODE
+        await scripted.until(lambda: scripted.metadata_count >= 10)
+        scripted.leader_id, scripted.leader_epoch = FOLLOWER, EPOCH + 1
+        count = -1
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            while count != scripted.metadata_count:
+                count, fetches = scripted.metadata_count, iter(range(100))
+                await scripted.until(lambda left=fetches: next(left, None) is None)
+
+    consume([{"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER}], lose_and_elect)
 
 
 # ---- How much is fetched ahead ----

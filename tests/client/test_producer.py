@@ -35,7 +35,7 @@ from rayka.errors import (
 )
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.murmur2 import partition_for_key
-from tests.client.support import QUICK, ScriptedCluster
+from tests.client.support import QUICK, Answer, ScriptedCluster
 
 WAIT_S = 10
 
@@ -610,6 +610,17 @@ def test_more_than_the_buffer_holds_is_sent_as_it_drains():
             producer.send("orders", b"%d" % number * 20)
         producer.flush(WAIT_S)
     assert sum(len(cluster.values("orders", partition)) for partition in range(2)) == 3_000
+
+
+@pytest.mark.parametrize("answers", [[], [ErrorCode.INVALID_RECORD]])
+def test_a_send_that_waits_for_memory_goes_on_when_a_batch_is_over(answers: list[Answer]):
+    cluster = ScriptedCluster({"orders": 1})
+    cluster.answers.extend(answers)
+    options = {"linger_ms": 60_000, "batch_size": 1 << 16, "buffer_memory": 1 << 16}
+    with Producer(cluster, **options, max_block_ms=WAIT_S * 1_000) as producer:
+        first, *_, last = [producer.send("orders", bytes(20_000)) for _ in range(4)]
+        assert first.done()
+        assert not last.done()  # it lingers
 
 
 def test_a_record_that_never_fits_the_buffer_is_refused_at_once():
