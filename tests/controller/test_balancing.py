@@ -153,6 +153,14 @@ def test_a_broker_that_leads_enough_is_back_no_more() -> None:
     assert returns.at(1_000) == 0
 
 
+def test_a_broker_that_has_all_its_leads_takes_none_that_are_moved_later() -> None:
+    returns = Returns()
+    assert [returns.at(0), returns.at(1_000)] == [10, 0]
+    for number in range(10):
+        returns.machine.replay(PartitionChangeRecord(topic_id=ORDERS, partition=number, leader_id=2))
+    assert returns.at(2_000) == 0
+
+
 def test_a_broker_that_goes_and_comes_again_waits_for_the_timer() -> None:
     returns = Returns()
     assert returns.at(0) == 10

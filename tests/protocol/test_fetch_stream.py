@@ -101,6 +101,17 @@ def test_when_an_overtaken_answer_is_lost_the_session_begins_anew_with_the_next(
     assert begins_anew(stream)
 
 
+def test_a_session_that_began_anew_after_a_lost_answer_goes_on() -> None:  # G14
+    stream = in_session()
+    overtaken, _ = stream.begin()
+    newest, _ = stream.begin()
+    stream.on_failure(overtaken)
+    stream.on_response(newest, IN_SESSION)
+    anew, _ = stream.begin()
+    stream.on_response(anew, IN_SESSION)
+    assert not begins_anew(stream)
+
+
 def test_what_does_not_fit_into_one_request_is_said_in_the_next() -> None:  # G14
     stream = FetchStream()
     for partition in range(5):
