@@ -617,8 +617,10 @@ def test_a_send_that_waits_for_memory_goes_on_when_a_batch_is_over(answers: list
     cluster = ScriptedCluster({"orders": 1})
     cluster.answers.extend(answers)
     options = {"linger_ms": 60_000, "batch_size": 1 << 16, "buffer_memory": 1 << 16}
-    with Producer(cluster, **options, max_block_ms=WAIT_S * 1_000) as producer:
+    began_s = time.monotonic()
+    with Producer(cluster, **options, max_block_ms=2 * WAIT_S * 1_000) as producer:
         first, *_, last = [producer.send("orders", bytes(20_000)) for _ in range(4)]
+        assert time.monotonic() - began_s < WAIT_S
         assert first.done()
         assert not last.done()  # it lingers
 
