@@ -196,16 +196,16 @@ class Sender:
             if self.accumulator.agenda.waits_for(node_id) and self._free_places(node_id) > 0:
                 self.accumulator.agenda.bring_back(node_id, self._free_places(node_id))
         while by_node := self._start_next(now_ms):
-            for node_id, batches in by_node.items():
-                for request in _requests(batches):
+            for node_id, requests_of_node in by_node.items():
+                for request in requests_of_node.requests:
                     self._in_flight[node_id] = self._in_flight.get(node_id, 0) + 1
                     self._batches_in_flight[node_id] = self._batches_in_flight.get(node_id, 0) + len(request)
                     requests.append((node_id, request))
         return requests
 
-    def _start_next(self, now_ms: float) -> dict[int, list[ProducerBatch]]:
-        """Starts the next batch of each partition that has one to go."""
-        by_node: dict[int, list[ProducerBatch]] = {}
+    def _start_next(self, now_ms: float) -> "dict[int, _Requests]":
+        """Starts the next batch of each partition that has one to go, as far as the leaders take requests."""
+        by_node: dict[int, _Requests] = {}
         topics: dict[str, MetadataTopic | None] = {}
         for batch in self.accumulator.ready(now_ms):
             if batch.topic not in topics:
@@ -214,22 +214,29 @@ class Sender:
             if leader_id == NO_NODE:
                 self._pause(batch, LeaderNotAvailable(f"{batch.topic_partition} has no leader"))
                 self._await_leader(batch)
-            elif self.accumulator.needs_producer_id:
+                continue
+            if self.accumulator.needs_producer_id:
                 self._ask_for_producer_id(leader_id, batch.topic)
                 break
-            elif len(by_node.get(leader_id, ())) < self._free_places(leader_id):
+            if leader_id not in by_node:
+                by_node[leader_id] = _Requests(self._free_requests(leader_id), self._free_places(leader_id))
+            if by_node[leader_id].has_room_for(batch):
                 self.accumulator.start(batch)
-                by_node.setdefault(leader_id, []).append(batch)
+                by_node[leader_id].add(batch)
             else:
                 self.accumulator.hold_back(batch, leader_id, now_ms)
-        return by_node
+        return {node_id: each for node_id, each in by_node.items() if each.requests}
 
     def _free_places(self, node_id: int) -> int:
         """How many batches the node takes now; the others fill up meanwhile."""
-        free = self._config.max_in_flight_requests_per_connection - self._in_flight.get(node_id, 0)
         places = LEADER_BATCHES_MAX - self._batches_in_flight.get(node_id, 0)
         is_room_for_full_request = places >= REQUEST_BATCHES_MAX
-        return min(free * REQUEST_BATCHES_MAX, places) if is_room_for_full_request else 0
+        return (
+            min(self._free_requests(node_id) * REQUEST_BATCHES_MAX, places) if is_room_for_full_request else 0
+        )
+
+    def _free_requests(self, node_id: int) -> int:
+        return self._config.max_in_flight_requests_per_connection - self._in_flight.get(node_id, 0)
 
     def _leader(self, batch: ProducerBatch) -> int:
         return _leader_of(self._metadata.cached(batch.topic), batch.partition)
@@ -526,15 +533,28 @@ def _records_of(batch: ProducerBatch) -> str:
     return f"{len(batch):,} record{'s' * (len(batch) != 1)} for {batch.topic_partition}"
 
 
-def _requests(batches: Sequence[ProducerBatch]) -> list[list[ProducerBatch]]:
-    """The batches for one broker, in requests of at most REQUEST_BYTES_MAX and REQUEST_BATCHES_MAX."""
-    requests: list[list[ProducerBatch]] = []
-    size_bytes = 0
-    for batch in batches:
-        is_full = requests and len(requests[-1]) == REQUEST_BATCHES_MAX
-        if not requests or is_full or size_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
-            requests.append([])
-            size_bytes = 0
-        requests[-1].append(batch)
-        size_bytes += batch.size_bytes
-    return requests
+class _Requests:
+    """The requests that go to one leader now, each of at most REQUEST_BYTES_MAX and REQUEST_BATCHES_MAX."""
+
+    def __init__(self, count_max: int, batches_max: int) -> None:
+        self.requests: list[list[ProducerBatch]] = []
+        self._count_max = count_max
+        self._batches_left = batches_max
+        self._last_bytes = 0
+
+    def has_room_for(self, batch: ProducerBatch) -> bool:
+        """Whether it goes into the last request, or into another that the leader still takes."""
+        return self._batches_left > 0 and (self._fits(batch) or len(self.requests) < self._count_max)
+
+    def add(self, batch: ProducerBatch) -> None:
+        if not self._fits(batch):
+            self.requests.append([])
+            self._last_bytes = 0
+        self.requests[-1].append(batch)
+        self._last_bytes += batch.size_bytes
+        self._batches_left -= 1
+
+    def _fits(self, batch: ProducerBatch) -> bool:
+        if not self.requests or len(self.requests[-1]) == REQUEST_BATCHES_MAX:
+            return False
+        return self._last_bytes + batch.size_bytes <= REQUEST_BYTES_MAX

@@ -63,6 +63,26 @@ def test_a_leader_has_a_bounded_number_of_batches_and_the_others_fill_meanwhile(
     assert cluster.values("orders", LEADER_BATCHES_MAX) == [b"early", b"late"]
 
 
+def test_large_batches_are_not_in_more_requests_than_may_be_in_flight():
+    count, value = 40, bytes(900_000)  # four fit into one request
+    cluster = ScriptedCluster({"orders": count})
+    options = {**QUICK, "linger_ms": 60_000, "max_in_flight_requests_per_connection": 5}
+    with Producer(cluster, **options) as producer:
+        producer.send("orders", b"first", partition=0)
+        producer.flush(WAIT_S)  # the producer has its id
+        cluster.hold()
+        for partition in range(count):
+            producer.send("orders", value, partition=partition)
+        flushing = threading.Thread(target=producer.flush, args=(WAIT_S,))
+        flushing.start()
+        cluster.wait_until_held()
+        io_thread.wait_for_turn(WAIT_S)
+        assert [len(each.partitions) for each in cluster.requests[1:]] == [4] * 5
+        cluster.release()
+        flushing.join(WAIT_S)
+    assert all(cluster.values("orders", partition)[-1] == value for partition in range(count))
+
+
 def test_a_busy_leader_that_lost_its_partitions_holds_nothing_back():
     """What waits for a place at a leader goes to the next one as soon as that is known."""
     cluster = ScriptedCluster({"orders": 2})
