@@ -222,8 +222,8 @@ def _probe(address: str) -> None:
         ray_head.knock(address, _PROBE_TIMEOUT_S)
     except OSError as error:
         raise UnavailableError(
-            f"no Ray answers at {address} ({error.strerror or error}); start one with `rayka start`, or give another "
-            "address (--address, RAY_ADDRESS)"
+            f"no Ray answers at {address} ({error.strerror or error}): it has ended, or is just starting or ending; "
+            "try again in a few seconds, or give another address (--address, RAY_ADDRESS)"
         ) from error
 
 

@@ -75,9 +75,8 @@ def start(
             f"\nAdded {'broker' if is_one else 'brokers'} {ids(cluster.added_brokers)} to the running cluster. New "
             f"topics use {'it' if is_one else 'them'}; what is there stays until `rayka partition reassign` moves it."
         )
-    click.echo(
-        f"\nUse it:   rayka.Producer(cluster={spec.name!r})   rayka topic create NAME --cluster {spec.name}"
-    )
+    click.echo(f"\nUse it:   rayka.Producer(cluster={spec.name!r})")
+    click.echo(f"          rayka topic create NAME --cluster {spec.name}")
     click.echo(f"Stop it:  rayka stop --cluster {spec.name}")
 
 
