@@ -1,83 +1,19 @@
 """Which leaders a look-up of offsets asks, its waits, and which errors it reports; in virtual time (G12, G18)."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from random import Random
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from rayka.client.metadata import ClusterMetadata, TopicRecreated
+from rayka.client.metadata import TopicRecreated
 from rayka.client.offset_lookup import OffsetLookup
-from rayka.config import ConsumerConfig
-from rayka.errors import ErrorCode, RaykaError, RequestTimedOut, UnavailableError, UnknownTopicOrPartition
+from rayka.errors import ErrorCode, RaykaError, UnavailableError, UnknownTopicOrPartition
 from rayka.ids import NO_NODE, TopicPartition
-from rayka.protocol.cluster import (
-    MetadataBroker,
-    MetadataPartition,
-    MetadataRequest,
-    MetadataResponse,
-    MetadataTopic,
-)
-from rayka.protocol.fetch import (
-    EARLIEST_TIMESTAMP,
-    ListOffsetsPartitionResult,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-)
-from rayka.sim.loop import VirtualLoop
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP
+from tests.client.offset_support import AT_A, AT_B, NEW_ID, OLD_ID, A, B, Brokers, now_ms, play
 
-A, B, CONTROLLER = 1, 2, 3001
-AT_A, AT_B = TopicPartition("orders", 0), TopicPartition("orders", 1)
-OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
 BOTH = {AT_A: EARLIEST_TIMESTAMP, AT_B: EARLIEST_TIMESTAMP}
 TIMEOUT_MS = 60_000
-
-
-class Brokers:
-    """The network: two brokers that lead one partition each. Of those in `silent` no answer comes."""
-
-    def __init__(self) -> None:
-        self.leaders = [A, B]
-        self.silent: list[int] = []
-        # Once offsets were asked for, those in `silent` do not answer requests for metadata either.
-        self.is_mute = False
-        self.refusals: dict[int, list[ErrorCode]] = {A: [], B: []}  # of their next answers
-        self.topic_id = OLD_ID
-        self.asked: list[tuple[int, int]] = []  # node, and when in ms
-        self.on_asked: Callable[[], None] = lambda: None
-
-    async def node_ids(self) -> Sequence[int]:
-        return [A, B]
-
-    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
-        if isinstance(request, MetadataRequest) and not (self.is_mute and self.asked):
-            return self._metadata()
-        assert self.is_mute or isinstance(request, ListOffsetsRequest)
-        self.asked.append((node_id, now_ms()))
-        if node_id in self.silent:
-            await asyncio.sleep(timeout_ms / 1000)
-            raise RequestTimedOut(f"node {node_id} did not answer within {timeout_ms} ms")
-        code = self.refusals[node_id].pop(0) if self.refusals[node_id] else ErrorCode.NONE
-        results = [
-            ListOffsetsPartitionResult(each.topic_id, each.partition, code, offset=10 + each.partition)
-            for each in request.partitions
-        ]
-        self.on_asked()
-        return ListOffsetsResponse(tuple(results))
-
-    def _metadata(self) -> MetadataResponse:
-        brokers = (MetadataBroker(A, "here", False, ()), MetadataBroker(B, "here", False, ()))
-        partitions = tuple(
-            MetadataPartition(number, leader, 1, (A, B), (A, B)) for number, leader in enumerate(self.leaders)
-        )
-        topic = MetadataTopic("orders", self.topic_id, partitions)
-        return MetadataResponse("id", CONTROLLER, brokers, (topic,), 7)
-
-
-def now_ms() -> int:
-    return round(asyncio.get_running_loop().time() * 1000)
 
 
 class LookedUp:
@@ -93,19 +29,6 @@ class LookedUp:
 
     def on_refused(self, topic_partition: TopicPartition, error: RaykaError) -> None:
         self.refused[topic_partition] = error
-
-
-def play(brokers: Brokers, scene: Callable[[OffsetLookup], Coroutine[Any, Any, Any]]) -> Any:
-    async def main() -> Any:
-        config = ConsumerConfig()
-        metadata = ClusterMetadata(brokers, "scripted", config, Random(1))
-        return await scene(OffsetLookup(brokers, metadata, config, Random(1)))
-
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(main())
-    finally:
-        loop.cancel_all()
 
 
 def look_up(brokers: Brokers, after_ms: int, wanted: dict[TopicPartition, int] = BOTH) -> LookedUp:
