@@ -77,9 +77,10 @@ def test_large_batches_are_not_in_more_requests_than_may_be_in_flight():
         flushing.start()
         cluster.wait_until_held()
         io_thread.wait_for_turn(WAIT_S)
-        assert [len(each.partitions) for each in cluster.requests[1:]] == [4] * 5
+        in_flight = [len(each.partitions) for each in cluster.requests[1:]]
         cluster.release()
         flushing.join(WAIT_S)
+    assert in_flight == [4] * 5
     assert all(cluster.values("orders", partition)[-1] == value for partition in range(count))
 
 
