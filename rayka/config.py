@@ -182,6 +182,7 @@ class BrokerConfig(_Config):
     fetch_max_bytes: int = Field(default=57_671_680, ge=1024)
     fetch_max_wait_ms: int = Field(default=500, ge=0)
     max_parked_requests: int = Field(default=10_000, ge=1)
+    queued_max_request_bytes: int = Field(default=256 << 20, ge=1)
     replica_lag_time_max_ms: int = Field(default=30_000, ge=10)
     replica_fetch_max_bytes: int = Field(default=1 << 20, ge=0, le=_INT32_MAX)
     replica_fetch_response_max_bytes: int = Field(default=10 << 20, ge=0, le=_INT32_MAX)

@@ -8,7 +8,9 @@ and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: 
 """
 
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import ZERO_ID, Role, node_name
@@ -163,8 +165,8 @@ class BrokerNode:
 
     # ---- Requests --------------------------------------------------------------------------------------
 
-    async def produce(self, request: ProduceRequest) -> ProduceResponse:
-        return await self._serving().produce.handle(request)
+    def produce(self, request: ProduceRequest) -> Coroutine[Any, Any, ProduceResponse]:
+        return self._serving().produce.handle(request)  # not awaited here: that would keep the records
 
     async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
         return await self._serving().producer_ids.handle(request)

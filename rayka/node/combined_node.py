@@ -8,6 +8,7 @@ of both (decision 032).
 """
 
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -48,10 +49,10 @@ class CombinedNode:
         if name not in API_BY_NAME or not (is_controllers or hasattr(BrokerNode, name)):
             raise AttributeError(name)
 
-        async def call(request: Request[Any]) -> Message:
+        def call(request: Request[Any]) -> Coroutine[Any, Any, Message]:
             node = self.controller if is_controllers else self.broker
-            response: Message = await getattr(node, name)(request)
-            return response
+            answering: Coroutine[Any, Any, Message] = getattr(node, name)(request)
+            return answering
 
         return call
 

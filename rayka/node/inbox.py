@@ -2,11 +2,12 @@
 
 A shell (the Ray actor, the in-process cluster) hands every call to `Inbox.handle` and returns what it
 gives. Invariants: of one caller, calls start in the order of their numbers, each at most once, and a call
-has run to its first wait before the next one starts; the number of waiting requests of an API is bounded,
-but what keeps the cluster alive (heartbeats, fetches of followers and observers, status) is always
-admitted; no exception leaves, except that of the task being cancelled.
+has run to its first wait before the next one starts; the requests of an API that wait are bounded, by number
+and by bytes, but what keeps the cluster alive (heartbeats, fetches of followers and observers, status) is
+always admitted; nothing here refers to a request once its handler has it; no exception leaves, except that of
+the task being cancelled.
 
-Kafka: `SocketServer` (ordering, throttling) and `KafkaApis` (dispatch).
+Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `KafkaApis` (dispatch).
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from rayka.protocol.apis import API_BY_NAME, APIS
 from rayka.protocol.caller import Answer
 from rayka.protocol.connection import Admission, CallNumber, Inbound
 from rayka.protocol.fetch import FetchRequest
-from rayka.protocol.wire import Failure, Payload, RequestHeader, decode, encode
+from rayka.protocol.wire import Failure, Payload, RequestHeader, decode, encode, payload_bytes
 
 VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0
@@ -51,6 +52,16 @@ class Node(Protocol):
     def settings(self) -> NodeSettings: ...
 
 
+class _Waiting:
+    """The requests of one API that were started and are not answered yet."""
+
+    __slots__ = ("count", "size_bytes")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.size_bytes = 0
+
+
 class Inbox:
     """The entrance of one node. A call after a gap is held for `gap_timeout_s`; then its connection is
     closed."""
@@ -61,18 +72,20 @@ class Inbox:
         self._handlers: dict[str, Handler] = {
             api.name: getattr(node, api.name) for api in APIS if hasattr(node, api.name)
         }
-        self._waiting_counts: dict[str, int] = {api.name: 0 for api in APIS}
+        self._waiting = {api.name: _Waiting() for api in APIS}
         self._inbound = Inbound()
         self._held: dict[UUID, dict[int, tuple[CallNumber, asyncio.Future[None]]]] = {}
 
     def __repr__(self) -> str:
-        waiting = {name: count for name, count in self._waiting_counts.items() if count}
+        waiting = {name: each.count for name, each in self._waiting.items() if each.count}
         return f"<Inbox of {node_name(self._settings.node_id)} waiting={waiting} held={len(self._held)}>"
 
     async def handle(self, api_name: str, header: bytes, body: bytes, payload: Payload) -> Answer:
         """Executes one call; the answer is a response, or a Failure when there is no payload."""
+        executing = self._execute(api_name, header, body, payload)
+        del body, payload  # the handler may let go of them before it answers
         try:
-            response = encode(await self._execute(api_name, header, body, payload))
+            response = encode(await executing)
             return response.body, response.payload()
         except ApiError as error:
             return _failure(error)
@@ -92,11 +105,16 @@ class Inbox:
             )
         request = decode(API_BY_NAME[api_name].request_type, body, payload)
         self._check_bound(api_name, request)
-        self._waiting_counts[api_name] += 1
+        waiting, size_bytes = self._waiting[api_name], len(body) + payload_bytes(payload)
+        waiting.count += 1
+        waiting.size_bytes += size_bytes
         try:
-            return await handler(request)
+            answering = handler(request)
+            del request, body, payload
+            return await answering
         finally:
-            self._waiting_counts[api_name] -= 1
+            waiting.count -= 1
+            waiting.size_bytes -= size_bytes
 
     def _handler(self, api_name: str) -> Handler:
         handler = self._handlers.get(api_name)
@@ -107,13 +125,17 @@ class Inbox:
         return handler
 
     def _check_bound(self, api_name: str, request: Any) -> None:
-        limit = self._settings.config.max_parked_requests
-        if self._waiting_counts[api_name] < limit or api_name in _ALWAYS_ADMITTED:
+        """The request that reaches the bound of bytes is the last to be admitted, so a large one gets its turn, too."""
+        waiting, config = self._waiting[api_name], self._settings.config
+        if waiting.count >= config.max_parked_requests:
+            found = f"{waiting.count} waiting {api_name} requests"
+        elif waiting.size_bytes >= config.queued_max_request_bytes:
+            found = f"{waiting.size_bytes} bytes in waiting {api_name} requests"
+        else:
             return
-        if not (isinstance(request, FetchRequest) and request.replica_id != NO_NODE):
-            raise TooManyRequests(
-                f"{self._name} has {limit} waiting {api_name} requests, its bound; retry later"
-            )
+        is_replica = isinstance(request, FetchRequest) and request.replica_id != NO_NODE
+        if not is_replica and api_name not in _ALWAYS_ADMITTED:
+            raise TooManyRequests(f"{self._name} has {found}, its bound; retry later")
 
     @property
     def _name(self) -> str:

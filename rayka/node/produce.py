@@ -3,7 +3,8 @@ asked for.
 
 Invariants: every partition of the request is appended (or refused) before anything is awaited, so requests
 of one caller are appended in the order of their calls; each partition succeeds or fails for itself; what
-was appended stays, whatever its answer. Kafka: `ReplicaManager.appendRecords`, `DelayedProduce` (G10, B15).
+was appended stays, whatever its answer; a request that waits holds no records. Kafka: `ReplicaManager.appendRecords`,
+`DelayedProduce` (G10, B15).
 """
 
 import asyncio
@@ -37,22 +38,27 @@ class ProduceHandler:
         """One result for each partition. Raises InvalidRequiredAcks, with nothing appended."""
         if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
             raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {request.acks}")
-        deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+        acks, timeout_ms = request.acks, request.timeout_ms
+        results, waiting = self._append_all(request)
+        del request  # else its records stay in memory while it waits
+        self._answer(acks, waiting, results)
+        if waiting:
+            await self._wait(acks, waiting, results, timeout_ms)
+        return ProduceResponse(tuple(results))
+
+    def _append_all(self, request: ProduceRequest) -> tuple[list[ProducePartitionResult], _Waiting]:
         results: list[ProducePartitionResult] = []
         waiting: _Waiting = {}
         for place, data in enumerate(request.partitions):
             try:
                 appended, result = self._append(data, request.acks)
             except ApiError as error:
-                results.append(_refused(data, error))
+                results.append(_refused((data.topic_id, data.partition), error))
             else:
                 results.append(result)
                 if request.acks != ACKS_NONE:
                     waiting[place] = appended
-        self._answer(request, waiting, results)
-        if waiting:
-            await self._wait(request, waiting, results, deadline_s)
-        return ProduceResponse(tuple(results))
+        return results, waiting
 
     def _append(self, data: ProducePartition, acks: int) -> tuple[Appended, ProducePartitionResult]:
         replica = self._replicas.get(data.topic_id, data.partition)
@@ -66,40 +72,31 @@ class ProduceHandler:
         return appended, _accepted(data, replica, appended)
 
     async def _wait(
-        self,
-        request: ProduceRequest,
-        waiting: _Waiting,
-        results: list[ProducePartitionResult],
-        deadline_s: float,
+        self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult], timeout_ms: int
     ) -> None:
         """Until each append is acknowledged, refused, or the request's time is over."""
-        keys = [_key(request.partitions[place]) for place in waiting]
-        with self._replicas.parked.watch(keys) as watch:
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        with self._replicas.parked.watch([_key(results[place]) for place in waiting]) as watch:
             while waiting and await watch.wait(deadline_s):
-                self._answer(request, waiting, results)
+                self._answer(acks, waiting, results)
         for place in waiting:
-            timed_out = RequestTimedOut(
-                f"appended, but not acknowledged within {request.timeout_ms} ms; it stays"
-            )
-            results[place] = _refused(request.partitions[place], timed_out)
+            timed_out = RequestTimedOut(f"appended, but not acknowledged within {timeout_ms} ms; it stays")
+            results[place] = _refused(_key(results[place]), timed_out)
 
-    def _answer(
-        self, request: ProduceRequest, waiting: _Waiting, results: list[ProducePartitionResult]
-    ) -> None:
+    def _answer(self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult]) -> None:
         """Takes out of `waiting` whatever need not wait any longer."""
         for place, appended in list(waiting.items()):
-            data = request.partitions[place]
+            key = _key(results[place])
             try:
-                partition = self._replicas.get(data.topic_id, data.partition).partition
-                if not partition.is_acknowledged(appended, request.acks):
+                if not self._replicas.get(*key).partition.is_acknowledged(appended, acks):
                     continue
             except ApiError as error:
-                results[place] = _refused(data, error)
+                results[place] = _refused(key, error)
             del waiting[place]
 
 
-def _key(data: ProducePartition) -> PartitionKey:
-    return data.topic_id, data.partition
+def _key(result: ProducePartitionResult) -> PartitionKey:
+    return result.topic_id, result.partition
 
 
 def _accepted(data: ProducePartition, replica: Replica, appended: Appended) -> ProducePartitionResult:
@@ -112,8 +109,8 @@ def _accepted(data: ProducePartition, replica: Replica, appended: Appended) -> P
     )
 
 
-def _refused(data: ProducePartition, error: ApiError) -> ProducePartitionResult:
-    return ProducePartitionResult(data.topic_id, data.partition, error.code, str(error))
+def _refused(key: PartitionKey, error: ApiError) -> ProducePartitionResult:
+    return ProducePartitionResult(*key, error.code, str(error))
 
 
 def _now_ms() -> int:

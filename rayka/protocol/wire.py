@@ -103,6 +103,11 @@ def decode(message_type: type[MessageT], body: bytes, payload: Payload = _NOTHIN
     return message
 
 
+def payload_bytes(payload: Payload) -> int:
+    """How many bytes of records go with a message."""
+    return sum(each.size for each in payload) if isinstance(payload, list) else len(payload)
+
+
 def _are_bytes(payload: Any) -> bool:
     """Whether it is what a lane may carry as payload; a caller may have sent anything."""
     if isinstance(payload, bytes):

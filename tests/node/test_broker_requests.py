@@ -1,6 +1,7 @@
 """A broker's answers: what is produced can be fetched, within bounds; waiting ends when it should; errors say which."""
 
 import asyncio
+import weakref
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -21,9 +22,18 @@ from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.cluster import MetadataRequest, NodeState, RegisterBrokerRequest, StatusRequest
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchRequest, ListOffsetsRequest
-from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER, ACKS_NONE, ProduceRequest
+from rayka.protocol.produce import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    ACKS_NONE,
+    ProducePartition,
+    ProduceRequest,
+    ProduceResponse,
+)
+from rayka.protocol.wire import decode
 from rayka.testing import InProcessCluster, MemoryDisk
 from tests.node.broker_support import (
+    BROKER,
     CONTROLLER,
     Topic,
     create_topic,
@@ -285,6 +295,36 @@ def test_what_waits_for_the_disk_shares_one_sync() -> None:
             return disk.sync_count - before
 
         assert run(produce_many()) <= 2  # the first one's, and one for all that came meanwhile
+
+
+def test_a_request_that_waits_for_its_acknowledgement_holds_no_records() -> None:
+    disk = HeldDisk()
+    with memory_cluster(disk) as cluster:
+        topic = create_topic(cluster, partitions=2, flush="batch")
+        inbox = Inbox(cluster._running[BROKER].node)
+        caller = Caller(ZERO_ID)
+
+        def begin() -> "tuple[asyncio.Task[Answer], weakref.ref[np.ndarray]]":
+            parts = tuple(ProducePartition(topic.topic_id, each, records(b"a")) for each in range(2))
+            call = caller.encode_call(BROKER, ProduceRequest(ACKS_ALL, 10_000, parts), 10_000)
+            payload = np.concatenate(call.request.buffers)
+            answering = inbox.handle(call.api.name, call.header, call.request.body, payload)
+            return asyncio.ensure_future(answering), weakref.ref(payload)
+
+        async def produce() -> list[ErrorCode]:
+            disk.is_open.clear()
+            disk.began.clear()
+            answering, payload = begin()
+            assert payload() is not None
+            await disk.began.wait()
+            assert payload() is None
+            assert not answering.done()
+            disk.is_open.set()
+            response = decode(ProduceResponse, (await answering)[0])
+            return [each.error_code for each in response.partitions]
+
+        assert run(produce()) == [ErrorCode.NONE] * 2
+        assert (topic.values(0), topic.values(1)) == ([b"a"], [b"a"])
 
 
 @pytest.mark.parametrize("configs", [{"flush_messages": 1}, {"flush_ms": 1}, {"segment_bytes": 1024}])

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from rayka.config import BrokerConfig
@@ -35,6 +36,7 @@ from rayka.protocol.cluster import (
 )
 from rayka.protocol.connection import CallNumber
 from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.produce import ProducePartition, ProduceRequest, ProduceResponse
 from rayka.protocol.wire import Failure, RequestHeader, decode, encode
 from rayka.testing import MemoryDisk
 from tests.node.controller_support import Crashes, settings
@@ -43,11 +45,11 @@ ResultT = TypeVar("ResultT")
 
 
 class RecordingNode:
-    """Writes down the topics of Metadata requests in the order in which they start; holds fetches back."""
+    """Writes down the topics of Metadata requests in the order in which they start; holds other requests back."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: BrokerConfig | None = None) -> None:
         self.crashes = Crashes()
-        config = BrokerConfig(max_parked_requests=2)
+        config = config or BrokerConfig(max_parked_requests=2)
         self.settings: NodeSettings = settings(MemoryDisk(), node_id=1, crash=self.crashes, config=config)
         self.started: list[tuple[str, ...] | None] = []
         self.may_answer = asyncio.Event()
@@ -63,6 +65,10 @@ class RecordingNode:
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         await self.may_answer.wait()
         return FetchResponse(())
+
+    async def produce(self, request: ProduceRequest) -> ProduceResponse:
+        await self.may_answer.wait()
+        return ProduceResponse(())
 
     async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         await self.may_answer.wait()
@@ -94,6 +100,10 @@ class Lane:
 
 def about(topic: str) -> MetadataRequest:
     return MetadataRequest((topic,))
+
+
+def produced(size_bytes: int) -> ProduceRequest:
+    return ProduceRequest(-1, 0, (ProducePartition(ZERO_ID, 0, np.zeros(size_bytes, dtype=np.uint8)),))
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -223,6 +233,29 @@ def test_waiting_requests_are_bounded_by_api_and_what_keeps_the_cluster_alive_is
     run(main())
 
 
+def test_the_bytes_of_waiting_requests_are_bounded_by_api() -> None:
+    """Together with those of the request that reaches the bound: a large one waits no longer than a small one."""
+
+    async def main() -> None:
+        node = RecordingNode(BrokerConfig(queued_max_request_bytes=100))
+        lane = Lane(node)
+        small, large = produced(30), produced(500)
+        waiting = [asyncio.create_task(lane.call(each)) for each in (small, large)]
+        await asyncio.sleep(0)
+        for refused in (small, large):
+            with pytest.raises(
+                TooManyRequests, match=r"broker-1 has \d{3} bytes in waiting produce requests"
+            ):
+                await lane.call(refused)
+        other_apis = [FetchRequest(0, 0, 0, ()), FetchRequest(0, 0, 0, (), replica_id=2)]
+        waiting += [asyncio.create_task(lane.call(each)) for each in other_apis]
+        node.may_answer.set()
+        await asyncio.gather(*waiting)
+        await lane.call(large)  # nothing else waits
+
+    run(main())
+
+
 # ---- Answers ----
 
 
@@ -263,7 +296,9 @@ def test_an_api_that_the_node_does_not_serve_is_an_invalid_request() -> None:
         made = lane.encoded(about("a"))
         body, payload = await lane.inbox.handle("no_such_api", made.header, made.request.body, b"")
         assert payload is None
-        with pytest.raises(InvalidRequest, match="does not serve 'no_such_api'; it serves fetch, metadata"):
+        with pytest.raises(
+            InvalidRequest, match="does not serve 'no_such_api'; it serves produce, fetch, metadata"
+        ):
             raise decode(Failure, body).error()
 
     run(main())

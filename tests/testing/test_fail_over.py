@@ -13,6 +13,8 @@ import rayka
 import rayka.testing
 from rayka import Admin, Producer
 from rayka.client.delivery_future import DeliveryFuture
+from rayka.errors import TooManyRequests
+from rayka.protocol.produce import ProduceRequest
 from rayka.testing import InProcessCluster
 from tests.testing.lossy import LossyCluster
 from tests.testing.virtual import VirtualConsumer, VirtualProducer, virtual_cluster
@@ -121,6 +123,21 @@ def test_a_leader_that_was_given_up_and_comes_back_changes_nothing(
         cluster.until(lambda: len(cluster.partition.isr) == 3)
         producer.end()
         assert producer.offsets == {number: number for number in range(producer.count)}
+
+
+def test_a_producer_that_met_the_bound_of_waiting_bytes_delivers_all_in_the_end() -> None:
+    """Its followers stand still: the leader takes one request, and refuses the others until that is acknowledged."""
+    with virtual_cluster(queued_max_request_bytes=1) as cluster:
+        producer = VirtualProducer(cluster, pause_ms=2)
+        cluster.go_on(1_000)
+        with cluster.paused(2), cluster.paused(3):
+            acknowledged = len(producer.offsets)
+            cluster.go_on(1_000)
+            assert len(producer.offsets) <= acknowledged + 5  # what the followers had fetched already
+            with pytest.raises(TooManyRequests, match="bytes in waiting produce requests"):
+                cluster.run(cluster.network().call(1, ProduceRequest(-1, 1_000, ()), 1_000))
+        producer.end()
+        assert producer.offsets == {number: number for number in range(producer.count)}  # once, and in order
 
 
 def test_a_consumer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> None:  # G18
