@@ -11,6 +11,7 @@ import os
 import posixpath
 from collections import OrderedDict
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -19,13 +20,20 @@ from rayka.log.partition_metadata import PARTITION_METADATA_FILE, decode_partiti
 from rayka.protocol.batch_header import HEADER_BYTES
 from rayka.protocol.fetch import FileRange
 
+REMAPPED_BYTES_MIN = 16 << 20  # so a segment of 1 GiB is mapped eight times at most while it grows
+
 
 class MappedReader:
-    """Maps segments and keeps the most recently used ones mapped, at most `max_maps` of them."""
+    """Maps segments and keeps the most recently used ones mapped, at most `max_maps` of them.
+
+    Each map has a descriptor, and lasts as long as anything that was read from it is kept. So one that is in use is
+    shared, and a segment that grows is mapped again only when it has doubled; what was appended since is copied.
+    """
 
     def __init__(self, max_maps: int = 64) -> None:
         self._max_maps = max_maps
-        self._maps: OrderedDict[tuple[int, int], memoryview] = OrderedDict()  # (device, inode) -> bytes
+        self._maps: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()  # (device, inode) -> bytes
+        self._in_use: WeakValueDictionary[tuple[int, int], mmap.mmap] = WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<MappedReader maps={len(self._maps)}/{self._max_maps}>"
@@ -36,19 +44,22 @@ class MappedReader:
         """
         stop = file_range.position + file_range.size_bytes
         key = (file_range.device, file_range.inode)
-        view = self._maps.get(key)
-        if view is None or len(view) < stop:
-            view = _map(file_range)
-            if view is None or topic_id not in (None, topic_id_beside(file_range.path)):
+        mapped = self._in_use.get(key)
+        if mapped is not None and len(mapped) < stop and not _has_doubled(file_range, len(mapped)):
+            copied = copy_range(file_range)
+            return None if copied is None else copied.data
+        if mapped is None or len(mapped) < stop:
+            mapped = _map(file_range)
+            if mapped is None or topic_id not in (None, topic_id_beside(file_range.path)):
                 self._maps.pop(key, None)
                 return None
-            self._keep(key, view)
-        self._maps.move_to_end(key)
-        records = view[file_range.position : stop]
+        self._keep(key, mapped)
+        records = memoryview(mapped)[file_range.position : stop]
         return records if _begins_at(records, file_range.base_offset) else None
 
-    def _keep(self, key: tuple[int, int], view: memoryview) -> None:
-        self._maps[key] = view
+    def _keep(self, key: tuple[int, int], mapped: mmap.mmap) -> None:
+        self._maps[key] = self._in_use[key] = mapped
+        self._maps.move_to_end(key)
         if len(self._maps) > self._max_maps:
             self._maps.popitem(last=False)
 
@@ -57,7 +68,16 @@ class MappedReader:
         self._maps.clear()
 
 
-def _map(file_range: FileRange) -> memoryview | None:
+def _has_doubled(file_range: FileRange, mapped_bytes: int) -> bool:
+    """Whether so much was appended since that the whole file is worth another map."""
+    try:
+        size_bytes = os.stat(file_range.path).st_size
+    except OSError:
+        return False
+    return size_bytes >= mapped_bytes + max(mapped_bytes, REMAPPED_BYTES_MIN)
+
+
+def _map(file_range: FileRange) -> mmap.mmap | None:
     """The whole file, if it still is the one that the range was cut from."""
     try:
         descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +88,7 @@ def _map(file_range: FileRange) -> memoryview | None:
         is_same = (status.st_dev, status.st_ino) == (file_range.device, file_range.inode)
         if not is_same or status.st_size < file_range.position + file_range.size_bytes:
             return None
-        return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
+        return mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
     except OSError:
         return None
     finally:

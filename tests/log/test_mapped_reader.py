@@ -1,5 +1,6 @@
 """Reading file ranges of a log on the same machine, and noticing when they are no longer there (design §3)."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_header import split_batches
-from tests.log.support import fill
+from tests.log.support import batch, fill
 
 CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
 
@@ -55,13 +56,24 @@ def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(log: Log)
     assert [copy_range(each) for each in ranges] == [None] * len(ranges)
 
 
-def test_a_growing_segment_is_mapped_again(log: Log) -> None:
+def test_however_many_reads_of_a_growing_segment_are_kept_it_is_mapped_few_times(log: Log) -> None:
     reader = MappedReader()
-    for _ in range(5):
-        fill(log, 1)
-        [last] = _local(log, log.log_end_offset - 2).ranges
-        assert _offsets([reader.read(last)]) == [log.log_end_offset - 2]
+    log.update_config(TopicConfig())
+    kept, chunk = [], batch([bytes(1 << 20)])
+    for _ in range(80):
+        log.append_as_leader([chunk], 0, now_ms=0)
+        [last] = _local(log, log.log_end_offset - 1).ranges
+        kept.append(reader.read(last))
+    assert _offsets(kept) == list(range(80))
+    assert _open_files(last.path) == (4, 4)  # at 1, 17, 34 and 68 MiB; the log's own descriptor apart
     assert repr(reader) == "<MappedReader maps=1/64>"
+
+
+def _open_files(path: str) -> tuple[int, int]:
+    """How many descriptors and maps of the file this process has, but for one descriptor to append to it."""
+    links = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(path)]
+    return links.count(path) - 1, len(maps)
 
 
 def test_a_file_of_another_topic_is_not_read_for_one_that_was_there_before(log: Log) -> None:
@@ -118,6 +130,16 @@ def test_no_more_segments_are_kept_mapped_than_allowed(log: Log) -> None:
     views = [reader.read(each) for each in _local(log).ranges]
     assert (len(views) > 2, repr(reader)) == (True, "<MappedReader maps=2/2>")
     assert _offsets(views) == list(range(0, 120, 2))
+
+
+def test_a_map_in_use_is_shared_also_when_many_other_segments_were_read_meanwhile(log: Log) -> None:
+    fill(log, 60)
+    ranges = _local(log).ranges
+    reader = MappedReader(max_maps=2)
+    kept = [reader.read(each) for _ in range(3) for each in ranges]
+    assert len(ranges) > 2
+    assert _offsets(kept[:2]) == _offsets(kept[len(ranges) : len(ranges) + 2])
+    assert [_open_files(each.path)[1] for each in ranges] == [1] * len(ranges)
 
 
 def test_a_directory_is_local_when_it_can_be_opened_and_has_that_id() -> None:
