@@ -2,10 +2,11 @@
 
 A machine is lost with all its processes: the raylet and what it has started are killed at once, so nobody is left to
 report an exit, and its nodes' directories are moved away, as a disk that is out of reach. It comes back as another Ray
-node with the same disk.
+node, with the same disk or with an empty one.
 """
 
 import os
+import shutil
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
@@ -26,16 +27,17 @@ _AWAY = ".away"
 class Machines:
     """Some Ray nodes beside those there are; only they have what `ON_MACHINES` asks for.
 
-    Every other one, or all, have a label of their own, which they keep: by that Ray itself finds a machine again, else
-    the supervisor does.
+    The labelled ones, by default every other one, have a label of their own, which they keep: by that Ray itself finds
+    a machine again, else the supervisor does.
     """
 
-    def __init__(self, rays: RayNodes, count: int, *, all_labelled: bool = False) -> None:
+    def __init__(self, rays: RayNodes, count: int, *, labelled: Collection[int] | None = None) -> None:
         self._rays = rays
         self._running: dict[str, Any] = {}
         self._labels: dict[str, dict[str, str]] = {}
         for number in range(count):
-            labels = {HOST_LABEL: f"machine-{number}"} if all_labelled or number % 2 == 0 else {}
+            has_label = number % 2 == 0 if labelled is None else number in labelled
+            labels = {HOST_LABEL: f"machine-{number}"} if has_label else {}
             self._add(labels, wait=False)
         self._rays.wait_for_nodes()
         self._lost: list[tuple[str, tuple[str, ...]]] = []
@@ -67,12 +69,15 @@ class Machines:
         self._lost.append((ray_node_id, directories))
         return lost
 
-    def bring_back(self) -> str:
-        """The machine that was lost first, as another Ray node; its id."""
+    def bring_back(self, *, is_empty: bool = False) -> str:
+        """The machine that was lost first, as another Ray node, with its disk or an empty one; its id."""
         ray_node_id, directories = self._lost.pop(0)
         new_id = self._add(self._labels[ray_node_id], wait=True)
         for each in directories:
-            os.rename(each + _AWAY, each)
+            if is_empty:
+                shutil.rmtree(each + _AWAY)
+            else:
+                os.rename(each + _AWAY, each)
         return new_id
 
     def is_missed(self, ray_node_id: str) -> bool:

@@ -25,7 +25,7 @@ VALUES = [b"%03d" % number for number in range(100)]
 
 @pytest.fixture(scope="module")
 def machines(rays: RayNodes) -> Iterator[Machines]:
-    machines = Machines(rays, 2, all_labelled=True)
+    machines = Machines(rays, 2, labelled=range(2))
     yield machines
     machines.close()
 

@@ -1,0 +1,94 @@
+"""A machine that comes back as another Ray node: its broker has another actor, whose old handle is of no use, and gets
+its leads back; whoever knew the old actor must find the new one, or what is sent to those leads is refused.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.cluster_utils import Cluster as RayNodes
+
+import rayka
+from rayka.cluster import Cluster
+from tests.ray.machines import ON_MACHINES, Machines, homes
+from tests.ray.support import wait_until
+
+pytestmark = pytest.mark.ray
+PARTITIONS = 4
+CONFIG = {
+    "default.replication.factor": 2,
+    "broker.session.timeout.ms": 3_000,
+    "auto.leader.rebalance.enable": False,
+}
+
+
+@pytest.fixture
+def machines(rays: RayNodes) -> Iterator[Machines]:
+    """Without labels, so that Ray gives up the actors of a machine that is lost."""
+    machines = Machines(rays, 2, labelled=())
+    yield machines
+    machines.close()
+
+
+def test_a_machine_that_comes_back_leads_again_and_no_send_is_refused(
+    machines: Machines, tmp_path: Path
+) -> None:
+    fields = {
+        "name": "returning",
+        "brokers": 2,
+        "data_dir": str(tmp_path),
+        "resources": ON_MACHINES,
+        "config": CONFIG,
+    }
+    with (
+        Cluster.start(**fields) as cluster,
+        rayka.Admin(cluster=cluster) as admin,
+        new_producer(cluster) as former,
+    ):
+        admin.create_topic("kept", partitions=PARTITIONS)
+        send_to_all(former)
+        for is_empty in (False, True):
+            lost = lose_a_machine(machines, cluster)
+            await_leaders(admin, {1, 2} - {lost})
+            send_to_all(former)
+            machines.bring_back(is_empty=is_empty)
+            if is_empty:
+                Cluster.start(**fields, replace=[lost])
+            wait_until(lambda: is_in_sync(admin))
+            assert homes(cluster)[lost] in machines.ray_node_ids
+            admin.elect_leaders()
+            await_leaders(admin, {1, 2})
+            send_to_all(former)
+            with new_producer(cluster) as fresh:
+                send_to_all(fresh)
+            assert is_in_sync(admin), "no broker left an ISR meanwhile"
+
+
+def new_producer(cluster: Cluster) -> rayka.Producer:
+    """Gives a record up sooner than a leader gives up a follower that lags."""
+    return rayka.Producer(cluster=cluster, acks="all", delivery_timeout_ms=25_000)
+
+
+def lose_a_machine(machines: Machines, cluster: Cluster) -> int:
+    """Loses the machine without the controller; the broker that was on it."""
+    with_controller = homes(cluster)[3001]
+    (other,) = set(machines.ray_node_ids) - {with_controller}
+    (lost,) = machines.lose(cluster, other)
+    return lost
+
+
+def send_to_all(producer: rayka.Producer, count: int = 25) -> None:
+    """Records to each partition; raises what a send was refused with."""
+    for number in range(count):
+        sent = [producer.send("kept", b"%d" % number, partition=each) for each in range(PARTITIONS)]
+        for each in sent:
+            each.result(60)
+
+
+def await_leaders(admin: rayka.Admin, wanted: set[int]) -> None:
+    """Waits until these brokers lead the partitions."""
+    wait_until(lambda: {each.leader_id for each in admin.describe_topic("kept").partitions} == wanted)
+
+
+def is_in_sync(admin: rayka.Admin) -> bool:
+    return all(sorted(each.isr) == [1, 2] for each in admin.describe_topic("kept").partitions)
