@@ -170,10 +170,11 @@ class Controller:
         if broker is not None:
             self._sessions.end(broker)
 
-    def on_sweep(self, *, now_ms: int, next_offset: int) -> None:
+    def on_sweep(self, *, now_ms: int, next_offset: int, late_ms: int = 0) -> None:
         """Before stale brokers are looked for: those that count as alive, though never heard of in their epoch, count
-        as just contacted.
+        as just contacted. A sweep that comes late extends all sessions by that time.
         """
+        self._sessions.extend(late_ms, now_ms)
         self._sessions.begin(self.image(next_offset).brokers, now_ms)
 
     def take_returned(self, *, now_ms: int, next_offset: int) -> list[int]:

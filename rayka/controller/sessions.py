@@ -3,8 +3,9 @@
 A broker is alive for `session_timeout_ms` after its last contact. One not heard of yet in its epoch counts as alive
 when it has registered since this controller became active, or was unfenced then; its clock starts at the next sweep.
 One that was fenced then has no session: it was over already, or ends nothing that anybody relies on, and whoever waits
-for its end would wait anew with each controller.
-Kafka: `BrokerHeartbeatManager`, `BrokerHeartbeatTracker`.
+for its end would wait anew with each controller. Time in which the controller itself stood still counts for no
+session: heartbeats that came meanwhile are not read yet.
+Kafka: `BrokerHeartbeatManager`, `BrokerHeartbeatTracker`; both let that time count.
 """
 
 from collections.abc import Mapping
@@ -53,6 +54,11 @@ class BrokerSessions:
         for broker in brokers.values():
             if self._contact(broker) is None and self._is_presumed_alive(broker):
                 self.touch(broker, metadata_offset=-1, now_ms=now_ms)
+
+    def extend(self, late_ms: int, now_ms: int) -> None:
+        """The controller stood still for so long, until now."""
+        for broker_id, contact in self._contacts.items():
+            self._contacts[broker_id] = contact._replace(last_ms=min(contact.last_ms + late_ms, now_ms))
 
     def is_alive(self, broker: BrokerImage, now_ms: int) -> bool:
         return self.remaining_ms(broker, now_ms) > 0

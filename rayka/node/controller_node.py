@@ -272,14 +272,21 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         _logger.info("%s is the active controller, %r", self._name, self._parts.log)
 
     async def _sweep_forever(self, parts: _Parts) -> None:
-        """While active, fences brokers whose session has ended, one after the other (H6, A68)."""
-        interval_s = self._settings.config.broker_session_timeout_ms / SWEEPS_PER_SESSION / 1000
+        """While active, fences brokers whose session has ended, one after the other (H6, A68).
+
+        A process that was stopped sweeps before it reads the heartbeats that wait; they are not missing.
+        """
+        interval_ms = self._settings.config.broker_session_timeout_ms // SWEEPS_PER_SESSION
+        late_ms = 0
         while self._failure is None:
             if parts.shard.is_active:
-                parts.shard.shard.on_sweep(now_ms=self._now_ms(), next_offset=parts.log.next_offset)
+                now_ms, next_offset = self._now_ms(), parts.log.next_offset
+                parts.shard.shard.on_sweep(now_ms=now_ms, next_offset=next_offset, late_ms=late_ms)
                 while parts.shard.run_request(FenceStaleBroker()).response:
                     pass
-            await asyncio.sleep(interval_s)
+            due_ms = self._now_ms() + interval_ms
+            await asyncio.sleep(interval_ms / 1000)
+            late_ms = max(0, self._now_ms() - due_ms)
 
     def _start_balancing(self, parts: _Parts) -> None:
         """Of all brokers at the interval, and soon of those that are back (decision 027)."""

@@ -122,9 +122,9 @@ class Machine:
             self.register(broker_id, **changes)
             self.heartbeat(broker_id)
 
-    def sweep(self) -> int:
+    def sweep(self, late_ms: int = 0) -> int:
         """How many rounds it took until no broker was left to fence."""
-        self.controller.on_sweep(now_ms=self.now_ms, next_offset=len(self.records))
+        self.controller.on_sweep(now_ms=self.now_ms, next_offset=len(self.records), late_ms=late_ms)
         rounds = 1
         while self.handle(FenceStaleBroker()):
             rounds += 1

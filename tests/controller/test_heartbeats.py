@@ -61,6 +61,21 @@ def test_a_silent_broker_is_fenced_when_its_session_ends() -> None:  # H6
     assert machine.image.brokers[1].is_fenced
 
 
+def test_time_in_which_the_controller_stood_still_counts_for_no_session() -> None:  # H6
+    machine = Machine()
+    machine.start(1, 2)
+    machine.now_ms = 60_000
+    machine.heartbeat(2)
+    machine.sweep(late_ms=59_000)
+    assert not machine.image.brokers[1].is_fenced
+    machine.now_ms = 59_000 + SESSION_MS
+    machine.sweep()
+    assert [broker.is_fenced for broker in machine.image.brokers.values()] == [True, False]
+    machine.now_ms = 60_000 + SESSION_MS
+    machine.sweep()
+    assert machine.image.brokers[2].is_fenced, "its heartbeat came at the end of that time, not after now"
+
+
 def test_each_round_fences_one_broker() -> None:  # H6
     machine = Machine()
     machine.start(1, 2, 3)

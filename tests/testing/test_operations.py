@@ -43,6 +43,7 @@ CONFIG = {
     "broker.session.timeout.ms": 400,
     "broker.heartbeat.interval.ms": 50,
     "replica.fetch.backoff.ms": 20,
+    "auto.leader.rebalance.enable": False,  # else it may elect what a test is about to elect
 }
 _numbers = count()
 
