@@ -2,6 +2,7 @@
 
 `RaykaError` has two families. `ApiError`: the cluster said no; `.code` is Kafka's number and `.retriable` says whether
 the same call may succeed later (`clients/.../common/protocol/Errors.java`). The rest happen on this side of the wire.
+`InvariantBroken` is of neither: a bug, which ends the process.
 No exception crosses an actor boundary: a response carries an `ErrorCode`, and the client raises what `error_for` gives.
 """
 
@@ -80,6 +81,14 @@ class RaykaError(Exception):
     """Base of every error of rayka."""
 
     retriable: ClassVar[bool] = False
+
+
+class InvariantBroken(AssertionError):
+    """What the code itself guarantees does not hold: a bug, and no answer to a caller, so it is no `RaykaError`.
+
+    The process ends with it before it writes what would follow. It is raised, not asserted: `python -O` takes asserts
+    out, and these checks stand between a bug and the records on disk.
+    """
 
 
 # ---- The cluster said no -------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ CORES = tuple(
     f"rayka/{name}/" for name in ("log", "raft", "shard", "partition", "controller", "metadata", "protocol")
 )
 NODES_AND_CLIENTS = ("rayka/node/", "rayka/client/")
+DURABLE_STATE = (*CORES, "rayka/node/")  # what decides which bytes are on a disk, and who leads
 # What in the cores may wait, and for what; the disk port is a shell and not a core.
 ASYNC_EXCEPTIONS = {
     "rayka/log/disk.py": "the disk port: its sync runs in a thread",
@@ -160,6 +161,31 @@ def test_cores_are_synchronous() -> None:
 
 def test_cores_walk_no_set() -> None:
     expect_no_findings([each for source in tidy.python_files(*CORES) for each in tidy.set_iterations(source)])
+
+
+def test_what_guards_durable_state_is_raised_and_not_asserted() -> None:
+    sources = tidy.python_files(*DURABLE_STATE)
+    expect_no_findings([each for source in sources for each in tidy.assertions(source)])
+
+
+def test_the_checks_of_a_voter_are_there_without_assertions() -> None:
+    """Under `-O`; pytest itself turns the asserts of the tests into something else, and warns that it cannot ours."""
+    command = [
+        sys.executable,
+        "-O",
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-W",
+        "ignore",
+        "-p",
+        "no:cacheprovider",
+    ]
+    command += ["tests/raft/test_transitions.py", "tests/log/test_log_start.py"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def test_below_the_shells_only_the_disk_opens_files() -> None:
@@ -309,6 +335,8 @@ OFFENDERS: list[tuple[Checker, str, str]] = [
     (tidy.set_iterations, "class A:\n    ids: set[int]\n    def f(self): return [a for a in self.ids]", "self.ids"),
     (tidy.set_iterations, "def f(ids: frozenset[int]): return tuple(ids)", "ids"),
     (tidy.set_iterations, "known = set()\nfor a in known | other: print(a)", "known | other"),
+    (tidy.assertions, "assert offset >= end", "assert"),
+    (tidy.assertions, "assert leader is not None, 'nobody leads'", "assert"),
     (tidy.without_docstring, "a = 1", "docstring"),
     (lambda source: tidy.forbidden_text(source, FORBIDDEN), "# TO" "DO: later", "unfinished"),
     (lambda source: tidy.forbidden_text(source, FORBIDDEN), "url = 'https://py" "pi.org/simple'", "registry"),
@@ -329,6 +357,7 @@ INNOCENTS: list[tuple[Checker, str]] = [
     (lambda source: tidy.banned_uses(source, BANNED), "from random import Random\nRandom(7).random()"),
     (lambda source: tidy.banned_uses(source, BANNED), "def f(random: Random): return random.random()"),
     (lambda source: tidy.banned_uses(source, FILE_CALLS), "log.open(path)"),
+    (tidy.assertions, "assert isinstance(role, Leader)\nassert voters is not None"),
     (tidy.set_iterations, "ids: set[int]\nfor a in sorted(ids): print(a)\nlargest = max(a for a in ids)"),
     (tidy.set_iterations, "known: dict[str, set[int]]\nfor a in known: print(a)"),
 ]

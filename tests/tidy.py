@@ -135,6 +135,22 @@ def coroutines(source: Source) -> list[str]:
     return [source.at(node, f"async def {node.name}; cores are synchronous") for node in found]
 
 
+def assertions(source: Source) -> list[str]:
+    """Asserts but those that only tell the type checker what a value is: `is not None` and `isinstance`, no message."""
+    found = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assert)]
+    return [
+        source.at(node, "assert; `python -O` takes it out, so raise InvariantBroken")
+        for node in found
+        if node.msg is not None or not _is_narrowing(node.test)
+    ]
+
+
+def _is_narrowing(test: ast.expr) -> bool:
+    if isinstance(test, ast.Call):
+        return dotted(test.func) == "isinstance"
+    return isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot)
+
+
 # ---- Sets ----
 
 ORDERLESS = {"sorted", "set", "frozenset", "any", "all", "sum", "min", "max", "len"}

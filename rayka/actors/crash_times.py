@@ -11,6 +11,7 @@ from pathlib import Path
 CRASHES_MAX = 3
 WINDOW_MS = 60_000
 FILE_NAME = "crash-times"
+_DIGITS_MAX = 15  # `int` refuses thousands of them
 
 
 def record_crash(directory: str, now_ms: int) -> None:
@@ -18,12 +19,16 @@ def record_crash(directory: str, now_ms: int) -> None:
     if os.path.isdir(directory):
         lines = [str(each) for each in [*recent_crashes(directory, now_ms), now_ms][-CRASHES_MAX:]]
         with suppress(OSError):
-            Path(directory, FILE_NAME).write_text("\n".join(lines))
+            Path(directory, FILE_NAME).write_bytes("\n".join(lines).encode())
 
 
 def recent_crashes(directory: str, now_ms: int) -> list[int]:
-    """Times of the crashes of the last minute, by the wall clock in ms, oldest first."""
+    """Times of the crashes of the last minute, by the wall clock in ms, oldest first.
+
+    The file is read while the process ends, which nothing that is in it may hinder: what is no time is passed over.
+    """
     with suppress(OSError):
-        times = [int(line) for line in Path(directory, FILE_NAME).read_text().split() if line.isdigit()]
+        lines = Path(directory, FILE_NAME).read_bytes().split()
+        times = [int(line) for line in lines if line.isdigit() and len(line) <= _DIGITS_MAX]
         return [each for each in times if now_ms - WINDOW_MS < each <= now_ms]
     return []

@@ -168,10 +168,12 @@ class NodeShell:
 
     def _crash(self, error: BaseException) -> None:
         _logger.critical("%s ends: an exception that no code expected", self._name, exc_info=error)
-        record_crash(self._placement.directories[0], wall_clock_ms())
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        try:
+            record_crash(self._placement.directories[0], wall_clock_ms())
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)  # whatever has failed above: a node that lives on without its tasks would look well
 
     @property
     def _name(self) -> str:

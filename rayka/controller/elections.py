@@ -12,6 +12,7 @@ from uuid import UUID
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.controller.partition_change import PartitionChangeBuilder
 from rayka.controller.replica_index import ReplicaIndex
+from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.configs import topic_config
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
@@ -136,5 +137,6 @@ class Elections:
 
     def _partition(self, key: TopicIdPartition) -> PartitionImage:
         partition = self.image.partition(key)
-        assert partition is not None, f"{self!r}: there is no {key}"
+        if partition is None:
+            raise InvariantBroken(f"{self!r}: there is no {key}")
         return partition

@@ -22,6 +22,7 @@ from uuid import UUID
 import msgspec
 
 from rayka.config import BrokerConfig
+from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.configs import topic_config
 from rayka.metadata.image import MetadataImage, PartitionImage
@@ -85,7 +86,8 @@ class PartitionChangeBuilder:
 
     def target_replicas(self, replicas: tuple[int, ...], directories: tuple[UUID, ...]) -> Self:
         """All replicas, those being added and removed included, each with its directory."""
-        assert len(replicas) == len(directories), f"{self!r}: {len(directories)} directories for {replicas}"
+        if len(replicas) != len(directories):
+            raise InvariantBroken(f"{self!r}: {len(directories)} directories for {replicas}")
         return self._set(replicas=replicas, directories=directories)
 
     def adding_replicas(self, replicas: tuple[int, ...]) -> Self:
@@ -128,7 +130,8 @@ class PartitionChangeBuilder:
         if not target.isr and not self._has_elr:
             target = msgspec.structs.replace(target, isr=self._partition.isr)  # B43
         target = msgspec.structs.replace(target, last_known_elr=self._last_known_leader(target))
-        assert set(target.isr) <= set(target.replicas), f"{self!r}: a member of the ISR is no replica"
+        if not set(target.isr) <= set(target.replicas):
+            raise InvariantBroken(f"{self!r}: a member of the ISR is no replica")
         return self._difference(self._rehomed(target))
 
     def _eligible_replicas(self, target: PartitionImage) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ touch it. Kafka: `BrokersToIsrs`.
 
 from collections.abc import Iterable
 
+from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -31,7 +32,8 @@ class ReplicaIndex:
                 self._move(TopicIdPartition(topic_id, number), partition.replicas, ())
         for key in delta.changed_partitions():
             before, after = delta.image.partition(key), image.partition(key)
-            assert after is not None, f"{delta!r} changed {key}, which is not in {image!r}"
+            if after is None:
+                raise InvariantBroken(f"{delta!r} changed {key}, which is not in {image!r}")
             self._move(key, () if before is None else before.replicas, after.replicas)
 
     def _move(self, key: TopicIdPartition, before: tuple[int, ...], after: tuple[int, ...]) -> None:

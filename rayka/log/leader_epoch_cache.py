@@ -10,6 +10,7 @@ import posixpath
 from itertools import pairwise
 from typing import NamedTuple
 
+from rayka.errors import InvariantBroken
 from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch
 from rayka.log.checkpoints import decode_lines, encode_lines
 from rayka.log.unsynced import Unsynced
@@ -59,7 +60,8 @@ class LeaderEpochCache:
         """The epoch begins here. Entries that contradict it (epoch or start not below) are removed first
         (B20).
         """
-        assert min(epoch, start_offset) >= 0, (epoch, start_offset)
+        if min(epoch, start_offset) < 0:
+            raise InvariantBroken(f"epoch {epoch} from offset {start_offset}: neither can be negative")
         if (
             self._entries
             and self._entries[-1].epoch == epoch

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, OffsetOutOfRange, StorageError
+from rayka.errors import DamagedLog, InvariantBroken, OffsetOutOfRange, StorageError
 from rayka.ids import NO_OFFSET, OffsetAndEpoch
 from rayka.log.appending import (
     Appender,
@@ -262,7 +262,8 @@ class Log:
         return self._append(placed_by_follower(self.name, batches, self.log_end_offset), now_ms)
 
     def _append(self, placed: Sequence[PlacedBatch], now_ms: int) -> AppendInfo:
-        assert placed, "an append has at least one batch"
+        if not placed:
+            raise InvariantBroken("an append has at least one batch")
         with self._changing():
             self._make_files()
             return self._appender.append(placed, self._config, now_ms)
@@ -406,7 +407,8 @@ class Log:
         """
         if offset <= self.log_start_offset:
             return
-        assert offset <= self.log_end_offset, f"{self!r} cannot start at {offset}"
+        if offset > self.log_end_offset:
+            raise InvariantBroken(f"{self!r} cannot start at {offset}")
         with self._changing():
             self.log_start_offset = offset
             count, first_offset = self._segments.below(offset)

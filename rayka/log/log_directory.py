@@ -23,7 +23,7 @@ from typing import Any
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, DiskFull, InconsistentTopicId, StorageError
+from rayka.errors import DamagedLog, DiskFull, InconsistentTopicId, InvariantBroken, StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
 from rayka.log.checkpoints import (
     HIGH_WATERMARK_FILE,
@@ -250,7 +250,8 @@ class LogDirectory:
         DamagedLog when recovery would have to cut off whole batches or the log is gone, StorageError when the disk
         fails.
         """
-        assert topic_partition not in self.logs, topic_partition
+        if topic_partition in self.logs:
+            raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")
         found_id = self._topic_id(topic_partition)
         if found_id not in (None, topic_id):
             raise InconsistentTopicId(

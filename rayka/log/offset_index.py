@@ -8,6 +8,7 @@ batch that begins there at once.
 
 from struct import Struct
 
+from rayka.errors import InvariantBroken
 from rayka.log.sparse_index import SparseIndex
 
 
@@ -20,8 +21,10 @@ class OffsetIndex(SparseIndex):
         """Adds the batch that begins here, the last so far."""
         relative_offset = offset - self.base_offset
         last_offset, last_position = self._entry(len(self) - 1) if self else (-1, 0)
-        assert relative_offset > last_offset, (self, offset)
-        assert position > last_position, (self, position)
+        if relative_offset <= last_offset:
+            raise InvariantBroken(f"{self!r}: offset {offset} goes back")
+        if position <= last_position:
+            raise InvariantBroken(f"{self!r}: position {position} goes back")
         self._data += self.ENTRY.pack(relative_offset, position)
 
     def lookup(self, offset: int) -> int:

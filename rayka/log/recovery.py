@@ -30,7 +30,7 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord, DamagedLog
+from rayka.errors import CorruptRecord, DamagedLog, InvariantBroken
 from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
 from rayka.log.disk import TEMPORARY_SUFFIX
 from rayka.log.holes import check_sealed, hole, is_hole
@@ -233,7 +233,8 @@ class _Scan:
     def _leave(self, segment: Segment, view: memoryview) -> None:
         """Goes on behind a broken batch, of which only the header is used."""
         batch = batch_at(view, segment.size_bytes)
-        assert batch is not None, segment
+        if batch is None:
+            raise InvariantBroken(f"{segment!r} lost its first batch while it was read")
         found = DamagedBatch(segment.path, segment.size_bytes, batch.base_offset, batch.last_offset)
         self._damaged.append(found)
         _logger.error(

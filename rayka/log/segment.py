@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from rayka.errors import CorruptRecord, StorageError
+from rayka.errors import CorruptRecord, InvariantBroken, StorageError
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.disk import TEMPORARY_SUFFIX
 from rayka.log.offset_index import OffsetIndex
@@ -173,8 +173,10 @@ class Segment:
 
     def note(self, batch: BatchPosition) -> None:
         """Takes in a batch that stands in the file: offsets, timestamp, perhaps an index entry (F5)."""
-        assert batch.position == self.size_bytes, (self, batch)
-        assert batch.base_offset >= self.next_offset, (self, batch)
+        if batch.position != self.size_bytes:
+            raise InvariantBroken(f"{self!r}: {batch!r} is not at its end")
+        if batch.base_offset < self.next_offset:
+            raise InvariantBroken(f"{self!r}: {batch!r} goes back")
         self._raise_largest(batch.max_timestamp_ms, batch.last_offset)
         if self._bytes_since_entry > self._index_interval_bytes:
             self.offset_index.append(batch.base_offset, batch.position)

@@ -7,6 +7,7 @@ sealed ones only the few in use keep their indexes in memory. Kafka: `LogSegment
 from collections.abc import Iterator
 
 from rayka.config import TopicConfig
+from rayka.errors import InvariantBroken
 from rayka.log.segment import Segment, SegmentFiles, Span
 
 _WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
@@ -112,7 +113,8 @@ class Segments:
 
     def remove_first(self, count: int) -> None:
         """Removes so many segments, oldest first, but never the active one."""
-        assert count < len(self), (self, count)
+        if count >= len(self):
+            raise InvariantBroken(f"{self!r} keeps one segment at least, and {count} are to go")
         for _ in range(count):
             removed = self._segments.pop(0)
             self._warm = [segment for segment in self._warm if segment is not removed]

@@ -9,6 +9,7 @@ rise. Kafka: `TimeIndex`.
 from struct import Struct
 from typing import NamedTuple
 
+from rayka.errors import InvariantBroken
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.sparse_index import SparseIndex
 
@@ -30,7 +31,8 @@ class TimeIndex(SparseIndex):
         last = self.last
         if timestamp_ms <= last.timestamp_ms:
             return
-        assert offset >= last.offset, (self, timestamp_ms, offset)
+        if offset < last.offset:
+            raise InvariantBroken(f"{self!r}: offset {offset} of timestamp {timestamp_ms} goes back")
         self._data += self.ENTRY.pack(timestamp_ms, offset - self.base_offset)
 
     def lookup(self, timestamp_ms: int) -> TimestampedOffset:

@@ -2,7 +2,7 @@
 
 Replaying costs as much as the records say, whatever the image holds; `apply` copies the maps that changed. A
 record that contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of
-whoever wrote it, and an assertion says so: a node that went on would hold another image than the rest.
+whoever wrote it, and `InvariantBroken` says so: a node that went on would hold another image than the rest.
 
 Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `ProducerIdsDelta` (H9, H12).
 """
@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, PartitionImage, TopicImage
 from rayka.metadata.records import (
@@ -108,25 +109,31 @@ class MetadataDelta:
         known = self._brokers if broker_id in self._brokers else self.image.brokers
         broker = known.get(broker_id)
         expected = f"{self!r}: expected broker {broker_id} in epoch {broker_epoch}"
-        assert broker is not None, f"{expected}, found none"
-        assert broker.broker_epoch == broker_epoch, f"{expected}, found {broker!r}"
+        if broker is None:
+            raise InvariantBroken(f"{expected}, found none")
+        if broker.broker_epoch != broker_epoch:
+            raise InvariantBroken(f"{expected}, found {broker!r}")
         return broker
 
     def _add_topic(self, record: TopicRecord) -> None:
-        assert self._topic(record.topic_id) is None, f"{record!r}: the id is taken"
+        if self._topic(record.topic_id) is not None:
+            raise InvariantBroken(f"{record!r}: the id is taken")
         self._topics[record.topic_id] = _Topic(record.name, record.topic_id, ())
 
     def _remove_topic(self, record: RemoveTopicRecord) -> None:
         topic = self._topic(record.topic_id)
-        assert topic is not None, f"{record!r}: no such topic"
+        if topic is None:
+            raise InvariantBroken(f"{record!r}: no such topic")
         self._topics[record.topic_id] = None
         self._configs[ConfigResource(ResourceType.TOPIC, topic.name)] = None
 
     def _add_partition(self, record: PartitionRecord) -> None:
         topic = self._topic(record.topic_id)
-        assert topic is not None, f"{record!r}: no such topic"
+        if topic is None:
+            raise InvariantBroken(f"{record!r}: no such topic")
         before = topic.partition(record.partition - 1)
-        assert record.partition == 0 or before is not None, f"{record!r}: there is none before it"
+        if record.partition != 0 and before is None:
+            raise InvariantBroken(f"{record!r}: there is none before it")
         topic.changed[record.partition] = PartitionImage(
             replicas=record.replicas,
             directories=record.directories,
@@ -143,9 +150,11 @@ class MetadataDelta:
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         topic = self._topic(record.topic_id)
-        assert topic is not None, f"{record!r}: no such topic"
+        if topic is None:
+            raise InvariantBroken(f"{record!r}: no such topic")
         partition = topic.partition(record.partition)
-        assert partition is not None, f"{record!r}: no such partition"
+        if partition is None:
+            raise InvariantBroken(f"{record!r}: no such partition")
         topic.changed[record.partition] = changed_partition(partition, record)
 
     def _clear_elr(self, record: ClearElrRecord) -> None:
@@ -167,7 +176,8 @@ class MetadataDelta:
                 continue
             for number in range(max(len(topic.base), *(each + 1 for each in topic.changed), 0)):
                 partition = topic.partition(number)
-                assert partition is not None, f"{record!r}: partition {number} is missing"
+                if partition is None:
+                    raise InvariantBroken(f"{record!r}: partition {number} is missing")
                 forgotten = {"eligible_leader_replicas": (), "last_known_elr": ()} if partition.isr else {}
                 topic.changed[number] = msgspec.structs.replace(
                     partition, partition_epoch=partition.partition_epoch + 1, **forgotten
@@ -192,7 +202,8 @@ class MetadataDelta:
         self._features[record.name] = record.level
 
     def _give_producer_ids(self, record: ProducerIdsRecord) -> None:
-        assert record.next_producer_id > self._next_producer_id, f"{record!r} gives ids away again"
+        if record.next_producer_id <= self._next_producer_id:
+            raise InvariantBroken(f"{record!r} gives ids away again")
         self._next_producer_id = record.next_producer_id
 
     def _do_nothing(self, _: NoOpRecord) -> None:
@@ -212,7 +223,8 @@ class MetadataDelta:
 
     def apply(self, next_offset: int) -> MetadataImage:
         """The image after these records; `next_offset` follows the last of them."""
-        assert next_offset >= self.image.next_offset, f"{self!r} cannot go back to {next_offset}"
+        if next_offset < self.image.next_offset:
+            raise InvariantBroken(f"{self!r} cannot go back to {next_offset}")
         changed = {topic_id: topic.image() if topic else None for topic_id, topic in self._topics.items()}
         return MetadataImage(
             next_offset=next_offset,

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from rayka.errors import BrokerNotAvailable
+from rayka.errors import BrokerNotAvailable, InvariantBroken
 from rayka.ids import ZERO_ID, Role, node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -127,7 +127,8 @@ class BrokerNode:
         """New metadata. A broker that shuts down waits until all others have what moved its leaders away: they say so
         at once (H5)."""
         parts = self._parts
-        assert parts is not None, self
+        if parts is None:
+            raise InvariantBroken(f"{self!r} is not open")
         await parts.replicas.apply(delta, image)
         if any(each.is_in_controlled_shutdown and not each.is_fenced for each in image.brokers.values()):
             parts.lifecycle.poke()

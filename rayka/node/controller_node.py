@@ -26,7 +26,7 @@ from rayka.controller.controller import (
     FenceStaleBroker,
     WriteNoOp,
 )
-from rayka.errors import KafkaStorageError, NotController, RaykaError, StorageError
+from rayka.errors import InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.records import MetadataRecord, decode_record, encode_record
 from rayka.node.controller_admin import ControllerAdminApis, ResponseT
@@ -259,7 +259,8 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
 
     def _on_active(self) -> None:
         """A67: the first records if there are none, and every broker that is not fenced counts as just heard of."""
-        assert self._parts is not None, f"{self!r} is not open"
+        if self._parts is None:
+            raise InvariantBroken(f"{self!r} is not open")
         pending = self._parts.shard.run_request(BootstrapMetadata())
         if pending.error is not None:
             self._fail(pending.error)

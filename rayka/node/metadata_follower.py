@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from rayka.errors import ErrorCode, RequestTimedOut, RetriableApiError
+from rayka.errors import ErrorCode, InvariantBroken, RequestTimedOut, RetriableApiError
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAndEpoch
 from rayka.metadata.batches import decode_metadata_batches
 from rayka.metadata.delta import MetadataDelta
@@ -138,7 +138,8 @@ class MetadataFollower:
         """
         later = (each.offset for each in self._epochs if each.epoch > diverging.epoch)
         offset = min(diverging.offset, next(later, self._fetched.offset))
-        assert offset >= self.image.next_offset, f"{self!r}: what was committed is gone, up to {diverging}"
+        if offset < self.image.next_offset:
+            raise InvariantBroken(f"{self!r}: what was committed is gone, up to {diverging}")
         while self._pending and self._pending[-1][0] >= offset:
             self._pending.pop()
         while self._epochs and self._epochs[-1].offset >= offset:
@@ -162,7 +163,8 @@ class MetadataFollower:
             return False
         if snapshot is None:
             return False
-        assert snapshot_id.offset >= self.image.next_offset, f"{self!r} cannot go back to {snapshot_id!r}"
+        if snapshot_id.offset < self.image.next_offset:
+            raise InvariantBroken(f"{self!r} cannot go back to {snapshot_id!r}")
         self._delta = await self._delta_to(snapshot, snapshot_id.offset)
         self._pending.clear()
         self._fetched, self._epochs = snapshot_id, [OffsetAndEpoch(NO_OFFSET, snapshot_id.epoch)]

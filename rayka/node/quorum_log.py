@@ -27,9 +27,10 @@ from rayka.errors import (
     CorruptRecord,
     ErrorCode,
     KafkaStorageError,
+    RaykaError,
     StorageError,
 )
-from rayka.ids import NO_NODE, OffsetAndEpoch, node_name
+from rayka.ids import NO_NODE, OffsetAndEpoch, node_name, possible_controllers
 from rayka.log.durable import replace_durably
 from rayka.node.peers import Peers
 from rayka.node.quorum_directory import QuorumDirectory
@@ -63,6 +64,7 @@ from rayka.shard.shard import RecordCodec, RecordT
 
 _logger = logging.getLogger(__name__)
 ResponseT = TypeVar("ResponseT", bound=Message)
+_SEARCH_S = 1.0
 
 
 class QuorumLog(Generic[RecordT]):
@@ -82,6 +84,7 @@ class QuorumLog(Generic[RecordT]):
         self._is_due = False
         self._due = Signal()
         self._durable_count = 0
+        self._search: asyncio.Task[None] | None = None
         self._told: object = None
         self._reader = RecordReader(quorum, directory.snapshots, codec)
         late_ms = settings.config.controller_quorum_fetch_timeout_ms
@@ -206,6 +209,7 @@ class QuorumLog(Generic[RecordT]):
             self._tasks.start(name, self._exchange(node_id, request))
         await self._flush()
         await self._freeze()
+        self._maybe_search()
         self._tell()
 
     def _next_turn_s(self) -> float:
@@ -243,6 +247,17 @@ class QuorumLog(Generic[RecordT]):
             self._quorum.on_snapshot_damaged(_now_ms())
         else:
             self._quorum.on_snapshot_frozen(_now_ms())
+        self._set_due()
+
+    def _maybe_search(self) -> None:
+        """An observer that finds no leader looks which nodes there are: it may have begun before the controllers."""
+        if self._quorum.is_searching(_now_ms()) and (self._search is None or self._search.done()):
+            self._search = self._tasks.start("look for controllers", self._look_for_nodes())
+
+    async def _look_for_nodes(self) -> None:
+        await asyncio.sleep(_SEARCH_S)
+        with suppress(RaykaError):  # it looks again
+            self._quorum.learn_nodes(possible_controllers(await self._settings.network.node_ids()))
         self._set_due()
 
     async def _exchange(self, node_id: int, request: Request[Any]) -> None:

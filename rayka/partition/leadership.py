@@ -9,7 +9,7 @@ B41).
 from collections.abc import Callable
 from uuid import UUID
 
-from rayka.errors import NotLeaderOrFollower
+from rayka.errors import InvariantBroken, NotLeaderOrFollower
 from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch, FollowerState, new_states
@@ -61,8 +61,10 @@ class Leadership:
         A newer one ends a pending proposal, which the controller can only refuse now. A state of this very partition
         epoch does not: it is what the proposal was made upon, and may still be accepted.
         """
-        assert state.partition_epoch >= self.partition_epoch, f"{self!r}: {state!r}"
-        assert state.leader_epoch >= self.leader_epoch, f"{self!r}: {state!r}"
+        if state.partition_epoch < self.partition_epoch:
+            raise InvariantBroken(f"{self!r}: {state!r} is of an earlier partition epoch")
+        if state.leader_epoch < self.leader_epoch:
+            raise InvariantBroken(f"{self!r}: {state!r} is of an earlier leader epoch")
         is_new_leader_epoch = state.leader_epoch > self.leader_epoch
         is_newer = state.partition_epoch > self.partition_epoch
         self.leader_id, self.leader_epoch = state.leader_id, state.leader_epoch
@@ -80,7 +82,8 @@ class Leadership:
         others = [each for each in self.replicas if each != self._broker_id]
         fresh = new_states(others, self.isr.committed, now_ms)
         self.followers = {each: known.get(each, fresh[each]) for each in others}
-        assert all(each == self._broker_id or each in self.followers for each in self.isr.maximal), self
+        if not all(each == self._broker_id or each in self.followers for each in self.isr.maximal):
+            raise InvariantBroken(f"{self!r}: a member of the ISR is no follower")
 
     # ---- What followers have ---------------------------------------------------------------------------
 
@@ -174,8 +177,10 @@ class Leadership:
 
     def _propose(self, isr: tuple[int, ...]) -> AlterPartitionItem:
         """The proposal is pending from now on."""
-        assert not self.isr.is_pending, self
-        assert self._broker_id in isr, f"{self!r}: a leader does not leave the ISR {isr}"
+        if self.isr.is_pending:
+            raise InvariantBroken(f"{self!r}: an ISR is proposed already")
+        if self._broker_id not in isr:
+            raise InvariantBroken(f"{self!r}: a leader does not leave the ISR {isr}")
         item = AlterPartitionItem(
             self._topic_id,
             self._topic_partition.partition,

@@ -17,6 +17,7 @@ from rayka.config import FlushPolicy, TopicConfig
 from rayka.errors import (
     ApiError,
     FencedLeaderEpoch,
+    InvariantBroken,
     KafkaStorageError,
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
@@ -187,7 +188,8 @@ class Partition:
         if committed <= self.high_watermark:
             return False
         self.high_watermark = committed
-        assert self.log.log_start_offset <= committed <= log_end_offset, self
+        if not self.log.log_start_offset <= committed <= log_end_offset:
+            raise InvariantBroken(f"{self!r}: {committed} is outside the log")
         return True
 
     @property
@@ -270,7 +272,8 @@ class Partition:
         self._check_leader()
         follower = self._leadership.follower(fetch)
         log_end_offset = self.log.log_end_offset
-        assert 0 <= fetch.fetch_offset <= log_end_offset, f"{self!r}: {fetch!r}"
+        if not 0 <= fetch.fetch_offset <= log_end_offset:
+            raise InvariantBroken(f"{self!r}: {fetch!r} is outside the log")
         is_moved = fetch.fetch_offset != follower.log_end_offset
         old_low = self.low_watermark() if fetch.log_start_offset != follower.log_start_offset else None
         follower.on_fetch(fetch, log_end_offset, now_ms)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from rayka.errors import ApiError, ErrorCode, InvalidRequest, NotController, error_for
+from rayka.errors import ApiError, ErrorCode, InvalidRequest, InvariantBroken, NotController, error_for
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID
 from rayka.ports import Message
 from rayka.protocol.connection import CallNumber
@@ -79,9 +79,8 @@ def encode(message: Message) -> Encoded:
     buffers: list[np.ndarray] = []
 
     def set_aside(value: Any) -> int:
-        assert isinstance(value, np.ndarray), repr(value)
-        assert value.dtype == np.uint8, repr(value)
-        assert value.ndim == 1, repr(value)
+        if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 1:
+            raise InvariantBroken(f"a message holds {value!r}, which is no array of bytes")
         buffers.append(value)
         return value.size
 

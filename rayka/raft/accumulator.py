@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayka.errors import RecordBatchTooLarge, TooManyRequests
+from rayka.errors import InvariantBroken, RecordBatchTooLarge, TooManyRequests
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
 from rayka.raft.control_records import ControlRecord, encode_control_batch
@@ -42,14 +42,16 @@ class BatchAccumulator:
 
         Raises RecordBatchTooLarge when they do not fit a batch, TooManyRequests when too much waits already.
         """
-        assert values, "an append holds at least one record"
+        if not values:
+            raise InvariantBroken("an append holds at least one record")
         size_bytes = sum(map(len, values))
         self._check_size(size_bytes)
         if not self._fits_last_batch(size_bytes):
             self._batches.append([])
             self._last_batch_bytes = 0
         last = self._batches[-1]
-        assert isinstance(last, list), last
+        if not isinstance(last, list):
+            raise InvariantBroken(f"{self!r}: an append goes to the end of {last!r}")
         last.extend(values)
         self._last_batch_bytes += size_bytes
         self._size_bytes += size_bytes

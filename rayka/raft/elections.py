@@ -4,7 +4,7 @@
 `request_to` what. Kafka: the election half of `KafkaRaftClient`.
 """
 
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import NO_NODE, ReplicaKey
 from rayka.ports import Message, Request
 from rayka.protocol.quorum import (
@@ -89,7 +89,8 @@ class Elections:
             )
         voters = state.voters
         voter = voters.with_id(node_id) if voters is not None else None
-        assert voter is not None, f"{state!r}: node {node_id} does not vote"
+        if voter is None:
+            raise InvariantBroken(f"{state!r}: node {node_id} does not vote")
         if isinstance(role, Leader):
             role.on_reminded(voter, now_ms)
             return BeginQuorumEpochRequest(state.cluster_id, state.local.node_id, state.epoch, voter)

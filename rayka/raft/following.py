@@ -7,7 +7,7 @@ Kafka: the follower's half of `KafkaRaftClient`.
 
 from collections.abc import Sequence
 
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch
 from rayka.ports import Message, Request
 from rayka.protocol.batch_header import split_batches
@@ -57,6 +57,16 @@ class Following:
         known = [voter.node_id for voter in voters.voters] if voters is not None else []
         distinct = dict.fromkeys([*known, *self._bootstrap_ids])
         return [node_id for node_id in distinct if node_id != self._state.local.node_id]
+
+    def is_searching(self, now_ms: int) -> bool:
+        """Whether this is an observer that no node has told of a leader, or whose leader is silent (A36)."""
+        state, role = self._state, self._state.role
+        is_left = isinstance(role, Follower) and now_ms >= role.fetch_deadline_ms
+        return not state.is_voter and (is_left or isinstance(role, Unattached))
+
+    def learn_nodes(self, node_ids: Sequence[int]) -> None:
+        """These may know the leader; those known before may be gone."""
+        self._bootstrap_ids = node_ids
 
     def on_ended(self, node_id: int) -> None:
         """The node has answered, or not: next time another may be asked."""
@@ -178,11 +188,13 @@ class Following:
     def on_snapshot_frozen(self, now_ms: int) -> None:
         """The download is one of the store's: the log begins anew at its end, and all of it is committed (A49)."""
         state = self._state
-        assert state.finished_download is not None, f"{state!r} awaits no snapshot"
+        if state.finished_download is None:
+            raise InvariantBroken(f"{state!r} awaits no snapshot")
         end_offset = state.finished_download.snapshot_id.offset
         state.finished_download = None
         if state.log.truncate_to_latest_snapshot():
-            assert isinstance(state.role, Unattached | Follower), f"{state!r} lacked a snapshot"
+            if not isinstance(state.role, Unattached | Follower):
+                raise InvariantBroken(f"{state!r} lacked a snapshot")
             state.advance_high_watermark(end_offset)
 
     def on_snapshot_damaged(self, now_ms: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rayka.errors import ErrorCode, NotLeaderOrFollower
+from rayka.errors import ErrorCode, InvariantBroken, NotLeaderOrFollower
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
@@ -46,7 +46,8 @@ class Leading:
             return
         batches = role.accumulator.drain(timestamp_ms=timestamp_ms)
         state.log.append_as_leader(batches, state.epoch, now_ms)
-        assert state.log.log_end_offset == role.accumulator.next_offset, f"{state!r}: offsets went astray"
+        if state.log.log_end_offset != role.accumulator.next_offset:
+            raise InvariantBroken(f"{state!r}: offsets went astray")
         if state.voters is not None and state.voters != role.voters:
             role.update_voters(state.voters)
 

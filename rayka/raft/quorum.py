@@ -149,6 +149,14 @@ class Quorum:
                 times_ms.extend(self._state.book.ready_ms(node_id) for node_id in sender.targets(now_ms))
         return max(now_ms, min(times_ms))
 
+    def is_searching(self, now_ms: int) -> bool:
+        """Whether this is an observer that no node has told of a leader, or whose leader is silent (A36)."""
+        return self._following.is_searching(now_ms)
+
+    def learn_nodes(self, node_ids: Sequence[int]) -> None:
+        """Nodes that may know the leader, in place of the `bootstrap_ids`: an observer may begin before they do."""
+        self._following.learn_nodes(node_ids)
+
     # ---- To other nodes ----------------------------------------------------------------------------------------------
 
     def requests(self, now_ms: int) -> list[tuple[int, Request[Any]]]:

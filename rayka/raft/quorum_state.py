@@ -9,6 +9,7 @@ from random import Random
 
 import msgspec
 
+from rayka.errors import InvariantBroken
 from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
 from rayka.raft.accumulator import BatchAccumulator
 from rayka.raft.control_records import ControlRecord, KRaftVersionRecord, LeaderChangeRecord, VotersRecord
@@ -103,9 +104,8 @@ class QuorumState:
 
     def advance_high_watermark(self, offset: int) -> bool:
         """Everything below is committed. Whether that is news."""
-        assert self.known_high_watermark <= offset <= self.log.log_end_offset, (
-            f"{self!r}: high watermark {offset}"
-        )
+        if not self.known_high_watermark <= offset <= self.log.log_end_offset:
+            raise InvariantBroken(f"{self!r}: high watermark {offset}")
         has_moved = offset > self.known_high_watermark
         self.known_high_watermark = offset
         return has_moved
@@ -141,7 +141,8 @@ class QuorumState:
 
         A node that was wiped may hear that it leads. It does not: it was somebody else.
         """
-        assert epoch >= self.epoch, f"{self!r} learns of epoch {epoch}"
+        if epoch < self.epoch:
+            raise InvariantBroken(f"{self!r} learns of epoch {epoch}")
         known_id = NO_NODE if leader_id == self.local.node_id else leader_id
         if epoch > self.epoch:
             if known_id == NO_NODE:
@@ -149,7 +150,8 @@ class QuorumState:
             else:
                 self.become_follower(known_id, epoch, now_ms)
         elif known_id != NO_NODE:
-            assert self.leader_id in (NO_NODE, known_id), f"{self!r}: node {known_id} leads this epoch, too"
+            if self.leader_id not in (NO_NODE, known_id):
+                raise InvariantBroken(f"{self!r}: node {known_id} leads this epoch, too")
             if self.leader_id == NO_NODE:
                 self.become_follower(known_id, epoch, now_ms)
 
@@ -174,9 +176,11 @@ class QuorumState:
 
     def give_vote(self, candidate: ReplicaKey, now_ms: int) -> None:
         """The one vote of this epoch; it must be durable before the candidate hears of it (A4, A19)."""
-        assert self.election.voted_key in (None, candidate), f"{self!r} has voted: {self.election!r}"
+        if self.election.voted_key not in (None, candidate):
+            raise InvariantBroken(f"{self!r} has voted: {self.election!r}")
         role = self.role
-        assert isinstance(role, Unattached | Prospective), f"{self!r} does not vote"
+        if not isinstance(role, Unattached | Prospective):
+            raise InvariantBroken(f"{self!r} does not vote")
         if self.election.voted_key == candidate:
             return
         deadline_ms = now_ms + self.random_election_timeout_ms()
@@ -188,7 +192,8 @@ class QuorumState:
 
     def become_prospective(self, now_ms: int) -> None:
         """Asks for pre-votes; the only voter goes straight on (A5)."""
-        assert self.is_voter, f"{self!r} is no voter"
+        if not self.is_voter:
+            raise InvariantBroken(f"{self!r} is no voter")
         voters = self.voters
         assert voters is not None
         tally = self._own_tally(voters)
@@ -208,10 +213,12 @@ class QuorumState:
     def maybe_become_leader(self, now_ms: int) -> None:
         """Leads, once a majority has voted for it; its log then begins the epoch with a LeaderChange record (A24)."""
         role, start = self.role, self.log.log_end_offset
-        assert isinstance(role, Candidate), f"{self!r} is no candidate"
+        if not isinstance(role, Candidate):
+            raise InvariantBroken(f"{self!r} is no candidate")
         if not role.tally.is_won:
             return
-        assert start >= self.known_high_watermark, f"{self!r} lacks what is committed"
+        if start < self.known_high_watermark:
+            raise InvariantBroken(f"{self!r} lacks what is committed")
         voters = self.voters
         assert voters is not None
         accumulator = BatchAccumulator(start, self._first_records(voters, role.tally.granting))
@@ -233,7 +240,8 @@ class QuorumState:
     def become_resigned(self, now_ms: int) -> None:
         """Leads no more, and tells the voters, the most advanced of whom should follow (A22)."""
         leader = self.role
-        assert isinstance(leader, Leader), f"{self!r} does not lead"
+        if not isinstance(leader, Leader):
+            raise InvariantBroken(f"{self!r} does not lead")
         successors = leader.preferred_successors()
         deadline_ms = now_ms + self.random_election_timeout_ms()
         self._become(Resigned(deadline_ms, successors, successors), self.election)
@@ -241,13 +249,15 @@ class QuorumState:
     def _become(self, role: Role, election: ElectionState) -> None:
         before = self.election
         change = LEGAL_CHANGES.get((type(self.role), type(role)))
-        assert change is not None, f"{self!r} cannot become {role!r}"
-        assert change.allows(before.leader_epoch, election.leader_epoch), (
-            f"{self!r} cannot become {role!r} of {election!r}"
-        )
+        if change is None:
+            raise InvariantBroken(f"{self!r} cannot become {role!r}")
+        if not change.allows(before.leader_epoch, election.leader_epoch):
+            raise InvariantBroken(f"{self!r} cannot become {role!r} of {election!r}")
         if election.leader_epoch == before.leader_epoch:
-            assert before.leader_id in (NO_NODE, election.leader_id), f"{self!r} would forget its leader"
-            assert before.voted_key in (None, election.voted_key), f"{self!r} would forget its vote"
+            if before.leader_id not in (NO_NODE, election.leader_id):
+                raise InvariantBroken(f"{self!r} would forget its leader")
+            if before.voted_key not in (None, election.voted_key):
+                raise InvariantBroken(f"{self!r} would forget its vote")
         if isinstance(self.role, Follower):
             self.role.drop_download()
         former, self.role = self.role, role

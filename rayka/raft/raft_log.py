@@ -9,7 +9,7 @@ snapshot is truncated. Kafka: `RaftLog`, `KafkaRaftLog`, `KRaftControlRecordStat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rayka.errors import CorruptRecord
+from rayka.errors import CorruptRecord, InvariantBroken
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import Log, LogRead
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -189,9 +189,11 @@ class RaftLog:
         local = self.end_offset_for_epoch(end.epoch)
         offset = min(local.offset, end.offset) if local.epoch == end.epoch else local.offset
         committed_offset = max(committed_offset, self.snapshot_end_offset)
-        assert offset >= committed_offset, f"{self!r}: {end!r} would truncate committed records to {offset}"
+        if offset < committed_offset:
+            raise InvariantBroken(f"{self!r}: {end!r} would truncate committed records to {offset}")
         self._log.truncate_to(offset)
-        assert self._log.log_end_offset >= committed_offset, f"{self!r}: truncated below {committed_offset}"
+        if self._log.log_end_offset < committed_offset:
+            raise InvariantBroken(f"{self!r}: truncated below {committed_offset}")
         self.history.truncate_to(self._log.log_end_offset)
 
     # ---- Snapshots ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ of role forgets what is under way: its late responses are nobody's. Kafka: `Requ
 of its `NetworkClient`.
 """
 
+from rayka.errors import InvariantBroken
 from rayka.ports import Message, Request
 
 DOUBLINGS_MAX = 4
@@ -38,7 +39,8 @@ class RequestBook:
         return sent.deadline_ms if sent is not None else self._backing_off_until_ms.get(node_id, 0)
 
     def on_sent(self, node_id: int, request: Request[Message], now_ms: int) -> None:
-        assert self.ready_ms(node_id) <= now_ms, f"{self!r}: node {node_id} is not ready"
+        if self.ready_ms(node_id) > now_ms:
+            raise InvariantBroken(f"{self!r}: node {node_id} is not ready")
         if self._backing_off_until_ms.pop(node_id, None) is None:
             self._failures.pop(node_id, None)
         self._sent[node_id] = _Sent(request, now_ms + self._request_timeout_ms)

@@ -12,7 +12,7 @@ import posixpath
 from bisect import insort
 from collections.abc import Iterable
 
-from rayka.errors import CorruptRecord, StorageError
+from rayka.errors import CorruptRecord, InvariantBroken, StorageError
 from rayka.ids import OffsetAndEpoch
 from rayka.ports import Buffer, Disk
 from rayka.raft.snapshot import (
@@ -125,7 +125,8 @@ class SnapshotStore:
 
     def begin(self, snapshot_id: OffsetAndEpoch) -> SnapshotDownload:
         """An empty snapshot to be filled; what an earlier attempt left is gone."""
-        assert snapshot_id not in self._ids, f"{self!r} has {snapshot_id!r} already"
+        if snapshot_id in self._ids:
+            raise InvariantBroken(f"{self!r} has {snapshot_id!r} already")
         self._disk.make_directory(self.directory)
         download = SnapshotDownload(self._disk, self.path(snapshot_id) + PART_SUFFIX, snapshot_id)
         download.abandon()

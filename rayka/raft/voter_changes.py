@@ -5,7 +5,7 @@ Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`, `KafkaRaft
 out: ApiVersions to a new voter. It has fetched this log, control records included, so it is there and knows them.
 """
 
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import NO_NODE, NO_OFFSET, ZERO_ID, ReplicaKey
 from rayka.ports import Message, Request
 from rayka.protocol.quorum import (
@@ -123,13 +123,15 @@ class VoterChanges:
 
     def _voters(self) -> VoterSet:
         voters = self._state.voters
-        assert voters is not None, f"{self._state!r} leads nobody"
+        if voters is None:
+            raise InvariantBroken(f"{self._state!r} leads nobody")
         return voters
 
     def _append(self, voters: VoterSet) -> VoterChange:
         leader = self._state.role
         assert isinstance(leader, Leader)
-        assert self._voters().has_overlapping_majority(voters), f"{self._state!r}: {voters!r} at once"
+        if not self._voters().has_overlapping_majority(voters):
+            raise InvariantBroken(f"{self._state!r}: {voters!r} at once")
         leader.change = VoterChange(offset=leader.accumulator.append_control([VotersRecord(voters)]))
         return leader.change
 

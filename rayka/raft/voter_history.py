@@ -8,6 +8,7 @@ disk, differ by at most one voter that came and one that went. Kafka:
 
 from typing import NamedTuple
 
+from rayka.errors import InvariantBroken
 from rayka.ids import NO_OFFSET
 from rayka.raft.control_records import KRAFT_VERSION
 from rayka.raft.voters import VoterSet
@@ -60,8 +61,9 @@ class VoterSetHistory:
     def add_voters(self, offset: int, voters: VoterSet) -> None:
         """A VotersRecord was appended at the offset."""
         before = self._entries[-1]
-        if before.voters is not None and before.voters_offset != NO_OFFSET:
-            assert before.voters.has_overlapping_majority(voters), f"{self!r}: {voters!r} at once"
+        former = before.voters if before.voters_offset != NO_OFFSET else None
+        if former is not None and not former.has_overlapping_majority(voters):
+            raise InvariantBroken(f"{self!r}: {voters!r} at once")
         self._add(_Entry(offset, voters, before.kraft_version, offset))
 
     def add_kraft_version(self, offset: int, kraft_version: int) -> None:
@@ -83,7 +85,8 @@ class VoterSetHistory:
             self._entries.pop(0)
 
     def _add(self, entry: _Entry) -> None:
-        assert entry.offset > self._entries[-1].offset, f"{self!r}: {entry!r} goes back"
+        if entry.offset <= self._entries[-1].offset:
+            raise InvariantBroken(f"{self!r}: {entry!r} goes back")
         self._entries.append(entry)
 
     def _at(self, end_offset: int) -> _Entry:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from rayka.errors import InvariantBroken
 from rayka.ids import ReplicaKey
 
 
@@ -73,7 +74,8 @@ class VoterSet(msgspec.Struct, frozen=True, array_like=True):
         self, voter: ReplicaKey, kraft_versions: VersionRange = SUPPORTED_KRAFT_VERSIONS
     ) -> "VoterSet":
         """These voters and one more; its id is not among them yet (A56)."""
-        assert self.with_id(voter.node_id) is None, f"{self!r} has {voter!r}"
+        if self.with_id(voter.node_id) is not None:
+            raise InvariantBroken(f"{self!r} has {voter!r}")
         return _voter_set([*self._entries(), (voter, kraft_versions)])
 
     def without_voter(self, voter: ReplicaKey) -> "VoterSet | None":

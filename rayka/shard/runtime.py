@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
-from rayka.errors import ApiError, InvalidRequest, RequestTimedOut
+from rayka.errors import ApiError, InvalidRequest, InvariantBroken, RequestTimedOut
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, RecordT, ReplicatedLog, Result, Shard
 
 ShardT = TypeVar("ShardT", bound=Shard[Any])
@@ -60,13 +60,16 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def begin_snapshot(self) -> None:
         """What follows is the content of a snapshot: a new state machine takes it in."""
-        assert not self.is_active, f"{self!r} has newer state than any snapshot"
+        if self.is_active:
+            raise InvariantBroken(f"{self!r} has newer state than any snapshot")
         self.shard, self.replayed_offset = self._make_shard(), 0
 
     def replay_committed(self, records: Iterable[tuple[int, RecordT]], next_offset: int) -> None:
         """Takes in committed records, each with its offset, up to an offset; those of a snapshot count as its last."""
-        assert not self.is_active, f"{self!r} has replayed what it appended"
-        assert next_offset >= self.replayed_offset, f"{self!r} cannot go back to {next_offset}"
+        if self.is_active:
+            raise InvariantBroken(f"{self!r} has replayed what it appended")
+        if next_offset < self.replayed_offset:
+            raise InvariantBroken(f"{self!r} cannot go back to {next_offset}")
         for offset, record in records:
             self.shard.replay(record, offset)
         self.replayed_offset = next_offset
@@ -75,7 +78,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def activate(self) -> None:
         """This node leads, and everything there is has been replayed (A41)."""
-        assert self.replayed_offset >= self._log.high_watermark >= 0, f"{self!r} has not seen everything"
+        if not self.replayed_offset >= self._log.high_watermark >= 0:
+            raise InvariantBroken(f"{self!r} has not seen everything")
         self.is_active = True
 
     def deactivate(self, error: ApiError) -> list[Pending]:
@@ -86,7 +90,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def handle(self, request: Any, *, now_ms: int, deadline_ms: int) -> Pending:
         """Runs a request. The answer is done at once or ended by one of the methods below."""
-        assert self.is_active, f"{self!r} does not lead"
+        if not self.is_active:
+            raise InvariantBroken(f"{self!r} does not lead")
         next_offset = self._log.next_offset
         error: ApiError | None = None
         try:
@@ -137,7 +142,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     def _append_batch(self, records: Sequence[RecordT]) -> None:
         next_offset = self._log.next_offset
         first_offset = self._log.append(records)
-        assert first_offset == next_offset, f"{self!r}: expected offset {next_offset}, got {first_offset}"
+        if first_offset != next_offset:
+            raise InvariantBroken(f"{self!r}: expected offset {next_offset}, got {first_offset}")
         for offset, record in enumerate(records, first_offset):
             self.shard.replay(record, offset)
         self.replayed_offset = first_offset + len(records)

@@ -7,13 +7,16 @@ import asyncio
 import re
 from random import Random
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
 
 from rayka.errors import InconsistentClusterId, NotController, StorageError
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
+from rayka.node.format import format_controller
 from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.caller import Caller
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum import (
     BeginQuorumEpochRequest,
@@ -24,6 +27,7 @@ from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, decode_election
 from rayka.raft.snapshot import encode_data, encode_snapshot
 from rayka.testing.memory_disk import MemoryDisk
+from rayka.testing.network import InProcessNetwork
 from tests.node.controller_support import Crashes, HeldDisk
 from tests.node.log_support import CONFIG, VOTERS, CounterNode, Counters, Silence, format_voter, run, until
 
@@ -140,6 +144,39 @@ def test_a_follower_fetches_again_only_when_what_it_has_is_durable() -> None:  #
         disk.is_open.set()
         await until(lambda: len(network.offsets) >= 2)
         assert network.offsets == [0, 1]
+
+    run(scenario())
+
+
+# ---- An observer -----------------------------------------------------------------------------------------------------
+
+
+class LateNames(InProcessNetwork):
+    """The network of a node that is the first to be there: the others get their names later."""
+
+    def know(self, *node_ids: int) -> None:
+        self._node_ids = node_ids
+
+
+@pytest.mark.parametrize("known", [(), (3002,)], ids=["no node", "only one that is gone"])
+def test_an_observer_that_begins_before_the_others_finds_them_when_they_come(
+    known: tuple[int, ...],
+) -> None:  # A36
+    async def scenario() -> None:
+        counters = Counters()
+        network = LateNames(counters.switch, Caller(UUID(int=4)), 3004, (3004, *known))
+        observer = CounterNode(MemoryDisk(), network, 3004)
+        await format_controller(
+            observer.settings, cluster_id="counters", directory_id=UUID(int=3004), voters=None
+        )
+        await observer.start()
+        await asyncio.sleep(5)
+        await counters.start(3001, 3003)
+        await counters.add(5)
+        network.know(3001, 3003, 3004)
+        await until(lambda: observer.shard.shard.total == 5)
+        assert observer.log.election.leader_id in (3001, 3003)
+        observer.kill()
 
     run(scenario())
 

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rayka.actors.crash_times import CRASHES_MAX, WINDOW_MS, recent_crashes, record_crash
+import pytest
+
+from rayka.actors.crash_times import CRASHES_MAX, FILE_NAME, WINDOW_MS, recent_crashes, record_crash
 from rayka.actors.payload import pack_call, unpack_answer
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.actors.shell import NodeShell
@@ -111,6 +113,15 @@ def test_three_crashes_within_a_minute_are_remembered_and_older_ones_forgotten(t
     for now_ms in (0, 1_000, 2_000, WINDOW_MS + 1_000):
         record_crash(str(tmp_path), now_ms)
     assert recent_crashes(str(tmp_path), WINDOW_MS + 1_000) == [2_000, WINDOW_MS + 1_000]
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"9" * 5_000, "\u00b2 \u0663".encode()])
+def test_a_file_of_crashes_that_holds_none_hinders_no_crash_from_being_recorded(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content + b"\n900")
+    record_crash(str(tmp_path), 1_000)
+    assert recent_crashes(str(tmp_path), 1_000) == [900, 1_000]
 
 
 def test_a_node_that_crashed_three_times_is_not_started_again_at_once(tmp_path: Path) -> None:
