@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, InvariantBroken, OffsetOutOfRange, StorageError
+from rayka.errors import DamagedLog, InvariantBroken, OffsetNotAvailable, OffsetOutOfRange, StorageError
 from rayka.ids import NO_OFFSET, OffsetAndEpoch
 from rayka.log.appending import (
     Appender,
@@ -42,7 +42,7 @@ from rayka.log.producer_state import ProducerStates
 from rayka.log.recovery import Recovery, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segment import Segment, SegmentFiles, Span
 from rayka.log.segments import Segments, created_segment, planned_segment
-from rayka.log.time_lookup import TimestampAndOffset, first_in_log, largest_in_log
+from rayka.log.time_lookup import Search, TimestampAndOffset, first_in_log, largest_in_log
 from rayka.log.unsynced import SyncPlan, Unsynced
 from rayka.ports import Disk
 from rayka.protocol.batch_header import RecordBatch
@@ -357,13 +357,32 @@ class Log:
             )
         return self._segments.spans(offset, max_bytes, min(end_offset, self.log_end_offset), min_one)
 
-    def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> TimestampAndOffset | None:
-        """The first record at or after a time, below `end_offset`; None when there is none (F6, G12)."""
-        return first_in_log(self._segments, timestamp_ms, self.log_start_offset, end_offset)
+    def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> Search:
+        """The first record at or after a time, below `end_offset`; None when there is none (F6, G12). Raises
+        OffsetNotAvailable when between two slices of the search something was removed.
+        """
+        search = first_in_log(self._segments, timestamp_ms, self.log_start_offset, end_offset)
+        return self._while_nothing_goes(search)
 
-    def max_timestamp(self, *, end_offset: int) -> TimestampAndOffset | None:
-        """The first record with the largest timestamp below `end_offset`; None when there is none (F6)."""
-        return largest_in_log(self._segments, self.log_start_offset, end_offset)
+    def max_timestamp(self, *, end_offset: int) -> Search:
+        """The first record with the largest timestamp below `end_offset`; None when there is none (F6). Raises as
+        `offset_for_timestamp`.
+        """
+        return self._while_nothing_goes(largest_in_log(self._segments, self.log_start_offset, end_offset))
+
+    def _while_nothing_goes(self, search: Search) -> Search:
+        start_offset, truncation_count = self.log_start_offset, self._truncation_count
+        while True:
+            yield  # before the first slice, too: a request may ask for thousands of logs
+            if (self.log_start_offset, self._truncation_count) != (start_offset, truncation_count):
+                raise OffsetNotAvailable(
+                    f"{self.name}: records were removed during a search by time; try again"
+                )
+            try:
+                next(search)
+            except StopIteration as end:
+                found: TimestampAndOffset | None = end.value
+                return found
 
     # ---- Truncating, at the end and at the start ------------------------------------------------------------
 

@@ -1,19 +1,23 @@
 """Finding records by timestamp, in a log and in one segment (F6).
 
 The time index says up to which offset nothing is late enough, the offset index where that is, batch headers
-say which batch, and only that one is decoded. Kafka: `LogSegment.findOffsetByTimestamp`,
-`UnifiedLog.fetchOffsetByTimestamp`.
+say which batch, and only that one is decoded. The index of a segment also counts records below the log's start;
+where those decide, the rest of the segment is walked. So a search is a generator: it yields after each slice of
+work, and others get their turn. Kafka: `LogSegment.findOffsetByTimestamp`, `UnifiedLog.fetchOffsetByTimestamp`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.segment import BatchPosition, Segment
-from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
+
+SLICE_BATCHES = 500  # the header of each is at most one read of 4 KiB: a few milliseconds
 
 
 class TimestampAndOffset(NamedTuple):
@@ -24,67 +28,100 @@ class TimestampAndOffset(NamedTuple):
     leader_epoch: int
 
 
+Search = Generator[None, None, TimestampAndOffset | None]
+
+
 def first_in_log(
     segments: Iterable[Segment], timestamp_ms: int, start_offset: int, end_offset: int
-) -> TimestampAndOffset | None:
+) -> Search:
     """The first record in [start_offset, end_offset) at or after a time; None when there is none (G12)."""
     for segment in segments:
         if segment.base_offset < end_offset and segment.largest_timestamp.timestamp_ms >= timestamp_ms:
-            found = first_at_or_after(segment, timestamp_ms, start_offset)
+            found = yield from first_at_or_after(segment, timestamp_ms, start_offset)
             if found is not None:
                 return found if found.offset < end_offset else None
+        yield
     return None
 
 
-def largest_in_log(
-    segments: Iterable[Segment], start_offset: int, end_offset: int
-) -> TimestampAndOffset | None:
+def largest_in_log(segments: Iterable[Segment], start_offset: int, end_offset: int) -> Search:
     """The first record with the largest timestamp in [start_offset, end_offset); None when there is none."""
     best: TimestampAndOffset | None = None
     for segment in segments:
         if best is None or segment.largest_timestamp.timestamp_ms > best.timestamp_ms:
-            found = largest_before(segment, start_offset, end_offset)
+            found = yield from largest_before(segment, start_offset, end_offset)
             if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
                 best = found
+        yield
     return best
 
 
-def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) -> TimestampAndOffset | None:
+def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
     """The first record from start_offset on whose timestamp is at or after the one given."""
     indexed_offset = segment.time_index.lookup(timestamp_ms).offset
-    for batch in segment.batches(segment.position_of(max(indexed_offset, start_offset))):
-        if batch.max_timestamp_ms >= timestamp_ms:
-            found = _first_in(segment, batch, timestamp_ms, start_offset)
-            if found is not None:
-                return found
+    position = segment.position_of(max(indexed_offset, start_offset))
+    while position < segment.size_bytes:
+        for batch in islice(segment.batches(position), SLICE_BATCHES):
+            position = batch.position + batch.size_bytes
+            if batch.max_timestamp_ms >= timestamp_ms:
+                found = _first_in(segment, batch, timestamp_ms, start_offset)
+                if found is not None:
+                    return found
+        yield
     return None
 
 
-def largest_before(segment: Segment, start_offset: int, end_offset: int) -> TimestampAndOffset | None:
+def largest_before(segment: Segment, start_offset: int, end_offset: int) -> Search:
     """The first record with the largest timestamp in [start_offset, end_offset); None when none has a
     timestamp.
     """
-    best = _batch_with_largest(segment, start_offset, end_offset)
-    if best is None or best.max_timestamp_ms == NO_TIMESTAMP:
+    best = _indexed_largest(segment, start_offset, end_offset)
+    first = None
+    if best is not None:
+        position = segment.offset_index.lookup(end_offset - 1)
+    else:
+        position = segment.position_of(start_offset)
+        first, position = _largest_in_cut_batch(segment, position, start_offset, end_offset)
+    while position < segment.size_bytes:
+        for batch in islice(segment.batches(position), SLICE_BATCHES):
+            position = batch.position + batch.size_bytes
+            if batch.last_offset >= end_offset:
+                position = segment.size_bytes
+                break
+            if best is None or batch.max_timestamp_ms > best.max_timestamp_ms:
+                best = batch
+        yield
+    if best is None or (first is not None and first.timestamp_ms >= best.max_timestamp_ms):
+        return first
+    if best.max_timestamp_ms == NO_TIMESTAMP:
         return None
     return _first_in(segment, best, best.max_timestamp_ms, start_offset)
 
 
-def _batch_with_largest(segment: Segment, start_offset: int, end_offset: int) -> BatchPosition | None:
-    """The index knows the largest up to its last entry before the end; what comes after is walked."""
-    best: BatchPosition | None = None
+def _indexed_largest(segment: Segment, start_offset: int, end_offset: int) -> BatchPosition | None:
+    """The batch with the largest timestamp up to the last index entry before the end, as the index knows it; None when
+    it knows none, or one that does not lie wholly behind the start.
+    """
     indexed = segment.time_index.lookup_offset(end_offset - 1)
-    position = segment.offset_index.lookup(end_offset - 1)
-    if start_offset > segment.base_offset:
-        position = segment.position_of(start_offset)
-    elif indexed.timestamp_ms != NO_TIMESTAMP:
-        best = next(segment.batches(segment.position_of(indexed.offset)))
-    for batch in segment.batches(position):
-        if batch.last_offset >= end_offset:
-            break
-        if best is None or batch.max_timestamp_ms > best.max_timestamp_ms:
-            best = batch
-    return best
+    if indexed.timestamp_ms == NO_TIMESTAMP or indexed.offset < start_offset:
+        return None
+    batch = next(segment.batches(segment.position_of(indexed.offset)))
+    return batch if batch.base_offset >= start_offset else None
+
+
+def _largest_in_cut_batch(
+    segment: Segment, position: int, start_offset: int, end_offset: int
+) -> tuple[TimestampAndOffset | None, int]:
+    """The largest among the records from start_offset on of a batch that begins before it, and where the next batch is;
+    None where no batch does. Its header counts the records before, too.
+    """
+    batch = next(segment.batches(position), None)
+    if batch is None or batch.base_offset >= start_offset or batch.last_offset >= end_offset:
+        return None, position
+    _, records = _decoded(segment, batch)
+    largest_ms = int(records.timestamps_ms[records.offsets >= start_offset].max(initial=NO_TIMESTAMP))
+    found = None if largest_ms == NO_TIMESTAMP else _first_in(segment, batch, largest_ms, start_offset)
+    return found, position + batch.size_bytes
 
 
 def _first_in(
@@ -93,11 +130,15 @@ def _first_in(
     """The first record of a batch from an offset on at or after a time. Raises CorruptRecord for a broken
     batch.
     """
-    batch = RecordBatch(segment.read_batch(place))
-    batch.check_crc(segment.path)
-    records = decode(batch)
+    batch, records = _decoded(segment, place)
     timestamps_ms, offsets = records.timestamps_ms, records.offsets
     matches = np.flatnonzero((timestamps_ms >= timestamp_ms) & (offsets >= start_offset))
     if not len(matches):
         return None
     return TimestampAndOffset(int(timestamps_ms[matches[0]]), int(offsets[matches[0]]), batch.leader_epoch)
+
+
+def _decoded(segment: Segment, place: BatchPosition) -> tuple[RecordBatch, DecodedBatch]:
+    batch = RecordBatch(segment.read_batch(place))
+    batch.check_crc(segment.path)
+    return batch, decode(batch)

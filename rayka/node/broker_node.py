@@ -176,7 +176,7 @@ class BrokerNode:
         return await self._serving().fetch.handle(request)
 
     async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
-        return self._serving().list_offsets.handle(request)
+        return await self._serving().list_offsets.handle(request)
 
     async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
         return await self._serving().delete_records.handle(request)

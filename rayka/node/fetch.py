@@ -14,6 +14,7 @@ from rayka.errors import (
     FetchSessionIdNotFound,
     InvalidFetchSessionEpoch,
     InvalidRequest,
+    NotLeaderOrFollower,
     StorageError,
 )
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET
@@ -21,6 +22,7 @@ from rayka.node.fetch_reads import FetchReads, Leader, size_bytes
 from rayka.node.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
+from rayka.partition.reading import FoundOffset
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
     FIRST_SESSION_EPOCH,
@@ -94,20 +96,16 @@ class ListOffsetsHandler:
     def __init__(self, replicas: ReplicaManager) -> None:
         self._replicas = replicas
 
-    def handle(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
+    async def handle(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
         """One result for each partition, in order (G12)."""
         is_follower = request.replica_id != NO_NODE
-        return ListOffsetsResponse(tuple(self._find(each, is_follower) for each in request.partitions))
+        return ListOffsetsResponse(
+            tuple([await self._describe(each, is_follower) for each in request.partitions])
+        )
 
-    def _find(self, each: ListOffsetsPartition, is_follower: bool) -> ListOffsetsPartitionResult:
+    async def _describe(self, each: ListOffsetsPartition, is_follower: bool) -> ListOffsetsPartitionResult:
         try:
-            replica = self._replicas.get(each.topic_id, each.partition)
-            try:
-                found = replica.partition.find_offset(
-                    each.timestamp_ms, each.current_leader_epoch, is_follower=is_follower
-                )
-            except StorageError as error:
-                raise self._replicas.on_storage_error(replica, error) from error
+            found = await self._find(each, is_follower)
         except ApiError as error:
             return ListOffsetsPartitionResult(each.topic_id, each.partition, error.code, str(error))
         return ListOffsetsPartitionResult(
@@ -117,6 +115,23 @@ class ListOffsetsHandler:
             offset=found.offset,
             leader_epoch=found.leader_epoch,
         )
+
+    async def _find(self, each: ListOffsetsPartition, is_follower: bool) -> FoundOffset:
+        """Others get their turn after each slice of the search; meanwhile the replica may go."""
+        replica = self._replicas.get(each.topic_id, each.partition)
+        search = replica.partition.find_offset(
+            each.timestamp_ms, each.current_leader_epoch, is_follower=is_follower
+        )
+        while self._replicas.get(each.topic_id, each.partition) is replica:
+            try:
+                next(search)
+            except StopIteration as end:
+                found: FoundOffset = end.value
+                return found
+            except StorageError as error:
+                raise self._replicas.on_storage_error(replica, error) from error
+            await asyncio.sleep(0)
+        raise NotLeaderOrFollower(f"{replica.partition.topic_partition} was opened anew; try again")
 
 
 def _is_complete(request: FetchRequest, context: FetchContext, results: list[FetchPartitionResult]) -> bool:

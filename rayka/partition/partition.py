@@ -9,7 +9,7 @@ nobody was told of, a record that can vanish.
 Kafka: `cluster/Partition.scala` (B1-B28; reads G1-G4, G12; G11, G13, G15).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 from uuid import UUID
 
@@ -421,8 +421,9 @@ class Partition:
 
     def find_offset(
         self, timestamp_ms: int, current_leader_epoch: int, *, is_follower: bool = False
-    ) -> FoundOffset:
-        """The earliest, latest, or first offset at or after a time, below what the asker may read (G12).
+    ) -> Generator[None, None, FoundOffset]:
+        """The earliest, latest, or first offset at or after a time, below what the asker may read (G12). Yields
+        after each slice of a search by time, which may be long.
 
         Raises OffsetNotAvailable while the high watermark has not reached the leader's first offset.
         """
@@ -439,7 +440,15 @@ class Partition:
         end_offset = self._end_offset_for(is_follower)
         if timestamp_ms == LATEST_TIMESTAMP:
             return FoundOffset(NO_TIMESTAMP, end_offset, self.leader_epoch)
-        return reading.find_by_time(self.log, timestamp_ms, end_offset=end_offset)
+        search = reading.find_by_time(self.log, timestamp_ms, end_offset=end_offset)
+        while True:
+            try:
+                next(search)
+            except StopIteration as end:
+                found: FoundOffset = end.value
+                return found
+            yield
+            self.check_readable(current_leader_epoch)
 
     # ---- Checks ----------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 Kafka: `LocalLog.read`, `UnifiedLog.fetchOffsetByTimestamp` (G1-G4, G12).
 """
 
+from collections.abc import Generator
 from typing import NamedTuple
 
 from rayka.errors import OffsetOutOfRange
@@ -79,12 +80,14 @@ def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:
     return end if is_diverging else None
 
 
-def find_by_time(log: Log, timestamp_ms: int, *, end_offset: int) -> FoundOffset:
-    """The log's begin, or the first record below the end with that time or later, or with the latest time (G12)."""
+def find_by_time(log: Log, timestamp_ms: int, *, end_offset: int) -> Generator[None, None, FoundOffset]:
+    """The log's begin, or the first record below the end with that time or later, or with the latest time (G12). Yields
+    after each slice of work.
+    """
     if timestamp_ms == EARLIEST_TIMESTAMP:
         return FoundOffset(NO_TIMESTAMP, log.log_start_offset, log.epoch_of(log.log_start_offset))
     if timestamp_ms == MAX_TIMESTAMP:
-        found = log.max_timestamp(end_offset=end_offset)
+        found = yield from log.max_timestamp(end_offset=end_offset)
     else:
-        found = log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
+        found = yield from log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
     return FoundOffset() if found is None else FoundOffset(*found)

@@ -1,7 +1,8 @@
 """What the tests of the log share: small batches, small segments, and reading everything back."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rayka.config import TopicConfig
 from rayka.log.log import Log
@@ -12,6 +13,7 @@ from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.testing.memory_disk import MemoryDisk
 
+ResultT = TypeVar("ResultT")
 DIRECTORY = "/data/orders-0"
 SMALL = TopicConfig(segment_bytes=2000, index_interval_bytes=200, segment_index_bytes=1000)
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,6 +53,16 @@ def new_log(config: TopicConfig = SMALL) -> tuple[MemoryDisk, Log]:
     disk = MemoryDisk()
     disk.make_directory("/data")
     return disk, open_log(disk, config=config)
+
+
+def result_of(search: Generator[None, None, ResultT]) -> ResultT:
+    """What a search finds, with nothing in between its slices."""
+    while True:
+        try:
+            next(search)
+        except StopIteration as end:
+            found: ResultT = end.value
+            return found
 
 
 def fill(log: Log, batch_count: int, *, epoch: int = 0, size_bytes: int = 50) -> None:

@@ -22,7 +22,7 @@ from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import batch, open_log, placed, read_batches, segment_bases
+from tests.log.support import batch, open_log, placed, read_batches, result_of, segment_bases
 
 CONFIG = TopicConfig(segment_bytes=1500, index_interval_bytes=150, segment_index_bytes=120, segment_ms=400)
 
@@ -277,7 +277,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(timestamp_ms=st.integers(0, 1001), data=st.data())
     def look_up_by_time(self, timestamp_ms: int, data: st.DataObject) -> None:
         end_offset = data.draw(st.integers(0, self.end_offset))
-        found = self.log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
+        found = result_of(self.log.offset_for_timestamp(timestamp_ms, end_offset=end_offset))
         records = [
             (each.base_offset + number, each_ms)
             for each in self.batches

@@ -16,6 +16,7 @@ from tests.log.support import (
     open_log,
     read_batches,
     read_offsets,
+    result_of,
     segment_bases,
     segment_path,
     sync,
@@ -56,7 +57,7 @@ def test_what_lies_below_is_not_read_any_more() -> None:
     with pytest.raises(OffsetOutOfRange, match=r"outside \[21, 60\]"):
         log.read(20, max_bytes=100, end_offset=60)
     assert read_batches(log)[0].base_offset == 20  # the batch that contains it
-    found = log.offset_for_timestamp(0, end_offset=60)
+    found = result_of(log.offset_for_timestamp(0, end_offset=60))
     assert found is not None
     assert found.offset == 21
 

@@ -1,16 +1,18 @@
 """Offsets by time (F6, G12), against a look at every record."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord
+from rayka.errors import CorruptRecord, OffsetNotAvailable
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
-from tests.log.support import batch, fill, new_log, open_log, read_batches, segment_path
+from rayka.log.time_lookup import Search, TimestampAndOffset
+from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import batch, fill, new_log, open_log, read_batches, result_of, segment_path
 
 
 def _log_with(times: Sequence[Sequence[int]], interval_bytes: int) -> Log:
@@ -41,7 +43,7 @@ def test_every_look_up_by_time_finds_what_a_scan_finds(
     ends = [each.next_offset for each in read_batches(log)]
     for timestamp_ms in range(62):
         for end_offset in (ends[-1], ends[len(ends) // 2]):
-            found = log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)  # F6
+            found = result_of(log.offset_for_timestamp(timestamp_ms, end_offset=end_offset))  # F6
             expected = _first_at_or_after(records, timestamp_ms, end_offset)
             assert (found.offset if found else None) == expected
             assert found is None or (found.timestamp_ms, found.leader_epoch) == (records[found.offset], 3)
@@ -55,15 +57,87 @@ def test_the_maximal_timestamp_is_the_first_of_the_largest_below_the_end(
     log = _log_with(times, interval_bytes)
     records = [each for given in times for each in given]
     for end_offset in [0] + [each.next_offset for each in read_batches(log)]:
-        found = log.max_timestamp(end_offset=end_offset)  # F6
+        found = result_of(log.max_timestamp(end_offset=end_offset))  # F6
         committed = records[:end_offset]
         assert (found.offset if found else None) == (committed.index(max(committed)) if committed else None)
 
 
+@given(times=TIMES, interval_bytes=st.sampled_from([0, 150, 4096]), data=st.data())
+@settings(max_examples=60)
+def test_records_below_the_log_start_are_found_at_no_time(
+    times: list[list[int]], interval_bytes: int, data: st.DataObject
+) -> None:
+    """The start may lie within a batch, and the index of its segment knows what is before it."""
+    log = _log_with(times, interval_bytes)
+    records = [each for given in times for each in given]
+    start = data.draw(st.integers(0, len(records)), "start")
+    log.increment_log_start_offset(start)
+    left = records[start:]
+    largest = result_of(log.max_timestamp(end_offset=len(records)))
+    assert (largest and largest.offset) == (start + left.index(max(left)) if left else None)
+    for timestamp_ms in range(62):
+        found = result_of(log.offset_for_timestamp(timestamp_ms, end_offset=len(records)))
+        expected = next((n for n, each in enumerate(records) if n >= start and each >= timestamp_ms), None)
+        assert (found.offset if found else None) == expected
+
+
+class _CountingDisk(MemoryDisk):
+    read_bytes = 0
+
+    def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
+        data = super().read_at(path, position, size_bytes)
+        self.read_bytes += len(data)
+        return data
+
+
+@pytest.mark.parametrize("timestamp_ms", [None, 5], ids=["largest", "at or after"])
+def test_no_slice_of_a_search_reads_more_than_a_part_of_a_segment(timestamp_ms: int | None) -> None:
+    """Of a log whose oldest record, of the largest timestamp, was deleted."""
+    disk = _CountingDisk()
+    disk.make_directory("/data")
+    log = open_log(disk, config=TopicConfig())
+    for each in [100, *[1] * 5_000, 5]:
+        log.append_as_leader([batch([bytes(4_000)], each)], 0, now_ms=0)
+    log.increment_log_start_offset(1)
+    end_offset = log.log_end_offset
+    if timestamp_ms is None:
+        search = log.max_timestamp(end_offset=end_offset)
+    else:
+        search = log.offset_for_timestamp(timestamp_ms, end_offset=end_offset)
+    slices, before = [], disk.read_bytes
+
+    def slice_by_slice() -> Search:
+        nonlocal before
+        while True:
+            try:
+                next(search)
+            except StopIteration as end:
+                found: TimestampAndOffset | None = end.value
+                return found
+            slices.append(disk.read_bytes - before)
+            before = disk.read_bytes
+            yield
+
+    assert result_of(slice_by_slice()) == (5, 5_001, 0)
+    assert len(slices) > 10
+    assert max(slices) <= 3 << 20
+
+
+@pytest.mark.parametrize("remove", [Log.increment_log_start_offset, Log.truncate_to])
+def test_a_search_ends_when_records_go_that_it_may_have_seen(remove: Callable[[Log, int], None]) -> None:
+    _, log = new_log(TopicConfig())
+    fill(log, 100)
+    search = log.max_timestamp(end_offset=200)
+    next(search)
+    remove(log, 50)
+    with pytest.raises(OffsetNotAvailable, match="try again"):
+        result_of(search)
+
+
 def test_records_without_timestamps_are_found_at_no_time() -> None:
     log = _log_with([[-1], [-1]], 4096)
-    assert log.offset_for_timestamp(0, end_offset=2) is None
-    assert log.max_timestamp(end_offset=2) is None
+    assert result_of(log.offset_for_timestamp(0, end_offset=2)) is None
+    assert result_of(log.max_timestamp(end_offset=2)) is None
 
 
 def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
@@ -74,7 +148,7 @@ def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
     disk.unlink(segment_path(0, ".index"))
     disk.write(segment_path(0, ".timeindex"), b"nonsense")
     again = open_log(disk, tearing=Tearing.NOTHING)
-    found = again.offset_for_timestamp(1070, end_offset=80)
+    found = result_of(again.offset_for_timestamp(1070, end_offset=80))
     assert found is not None
     assert found.offset == 7
     assert {suffix: disk.read_at(segment_path(0, suffix), 0, 9999) for suffix in whole} == whole
@@ -85,4 +159,4 @@ def test_a_broken_batch_is_an_error_of_the_look_up() -> None:
     fill(log, 3)
     disk.flip_bit(segment_path(0), 120)
     with pytest.raises(CorruptRecord):
-        log.offset_for_timestamp(1000, end_offset=6)
+        result_of(log.offset_for_timestamp(1000, end_offset=6))

@@ -11,6 +11,7 @@ from tests.log.support import (
     open_log,
     read_batches,
     read_offsets,
+    result_of,
     segment_bases,
     segment_path,
     sync,
@@ -25,7 +26,7 @@ def test_truncation_removes_the_batch_that_contains_the_offset_and_all_after_it(
     assert (log.log_end_offset, read_offsets(log)) == (offset // 2 * 2, list(range(offset // 2 * 2)))
     fill(log, 5)
     assert read_offsets(log) == list(range(offset // 2 * 2 + 10))
-    found = log.offset_for_timestamp(1000 + 10 * (log.log_end_offset - 1), end_offset=99)
+    found = result_of(log.offset_for_timestamp(1000 + 10 * (log.log_end_offset - 1), end_offset=99))
     assert found is not None
     assert found.offset == log.log_end_offset - 1
     assert open_log(disk).log_end_offset == log.log_end_offset

@@ -6,10 +6,11 @@ import pytest
 
 from rayka.errors import ErrorCode, InvalidRequest
 from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch, TopicIdPartition
-from rayka.metadata.records import BrokerRegistrationChangeRecord
+from rayka.metadata.records import BrokerRegistrationChangeRecord, RemoveTopicRecord
 from rayka.node.fetch import FetchHandler, ListOffsetsHandler
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
     FetchPartition,
     FetchRequest,
     ListOffsetsPartition,
@@ -109,10 +110,29 @@ def test_the_latest_offset_is_the_log_end_for_a_follower_and_the_high_watermark_
         asked = (ListOffsetsPartition(ORDERS, 0, LATEST_TIMESTAMP, LEADER_EPOCH),)
         lookup = ListOffsetsHandler(broker.replicas)
         found = [
-            lookup.handle(ListOffsetsRequest(asked, replica_id=each)).partitions[0]
+            (await lookup.handle(ListOffsetsRequest(asked, replica_id=each))).partitions[0]
             for each in (FOLLOWER, NO_NODE)
         ]
         assert [(each.offset, each.leader_epoch) for each in found] == [(2, LEADER_EPOCH), (1, LEADER_EPOCH)]
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_topic_that_is_deleted_during_a_search_by_time_is_unknown_and_its_directory_stays_online() -> None:
+    async def main() -> None:
+        broker, handler = await led()
+        append(broker, b"a")
+        await commit(handler, 1)
+        asked = ListOffsetsPartition(ORDERS, 0, MAX_TIMESTAMP, LEADER_EPOCH)
+        lookup = ListOffsetsHandler(broker.replicas)
+        searching = asyncio.create_task(lookup.handle(ListOffsetsRequest((asked,))))
+        await asyncio.sleep(0)
+        assert not searching.done()
+        await broker.apply(RemoveTopicRecord(topic_id=ORDERS))
+        (found,) = (await searching).partitions
+        assert found.error_code is ErrorCode.UNKNOWN_TOPIC_ID
+        assert broker.replicas.problems() == []
         await broker.stop()
 
     run(main)

@@ -12,6 +12,7 @@ from rayka.partition.partition import Partition
 from rayka.partition.reading import FoundOffset
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
+from tests.log.support import result_of
 from tests.partition.support import (
     BROKER,
     LAG_MAX_MS,
@@ -180,9 +181,9 @@ def test_a_follower_reads_to_the_log_end_and_says_its_leader_epoch() -> None:  #
 
 def test_a_follower_is_told_the_end_of_the_log_as_the_latest_offset() -> None:  # G12
     partition = leader()
-    assert partition.find_offset(LATEST_TIMESTAMP, 5, is_follower=True) == FoundOffset(-1, 3, 5)
-    assert partition.find_offset(LATEST_TIMESTAMP, 5) == FoundOffset(-1, 0, 5)
-    assert partition.find_offset(EARLIEST_TIMESTAMP, 5, is_follower=True) == FoundOffset(-1, 0, 5)
+    assert result_of(partition.find_offset(LATEST_TIMESTAMP, 5, is_follower=True)) == FoundOffset(-1, 3, 5)
+    assert result_of(partition.find_offset(LATEST_TIMESTAMP, 5)) == FoundOffset(-1, 0, 5)
+    assert result_of(partition.find_offset(EARLIEST_TIMESTAMP, 5, is_follower=True)) == FoundOffset(-1, 0, 5)
 
 
 def test_an_offset_that_a_consumer_was_told_does_not_fall_when_the_leader_changes() -> None:  # G12, B4
@@ -195,10 +196,10 @@ def test_an_offset_that_a_consumer_was_told_does_not_fall_when_the_leader_change
         followed_from(partition, 2, offset)
         for timestamp_ms in (LATEST_TIMESTAMP, NOW_MS):
             with pytest.raises(OffsetNotAvailable, match=f"high watermark {offset} has not reached 3"):
-                partition.find_offset(timestamp_ms, 6)
+                result_of(partition.find_offset(timestamp_ms, 6))
     followed_from(partition, 2, 3)
-    assert partition.find_offset(LATEST_TIMESTAMP, 6) == FoundOffset(-1, 3, 6)
-    assert partition.find_offset(NOW_MS, 6).offset == 0
+    assert result_of(partition.find_offset(LATEST_TIMESTAMP, 6)) == FoundOffset(-1, 3, 6)
+    assert result_of(partition.find_offset(NOW_MS, 6)).offset == 0
 
 
 def test_out_of_range_comes_before_diverging_below_the_logs_begin() -> None:  # G2, G3

@@ -15,6 +15,7 @@ from rayka.partition.partition import Partition
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import result_of
 from tests.partition.support import BROKER, append, changed, fetch, new_partition, read, records, sync
 
 LED_ELSEWHERE = changed(replicas=(BROKER, 2), isr=(BROKER, 2), leader_id=2)
@@ -266,7 +267,7 @@ def test_a_follower_checks_the_epoch_before_it_says_that_another_leads(
     with pytest.raises(error):
         read(partition, 0, current_leader_epoch=epoch)
     with pytest.raises(error):
-        partition.find_offset(LATEST_TIMESTAMP, epoch)
+        result_of(partition.find_offset(LATEST_TIMESTAMP, epoch))
 
 
 # ---- The histories of KIP-101 ----

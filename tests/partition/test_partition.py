@@ -26,6 +26,7 @@ from rayka.protocol.batch_header import TimestampType, split_batches
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import result_of
 from tests.partition.support import (
     BROKER,
     LED_HERE,
@@ -249,7 +250,7 @@ def test_another_leader_epoch_is_refused(epoch: int, error: type[ApiError]) -> N
     with pytest.raises(error, match=f"leader epoch is 5, found {epoch}"):
         read(partition, 0, current_leader_epoch=epoch)
     with pytest.raises(error):
-        partition.find_offset(LATEST_TIMESTAMP, epoch)
+        result_of(partition.find_offset(LATEST_TIMESTAMP, epoch))
 
 
 def test_the_right_leader_epoch_is_let_in() -> None:  # B24
@@ -261,7 +262,7 @@ def test_who_does_not_lead_gives_nothing() -> None:
     with pytest.raises(NotLeaderOrFollower):
         read(partition, 0)
     with pytest.raises(NotLeaderOrFollower):
-        partition.find_offset(EARLIEST_TIMESTAMP, -1)
+        result_of(partition.find_offset(EARLIEST_TIMESTAMP, -1))
 
 
 def test_a_reader_whose_log_parts_from_this_one_is_told_where() -> None:  # G2
@@ -314,7 +315,7 @@ def test_offsets_are_found_by_place_and_by_time() -> None:  # G12
     for timestamp_ms in (100, 300, 200):
         partition.append(records(b"a", timestamp_ms=timestamp_ms), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
     found = {
-        each: partition.find_offset(each, -1)
+        each: result_of(partition.find_offset(each, -1))
         for each in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, 150, 301)
     }
     assert found == {
@@ -330,10 +331,10 @@ def test_a_time_is_looked_up_below_the_high_watermark_only() -> None:  # G12
     disk = MemoryDisk()
     partition = new_partition(disk, flush=FlushPolicy.BATCH)
     append(partition, b"a")
-    assert partition.find_offset(NOW_MS, -1) == FoundOffset()
+    assert result_of(partition.find_offset(NOW_MS, -1)) == FoundOffset()
     sync(partition, disk)
     partition.maybe_increment_high_watermark(0)
-    assert partition.find_offset(NOW_MS, -1).offset == 0
+    assert result_of(partition.find_offset(NOW_MS, -1)).offset == 0
 
 
 def test_a_new_leader_that_does_not_know_how_far_it_is_committed_says_so() -> None:  # G12, B4
@@ -341,5 +342,5 @@ def test_a_new_leader_that_does_not_know_how_far_it_is_committed_says_so() -> No
     append(partition, b"a")
     partition.update_state(changed(leader_epoch=6), now_ms=0)
     with pytest.raises(OffsetNotAvailable, match="leader epoch 6 began"):
-        partition.find_offset(LATEST_TIMESTAMP, -1)
-    assert partition.find_offset(EARLIEST_TIMESTAMP, -1).offset == 0
+        result_of(partition.find_offset(LATEST_TIMESTAMP, -1))
+    assert result_of(partition.find_offset(EARLIEST_TIMESTAMP, -1)).offset == 0
