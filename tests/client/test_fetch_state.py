@@ -80,6 +80,22 @@ def test_a_seek_ends_a_rest():
     assert wanted(fetching) == [FIRST]
 
 
+@pytest.mark.parametrize("moved_to", [5, 6], ids=["back to the same offset", "elsewhere"])
+def test_the_end_of_a_fetch_from_before_a_seek_says_nothing_of_the_one_after_it(moved_to: int) -> None:  # G16
+    fetching = state()
+    fetching.seek(FIRST, 5)
+    before = ticket_of(fetching, FIRST)
+    fetching.seek(FIRST, moved_to)
+    after = ticket_of(fetching, FIRST)
+    fetching.rest(before)
+    assert wanted(fetching) == [FIRST]
+    fetching.rest(after)
+    fetching.end_rest(before)
+    assert wanted(fetching) == []
+    fetching.end_rest(after)
+    assert wanted(fetching) == [FIRST]
+
+
 def test_the_next_fetch_begins_at_the_brokers_next_offset():  # G16: not at "last record + 1"
     fetching = state()
     fetching.seek(FIRST, 5)

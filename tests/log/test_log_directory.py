@@ -14,6 +14,9 @@ import pytest
 from rayka.config import TopicConfig
 from rayka.errors import InconsistentTopicId, StorageError
 from rayka.ids import TopicPartition
+from rayka.log.checkpoints import LOG_START_OFFSET_FILE as STARTS_FILE
+from rayka.log.checkpoints import RECOVERY_POINT_FILE as POINTS_FILE
+from rayka.log.checkpoints import read_offsets as read_offsets_file
 from rayka.log.disk import LocalDisk
 from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE, LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
@@ -411,6 +414,24 @@ def test_the_recovery_point_of_a_deleted_log_says_nothing_of_the_next_one(disk: 
     again = open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
     assert (read_offsets(again), again.flushed_offset) == (list(range(40)), 0)
     assert again.recovery.cut is not None
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_recovery_point_is_on_disk_before_the_log_start_that_it_rests_on(
+    disk: MemoryDisk, seed: int
+) -> None:  # F13, A51
+    directory = open_directory(disk)
+    log = open_orders(directory)
+    fill(log, 30)
+    log.increment_log_start_offset(40)
+    run(directory.sync([log]))
+    checkpoint = directory.checkpoint()
+    for _ in range(2):  # until it waits for the second sync: the files have their names, and none is durable
+        checkpoint.send(None)
+    checkpoint.close()
+    disk.power_loss(Random(seed))
+    points, starts = (read_offsets_file(disk, f"{PATH}/{name}") for name in (POINTS_FILE, STARTS_FILE))
+    assert starts == {ORDERS: 40} or points == {}
 
 
 def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(disk: MemoryDisk) -> None:

@@ -10,6 +10,7 @@ from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import (
+    BrokerRegistrationChangeRecord,
     ConfigRecord,
     MetadataRecord,
     PartitionChangeRecord,
@@ -22,7 +23,7 @@ from rayka.metadata.records import (
 from rayka.metadata.snapshot import delta_between, image_of, image_records
 from rayka.protocol.configs import ResourceType
 from tests.metadata.strategies import record_runs
-from tests.metadata.support import ORDERS, partition, registered, topic, unfenced
+from tests.metadata.support import ORDERS, directory, partition, registered, topic, unfenced
 
 PAYMENTS = UUID(int=200)
 
@@ -138,6 +139,17 @@ def test_a_broker_that_is_not_registered_does_not_change() -> None:
     gone = UnregisterBrokerRecord(broker_id=1, broker_epoch=1)
     with pytest.raises(AssertionError, match="expected broker 1 in epoch 1, found none"):
         replayed([registered(1), gone, unfenced(1)])
+
+
+@pytest.mark.parametrize("fencing", [{}, {"is_fenced": True}], ids=["alone", "and fenced"])
+def test_a_snapshot_says_which_directories_are_offline(fencing: dict[str, bool]) -> None:  # H3, A45
+    failed = directory(1, 1).directory_id
+    offline = BrokerRegistrationChangeRecord(
+        broker_id=1, broker_epoch=1, offline_directories=(failed,), **fencing
+    )
+    image = replayed([registered(1, directory_count=2, is_fenced=False), offline])
+    assert loaded(image).brokers == image.brokers
+    assert loaded(image).brokers[1].offline_directories == (failed,)
 
 
 def test_an_empty_image_has_no_records() -> None:

@@ -19,6 +19,7 @@ from rayka.protocol.fetch import (
 from tests.metadata.support import ORDERS, registered
 from tests.node.fetch_support import (
     FOLLOWER,
+    FOLLOWER_EPOCH,
     FOLLOWERS,
     WAIT_MS,
     Session,
@@ -393,6 +394,22 @@ def test_a_follower_of_an_idle_partition_stays_caught_up() -> None:  # B5, B10
             await asyncio.gather(*(each.fetch(max_wait_ms=WAIT_MS) for each in sessions))
         append(broker, b"a")
         assert broker.partition().maybe_shrink_isr(now_ms=now_ms() + 20_000) is None
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_follower_of_an_idle_partition_is_told_when_it_does_not_count_any_more() -> None:  # B5
+    async def main() -> None:
+        broker, handler = await led()
+        session = Session(handler)
+        await session.fetch(at(0))
+        assert (await session.fetch()).partitions == ()
+        await broker.apply(registered(FOLLOWER, epoch=FOLLOWER_EPOCH + 1, is_fenced=False))
+        await asyncio.sleep(LAG_MS / 1000)
+        began_ms = passed_ms()
+        (result,) = (await session.fetch(max_wait_ms=WAIT_MS)).partitions
+        assert (result.error_code, passed_ms()) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, began_ms)
         await broker.stop()
 
     run(main)

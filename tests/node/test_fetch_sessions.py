@@ -87,6 +87,23 @@ def test_a_request_without_session_reads_and_tells_everything() -> None:
     assert (context.session.session_id, repr(sessions)) == (NO_SESSION, "<FetchSessions 0 of 4>")
 
 
+@pytest.mark.parametrize("epoch", [FINAL_SESSION_EPOCH, FIRST_SESSION_EPOCH])
+def test_what_has_no_session_is_watched_until_its_request_ends(epoch: int) -> None:
+    parked: Parked[PartitionKey] = Parked()
+    sessions = FetchSessions(parked, 0, Random(1))
+    context = begin(sessions, fetch(0), fetch(1), epoch=epoch)
+    assert (context.session.session_id, repr(parked)) == (NO_SESSION, "<Parked keys=2>")
+    sessions.end(context)
+    assert repr(parked) == "<Parked keys=0>"
+
+
+def test_what_is_in_a_session_is_watched_after_its_request() -> None:
+    parked: Parked[PartitionKey] = Parked()
+    sessions = FetchSessions(parked, SLOTS, Random(1))
+    sessions.end(begin(sessions, fetch(0), fetch(1)))
+    assert repr(parked) == "<Parked keys=2>"
+
+
 def test_a_full_request_begins_a_session_and_tells_everything() -> None:
     context = begin(new_sessions(), fetch(0), fetch(1))
     assert context.session.session_id != NO_SESSION

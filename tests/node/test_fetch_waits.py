@@ -11,7 +11,7 @@ from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, OffsetAndEpoch
 from rayka.metadata.records import PartitionChangeRecord
 from rayka.node.fetch import FetchHandler
-from rayka.protocol.fetch import FetchRequest
+from rayka.protocol.fetch import FINAL_SESSION_EPOCH, FetchRequest
 from tests.metadata.support import ORDERS
 from tests.node.fetch_support import (
     FOLLOWER,
@@ -132,6 +132,21 @@ def test_a_session_that_has_nothing_left_is_answered_at_once_and_can_be_asked_fo
         append(broker, b"a")
         (result,) = (await session.fetch(at(0), max_wait_ms=WAIT_MS)).partitions
         assert (values(result), passed_ms()) == ([b"a"], 0)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_fetch_without_session_that_is_broken_off_watches_nothing_any_more() -> None:  # G9
+    async def main() -> None:
+        broker, handler = await led()
+        waiting = await parked(
+            handler, request(at(0), session_epoch=FINAL_SESSION_EPOCH, max_wait_ms=WAIT_MS)
+        )
+        assert repr(broker.replicas.parked) == "<Parked keys=1>"
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert repr(broker.replicas.parked) == "<Parked keys=0>"
         await broker.stop()
 
     run(main)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
-from rayka.ids import TopicPartition
+from rayka.ids import NO_NODE, TopicPartition
 from rayka.metadata.records import PartitionChangeRecord, RemoveTopicRecord
 from rayka.node.produce import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
@@ -62,9 +62,9 @@ async def produce(
     return response.partitions[0]
 
 
-def fetch(broker: Broker, replica_id: int = LEADER) -> None:
+def fetch(broker: Broker, replica_id: int = LEADER, number: int = 0) -> None:
     """The follower has everything."""
-    replica = broker.replica()
+    replica = broker.replica(number)
     follower = FollowerFetch(replica_id, 1, replica.partition.log.log_end_offset, 0)
     update = replica.partition.record_follower_fetch(follower, now_ms=now_ms())
     broker.replicas.on_follower_fetch(replica, update)
@@ -118,6 +118,22 @@ def test_who_waits_is_told_that_the_topic_was_deleted() -> None:  # B15
         await settle()
         await broker.apply(RemoveTopicRecord(topic_id=ORDERS))
         assert (await waiting).error_code is ErrorCode.UNKNOWN_TOPIC_ID
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_partition_that_waits_holds_up_no_later_one_of_its_request() -> None:  # G10
+    async def main() -> None:
+        broker = await leading()
+        await broker.apply(broker.new_partition(1, leader_id=BROKER, isr=(BROKER, LEADER)))
+        data = tuple(ProducePartition(ORDERS, number, records(b"a")) for number in (0, 1))
+        handler = ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS)
+        waiting = asyncio.ensure_future(handler.handle(ProduceRequest(ACKS_ALL, TIMEOUT_MS, data)))
+        await settle()
+        fetch(broker, number=1)
+        codes = [each.error_code for each in (await waiting).partitions]
+        assert codes == [ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NONE]
         await broker.stop()
 
     run(main)
@@ -351,6 +367,37 @@ def test_a_log_that_is_gone_begins_anew_only_where_nobody_counts_on_what_it_had(
             is_copied = not await broker.fetches_nothing_for(1_000)
             assert is_copied == (not broker.replicas.problems()) == (BROKER not in isr)
             await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("counted_on", "is_kept"),
+    [
+        ({}, False),
+        ({"isr": (LEADER, BROKER)}, True),
+        ({"eligible_leader_replicas": (BROKER,)}, True),
+        ({"last_known_elr": (BROKER,)}, True),
+        ({"leader_id": NO_NODE}, True),
+    ],
+    ids=["not counted on", "in sync", "eligible", "last known eligible", "nobody leads"],
+)
+@pytest.mark.parametrize("position", [16, 70], ids=["the magic", "a record"])
+def test_a_replica_that_may_be_elected_keeps_its_damaged_log(
+    counted_on: dict[str, Any], is_kept: bool, position: int
+) -> None:  # B33
+    async def main() -> None:
+        disk, segment = MemoryDisk(), f"{DATA_DIR}/orders-0/{0:020}.log"
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a"), batch(b"b", offset=1), high_watermark=2))
+        await broker.stop()
+        disk.flip_bit(segment, position)  # in the first of two batches, so that it is no torn tail
+        size_bytes = disk.size(segment)
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(**({"isr": (LEADER,)} | counted_on)))
+        assert (disk.exists(segment) and disk.size(segment) == size_bytes) == is_kept
+        await broker.stop()
 
     run(main)
 
