@@ -1,10 +1,11 @@
 """What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind; and the
 one Ray and the cluster that tests share, which start when the first test asks for them.
 
-Two worker processes of pytest-xdist run the tests: one those that need Ray and mostly wait for it, the other those that
-need Spark, and then whatever file is next. Temporary files of a worker, those of Ray and of subprocesses included, go
-into one directory; it must be empty at the end, but for what pytest keeps of failed tests. Every process that a test
-starts inherits its worker's mark in its environment; none may be alive at the end.
+Three worker processes of pytest-xdist run the tests, for two cores: the first those on the shared Ray, which wait for
+it half of the time, the second those that start Rays of their own, the third those that need Spark and the simulator;
+then each whatever file is next. Temporary files of a worker, those of Ray and of subprocesses included, go into one
+directory; it must be empty at the end, but for what pytest keeps of failed tests. Every process that a test starts
+inherits its worker's mark in its environment; none may be alive at the end.
 """
 
 import logging
@@ -37,12 +38,17 @@ os.environ.update(
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
-_GROUPS = ("ray", "spark", "sim")
+_APART = "apart"  # needs Ray, but not the shared one: tests of whole processes
+_GROUPS = ("ray", _APART, "spark", "sim")
+_BYTECODE = "bytecode"
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
 # Short, and a worker's not inside that of the process that started it: Ray puts socket paths into it.
 _PARENT = Path(os.environ["TMPDIR"]).parent if "PYTEST_XDIST_WORKER" in os.environ else None
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="rk-", dir=_PARENT)
+# A run starts hundreds of processes. Where bytecode is forbidden, each would compile all that it imports.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+    os.environ["PYTHONPYCACHEPREFIX"] = os.path.join(os.environ["TMPDIR"], _BYTECODE)
 # A shell that starts the tests in the background has SIGINT ignored, and tests send it to themselves.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -71,7 +77,7 @@ def nothing_is_left_behind() -> Iterator[None]:
     yield
     psutil.wait_procs(_marked_processes(), timeout=_END_WAIT_S)
     processes = [" ".join(process.cmdline())[:200] for process in _marked_processes()]
-    files = sorted(path.name for path in Path(os.environ["TMPDIR"]).iterdir() if not _is_pytests(path))
+    files = sorted(path.name for path in Path(os.environ["TMPDIR"]).iterdir() if not _is_the_runs(path))
     assert not processes, f"processes outlive the tests: {processes}"
     assert not files, f"files were left in the temporary directory: {files}"
 
@@ -94,8 +100,8 @@ def cluster(rays: "RayNodes", tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield cluster
 
 
-def _is_pytests(path: Path) -> bool:
-    return path.name.startswith("pytest-of-")
+def _is_the_runs(path: Path) -> bool:
+    return path.name == _BYTECODE or path.name.startswith("pytest-of-")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -106,7 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    return next((each for each in _GROUPS if item.get_closest_marker(each)), item.path.name)
+    group = next((each for each in _GROUPS if item.get_closest_marker(each)), item.path.name)
+    return _APART if group == "ray" and "rays" not in getattr(item, "fixturenames", ()) else group
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,16 +19,18 @@ from rayka.protocol.cluster import NodeState
 ResultT = TypeVar("ResultT")
 START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
 _MAKE_TIMEOUT_S = 90.0
-SLACK_S = 30.0
+_SLACK_S = 30.0
 _POLL_S = 0.05
 
 
-def wait_for(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float) -> ResultT:
-    """The result of what ends within that time by itself, with a better message than this wait has.
+def wait_for(
+    coroutine: Coroutine[Any, Any, ResultT], timeout_s: float, *, slack_s: float = _SLACK_S
+) -> ResultT:
+    """The result of what ends within that time by itself, with a better message than this wait has, which lasts longer.
 
     Raises UnavailableError when it does not end: a question to Ray that Ray never answers.
     """
-    return bounded_wait.wait_for(coroutine, timeout_s * 1000, caller="Ray", slack_s=SLACK_S)
+    return bounded_wait.wait_for(coroutine, timeout_s * 1000, caller="Ray", slack_s=slack_s)
 
 
 def ask_ray(question: Callable[..., ResultT], *arguments: Any, timeout_s: float) -> ResultT:

@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
@@ -157,9 +158,12 @@ def test_after_a_clean_shutdown_nothing_is_scanned() -> None:  # B30
 
 
 def test_with_flush_batch_a_power_cut_takes_nothing_acknowledged() -> None:
-    """The next process has no proof of the end of the one before (H2): it waits for the session, a short one here."""
+    """The next process has no proof of the end of the one before (H2): it waits for the session, a short one here, and
+    so do all seeds beside each other.
+    """
     session = {"broker_session_timeout_ms": 2_000, "broker_heartbeat_interval_ms": 400}
-    for seed in range(10):
+
+    def cut(seed: int) -> None:
         disk = MemoryDisk()
         with memory_cluster(disk, **session) as cluster:
             topic = create_topic(cluster, flush="batch")
@@ -169,6 +173,9 @@ def test_with_flush_batch_a_power_cut_takes_nothing_acknowledged() -> None:
             disk.power_loss(Random(seed))
             cluster.restart(BROKER)
             assert topic.values() == [b"a", b"b"]
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(cut, range(10)))
 
 
 def test_the_whole_cluster_comes_back_on_its_data() -> None:

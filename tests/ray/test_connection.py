@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rayka.actors import ray_internals, ray_process
-from rayka.actors.bring_up import SLACK_S, wait_for
+from rayka.actors.bring_up import wait_for
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from tests import tidy
@@ -182,7 +182,7 @@ def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their
 
 def test_a_question_to_ray_that_is_never_answered_ends_as_unavailable_error() -> None:
     with pytest.raises(UnavailableError, match="Ray: sleep did not end within"):
-        wait_for(asyncio.sleep(60), -SLACK_S)
+        wait_for(asyncio.sleep(60), timeout_s=0.1, slack_s=0.1)
 
 
 # ---- What Ray prints ----
