@@ -163,6 +163,7 @@ class Fetcher:
             return False
         if self._driver is None:
             self._driver = asyncio.get_running_loop().create_task(self._drive())
+            self._spawn(self._network.watch_clock())
         # A fetch without news is answered after its wait: so long a silence is none.
         silence_ms_max = max(silence_ms_max, 2 * self._config.fetch_max_wait_ms)
         await self._wait_for_news(timeout_ms / 1000, silence_ms_max / 1000)

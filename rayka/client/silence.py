@@ -1,8 +1,8 @@
 """Since when no node answers a client that has something to ask: that distinguishes a stopped cluster from an idle one.
 
 Invariants: any answer ends the silence, a refusal too; a call that breaks off, times out or is given up is no answer.
-While nothing is asked there is no silence. Kafka has no such thing: its consumer polls for ever when the cluster is
-gone.
+While nothing is asked there is no silence. Time in which this process was stopped is none either: nothing was asked
+then, and what was under way may be lost. Kafka has no such thing: its consumer polls for ever when the cluster is gone.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from rayka.errors import ApiError, NetworkException, RequestTimedOut, Unavailabl
 from rayka.ports import Network, Request
 
 ResponseT = TypeVar("ResponseT")
+_LOOK_S = 1.0
 
 
 class SilenceWatch:
@@ -25,9 +26,16 @@ class SilenceWatch:
         self._open_count = 0
         self._since_s: float | None = None
         self._problem: ApiError | None = None
+        self._looked_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<SilenceWatch {self._cluster_name} since={self._since_s} open={self._open_count}>"
+
+    async def watch_clock(self) -> None:
+        """For ever: looks at the clock, so that a time without a look is one in which the process was stopped."""
+        while True:
+            self._look()
+            await asyncio.sleep(_LOOK_S)
 
     async def node_ids(self) -> Sequence[int]:
         return await self._network.node_ids()
@@ -54,6 +62,7 @@ class SilenceWatch:
 
     def remaining_s(self, limit_s: float) -> float:
         """The time until the silence has lasted that long; without a silence, the whole limit."""
+        self._look()
         return limit_s if self._since_s is None else self._since_s + limit_s - _now_s()
 
     def error(self, limit_s: float) -> UnavailableError:
@@ -63,6 +72,14 @@ class SilenceWatch:
             f"no node of cluster {self._cluster_name!r} has answered for {math.floor(limit_s * 1000)} ms: {said}"
             "is it running? see `rayka status`; when it is, poll again, and reading goes on where it was"
         )
+
+    def _look(self) -> None:
+        """Timers that were due in a stop run in no order that counts: whichever comes first finds that it was one."""
+        now_s = _now_s()
+        if self._looked_s is not None and self._since_s is not None:
+            stopped_s = max(0.0, now_s - self._looked_s - _LOOK_S)
+            self._since_s = min(self._since_s + stopped_s, now_s)
+        self._looked_s = now_s
 
     def _on_end(self, error: ApiError | None) -> None:
         self._open_count -= 1

@@ -104,8 +104,8 @@ class VirtualCluster:
 
     @contextmanager
     def paused(self, node_id: int) -> Iterator[None]:
-        """The node's process stands still, and then goes on with what has come meanwhile."""
-        process = self.sim.cluster.machines[node_id].process
+        """The process of a node, or of the clients, stands still, and then goes on with what has come meanwhile."""
+        process = self._process if node_id == CLIENT_ID else self.sim.cluster.machines[node_id].process
         assert process is not None, node_id
         process.is_paused = True
         yield
