@@ -35,7 +35,7 @@ class Role(StrEnum):
         return repr(self.value)  # as it is written, in errors and in descriptions
 
 
-class TopicPartition(msgspec.Struct, frozen=True, order=True, array_like=True):
+class TopicPartition(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """One partition of one topic; hashable, ordered by name, then number."""
 
     topic: str
@@ -45,7 +45,7 @@ class TopicPartition(msgspec.Struct, frozen=True, order=True, array_like=True):
         return f"{self.topic}-{self.partition}"
 
 
-class TopicIdPartition(msgspec.Struct, frozen=True, order=True, array_like=True):
+class TopicIdPartition(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
     """One partition of one incarnation of a topic: a topic deleted and created again has another id."""
 
     topic_id: UUID

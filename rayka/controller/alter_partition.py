@@ -27,17 +27,20 @@ from rayka.protocol.replication import (
     IsrMember,
     LeaderRecoveryState,
 )
-from rayka.shard.shard import Result
+from rayka.shard.shard import Result, Steps
 
 
 def alter_partitions(
     elections: Elections, request: AlterPartitionRequest
-) -> Result[MetadataRecord, AlterPartitionResponse]:
+) -> Steps[MetadataRecord, AlterPartitionResponse]:
     """One answer for each proposal. Raises BrokerIdNotRegistered, StaleBrokerEpoch for all of them."""
     registered_broker(elections.image, request.broker_id, request.broker_epoch)
-    altered = [_altered(elections, request.broker_id, item) for item in request.partitions]
-    records = [record for record, _ in altered if record is not None]
-    return Result(records, AlterPartitionResponse(tuple(result for _, result in altered)), is_atomic=False)
+    results = []
+    for item in request.partitions:
+        record, result = _altered(elections, request.broker_id, item)
+        results.append(result)
+        yield record
+    return Result((), AlterPartitionResponse(tuple(results)))
 
 
 def _altered(

@@ -11,33 +11,43 @@ Kafka has only the timer. Here a broker that is back need not wait for it (decis
 the first brokers lead everything, and the others would idle for five minutes.
 """
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from rayka.config import BrokerConfig
 from rayka.controller.elections import Elections
 from rayka.controller.partition_change import Election
-from rayka.ids import NO_NODE, TopicIdPartition
-from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.metadata.records import MetadataRecord
-from rayka.shard.shard import Result
+from rayka.metadata.image import BrokerImage
+from rayka.metadata.records import MetadataRecord, PartitionChangeRecord
+from rayka.shard.shard import Result, Steps
 
 ELECTIONS_PER_RUN_MAX = 1_000
 
 
 def balance_leaders(
     elections: Elections, broker_id: int, config: BrokerConfig
-) -> Result[MetadataRecord, bool]:
+) -> Steps[MetadataRecord, bool]:
     """Elections among the partitions that this broker is the first replica of; whether there are more to be held."""
-    preferred = _preferred(elections, broker_id)
-    changes = [elections.change(key).build() for key, partition in preferred if not partition.has_leader]
-    if config.auto_leader_rebalance_enable:
-        changes += [
-            elections.change(key).election(Election.PREFERRED).build()
-            for key in _led_by_others(preferred, broker_id, config.leader_imbalance_per_broker_percentage)
-        ]
-    records = [change for change in changes if change is not None]
-    has_more = len(records) > ELECTIONS_PER_RUN_MAX
-    return Result(records[:ELECTIONS_PER_RUN_MAX], has_more)
+    count = 0
+    for record in _elections(elections, broker_id, config):
+        if record is not None and count == ELECTIONS_PER_RUN_MAX:
+            return Result((), True)
+        count += record is not None
+        yield record
+    return Result((), False)
+
+
+def _elections(
+    elections: Elections, broker_id: int, config: BrokerConfig
+) -> Iterator[PartitionChangeRecord | None]:
+    replicas = elections.replicas
+    for key in replicas.leaderless(broker_id):
+        yield elections.change(key).build()
+    tolerated_percentage = config.leader_imbalance_per_broker_percentage
+    counts = (replicas.misled_count(broker_id), replicas.preferred_count(broker_id))
+    if config.auto_leader_rebalance_enable and _is_too_much(*counts, tolerated_percentage):
+        for key in replicas.misled(broker_id):
+            yield elections.change(key).election(Election.PREFERRED).build()
 
 
 class ReturnedBrokers:
@@ -70,10 +80,10 @@ class ReturnedBrokers:
         self._begin(now_ms)
         due = []
         for broker_id in list(self._since_ms):
-            missing = self._missing(elections, broker_id)
-            if not missing or now_ms - self._since_ms[broker_id] >= self._interval_ms:
+            is_missing_much = self._is_missing_much(elections, broker_id)
+            if not is_missing_much or now_ms - self._since_ms[broker_id] >= self._interval_ms:
                 del self._since_ms[broker_id]
-            elif any(broker_id in each.isr and elections.is_electable(each, broker_id) for each in missing):
+            elif _can_take(elections, broker_id):
                 self._took_ms[broker_id] = now_ms
                 due.append(broker_id)
         return due
@@ -88,28 +98,23 @@ class ReturnedBrokers:
                 self._since_ms[broker_id] = now_ms
         self._new = {}
 
-    def _missing(self, elections: Elections, broker_id: int) -> list[PartitionImage]:
-        """What the broker is to lead and does not; nothing while that is little, or the broker is not active."""
-        broker = elections.image.brokers.get(broker_id)
+    def _is_missing_much(self, elections: Elections, broker_id: int) -> bool:
+        """Whether there is much that the broker is to lead and does not; not while it is not active."""
+        broker, replicas = elections.image.brokers.get(broker_id), elections.replicas
         if broker is None or not broker.is_active:
-            return []
-        preferred = [partition for _, partition in _preferred(elections, broker_id)]
-        missing = [each for each in preferred if each.leader_id != broker_id]
-        return missing if _is_too_much(missing, preferred, self._tolerated_percentage) else []
+            return False
+        missing_count = replicas.misled_count(broker_id) + replicas.leaderless_count(broker_id)
+        return _is_too_much(missing_count, replicas.preferred_count(broker_id), self._tolerated_percentage)
 
 
-def _preferred(elections: Elections, broker_id: int) -> list[tuple[TopicIdPartition, PartitionImage]]:
-    """The partitions that this broker is the first replica of."""
-    return [each for each in elections.replicas_of(broker_id) if each[1].replicas[0] == broker_id]
+def _can_take(elections: Elections, broker_id: int) -> bool:
+    """Whether the broker can lead some partition that it is to lead and does not."""
+    replicas = elections.replicas
+    missing = (
+        elections.partition(key) for key in chain(replicas.misled(broker_id), replicas.leaderless(broker_id))
+    )
+    return any(broker_id in each.isr and elections.is_electable(each, broker_id) for each in missing)
 
 
-def _led_by_others(
-    preferred: list[tuple[TopicIdPartition, PartitionImage]], broker_id: int, tolerated_percentage: int
-) -> list[TopicIdPartition]:
-    """The partitions that another broker leads, none while they are few enough."""
-    led = [key for key, partition in preferred if partition.leader_id not in (broker_id, NO_NODE)]
-    return led if _is_too_much(led, preferred, tolerated_percentage) else []
-
-
-def _is_too_much(part: Sized, whole: Sized, tolerated_percentage: int) -> bool:
-    return len(part) * 100 > tolerated_percentage * len(whole)
+def _is_too_much(part_count: int, whole_count: int, tolerated_percentage: int) -> bool:
+    return part_count * 100 > tolerated_percentage * whole_count

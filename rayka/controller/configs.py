@@ -49,7 +49,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsResponse,
     ResourceType,
 )
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 MIN_ISR = "min.insync.replicas"
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
@@ -124,15 +124,16 @@ def _source(image: MetadataImage, broker_id: int | None, key: str, config: Broke
 
 def alter_configs(
     elections: Elections, request: IncrementalAlterConfigsRequest, *, config: BrokerConfig
-) -> Result[MetadataRecord, IncrementalAlterConfigsResponse]:
+) -> Steps[MetadataRecord, IncrementalAlterConfigsResponse]:
     """Changes what can be changed; every other resource has its error in the response. The elections that follow come
-    after all configurations, so that these stand in one batch.
+    after all configurations, which stand in one batch.
     """
     alteration = _Alteration(elections, config)
     results = tuple(alteration.try_alter(resource) for resource in request.resources)
-    records = [*alteration.records, *alteration.elections()]
-    metadata_offset = elections.image.next_offset + len(records)
-    return Result(records, IncrementalAlterConfigsResponse(results, metadata_offset), is_atomic=False)
+    yield alteration.records
+    yield from alteration.elections()
+    next_offset = yield None
+    return Result((), IncrementalAlterConfigsResponse(results, next_offset))
 
 
 class _Alteration:
@@ -154,17 +155,17 @@ class _Alteration:
             )
         return AlterConfigsResult(resource.resource_type, resource.resource_name)
 
-    def elections(self) -> list[MetadataRecord]:
+    def elections(self) -> Iterator[MetadataRecord | None]:
         """For partitions without a leader, where unclean elections have become allowed."""
         if not self._is_unclean_changed:
-            return []
+            return
         delta = MetadataDelta(self._image)
         for record in self.records:
             delta.replay(record)
         then = self._elections.at(delta.apply(self._image.next_offset + len(self.records)))
-        leaderless = [key for key, partition in self._image.partitions() if not partition.has_leader]
-        chosen = [then.change(key).build() for key in leaderless]
-        return [record for record in chosen if record is not None and record.leader_id >= 0]
+        for key, partition in self._image.partitions():
+            chosen = None if partition.has_leader else then.change(key).build()
+            yield chosen if chosen is not None and chosen.leader_id >= 0 else None
 
     def _alter(self, resource: AlteredResource) -> None:
         _check_resource(self._image, resource.resource_type, resource.resource_name)

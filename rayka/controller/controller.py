@@ -22,6 +22,7 @@ from rayka.controller.create_partitions import create_partitions
 from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.elections import Elections
 from rayka.controller.heartbeats import exited_broker, fence, heartbeat, report_exit
+from rayka.controller.placement import ReplicaPlacer
 from rayka.controller.producer_ids import allocate_producer_ids
 from rayka.controller.reassignment import alter_reassignments, list_reassignments
 from rayka.controller.registration import check_registration, register
@@ -83,7 +84,7 @@ from rayka.protocol.topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from rayka.shard.shard import Result
+from rayka.shard.shard import Result, Steps
 
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):
@@ -124,7 +125,9 @@ class Controller:
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
 
-    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[MetadataRecord, Any]:
+    def handle(
+        self, request: Any, *, now_ms: int, next_offset: int
+    ) -> Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]:
         image = self.image(next_offset)
         return _HANDLERS[type(request)](self, request, image, now_ms)
 
@@ -140,8 +143,8 @@ class Controller:
             self._returned.on_unfenced(record.broker_id)
 
     def image(self, next_offset: int) -> MetadataImage:
-        """The image of everything replayed, which reaches up to `next_offset`."""
-        if self._delta.image.next_offset != next_offset:
+        """The image of everything replayed: up to `next_offset`, or a part of the batch that begins there."""
+        if self._delta.image.next_offset != next_offset or not self._delta.is_empty:
             image = self._delta.apply(next_offset)
             self._replicas.update(self._delta, image)
             self._delta = MetadataDelta(image)
@@ -149,6 +152,9 @@ class Controller:
 
     def _elections(self, image: MetadataImage) -> Elections:
         return Elections(image, self._config, self._replicas)
+
+    def _placer(self, image: MetadataImage) -> ReplicaPlacer:
+        return ReplicaPlacer(image, self._random, self._replicas)
 
     # ---- Soft state --------------------------------------------------------------------------------------------------
 
@@ -199,78 +205,80 @@ class Controller:
 
     def _register(
         self, request: RegisterBrokerRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, RegisterBrokerResponse]:
+    ) -> Steps[MetadataRecord, RegisterBrokerResponse]:
         check_registration(
             image, request, cluster_id=self._cluster_id, sessions=self._sessions, now_ms=now_ms
         )
-        records, broker_epoch = register(self._elections(image), request)
-        return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id), is_atomic=False)
+        records, broker_epoch = yield from register(self._elections(image), request)
+        return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id))
 
     def _heartbeat(
         self, request: HeartbeatRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, HeartbeatResponse]:
+    ) -> Result[MetadataRecord, HeartbeatResponse] | Steps[MetadataRecord, HeartbeatResponse]:
         return heartbeat(self._elections(image), request, self._sessions)
 
     def _report_exit(
         self, request: ReportExitRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, ReportExitResponse]:
+    ) -> Result[MetadataRecord, ReportExitResponse] | Steps[MetadataRecord, ReportExitResponse]:
         return report_exit(self._elections(image), request)
 
     def _alter_partitions(
         self, request: AlterPartitionRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, AlterPartitionResponse]:
+    ) -> Steps[MetadataRecord, AlterPartitionResponse]:
         return alter_partitions(self._elections(image), request)
 
     def _balance_leaders(
         self, request: BalanceLeaders, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, bool]:
+    ) -> Steps[MetadataRecord, bool]:
         return balance_leaders(self._elections(image), request.broker_id, self._config)
 
     def _fence_stale_broker(
         self, _: FenceStaleBroker, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, bool]:
+    ) -> Result[MetadataRecord, bool] | Steps[MetadataRecord, bool]:
         unfenced = [broker for broker in image.brokers.values() if not broker.is_fenced]
         stale = [broker for broker in unfenced if not self._sessions.is_alive(broker, now_ms)]
-        records = fence(self._elections(image), stale[0]) if stale else ()
-        return Result(records, len(stale) > 1, is_atomic=False)
+        return fence(self._elections(image), stale[0], len(stale) > 1) if stale else Result((), False)
 
     def _write_no_op(self, _: WriteNoOp, image: MetadataImage, now_ms: int) -> Result[MetadataRecord, None]:
         return Result([NoOpRecord()], None)
 
     def _create_topics(
         self, request: CreateTopicsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, CreateTopicsResponse]:
-        return create_topics(image, request, config=self._config, random=self._random)
+    ) -> Steps[MetadataRecord, CreateTopicsResponse]:
+        return create_topics(
+            image, request, config=self._config, placer=self._placer(image), random=self._random
+        )
 
     def _delete_topics(
         self, request: DeleteTopicsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, DeleteTopicsResponse]:
+    ) -> Steps[MetadataRecord, DeleteTopicsResponse]:
         return delete_topics(image, request)
 
     def _create_partitions(
         self, request: CreatePartitionsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, CreatePartitionsResponse]:
-        return create_partitions(image, request, random=self._random)
+    ) -> Steps[MetadataRecord, CreatePartitionsResponse]:
+        return create_partitions(image, request, placer=self._placer(image))
 
     def _alter_reassignments(
         self, request: AlterPartitionReassignmentsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, AlterPartitionReassignmentsResponse]:
-        return alter_reassignments(self._elections(image), request, config=self._config, random=self._random)
+    ) -> Steps[MetadataRecord, AlterPartitionReassignmentsResponse]:
+        elections, placer = self._elections(image), self._placer(image)
+        return alter_reassignments(elections, request, config=self._config, placer=placer)
 
     def _list_reassignments(
         self, request: ListPartitionReassignmentsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, ListPartitionReassignmentsResponse]:
+    ) -> Steps[MetadataRecord, ListPartitionReassignmentsResponse]:
         return list_reassignments(image, request)
 
     def _elect_leaders(
         self, request: ElectLeadersRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, ElectLeadersResponse]:
+    ) -> Steps[MetadataRecord, ElectLeadersResponse]:
         return elect_leaders(self._elections(image), request)
 
     def _unregister_broker(
         self, request: UnregisterBrokerRequest, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, UnregisterBrokerResponse]:
-        return unregister_broker(image, request)
+        return unregister_broker(image, request, self._replicas)
 
     def _describe_configs(
         self, request: DescribeConfigsRequest, image: MetadataImage, now_ms: int
@@ -279,7 +287,7 @@ class Controller:
 
     def _alter_configs(
         self, request: IncrementalAlterConfigsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, IncrementalAlterConfigsResponse]:
+    ) -> Steps[MetadataRecord, IncrementalAlterConfigsResponse]:
         return alter_configs(self._elections(image), request, config=self._config)
 
     def _allocate_producer_ids(
@@ -294,7 +302,9 @@ class Controller:
         return Result((), response)
 
 
-_Handler = Callable[[Controller, Any, MetadataImage, int], Result[MetadataRecord, Any]]
+_Handler = Callable[
+    [Controller, Any, MetadataImage, int], Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]
+]
 _HANDLERS: Mapping[type[Any], _Handler] = {
     BootstrapMetadata: Controller._bootstrap,
     WriteNoOp: Controller._write_no_op,

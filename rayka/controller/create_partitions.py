@@ -1,6 +1,6 @@
 """More partitions for topics that exist. Kafka: `ReplicationControlManager.createPartitions`."""
 
-from random import Random
+from collections.abc import Generator, Iterable
 
 from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
 from rayka.errors import ApiError, InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
@@ -8,7 +8,7 @@ from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.records import MetadataRecord
 from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
 from rayka.protocol.topics import TopicResult
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 PARTITIONS_MAX = (
     100_000  # of one topic: their numbers have five digits, for which a topic's longest name leaves room
@@ -16,39 +16,43 @@ PARTITIONS_MAX = (
 
 
 def create_partitions(
-    image: MetadataImage, request: CreatePartitionsRequest, *, random: Random
-) -> Result[MetadataRecord, CreatePartitionsResponse]:
-    """Extends what can be extended; every other topic has its error in the response."""
-    extension = _Extension(image, random)
-    results = tuple(extension.try_extend(topic) for topic in request.topics)
-    metadata_offset = image.next_offset + len(extension.records)
-    return Result(extension.records, CreatePartitionsResponse(results, metadata_offset))
+    image: MetadataImage, request: CreatePartitionsRequest, *, placer: ReplicaPlacer
+) -> Steps[MetadataRecord, CreatePartitionsResponse]:
+    """Extends what can be extended, together; every other topic has its error in the response."""
+    extension = _Extension(image, placer)
+    results = []
+    for topic in request.topics:
+        results.append((yield from extension.try_extend(topic)))
+    next_offset = yield None
+    response = CreatePartitionsResponse(tuple(results), next_offset + len(extension.records))
+    return Result(extension.records, response)
 
 
 class _Extension:
     """The topics of one request, one after another: each placed where those before it are counted."""
 
-    def __init__(self, image: MetadataImage, random: Random) -> None:
+    def __init__(self, image: MetadataImage, placer: ReplicaPlacer) -> None:
         self._image = image
-        self._placer = ReplicaPlacer(image, random)
+        self._placer = placer
         self.records: list[MetadataRecord] = []
 
-    def try_extend(self, wanted: NewPartitions) -> TopicResult:
+    def try_extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
+        """A step for each partition."""
         try:
-            return self._extend(wanted)
+            return (yield from self._extend(wanted))
         except ApiError as refusal:
             return TopicResult(wanted.name, error_code=refusal.code, error_message=str(refusal))
 
-    def _extend(self, wanted: NewPartitions) -> TopicResult:
+    def _extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
         topic = self._image.topics.get(wanted.name)
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {wanted.name!r}")
         self._check_count(topic, wanted.partition_count)
-        placements = self._placements(topic, wanted)
-        self.records += [
-            new_partition(self._image, topic.topic_id, number, placement)
-            for number, placement in enumerate(placements, len(topic.partitions))
-        ]
+        records: list[MetadataRecord] = []
+        for number, placement in enumerate(self._placements(topic, wanted), len(topic.partitions)):
+            records.append(new_partition(self._image, topic.topic_id, number, placement))
+            yield None
+        self.records += records
         return TopicResult(topic.name, topic.topic_id)
 
     def _check_count(self, topic: TopicImage, partition_count: int) -> None:
@@ -65,7 +69,7 @@ class _Extension:
                 f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; make several requests of it"
             )
 
-    def _placements(self, topic: TopicImage, wanted: NewPartitions) -> list[Placement]:
+    def _placements(self, topic: TopicImage, wanted: NewPartitions) -> Iterable[Placement]:
         added_count = wanted.partition_count - len(topic.partitions)
         first = topic.partitions[0]
         replication_factor = len(first.replicas) - len(first.removing_replicas)
@@ -77,4 +81,4 @@ class _Extension:
                 f"{len(wanted.assignments)}"
             )
         check_replica_counts(wanted.assignments, replication_factor)
-        return [self._placer.place_on(brokers) for brokers in wanted.assignments]
+        return map(self._placer.place_on, wanted.assignments)

@@ -23,19 +23,18 @@ from rayka.protocol.partition_admin import (
     ElectLeadersResponse,
     PartitionResult,
 )
-from rayka.shard.shard import Result
+from rayka.shard.shard import Result, Steps
 
 
 def elect_leaders(
     elections: Elections, request: ElectLeadersRequest
-) -> Result[MetadataRecord, ElectLeadersResponse]:
+) -> Steps[MetadataRecord, ElectLeadersResponse]:
     """Each partition has its own result; of all partitions, those whose leader is the wanted one already have none."""
-    image = elections.image
-    records: list[MetadataRecord] = []
     results: list[PartitionResult] = []
-    for each in _all(image) if request.partitions is None else request.partitions:
+    for each in _all(elections.image) if request.partitions is None else request.partitions:
+        record: PartitionChangeRecord | None = None
         try:
-            records.append(_elected(elections, each, request.election_type))
+            record = _elected(elections, each, request.election_type)
         except ElectionNotNeeded as refusal:
             if request.partitions is not None:
                 results.append(_refused(each, refusal))
@@ -43,8 +42,9 @@ def elect_leaders(
             results.append(_refused(each, refusal))
         else:
             results.append(PartitionResult(each.topic, each.partition))
-    response = ElectLeadersResponse(tuple(results), image.next_offset + len(records))
-    return Result(records, response, is_atomic=False)
+        yield record
+    next_offset = yield None
+    return Result((), ElectLeadersResponse(tuple(results), next_offset))
 
 
 def _elected(

@@ -5,7 +5,7 @@ decided in `partition_change`; here is which partitions are concerned, and with 
 `ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor` (B44).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Self
 from uuid import UUID
 
@@ -46,13 +46,10 @@ class Elections:
         """Those of another image with the same replicas and brokers, such as one with other configurations."""
         return type(self)(image, self._config, self._replicas)
 
-    def replicas_of(self, broker_id: int) -> list[tuple[TopicIdPartition, PartitionImage]]:
-        """The partitions of which the broker holds a replica."""
-        return [(key, self._partition(key)) for key in self._replicas.of(broker_id)]
-
-    def leads_any(self, broker_id: int) -> bool:
-        """Whether some partition is led by the broker."""
-        return any(self._partition(key).leader_id == broker_id for key in self._replicas.of(broker_id))
+    @property
+    def replicas(self) -> ReplicaIndex:
+        """Which partitions each broker of the image holds."""
+        return self._replicas
 
     def is_electable(self, partition: PartitionImage, broker_id: int) -> bool:
         """Whether the broker may lead the partition and be in its ISR, as far as it depends on the broker (B40)."""
@@ -65,7 +62,7 @@ class Elections:
 
     def change(self, key: TopicIdPartition) -> PartitionChangeBuilder:
         """A change of the partition under the rules of its topic; as it stands, an election if one is needed."""
-        partition = self._partition(key)
+        partition = self.partition(key)
         rules = self._rules.get(key.topic_id)
         if rules is None:
             name = self.image.topics_by_id[key.topic_id].name
@@ -80,8 +77,11 @@ class Elections:
         )
         return builder.is_unclean_election_allowed(rules.unclean_leader_election_enable)
 
-    def after(self, broker: BrokerImage, *, is_unclean_shutdown: bool = False) -> list[PartitionChangeRecord]:
-        """What follows when a broker becomes as given: fenced or not, shutting down, a directory offline.
+    def after(
+        self, broker: BrokerImage, *, is_unclean_shutdown: bool = False
+    ) -> Iterator[PartitionChangeRecord | None]:
+        """What follows when a broker becomes as given: fenced or not, shutting down, a directory offline; for each
+        partition that it holds.
 
         Where it is not electable any more it leaves the ISR and the lead; where nobody leads and it is electable now
         there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
@@ -89,13 +89,12 @@ class Elections:
         brokers = {**self.image.brokers, broker.broker_id: broker}
         then = Elections(self.image, self._config, self._replicas, brokers=brokers)
         lost = (broker.broker_id,) if is_unclean_shutdown else ()
-        changes = [then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id)]
-        return [change for change in changes if change is not None]
+        return (then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id))
 
     def _after(
         self, broker_id: int, key: TopicIdPartition, lost: tuple[int, ...]
     ) -> PartitionChangeRecord | None:
-        partition = self._partition(key)
+        partition = self.partition(key)
         if self.is_electable(partition, broker_id):
             return None if partition.has_leader else self.change(key).build()
         known = partition.isr + (partition.eligible_leader_replicas if lost else ())
@@ -128,14 +127,10 @@ class Elections:
         """How many replicas each of the broker's directories holds that work, or each of all if none does."""
         broker = self._brokers[broker_id]
         working = broker.online_directories or tuple(each.directory_id for each in broker.directories)
-        counts = dict.fromkeys(working, 0)
-        for _, partition in self.replicas_of(broker_id):
-            home = partition.directory_of(broker_id)
-            if home is not None and home in counts:
-                counts[home] += 1
-        return counts
+        return {each: self._replicas.count_in(broker_id, each) for each in working}
 
-    def _partition(self, key: TopicIdPartition) -> PartitionImage:
+    def partition(self, key: TopicIdPartition) -> PartitionImage:
+        """A partition that there is."""
         partition = self.image.partition(key)
         if partition is None:
             raise InvariantBroken(f"{self!r}: there is no {key}")

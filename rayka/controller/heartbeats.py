@@ -6,6 +6,7 @@ of it that comes late is refused, or it would be unfenced until its session ends
 """
 
 from enum import Enum
+from typing import TypeVar
 from uuid import UUID
 
 import msgspec
@@ -17,7 +18,9 @@ from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
 from rayka.protocol.cluster import HeartbeatRequest, HeartbeatResponse
 from rayka.protocol.replication import ReportExitRequest, ReportExitResponse
-from rayka.shard.shard import Result
+from rayka.shard.shard import Result, Steps
+
+ResponseT = TypeVar("ResponseT")
 
 
 class BrokerState(Enum):
@@ -34,7 +37,7 @@ _FENCED_STATES = (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
 
 def heartbeat(
     elections: Elections, request: HeartbeatRequest, sessions: BrokerSessions
-) -> Result[MetadataRecord, HeartbeatResponse]:
+) -> Result[MetadataRecord, HeartbeatResponse] | Steps[MetadataRecord, HeartbeatResponse]:
     """The broker's next state, and the records that lead there; none while it stays what it is (H4).
 
     Raises BrokerIdNotRegistered, StaleBrokerEpoch.
@@ -57,22 +60,26 @@ def heartbeat(
         is_fenced=becomes.is_fenced,
         should_shut_down=state is BrokerState.SHUTDOWN_NOW,
     )
-    return Result(_records(elections, broker, becomes), response, is_atomic=False)
+    return Result((), response) if becomes == broker else _changed(elections, broker, becomes, response)
 
 
-def fence(elections: Elections, broker: BrokerImage) -> list[MetadataRecord]:
-    """The records that fence a broker: its partitions first, then itself (B44)."""
-    return _records(elections, broker, msgspec.structs.replace(broker, is_fenced=True))
+def fence(elections: Elections, broker: BrokerImage, response: ResponseT) -> Steps[MetadataRecord, ResponseT]:
+    """Fences a broker: its partitions first, then itself (B44). Whoever finds it not fenced has to begin again, and
+    finds of the partitions those that are left.
+    """
+    return _changed(elections, broker, msgspec.structs.replace(broker, is_fenced=True), response)
 
 
 def report_exit(
     elections: Elections, request: ReportExitRequest
-) -> Result[MetadataRecord, ReportExitResponse]:
+) -> Result[MetadataRecord, ReportExitResponse] | Steps[MetadataRecord, ReportExitResponse]:
     """Fences the broker if it is that process that is registered; another one lives on."""
     broker = exited_broker(elections.image, request)
     if broker is None:
         return Result((), ReportExitResponse(is_fenced=False))
-    return Result(fence(elections, broker), ReportExitResponse(is_fenced=True), is_atomic=False)
+    if broker.is_fenced:
+        return Result((), ReportExitResponse(is_fenced=True))
+    return fence(elections, broker, ReportExitResponse(is_fenced=True))
 
 
 def exited_broker(image: MetadataImage, request: ReportExitRequest) -> BrokerImage | None:
@@ -106,12 +113,12 @@ def _next_state(
         return BrokerState.UNFENCED if can_serve else BrokerState.FENCED
     if broker.is_in_controlled_shutdown:
         have_all_seen = sessions.have_seen_shutdown(broker, elections.image.brokers)
-        is_done = have_all_seen and not elections.leads_any(broker.broker_id)
+        is_done = have_all_seen and not elections.replicas.leads_any(broker.broker_id)
         return BrokerState.SHUTDOWN_NOW if is_done else BrokerState.CONTROLLED_SHUTDOWN
     if request.want_fence:
         return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
     if request.want_shut_down:
-        leads = elections.leads_any(broker.broker_id)
+        leads = elections.replicas.leads_any(broker.broker_id)
         return BrokerState.CONTROLLED_SHUTDOWN if leads else BrokerState.SHUTDOWN_NOW
     return BrokerState.UNFENCED
 
@@ -130,9 +137,10 @@ def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tupl
     return tuple(dict.fromkeys((*broker.offline_directories, *failed)))
 
 
-def _records(elections: Elections, broker: BrokerImage, becomes: BrokerImage) -> list[MetadataRecord]:
-    if becomes == broker:
-        return []
+def _changed(
+    elections: Elections, broker: BrokerImage, becomes: BrokerImage, response: ResponseT
+) -> Steps[MetadataRecord, ResponseT]:
+    yield from elections.after(becomes)
     names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
     changed = {
         name: getattr(becomes, name) for name in names if getattr(becomes, name) != getattr(broker, name)
@@ -140,4 +148,4 @@ def _records(elections: Elections, broker: BrokerImage, becomes: BrokerImage) ->
     change = BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, **changed
     )
-    return [*elections.after(becomes), change]
+    return Result([change], response)

@@ -117,7 +117,7 @@ class PartitionChangeBuilder:
         return self
 
     def _set(self, **fields: object) -> Self:
-        self._target = msgspec.structs.replace(self._target, **fields)
+        self._target = _replaced(self._target, **fields)
         return self
 
     # ---- What follows ------------------------------------------------------------------------------------------------
@@ -125,11 +125,11 @@ class PartitionChangeBuilder:
     def build(self) -> PartitionChangeRecord | None:
         """The record, None when it would change nothing."""
         target = _with_reassignment_completed(self._target)
-        target = msgspec.structs.replace(target, eligible_leader_replicas=self._eligible_replicas(target))
+        target = _replaced(target, eligible_leader_replicas=self._eligible_replicas(target))
         target = self._elected(target)
         if not target.isr and not self._has_elr:
-            target = msgspec.structs.replace(target, isr=self._partition.isr)  # B43
-        target = msgspec.structs.replace(target, last_known_elr=self._last_known_leader(target))
+            target = _replaced(target, isr=self._partition.isr)  # B43
+        target = _replaced(target, last_known_elr=self._last_known_leader(target))
         if not set(target.isr) <= set(target.replicas):
             raise InvariantBroken(f"{self!r}: a member of the ISR is no replica")
         return self._difference(self._rehomed(target))
@@ -147,7 +147,7 @@ class PartitionChangeBuilder:
         if leader_id == NO_LEADER:
             return self._elected_unclean(target)
         if leader_id in target.isr:
-            return msgspec.structs.replace(target, leader_id=leader_id)
+            return _replaced(target, leader_id=leader_id)
         # With itself alone in the ISR the high watermark may move at once, where one is enough: then no other is whole.
         known = target.eligible_leader_replicas if self._min_isr > 1 else ()
         others = tuple(each for each in known if each != leader_id)
@@ -167,7 +167,7 @@ class PartitionChangeBuilder:
         """The leader may lack committed records: it alone is in sync from now on, and is told to recover (B41)."""
         leader_id = self._unclean_leader(target)
         if leader_id == NO_LEADER:
-            return msgspec.structs.replace(target, leader_id=NO_LEADER)
+            return _replaced(target, leader_id=NO_LEADER)
         return msgspec.structs.replace(
             target,
             leader_id=leader_id,
@@ -223,6 +223,14 @@ class PartitionChangeBuilder:
             leader_id=target.leader_id if is_epoch_raised else NO_LEADER_CHANGE,
             **changes,
         )
+
+
+def _replaced(partition: PartitionImage, **fields: object) -> PartitionImage:
+    """With these fields; the partition itself when it has them already, as most have on the way through `build`."""
+    for name, value in fields.items():
+        if getattr(partition, name) != value:
+            return msgspec.structs.replace(partition, **fields)
+    return partition
 
 
 def effective_min_isr(image: MetadataImage, config: BrokerConfig, topic_name: str, replica_count: int) -> int:

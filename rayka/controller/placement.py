@@ -14,6 +14,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
+from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.records import PartitionRecord
@@ -31,7 +32,7 @@ class Placement(NamedTuple):
 class ReplicaPlacer:
     """Places the partitions of one request, one after another."""
 
-    def __init__(self, image: MetadataImage, random: Random) -> None:
+    def __init__(self, image: MetadataImage, random: Random, replicas: ReplicaIndex) -> None:
         self._brokers = image.brokers
         self._random = random
         usable = [broker for broker in image.brokers.values() if _is_usable(broker)]
@@ -41,14 +42,14 @@ class ReplicaPlacer:
         self._first_rack = 0
         self._unfenced_count = sum(not broker.is_fenced for broker in usable)
         self._usable_count = len(usable)
-        self._directories = _Directories(image)
+        self._directories = _Directories(image, replicas)
 
-    def place(self, partition_count: int, replication_factor: int) -> list[Placement]:
-        """Replicas for so many partitions. Raises InvalidReplicationFactor when there are not enough
-        brokers.
+    def place(self, partition_count: int, replication_factor: int) -> Iterator[Placement]:
+        """Replicas for so many partitions, chosen as they are asked for. Raises InvalidReplicationFactor when there
+        are not enough brokers.
         """
         self._check(replication_factor)
-        return [self._place_one(replication_factor) for _ in range(partition_count)]
+        return (self._place_one(replication_factor) for _ in range(partition_count))
 
     def place_on(self, brokers: Sequence[int]) -> Placement:
         """Replicas on these brokers, in this order. Raises InvalidReplicaAssignment as `check_brokers` and
@@ -131,15 +132,11 @@ class _Rack:
 class _Directories:
     """The working directories of each broker, with how many replicas they hold."""
 
-    def __init__(self, image: MetadataImage) -> None:
+    def __init__(self, image: MetadataImage, replicas: ReplicaIndex) -> None:
         self._counts = {
-            each.broker_id: dict.fromkeys(each.online_directories, 0) for each in image.brokers.values()
+            broker_id: {each: replicas.count_in(broker_id, each) for each in broker.online_directories}
+            for broker_id, broker in image.brokers.items()
         }
-        if any(len(counts) > 1 for counts in self._counts.values()):
-            for _, partition in image.partitions():
-                for broker_id, directory_id in zip(partition.replicas, partition.directories, strict=True):
-                    if directory_id in self._counts.get(broker_id, {}):
-                        self._counts[broker_id][directory_id] += 1
 
     def choose(self, broker_id: int) -> UUID:
         """The directory that holds the fewest replicas, the earlier of equals; it holds one more now."""

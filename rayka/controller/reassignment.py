@@ -10,8 +10,6 @@ Kafka: `ReplicationControlManager.alterPartitionReassignments`, `PartitionReassi
 cancel leaves it; here a cancel restores the original set.
 """
 
-from collections.abc import Iterator
-from random import Random
 from typing import NamedTuple
 
 from rayka.config import BrokerConfig
@@ -32,37 +30,45 @@ from rayka.protocol.partition_admin import (
     Reassignment,
 )
 from rayka.protocol.replication import LeaderRecoveryState
-from rayka.shard.shard import Result
+from rayka.shard.shard import Result, Steps
 
 
 def alter_reassignments(
-    elections: Elections, request: AlterPartitionReassignmentsRequest, *, config: BrokerConfig, random: Random
-) -> Result[MetadataRecord, AlterPartitionReassignmentsResponse]:
+    elections: Elections,
+    request: AlterPartitionReassignmentsRequest,
+    *,
+    config: BrokerConfig,
+    placer: ReplicaPlacer,
+) -> Steps[MetadataRecord, AlterPartitionReassignmentsResponse]:
     """Begins, replaces or cancels what can be; every other partition has its error in the response."""
-    reassigning = _Reassigning(elections, config, ReplicaPlacer(elections.image, random))
-    results = tuple(reassigning.try_alter(wanted) for wanted in request.partitions)
-    metadata_offset = elections.image.next_offset + len(reassigning.records)
-    response = AlterPartitionReassignmentsResponse(results, metadata_offset)
-    return Result(reassigning.records, response, is_atomic=False)
+    reassigning = _Reassigning(elections, config, placer)
+    results = []
+    for wanted in request.partitions:
+        record, result = reassigning.try_alter(wanted)
+        results.append(result)
+        yield record
+    next_offset = yield None
+    return Result((), AlterPartitionReassignmentsResponse(tuple(results), next_offset))
 
 
 def list_reassignments(
     image: MetadataImage, request: ListPartitionReassignmentsRequest
-) -> Result[MetadataRecord, ListPartitionReassignmentsResponse]:
+) -> Steps[MetadataRecord, ListPartitionReassignmentsResponse]:
     """Those under way, by topic and partition; a partition that does not exist is not on its way."""
-    return Result((), ListPartitionReassignmentsResponse(tuple(_ongoing(image, request))))
-
-
-def _ongoing(
-    image: MetadataImage, request: ListPartitionReassignmentsRequest
-) -> Iterator[OngoingReassignment]:
+    ongoing: list[OngoingReassignment] = []
     wanted = None if request.partitions is None else set(request.partitions)
     for name in sorted(image.topics):
         for number, partition in enumerate(image.topics[name].partitions):
             if _is_reassigned(partition) and (wanted is None or TopicPartition(name, number) in wanted):
-                yield OngoingReassignment(
-                    name, number, partition.replicas, partition.adding_replicas, partition.removing_replicas
-                )
+                ongoing.append(_ongoing(name, number, partition))
+            yield None
+    return Result((), ListPartitionReassignmentsResponse(tuple(ongoing)))
+
+
+def _ongoing(name: str, number: int, partition: PartitionImage) -> OngoingReassignment:
+    return OngoingReassignment(
+        name, number, partition.replicas, partition.adding_replicas, partition.removing_replicas
+    )
 
 
 class _Target(NamedTuple):
@@ -82,16 +88,15 @@ class _Reassigning:
         self._elections = elections
         self._config = config
         self._placer = placer
-        self.records: list[MetadataRecord] = []
 
-    def try_alter(self, wanted: Reassignment) -> PartitionResult:
+    def try_alter(self, wanted: Reassignment) -> tuple[PartitionChangeRecord | None, PartitionResult]:
         try:
-            self._alter(wanted)
+            record = self._alter(wanted)
         except ApiError as refusal:
-            return PartitionResult(wanted.topic, wanted.partition, refusal.code, str(refusal))
-        return PartitionResult(wanted.topic, wanted.partition)
+            return None, PartitionResult(wanted.topic, wanted.partition, refusal.code, str(refusal))
+        return record, PartitionResult(wanted.topic, wanted.partition)
 
-    def _alter(self, wanted: Reassignment) -> None:
+    def _alter(self, wanted: Reassignment) -> PartitionChangeRecord | None:
         name = TopicPartition(wanted.topic, wanted.partition)
         key, partition = named_partition(self._elections.image, name)
         if wanted.replicas is None:
@@ -99,9 +104,7 @@ class _Reassigning:
         else:
             self._placer.check_brokers(wanted.replicas)
             target = _begun(name, partition, wanted.replicas)
-        record = self._record(key, partition, target)
-        if record is not None:
-            self.records.append(record)
+        return self._record(key, partition, target)
 
     def _cancelled(self, name: TopicPartition, partition: PartitionImage) -> _Target:
         if not _is_reassigned(partition):

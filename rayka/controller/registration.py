@@ -25,6 +25,7 @@ from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, Uns
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.records import MetadataRecord, RegisterBrokerRecord
 from rayka.protocol.cluster import RegisterBrokerRequest
+from rayka.shard.shard import Result, Steps
 
 
 def check_registration(
@@ -60,7 +61,7 @@ def check_registration(
             )
 
 
-def register(elections: Elections, request: RegisterBrokerRequest) -> tuple[list[MetadataRecord], int]:
+def register(elections: Elections, request: RegisterBrokerRequest) -> Steps[MetadataRecord, int]:
     """The records of a registration that was checked, and the broker's epoch (H3).
 
     The process that is registered already keeps its epoch and its state, and writes nothing if nothing
@@ -69,16 +70,16 @@ def register(elections: Elections, request: RegisterBrokerRequest) -> tuple[list
     image = elections.image
     registered = image.brokers.get(request.broker_id)
     if registered is None:
-        return [_record(request, image.next_offset)], image.next_offset
+        return Result([_record(request, image.next_offset)], image.next_offset)
     if registered.registration.incarnation_id == request.incarnation_id:
-        return _amend(registered, request), registered.broker_epoch
+        return Result(_amend(registered, request), registered.broker_epoch)
     is_unclean = request.previous_broker_epoch != registered.broker_epoch
     becomes = BrokerImage(
         _record(request, image.next_offset), is_fenced=True, is_in_controlled_shutdown=False
     )
-    changes = elections.after(becomes, is_unclean_shutdown=is_unclean)
-    broker_epoch = image.next_offset + len(changes)
-    return [*changes, _record(request, broker_epoch)], broker_epoch
+    yield from elections.after(becomes, is_unclean_shutdown=is_unclean)
+    broker_epoch = yield None
+    return Result([_record(request, broker_epoch)], broker_epoch)
 
 
 def _amend(registered: BrokerImage, request: RegisterBrokerRequest) -> list[MetadataRecord]:

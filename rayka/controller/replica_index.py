@@ -1,45 +1,195 @@
-"""Which partitions each broker holds a replica of, so that what happens to one broker costs what it holds and no more.
+"""Which partitions each broker holds, leads, and is to lead, so that what happens to one broker costs what it holds and
+no more.
 
-It follows from the image and is brought up to date by the deltas between images; a change of leaders or ISRs does not
-touch it. Kafka: `BrokersToIsrs`.
+It follows from the image and is brought up to date by the deltas between images. Invariant: each answer is what looking
+at every partition of the image would give. Kafka: `BrokersToIsrs`, and `imbalancedPartitions` of
+`ReplicationControlManager`.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator
+from uuid import UUID
 
 from rayka.errors import InvariantBroken
-from rayka.ids import TopicIdPartition
+from rayka.ids import NO_NODE, TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, PartitionImage
+
+
+class _Partitions:
+    """Some partitions, by topic in the order in which they came; a whole topic goes at once."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[UUID, dict[int, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<_Partitions topics={len(self._numbers)}>"
+
+    def __iter__(self) -> Iterator[TopicIdPartition]:
+        """As they are now, whatever changes while they are asked for."""
+        captured = [(topic_id, tuple(numbers)) for topic_id, numbers in self._numbers.items()]
+        return (TopicIdPartition(topic_id, number) for topic_id, numbers in captured for number in numbers)
+
+    def put(self, key: TopicIdPartition, *, is_in: bool) -> None:
+        numbers = self._numbers.get(key.topic_id)
+        if is_in:
+            if numbers is None:
+                numbers = self._numbers[key.topic_id] = {}
+            numbers[key.partition] = None
+        elif numbers is not None:
+            numbers.pop(key.partition, None)
+            if not numbers:
+                del self._numbers[key.topic_id]
+
+    def remove_topic(self, topic_id: UUID) -> None:
+        self._numbers.pop(topic_id, None)
+
+
+class _Broker:
+    """What one broker has to do with partitions."""
+
+    __slots__ = (
+        "directories", "held", "leaderless", "leaderless_count", "led_count", "misled", "misled_count",
+        "preferred_count",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.held = _Partitions()
+        self.directories: Counter[UUID] = Counter()
+        self.led_count = 0
+        # Of those that it is the first replica of:
+        self.preferred_count = 0
+        self.leaderless = _Partitions()
+        self.leaderless_count = 0
+        self.misled = _Partitions()  # led by another broker, while this one is in sync
+        self.misled_count = 0  # led by another broker, in sync or not
+
+    def __repr__(self) -> str:
+        return (
+            f"<_Broker held={self.directories.total()} led={self.led_count} preferred={self.preferred_count}>"
+        )
+
+    def count(self, partition: PartitionImage, broker_id: int, by: int) -> None:
+        """The partition is to be counted from now on (1), or not any more (-1)."""
+        self.led_count += by * (partition.leader_id == broker_id)
+        if partition.replicas[0] == broker_id:
+            self.preferred_count += by
+            self.leaderless_count += by * (not partition.has_leader)
+            self.misled_count += by * (partition.has_leader and partition.leader_id != broker_id)
+
+
+_NONE = _Broker()
 
 
 class ReplicaIndex:
-    """Partitions by broker, in the order in which the broker got them."""
+    """What looking at the partitions of one broker would tell."""
 
     def __init__(self) -> None:
-        self._partitions: dict[int, dict[TopicIdPartition, None]] = {}
+        self._brokers: dict[int, _Broker] = {}
 
     def __repr__(self) -> str:
-        return f"<ReplicaIndex { {key: len(self._partitions[key]) for key in sorted(self._partitions)} }>"
+        return f"<ReplicaIndex { {key: self._brokers[key] for key in sorted(self._brokers)} }>"
 
-    def of(self, broker_id: int) -> Iterable[TopicIdPartition]:
-        """The partitions of which the broker holds a replica, being added or removed included."""
-        return self._partitions.get(broker_id, {}).keys()
+    # ---- Looking -----------------------------------------------------------------------------------------------------
+
+    def of(self, broker_id: int) -> Iterator[TopicIdPartition]:
+        """The partitions of which the broker holds a replica, being added or removed included, as they are now."""
+        return iter(self._broker(broker_id).held)
+
+    def count(self, broker_id: int) -> int:
+        """How many replicas the broker holds."""
+        return self._broker(broker_id).directories.total()
+
+    def count_in(self, broker_id: int, directory_id: UUID) -> int:
+        """How many replicas the broker holds in this directory."""
+        return self._broker(broker_id).directories[directory_id]
+
+    def leads_any(self, broker_id: int) -> bool:
+        """Whether some partition is led by the broker."""
+        return self._broker(broker_id).led_count > 0
+
+    def preferred_count(self, broker_id: int) -> int:
+        """How many partitions the broker is the first replica of."""
+        return self._broker(broker_id).preferred_count
+
+    def misled_count(self, broker_id: int) -> int:
+        """How many of those another broker leads."""
+        return self._broker(broker_id).misled_count
+
+    def misled(self, broker_id: int) -> Iterator[TopicIdPartition]:
+        """Those of them that the broker is in sync for, as they are now."""
+        return iter(self._broker(broker_id).misled)
+
+    def leaderless_count(self, broker_id: int) -> int:
+        """How many of those none leads."""
+        return self._broker(broker_id).leaderless_count
+
+    def leaderless(self, broker_id: int) -> Iterator[TopicIdPartition]:
+        """The partitions that the broker is the first replica of and none leads, as they are now."""
+        return iter(self._broker(broker_id).leaderless)
+
+    def _broker(self, broker_id: int) -> _Broker:
+        return self._brokers.get(broker_id, _NONE)
+
+    # ---- Changing ----------------------------------------------------------------------------------------------------
 
     def update(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Takes in what the delta made of its image, which is `image`."""
         for topic_id in delta.deleted_topics():
-            for number, partition in enumerate(delta.image.topics_by_id[topic_id].partitions):
-                self._move(TopicIdPartition(topic_id, number), partition.replicas, ())
+            self._remove_topic(topic_id, delta.image.topics_by_id[topic_id].partitions)
         for key in delta.changed_partitions():
-            before, after = delta.image.partition(key), image.partition(key)
+            after = image.partition(key)
             if after is None:
                 raise InvariantBroken(f"{delta!r} changed {key}, which is not in {image!r}")
-            self._move(key, () if before is None else before.replicas, after.replicas)
+            self._change(key, delta.image.partition(key), after)
 
-    def _move(self, key: TopicIdPartition, before: tuple[int, ...], after: tuple[int, ...]) -> None:
-        for broker_id in before:
-            if broker_id not in after:
-                del self._partitions[broker_id][key]
-        for broker_id in after:
-            if broker_id not in before:
-                self._partitions.setdefault(broker_id, {})[key] = None
+    def _change(self, key: TopicIdPartition, before: PartitionImage | None, after: PartitionImage) -> None:
+        if before is not None:
+            self._count(before, -1)
+        self._count(after, 1)
+        if before is None or before.replicas != after.replicas or before.directories != after.directories:
+            self._move(key, before, after)
+        first = after.replicas[0]
+        if before is not None and before.replicas[0] != first:
+            self._place(key, before.replicas[0], is_leaderless=False, is_misled=False)
+        is_misled = after.has_leader and after.leader_id != first and first in after.isr
+        self._place(key, first, is_leaderless=not after.has_leader, is_misled=is_misled)
+
+    def _count(self, partition: PartitionImage, by: int) -> None:
+        first, leader_id = partition.replicas[0], partition.leader_id
+        self._known(first).count(partition, first, by)
+        if leader_id not in (first, NO_NODE):
+            self._known(leader_id).count(partition, leader_id, by)
+
+    def _move(self, key: TopicIdPartition, before: PartitionImage | None, after: PartitionImage) -> None:
+        if before is not None:
+            for broker_id, directory_id in zip(before.replicas, before.directories, strict=True):
+                self._brokers[broker_id].directories[directory_id] -= 1
+                if broker_id not in after.replicas:
+                    self._brokers[broker_id].held.put(key, is_in=False)
+        for broker_id, directory_id in zip(after.replicas, after.directories, strict=True):
+            broker = self._known(broker_id)
+            broker.directories[directory_id] += 1
+            broker.held.put(key, is_in=True)
+
+    def _place(self, key: TopicIdPartition, broker_id: int, *, is_leaderless: bool, is_misled: bool) -> None:
+        broker = self._known(broker_id)
+        broker.leaderless.put(key, is_in=is_leaderless)
+        broker.misled.put(key, is_in=is_misled)
+
+    def _remove_topic(self, topic_id: UUID, partitions: tuple[PartitionImage, ...]) -> None:
+        for partition in partitions:
+            self._count(partition, -1)
+            for broker_id, directory_id in zip(partition.replicas, partition.directories, strict=True):
+                self._brokers[broker_id].directories[directory_id] -= 1
+        for broker in self._brokers.values():
+            for some in (broker.held, broker.leaderless, broker.misled):
+                some.remove_topic(topic_id)
+
+    def _known(self, broker_id: int) -> _Broker:
+        broker = self._brokers.get(broker_id)
+        if broker is None:
+            broker = self._brokers[broker_id] = _Broker()
+        return broker

@@ -1,7 +1,7 @@
 """Topics created and deleted. Kafka: `ReplicationControlManager.createTopics`, `Topic.validate`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from random import Random
 
 from rayka.config import BrokerConfig, TopicConfig
@@ -18,7 +18,7 @@ from rayka.errors import (
     TopicAlreadyExists,
 )
 from rayka.ids import random_uuid
-from rayka.metadata.image import MetadataImage
+from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.records import (
     ConfigRecord,
     MetadataRecord,
@@ -35,34 +35,49 @@ from rayka.protocol.topics import (
     NewTopic,
     TopicResult,
 )
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 PARTITIONS_MAX = (
     RECORDS_PER_BATCH_MAX - 1
 )  # of one topic: with its own record they are committed as one batch
+PARTITIONS_DELETED_PER_STEP = 10  # to forget one costs less than to write a record
 TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 _INTERNAL_PREFIX = "__"
 
 
 def create_topics(
-    image: MetadataImage, request: CreateTopicsRequest, *, config: BrokerConfig, random: Random
-) -> Result[MetadataRecord, CreateTopicsResponse]:
-    """Creates what can be created; every other topic has its error in the response."""
-    creation = _Creation(image, config, random)
-    results = tuple(creation.try_create(topic) for topic in request.topics)
-    metadata_offset = image.next_offset + len(creation.records)
-    return Result(creation.records, CreateTopicsResponse(results, metadata_offset))
+    image: MetadataImage,
+    request: CreateTopicsRequest,
+    *,
+    config: BrokerConfig,
+    placer: ReplicaPlacer,
+    random: Random,
+) -> Steps[MetadataRecord, CreateTopicsResponse]:
+    """Creates what can be created, together; every other topic has its error in the response."""
+    creation = _Creation(image, config, placer, random)
+    results = []
+    for topic in request.topics:
+        results.append((yield from creation.try_create(topic)))
+    next_offset = yield None
+    response = CreateTopicsResponse(tuple(results), next_offset + len(creation.records))
+    return Result(creation.records, response)
 
 
 def delete_topics(
     image: MetadataImage, request: DeleteTopicsRequest
-) -> Result[MetadataRecord, DeleteTopicsResponse]:
-    """Deletes those that exist; every other one has its error in the response."""
-    known = [image.topics[name] for name in request.names if name in image.topics]
-    records = [RemoveTopicRecord(topic_id=topic.topic_id) for topic in known]
-    results = tuple(_deleted(image, name) for name in request.names)
-    return Result(records, DeleteTopicsResponse(results, image.next_offset + len(records)))
+) -> Steps[MetadataRecord, DeleteTopicsResponse]:
+    """Deletes those that exist, one after another; every other one has its error in the response."""
+    results = []
+    for name in request.names:
+        topic = image.topics.get(name)
+        results.append(_deleted(name, topic))
+        if topic is not None:
+            yield RemoveTopicRecord(topic_id=topic.topic_id)
+            for _ in range(len(topic.partitions) // PARTITIONS_DELETED_PER_STEP):
+                yield None
+    next_offset = yield None
+    return Result((), DeleteTopicsResponse(tuple(results), next_offset))
 
 
 def check_topic_name(name: str) -> None:
@@ -84,30 +99,40 @@ def check_topic_name(name: str) -> None:
 class _Creation:
     """The topics of one request, one after another: each placed where those before it are counted."""
 
-    def __init__(self, image: MetadataImage, config: BrokerConfig, random: Random) -> None:
+    def __init__(
+        self, image: MetadataImage, config: BrokerConfig, placer: ReplicaPlacer, random: Random
+    ) -> None:
         self._image = image
         self._config = config
         self._random = random
-        self._placer = ReplicaPlacer(image, random)
+        self._placer = placer
         self.records: list[MetadataRecord] = []
 
-    def try_create(self, topic: NewTopic) -> TopicResult:
+    def try_create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
+        """A step for each partition."""
         try:
-            return self._create(topic)
+            return (yield from self._create(topic))
         except ApiError as refusal:
             return TopicResult(topic.name, error_code=refusal.code, error_message=str(refusal))
 
-    def _create(self, topic: NewTopic) -> TopicResult:
+    def _create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
         check_topic_name(topic.name)
         if topic.name in self._image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
         configs = checked_configs(topic.name, topic.configs)
-        placements = self._placements(topic)
+        placements = []
+        for placement in self._placements(topic):
+            placements.append(placement)
+            yield None
         record = TopicRecord(name=topic.name, topic_id=random_uuid(self._random))
-        self.records += self._records(record, configs, placements)
+        records: list[MetadataRecord] = [record, *_config_records(topic.name, configs)]
+        for number, placement in enumerate(placements):
+            records.append(new_partition(self._image, record.topic_id, number, placement))
+            yield None
+        self.records += records
         return TopicResult(topic.name, record.topic_id)
 
-    def _placements(self, topic: NewTopic) -> list[Placement]:
+    def _placements(self, topic: NewTopic) -> Iterable[Placement]:
         if topic.assignments is not None:
             return self._assigned(topic, topic.assignments)
         partition_count, replication_factor = topic.partition_count, topic.replication_factor
@@ -118,7 +143,7 @@ class _Creation:
         self._check_partition_count(topic, partition_count)
         return self._placer.place(partition_count, replication_factor)
 
-    def _assigned(self, topic: NewTopic, assignments: Sequence[Sequence[int]]) -> list[Placement]:
+    def _assigned(self, topic: NewTopic, assignments: Sequence[Sequence[int]]) -> Iterable[Placement]:
         counts = (topic.partition_count, topic.replication_factor)
         if counts != (DEFAULT_COUNT, DEFAULT_COUNT):
             raise InvalidRequest(
@@ -131,7 +156,7 @@ class _Creation:
             )
         self._check_partition_count(topic, len(assignments))
         check_replica_counts(assignments, len(assignments[0]))
-        return [self._placer.place_on(brokers) for brokers in assignments]
+        return map(self._placer.place_on, assignments)
 
     def _check_partition_count(self, topic: NewTopic, count: int) -> None:
         if not 1 <= count <= PARTITIONS_MAX:
@@ -145,21 +170,12 @@ class _Creation:
                 f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; use another request for it"
             )
 
-    def _records(
-        self, topic: TopicRecord, configs: Mapping[str, str], placements: list[Placement]
-    ) -> list[MetadataRecord]:
-        records: list[MetadataRecord] = [topic]
-        records += (
-            ConfigRecord(
-                resource_type=ResourceType.TOPIC, resource_name=topic.name, name=key, value=configs[key]
-            )
-            for key in sorted(configs)
-        )
-        records += (
-            new_partition(self._image, topic.topic_id, number, placement)
-            for number, placement in enumerate(placements)
-        )
-        return records
+
+def _config_records(topic_name: str, configs: Mapping[str, str]) -> list[MetadataRecord]:
+    return [
+        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=topic_name, name=key, value=configs[key])
+        for key in sorted(configs)
+    ]
 
 
 def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:
@@ -172,8 +188,7 @@ def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:
         raise InvalidConfig(str(error)) from error
 
 
-def _deleted(image: MetadataImage, name: str) -> TopicResult:
-    topic = image.topics.get(name)
+def _deleted(name: str, topic: TopicImage | None) -> TopicResult:
     if topic is None:
         return TopicResult(
             name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message=f"there is no topic {name!r}"

@@ -2,6 +2,7 @@
 runs or holds replicas; here that is refused, since nobody could say any more where those replicas were.
 """
 
+from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import ConfigRecord, MetadataRecord, UnregisterBrokerRecord
@@ -11,7 +12,7 @@ from rayka.shard.shard import Result
 
 
 def unregister_broker(
-    image: MetadataImage, request: UnregisterBrokerRequest
+    image: MetadataImage, request: UnregisterBrokerRequest, replicas: ReplicaIndex
 ) -> Result[MetadataRecord, UnregisterBrokerResponse]:
     """Forgets the broker and its configuration. Raises BrokerIdNotRegistered, or InvalidRequest that says what to do
     first.
@@ -23,7 +24,7 @@ def unregister_broker(
         )
     if not broker.is_fenced:
         raise InvalidRequest(f"broker {broker.broker_id} runs: expected one that is fenced; stop it first")
-    held_count = sum(broker.broker_id in partition.replicas for _, partition in image.partitions())
+    held_count = replicas.count(broker.broker_id)
     if held_count:
         raise InvalidRequest(
             f"broker {broker.broker_id} holds replicas of {held_count:,} partitions, expected none; reassign them first"

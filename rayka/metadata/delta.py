@@ -76,6 +76,7 @@ class MetadataDelta:
         self._configs: dict[ConfigResource, dict[str, str] | None] = {}
         self._features: dict[str, int] = {}
         self._next_producer_id = image.next_producer_id
+        self._directories: dict[tuple[UUID, ...], tuple[UUID, ...]] = {}
 
     def __repr__(self) -> str:
         return f"<MetadataDelta of {self.image!r} topics={len(self._topics)} brokers={sorted(self._brokers)}>"
@@ -136,7 +137,8 @@ class MetadataDelta:
             raise InvariantBroken(f"{record!r}: there is none before it")
         topic.changed[record.partition] = PartitionImage(
             replicas=record.replicas,
-            directories=record.directories,
+            # Partitions on the same brokers share them: most of an image's memory, and of what is collected, else.
+            directories=self._directories.setdefault(record.directories, record.directories),
             isr=record.isr,
             leader_id=record.leader_id,
             leader_epoch=record.leader_epoch,

@@ -25,7 +25,7 @@ from rayka.protocol.configs import ResourceType
 from rayka.protocol.replication import LeaderRecoveryState
 
 
-class PartitionImage(msgspec.Struct, frozen=True):
+class PartitionImage(msgspec.Struct, frozen=True, gc=False):
     """One partition's replicas, who is in sync, and who leads it in which epoch. `leader_id` -1: nobody."""
 
     replicas: tuple[int, ...]

@@ -26,7 +26,8 @@ NO_LEADER = NO_NODE
 NO_LEADER_CHANGE = -2
 
 
-class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="type"):
+class _Record(msgspec.Struct, frozen=True, array_like=True, kw_only=True, tag_field="type", gc=False):
+    # No cycles, and there may be a hundred thousand: the garbage collector need not look at them.
     version: Literal[0] = 0
 
 

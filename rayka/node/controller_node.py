@@ -26,7 +26,7 @@ from rayka.controller.controller import (
     FenceStaleBroker,
     WriteNoOp,
 )
-from rayka.errors import InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
+from rayka.errors import ApiError, InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.records import MetadataRecord, decode_record, encode_record
 from rayka.node.controller_admin import ControllerAdminApis, ResponseT
@@ -128,6 +128,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             lambda: self._new_controller(log),
             on_active=self._on_active,
             on_replayed=lambda: shard.shard.image(shard.replayed_offset),  # so that deltas stay small
+            steps_per_turn=self._settings.steps_per_turn,
         )
         self._parts = _Parts(log, shard)
         self._state = NodeState.RUNNING
@@ -198,7 +199,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         parts = self._open()
         parts.shard.check_active()
         controller = parts.shard.shard
-        controller.on_heartbeat(request, now_ms=self._now_ms(), next_offset=parts.log.next_offset)
+        controller.on_heartbeat(request, now_ms=self._now_ms(), next_offset=parts.shard.replayed_offset)
         response: HeartbeatResponse = await parts.shard.submit(request)
         return response
 
@@ -206,7 +207,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         check_report_exit(request)
         parts = self._open()
         parts.shard.check_active()
-        parts.shard.shard.on_exit(request, next_offset=parts.log.next_offset)
+        parts.shard.shard.on_exit(request, next_offset=parts.shard.replayed_offset)
         response: ReportExitResponse = await parts.shard.submit(request)
         return response
 
@@ -266,8 +267,9 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             self._fail(pending.error)
             return
         shard = self._parts.shard.shard
-        shard.on_active(now_ms=self._now_ms(), next_offset=self._parts.log.next_offset)
-        unheeded = unheeded_min_isr(shard.image(self._parts.log.next_offset), self._settings.config)
+        next_offset = self._parts.shard.replayed_offset
+        shard.on_active(now_ms=self._now_ms(), next_offset=next_offset)
+        unheeded = unheeded_min_isr(shard.image(next_offset), self._settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)
         _logger.info("%s is the active controller, %r", self._name, self._parts.log)
@@ -281,13 +283,22 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         late_ms = 0
         while self._failure is None:
             if parts.shard.is_active:
-                now_ms, next_offset = self._now_ms(), parts.log.next_offset
+                now_ms, next_offset = self._now_ms(), parts.shard.replayed_offset
                 parts.shard.shard.on_sweep(now_ms=now_ms, next_offset=next_offset, late_ms=late_ms)
-                while parts.shard.run_request(FenceStaleBroker()).response:
+                while await self._perform(parts, FenceStaleBroker()):
                     pass
             due_ms = self._now_ms() + interval_ms
             await asyncio.sleep(interval_ms / 1000)
             late_ms = max(0, self._now_ms() - due_ms)
+
+    async def _perform(self, parts: _Parts, request: FenceStaleBroker | BalanceLeaders) -> bool:
+        """Whether there is more to do of this kind; not where it cannot be done now."""
+        try:
+            has_more: bool = await parts.shard.perform(request)
+        except ApiError as error:
+            _logger.debug("%s: %r: %s", self._name, request, error)
+            return False
+        return has_more
 
     def _start_balancing(self, parts: _Parts) -> None:
         """Of all brokers at the interval, and soon of those that are back (decision 027)."""
@@ -306,20 +317,20 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             await asyncio.sleep(interval_s)
             for broker_id in broker_ids(parts):
                 has_more = True
-                while has_more and parts.shard.is_active:
-                    has_more = parts.shard.run_request(BalanceLeaders(broker_id)).response
-                    await asyncio.sleep(0)  # others have their turn between two batches
+                while has_more:
+                    has_more = await self._perform(parts, BalanceLeaders(broker_id))
+                    await asyncio.sleep(0)  # others have their turn between two runs
 
     @staticmethod
     def _broker_ids(parts: _Parts) -> list[int]:
         if not parts.shard.is_active:
             return []
-        return list(parts.shard.shard.image(parts.log.next_offset).brokers)
+        return list(parts.shard.shard.image(parts.shard.replayed_offset).brokers)
 
     def _returned_ids(self, parts: _Parts) -> list[int]:
         if not parts.shard.is_active:
             return []
-        return parts.shard.shard.take_returned(now_ms=self._now_ms(), next_offset=parts.log.next_offset)
+        return parts.shard.shard.take_returned(now_ms=self._now_ms(), next_offset=parts.shard.replayed_offset)
 
     async def _write_no_ops(self, parts: _Parts) -> None:
         """While active, writes a record when nothing else was written for the interval (A68)."""

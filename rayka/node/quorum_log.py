@@ -163,10 +163,10 @@ class QuorumLog(Generic[RecordT]):
         self.wake()
         return first_offset
 
-    def committed(self, offset: int) -> tuple[list[tuple[int, RecordT]], int]:
+    def committed(self, offset: int) -> tuple[Iterator[tuple[int, RecordT]], int]:
         """Some of the records from an offset on that are committed, each with its offset, and where to read on.
 
-        Raises StorageError when one is damaged or of a type that this node does not know.
+        To iterate raises StorageError when one is damaged or of a type that this node does not know.
         """
         return self._reader.committed(offset)
 

@@ -32,15 +32,14 @@ class RecordReader(Generic[RecordT]):
     def __repr__(self) -> str:
         return f"<RecordReader of {self._snapshots.directory}>"
 
-    def committed(self, offset: int) -> tuple[list[tuple[int, RecordT]], int]:
-        """Some of the records from an offset on that are committed, each with its offset, and where to read on."""
+    def committed(self, offset: int) -> tuple[Iterator[tuple[int, RecordT]], int]:
+        """Some of the records from an offset on that are committed, each with its offset and decoded when it is asked
+        for, and where to read on.
+        """
         if self._quorum.high_watermark <= offset:
-            return [], offset
-        try:
-            read = self._quorum.read_committed(offset, max_bytes=_READ_BYTES)
-            return list(self._decoded(read.records, offset)), read.next_offset
-        except (CorruptRecord, UnsupportedVersion) as error:
-            raise self._unreadable(f"committed records from offset {offset} on", error) from error
+            return iter(()), offset
+        read = self._quorum.read_committed(offset, max_bytes=_READ_BYTES)
+        return self._decoded(read.records, offset), read.next_offset
 
     def snapshot(self, snapshot_id: OffsetAndEpoch) -> Iterator[RecordT]:
         """The records in a snapshot."""
@@ -50,6 +49,12 @@ class RecordReader(Generic[RecordT]):
             raise self._unreadable(f"the snapshot at offset {snapshot_id.offset}", error) from error
 
     def _decoded(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
+        try:
+            yield from self._values(records, first_offset)
+        except (CorruptRecord, UnsupportedVersion) as error:
+            raise self._unreadable(f"committed records from offset {first_offset} on", error) from error
+
+    def _values(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
         for batch in split_batches(records):
             batch.check_crc("committed records")
             values = [] if batch.is_control else decode(batch, check_crc=False).values_list()

@@ -3,8 +3,8 @@
 One loop looks at the log after every news of it. Invariants: an active shard is that of the epoch which this node leads
 now, so no answer is given in an epoch for what was done in another; a shard becomes active when the first record of its
 leader's epoch is committed and everything before has been replayed (A41, A67), and is built anew, from the newest
-snapshot and the committed log, when that epoch ends (A66); long replays leave others their turn. A replay that fails is
-a bug, and ends the node. Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
+snapshot and the committed log, when that epoch ends (A66); long replays, and long requests, leave others their turn. A
+replay that fails is a bug, and ends the node. Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any, Generic
 
 from rayka.errors import ApiError, NotController, RequestTimedOut
-from rayka.ids import NO_OFFSET, OffsetAndEpoch, node_name
+from rayka.ids import NO_OFFSET, node_name
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.signal import Signal
-from rayka.shard.runtime import Pending, ShardRuntime, ShardT
+from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
 from rayka.shard.shard import RecordT
 
 COMMIT_TIMEOUT_MS = 30_000
@@ -24,16 +24,16 @@ _RECORDS_PER_TURN = 1_000
 
 
 class _Loading(Generic[RecordT]):
-    """A snapshot on its way into the shard."""
+    """Records on their way into the shard, each with its offset; then it reaches up to `next_offset`."""
 
-    def __init__(self, snapshot_id: OffsetAndEpoch, records: Iterator[RecordT]) -> None:
-        self.snapshot_id = snapshot_id
+    def __init__(self, records: Iterator[tuple[int, RecordT]], next_offset: int) -> None:
         self.records = records
+        self.next_offset = next_offset
 
 
 class ReplicatedShard(Generic[ShardT, RecordT]):
     """Made with a factory of empty shards; `on_active` is called when one has become active, before its first request;
-    `on_replayed`, on a standby, after each step of committed records.
+    `on_replayed` after each step of committed records, and of a request that takes several turns.
     """
 
     def __init__(
@@ -44,16 +44,20 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         *,
         on_active: Callable[[], None] = lambda: None,
         on_replayed: Callable[[], object] = lambda: None,
+        steps_per_turn: int = STEPS_PER_TURN,
     ) -> None:
         self._name = node_name(node_id)
         self._log = log
-        self._runtime: ShardRuntime[ShardT, RecordT] = ShardRuntime(make_shard, log)
+        self._runtime: ShardRuntime[ShardT, RecordT] = ShardRuntime(
+            make_shard, log, steps_per_turn=steps_per_turn
+        )
         self._on_active = on_active
         self._on_replayed = on_replayed
         self._epoch: int | None = None
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
         self._activated = Signal()
+        self._has_run = Signal()
 
     def __repr__(self) -> str:
         return f"<ReplicatedShard on {self._name} {self._runtime!r}>"
@@ -73,8 +77,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
     @property
     def stands_by(self) -> bool:
-        """Whether it holds committed records only; one that has yet to notice that it leads no more does not."""
-        return not self._runtime.is_active
+        """Whether it holds the committed records up to `replayed_offset` and nothing else; one that has yet to notice
+        that it leads no more does not.
+        """
+        return not self._runtime.is_active and self._loading is None
 
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
@@ -89,11 +95,23 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             raise pending.error
         return pending.response
 
+    async def perform(self, request: Any) -> Any:
+        """The response, as soon as the request has run to its end. Raises as `submit`."""
+        pending = self.run_request(request)
+        while not (pending.has_run or pending.is_done):
+            await self._has_run.wait(float("inf"))
+        if pending.error is not None:
+            raise pending.error
+        return pending.response
+
     def run_request(self, request: Any) -> Pending:
         """Runs a request on the active shard without waiting for it. Raises NotController."""
         self.check_active()
-        now_ms = _now_ms()
-        return self._runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
+        now_ms, was_busy = _now_ms(), self._runtime.is_busy
+        pending = self._runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
+        if self._runtime.is_busy and not was_busy:
+            self._log.news.notify()
+        return pending
 
     def check_active(self) -> None:
         """Raises NotController, with the leader known, and with what is wrong when there is none."""
@@ -136,6 +154,8 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             future = self._waiting.get(pending)  # a timer's request has none
             if future is not None and not future.done():
                 future.set_result(None)
+        if ended:
+            self._has_run.notify()
 
     def _not_active(self, what: str, *, may_have_run: bool = False) -> NotController:
         election = self._log.election
@@ -162,12 +182,13 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         snapshot_id = self._log.latest_snapshot_id
         if snapshot_id is not None and snapshot_id.offset > self.replayed_offset:
             self._runtime.begin_snapshot()
-            self._loading = _Loading(snapshot_id, self._log.snapshot(snapshot_id))
+            last_offset = snapshot_id.offset - 1
+            records = ((last_offset, record) for record in self._log.snapshot(snapshot_id))
+            self._loading = _Loading(records, snapshot_id.offset)
             return True
         if self.replayed_offset < self._log.high_watermark:
-            self._runtime.replay_committed(*self._log.committed(self.replayed_offset))
-            self._on_replayed()
-            return True
+            self._loading = _Loading(*self._log.committed(self.replayed_offset))
+            return self._load(self._loading)
         return self._maybe_activate()
 
     def _lead(self) -> bool:
@@ -176,17 +197,23 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             self.end(self._not_active("leads no more", may_have_run=True))
             return True
         self._complete(self._runtime.on_high_watermark())
-        return False
+        if not self._runtime.is_busy:
+            return False
+        ran = self._runtime.advance(_now_ms())
+        self._on_replayed()
+        if ran is not None:
+            self._has_run.notify()
+            self._complete([ran] if ran.is_done else [])
+        return True
 
     def _load(self, loading: _Loading[RecordT]) -> bool:
-        offset = loading.snapshot_id.offset
-        records = [(offset - 1, record) for record in islice(loading.records, _RECORDS_PER_TURN)]
-        if records:
-            self._runtime.replay_committed(records, 0)
-        else:
-            self._runtime.replay_committed((), offset)
+        """Until all records are in, the shard reaches up to where it did before: a batch is replayed as a whole."""
+        records = list(islice(loading.records, _RECORDS_PER_TURN))
+        is_last = len(records) < _RECORDS_PER_TURN
+        self._runtime.replay_committed(records, loading.next_offset if is_last else self.replayed_offset)
+        if is_last:
             self._loading = None
-            self._on_replayed()
+        self._on_replayed()
         return True
 
     def _maybe_activate(self) -> bool:

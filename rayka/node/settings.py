@@ -7,6 +7,7 @@ from random import Random
 
 from rayka.config import BrokerConfig
 from rayka.ports import Disk, Network
+from rayka.shard.runtime import STEPS_PER_TURN
 
 _CONTROLLER_DIRECTORY = "metadata"
 
@@ -17,7 +18,8 @@ class NodeSettings:
 
     `wall_clock_ms` is for timestamps in records only; waiting and timeouts use the event loop's clock. `crash` ends the
     process (or, in one process, kills the node): it is called once, with the exception that no code expected. `rack` is
-    where the node is, for placement (B47) and for readers nearby (G15).
+    where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much
+    of a long request a controller does before others have their turn.
     """
 
     node_id: int
@@ -32,6 +34,7 @@ class NodeSettings:
     host: str = "localhost"
     pid: int = 0
     rack: str = ""
+    steps_per_turn: int = STEPS_PER_TURN
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

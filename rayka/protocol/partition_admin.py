@@ -14,7 +14,7 @@ from rayka.ports import Message, Request
 from rayka.protocol.topics import TopicResult
 
 
-class PartitionResult(Message, frozen=True, array_like=True):
+class PartitionResult(Message, frozen=True, array_like=True, gc=False):
     """What became of one partition of the request."""
 
     topic: str
@@ -50,7 +50,7 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, ar
 # ---- Other replicas --------------------------------------------------------------------------------------------------
 
 
-class Reassignment(Message, frozen=True, array_like=True):
+class Reassignment(Message, frozen=True, array_like=True, gc=False):
     """The replicas that a partition is to have, the preferred leader first; None cancels what is under way (B45)."""
 
     topic: str
@@ -73,7 +73,7 @@ class AlterPartitionReassignmentsRequest(
     partitions: tuple[Reassignment, ...]
 
 
-class OngoingReassignment(Message, frozen=True, array_like=True):
+class OngoingReassignment(Message, frozen=True, array_like=True, gc=False):
     """A partition on its way to other replicas."""
 
     topic: str

@@ -18,14 +18,14 @@ class LeaderRecoveryState(IntEnum):
     RECOVERING = 1
 
 
-class IsrMember(Message, frozen=True, array_like=True):
+class IsrMember(Message, frozen=True, array_like=True, gc=False):
     """A replica in sync, and the broker epoch in which the leader has seen it fetch; -1 is not checked."""
 
     broker_id: int
     broker_epoch: int = NO_EPOCH
 
 
-class AlterPartitionItem(Message, frozen=True, array_like=True):
+class AlterPartitionItem(Message, frozen=True, array_like=True, gc=False):
     """What a leader proposes for one partition, on top of the partition epoch that it knows."""
 
     topic_id: UUID
@@ -36,7 +36,7 @@ class AlterPartitionItem(Message, frozen=True, array_like=True):
     leader_recovery_state: LeaderRecoveryState = LeaderRecoveryState.RECOVERED
 
 
-class AlterPartitionResult(Message, frozen=True, array_like=True):
+class AlterPartitionResult(Message, frozen=True, array_like=True, gc=False):
     """What became of one proposal: an error, or the partition as it is committed now."""
 
     topic_id: UUID

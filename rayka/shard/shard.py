@@ -4,7 +4,7 @@ Kafka: `CoordinatorShard`, `CoordinatorResult`, `ControllerWriteOperation`, `Con
 A65).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -18,13 +18,22 @@ RECORDS_PER_BATCH_MAX = 10_000  # A68
 class Result(NamedTuple, Generic[RecordT_co, ResponseT]):
     """What a request leads to: records to write, and the response to give once they are committed.
 
-    Atomic ones are committed together or not at all, and no more than 10,000; the others may be cut into several
-    batches, so that of those who fail over in between some see the first ones only (A68).
+    The records are committed together or not at all, and are no more than 10,000 (A68).
     """
 
     records: Sequence[RecordT_co]
     response: ResponseT
-    is_atomic: bool = True
+
+
+Steps = Generator[RecordT | list[RecordT] | None, int, Result[RecordT, ResponseT]]
+"""What a request leads to that is too much for one turn of the event loop: step by step a record, a list of records
+that are committed together, or None for a step without any, and in the end a result. Each `yield` gives the offset that
+the next record will have.
+
+The records of the steps are written as they come, in several batches, so after a failover only the first ones may be
+there; those of the result are written together. No other request runs before the end, and the state replayed meanwhile
+is what the steps themselves wrote.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +47,11 @@ class RecordCodec(Generic[RecordT]):
 class Shard(Protocol[RecordT]):
     """A state machine whose state is what its records say."""
 
-    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[RecordT, Any]:
-        """Decides; changes nothing. Every record below `next_offset` has been replayed, and the first of
-        the result's records will have that offset. Raises ApiError to refuse.
+    def handle(
+        self, request: Any, *, now_ms: int, next_offset: int
+    ) -> Result[RecordT, Any] | Steps[RecordT, Any]:
+        """Decides; changes nothing. Every record below `next_offset` has been replayed, and the first record to be
+        written will have that offset. Raises ApiError to refuse, at once or between two steps.
         """
         ...
 

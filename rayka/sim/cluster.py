@@ -205,6 +205,7 @@ class SimCluster:
             random=Random(f"node {self._options.seed} {machine.node_id} {machine.incarnation}"),
             wall_clock_ms=wall_clock_ms,
             crash=lambda error: self._on_crash(machine, process, error),
+            steps_per_turn=self._options.steps_per_turn,
         )
 
     # ---- Life --------------------------------------------------------------------------------------------------------

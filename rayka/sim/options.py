@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID
+from rayka.shard.runtime import STEPS_PER_TURN
 from rayka.sim.faults import DAMAGING, FaultKind
 
 CLIENT_ID = 9001  # clients are nodes of the network, too
@@ -55,6 +56,7 @@ class SimOptions:
     loss: float = 0.0
     duplication: float = 0.0
     sync_ms: float = 2.0
+    steps_per_turn: int = STEPS_PER_TURN  # of a long request to the controller
     config: dict[str, Any] = field(default_factory=dict)
     checks: bool = True
 
@@ -133,7 +135,11 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
     """What most runs have not, drawn for itself: the other draws of a seed stay as they were."""
     random = Random(f"apart swarm {seed}")
     is_combined, has_swaps = random.random() < 0.25, random.random() < 0.25
-    return {"combined": is_combined, "fault_kinds": (*fault_kinds, *((FaultKind.SWAP,) * has_swaps))}
+    return {
+        "combined": is_combined,
+        "fault_kinds": (*fault_kinds, *((FaultKind.SWAP,) * has_swaps)),
+        "steps_per_turn": random.choice((1, 2, STEPS_PER_TURN)),
+    }
 
 
 def _at_rest(config: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rayka.protocol.cluster import (
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.replication import ReportExitRequest, ReportExitResponse
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
+from rayka.shard.shard import Result, Steps
 from tests.metadata.support import directory
 
 CLUSTER_ID = "cluster-a"
@@ -54,9 +55,22 @@ class Machine:
 
     def handle(self, request: Any) -> Any:
         """The response, its records replayed. Raises what the controller raises."""
-        result = self.controller.handle(request, now_ms=self.now_ms, next_offset=len(self.records))
+        outcome = self.controller.handle(request, now_ms=self.now_ms, next_offset=len(self.records))
+        result = outcome if isinstance(outcome, Result) else self._take_steps(outcome)
         self.replay(*result.records)
         return result.response
+
+    def _take_steps(self, steps: Steps[MetadataRecord, Any]) -> Result[MetadataRecord, Any]:
+        """To the end, each in a turn of its own: what it wrote is replayed, and looked at, before the next."""
+        try:
+            step = next(steps)
+            while True:
+                self.replay(*(step if isinstance(step, list) else [step] if step is not None else []))
+                assert self.image is not None
+                step = steps.send(len(self.records))
+        except StopIteration as end:
+            result: Result[MetadataRecord, Any] = end.value
+            return result
 
     def written_by(self, request: Any) -> list[MetadataRecord]:
         count = len(self.records)

@@ -21,7 +21,7 @@ from rayka.protocol.replication import (
     IsrMember,
     LeaderRecoveryState,
 )
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX
+from rayka.shard.runtime import STEPS_PER_TURN
 from tests.controller.support import SECOND_PROCESS, SESSION_MS, WITH_ELR, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import ORDERS, active, directory, partition, topic
 
@@ -319,10 +319,7 @@ def test_after_the_end_the_next_process_need_not_wait_for_the_session_to_end() -
 
 
 def test_every_partition_of_a_broker_that_goes_gets_another_leader() -> None:  # B44, A68
-    count = 2 * RECORDS_PER_BATCH_MAX
+    count = 2 * STEPS_PER_TURN
     controller = machine(*(partition(number, (1, 2, 3)) for number in range(count)))
-    offset = len(controller.records)
-    wants_fence = HeartbeatRequest(1, 1, offset - 1, True, False)
-    result = controller.controller.handle(wants_fence, now_ms=0, next_offset=offset)
-    assert result.records[:-1] == [change(number, isr=(2, 3), leader_id=2) for number in range(count)]
-    assert not result.is_atomic  # they are cut into several batches
+    records = controller.written_by(HeartbeatRequest(1, 1, len(controller.records) - 1, True, False))
+    assert records[:-1] == [change(number, isr=(2, 3), leader_id=2) for number in range(count)]

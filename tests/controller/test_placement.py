@@ -8,15 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.controller.placement import Placement, ReplicaPlacer
+from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvalidReplicationFactor
+from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
+from rayka.metadata.snapshot import delta_between
 from tests.metadata.support import active, directory, image_of, partition, registered, topic
 
 
 def place(
     records: list[MetadataRecord], partition_count: int, replication_factor: int, seed: int = 1
 ) -> list[Placement]:
-    return ReplicaPlacer(image_of(records), Random(seed)).place(partition_count, replication_factor)
+    image = image_of(records)
+    index = ReplicaIndex()
+    index.update(delta_between(MetadataImage(), image), image)
+    return list(ReplicaPlacer(image, Random(seed), index).place(partition_count, replication_factor))
 
 
 def test_leaders_take_turns() -> None:  # B47

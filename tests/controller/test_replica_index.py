@@ -1,14 +1,38 @@
-"""Which partitions each broker holds, kept up to date delta by delta."""
+"""Which partitions each broker holds, leads and is to lead, kept up to date delta by delta."""
+
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.controller.replica_index import ReplicaIndex
+from rayka.ids import NO_NODE
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord
 from rayka.metadata.snapshot import image_of, image_records
 from tests.metadata.strategies import BROKERS, record_runs
+
+
+def check(index: ReplicaIndex, image: MetadataImage) -> None:
+    """It says of each broker what the image does."""
+    for broker_id in BROKERS:
+        held = {key: each for key, each in image.partitions() if broker_id in each.replicas}
+        preferred = {key: each for key, each in held.items() if each.replicas[0] == broker_id}
+        misled = {key: each for key, each in preferred.items() if each.leader_id not in (broker_id, NO_NODE)}
+        leaderless = {key for key, each in preferred.items() if not each.has_leader}
+        homes = Counter(each.directory_of(broker_id) for each in held.values())
+        assert set(index.of(broker_id)) == set(held)
+        assert index.count(broker_id) == len(held)
+        assert all(index.count_in(broker_id, home) == count for home, count in homes.items() if home)
+        assert index.leads_any(broker_id) == any(
+            each.leader_id == broker_id for _, each in image.partitions()
+        )
+        assert index.preferred_count(broker_id) == len(preferred)
+        assert index.misled_count(broker_id) == len(misled)
+        assert set(index.misled(broker_id)) == {key for key, each in misled.items() if broker_id in each.isr}
+        assert set(index.leaderless(broker_id)) == leaderless
+        assert index.leaderless_count(broker_id) == len(leaderless)
 
 
 @given(record_runs(), st.integers(1, 5))
@@ -22,9 +46,7 @@ def test_the_index_says_what_looking_at_every_partition_says(
             delta.replay(record)
         image = delta.apply(image.next_offset + len(some))
         index.update(delta, image)
-    for broker_id in BROKERS:
-        held = {key for key, partition in image.partitions() if broker_id in partition.replicas}
-        assert set(index.of(broker_id)) == held
+    check(index, image)
 
 
 @given(record_runs())
@@ -35,6 +57,4 @@ def test_an_index_begun_with_a_snapshot_is_the_same(records: list[MetadataRecord
         delta.replay(record)
     index = ReplicaIndex()
     index.update(delta, delta.apply(len(records)))
-    for broker_id in BROKERS:
-        held = {key for key, partition in image.partitions() if broker_id in partition.replicas}
-        assert set(index.of(broker_id)) == held
+    check(index, image)

@@ -15,8 +15,8 @@ from rayka.errors import (
     RequestTimedOut,
     TooManyRequests,
 )
-from rayka.shard.runtime import Pending, ShardRuntime
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result
+from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 
 class Log:
@@ -42,20 +42,32 @@ class Log:
 
 class Counter:
     """Adds what it is told; refuses negative numbers; answers with the total. 0 only asks. Of several numbers each is
-    a record: those of a list belong together, those of a tuple do not.
+    a record: those of a list belong together; those of a tuple are steps, whose count is the last record, and the
+    answer is the total before.
     """
 
     def __init__(self) -> None:
         self.total = 0
         self.replayed: list[tuple[int, int]] = []
+        self.offsets: list[int] = []
 
-    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int]:
+    def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int] | Steps[int, int]:
         assert next_offset == len(self.replayed)
         if not isinstance(request, int):
-            return Result(list(request), self.total + sum(request), is_atomic=isinstance(request, list))
+            if isinstance(request, tuple):
+                return self._steps(request)
+            return Result(list(request), self.total + sum(request))
         if request < 0:
             raise InvalidRequest("negative")
         return Result([request] if request else [], self.total + request)
+
+    def _steps(self, request: tuple[Any, ...]) -> Steps[int, int]:
+        before = self.total
+        for step in request:
+            if step == "refuse":
+                raise InvalidRequest("step")
+            self.offsets.append((yield step))
+        return Result([len(request)], before)
 
     def replay(self, record: int, offset: int) -> None:
         self.total += record
@@ -65,9 +77,11 @@ class Counter:
 class Running:
     """A runtime with its log and its machine, at time 0."""
 
-    def __init__(self, *, is_active: bool = True) -> None:
+    def __init__(self, *, is_active: bool = True, steps_per_turn: int = STEPS_PER_TURN) -> None:
         self.log = Log()
-        self.runtime: ShardRuntime[Counter, int] = ShardRuntime(Counter, self.log)
+        self.runtime: ShardRuntime[Counter, int] = ShardRuntime(
+            Counter, self.log, steps_per_turn=steps_per_turn
+        )
         if is_active:
             self.runtime.activate()
 
@@ -184,16 +198,10 @@ def test_ten_thousand_records_are_committed_together_and_not_more() -> None:  # 
     assert len(running.log.records) == 0
     assert running.handle([1] * RECORDS_PER_BATCH_MAX).error is None
     refused = running.handle([1] * (RECORDS_PER_BATCH_MAX + 1))
+    while running.runtime.is_busy:
+        running.runtime.advance(0)
     assert isinstance(refused.error, InvalidRequest)
     assert running.log.appends == [RECORDS_PER_BATCH_MAX]
-
-
-def test_what_need_not_be_atomic_is_cut_into_batches() -> None:  # A68
-    running = Running()
-    pending = running.handle(tuple([1] * (2 * RECORDS_PER_BATCH_MAX + 1)))
-    assert running.log.appends == [RECORDS_PER_BATCH_MAX, RECORDS_PER_BATCH_MAX, 1]
-    assert running.commit(2 * RECORDS_PER_BATCH_MAX) == []
-    assert running.commit(2 * RECORDS_PER_BATCH_MAX + 1) == [pending]
 
 
 def test_what_the_log_refuses_is_the_answer() -> None:  # A25
@@ -226,3 +234,88 @@ def test_responses_are_released_in_order_and_never_before_what_they_depend_on(
     assert all(each.required_offset > running.log.high_watermark for each in waiting[:1])
     assert running.counter.replayed == list(enumerate(running.log.records))
     assert all(isinstance(each.error, ApiError | None) for each in asked)
+
+
+# ---- Requests that take several turns --------------------------------------------------------------------------------
+
+
+def test_a_long_request_writes_a_part_of_its_records_a_turn() -> None:  # A68
+    running = Running(steps_per_turn=3)
+    pending = running.handle((1, 1, None, 1, 1, 1, 1, 1))
+    turns = [(list(running.log.appends), pending.has_run)]
+    while running.runtime.is_busy:
+        running.runtime.advance(0)
+        turns.append((list(running.log.appends), pending.has_run))
+    assert turns == [([2], False), ([2, 3], False), ([2, 3, 2, 1], True)]
+    assert running.commit(7) == []
+    assert running.commit(8) == [pending]
+    assert (pending.response, running.counter.total) == (0, 7 + 8)
+
+
+def test_a_step_is_told_the_offset_of_the_next_record() -> None:  # H3
+    running = Running(steps_per_turn=2)
+    running.handle((1, 1))
+    running.log.records.append(0)  # the log has records of its own
+    running.counter.replayed.append((2, 0))
+    while running.runtime.is_busy:
+        running.runtime.advance(0)
+    assert running.counter.offsets == [1, 3]
+    assert running.counter.replayed == [(0, 1), (1, 1), (2, 0), (3, 2)]
+
+
+def test_the_records_of_one_step_are_committed_together() -> None:  # A68
+    running = Running(steps_per_turn=2)
+    running.handle(([1] * 5, 1, 1))
+    running.runtime.advance(0)
+    assert running.log.appends == [6, 1, 1]
+
+
+def test_records_that_are_committed_together_are_replayed_part_by_part() -> None:
+    running = Running(steps_per_turn=3)
+    pending, second = running.handle([1] * 7), running.handle(0)
+    replayed = [running.runtime.replayed_offset]
+    while not pending.has_run:
+        running.runtime.advance(0)
+        replayed.append(running.runtime.replayed_offset)
+    assert (running.log.appends, replayed, second.has_run) == ([7], [3, 6, 7], False)
+    running.runtime.advance(0)
+    assert (second.has_run, second.response) == (True, 7)
+
+
+def test_between_two_turns_of_a_request_no_other_runs() -> None:
+    running = Running(steps_per_turn=1)
+    long, later, latest = running.handle((1, 1, 1)), running.handle(5), running.handle(0)
+    ran = []
+    while running.runtime.is_busy:
+        ran.append(running.runtime.advance(0))
+    assert [each for each in ran if each is not None] == [long, later, latest]
+    assert running.log.records == [1, 1, 1, 3, 5]
+    assert (later.response, latest.response) == (11, 11)
+    assert running.commit(5) == [long, later, latest]
+
+
+def test_a_step_that_is_refused_ends_the_request_and_what_was_written_stays() -> None:
+    running = Running(steps_per_turn=1)
+    pending, later = running.handle((1, "refuse", 1)), running.handle(0)
+    while running.runtime.is_busy:
+        running.runtime.advance(0)
+    assert isinstance(pending.error, InvalidRequest)
+    assert (running.log.records, later.response) == ([1], 1)
+
+
+def test_after_its_deadline_a_long_request_goes_on_and_one_that_waits_for_it_never_begins() -> None:
+    running = Running(steps_per_turn=1)
+    long, later = running.handle((1, 1), deadline_ms=10), running.handle(5, deadline_ms=10)
+    assert running.runtime.expire(10) == [long, later]
+    while running.runtime.is_busy:
+        running.runtime.advance(0)
+    assert (running.log.records, running.commit(3)) == ([1, 1, 2], [])
+    assert isinstance(long.error, RequestTimedOut)
+
+
+def test_who_leads_no_more_does_not_go_on_with_a_long_request() -> None:  # A66
+    running = Running(steps_per_turn=1)
+    long, later = running.handle((1, 1)), running.handle(5)
+    assert running.runtime.deactivate(NotController("another leads")) == [long, later]
+    assert not running.runtime.is_busy
+    assert [type(long.error), type(later.error), running.log.records] == [NotController, NotController, [1]]
