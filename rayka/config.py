@@ -165,6 +165,7 @@ class TopicConfig(_Config):
     flush: FlushPolicy = FlushPolicy.NONE
     flush_messages: int = Field(default=_INT64_MAX, ge=1)
     flush_ms: int = Field(default=_INT64_MAX, ge=0)
+    file_delete_delay_ms: int = Field(default=60_000, ge=0)
 
 
 # ---- Nodes ---------------------------------------------------------------------------------------------------------
@@ -225,6 +226,7 @@ class BrokerConfig(_Config):
     min_insync_replicas: int = Field(default=1, ge=1)
     log_flush_interval_messages: int = Field(default=_INT64_MAX, ge=1)
     log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
+    log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
 
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
@@ -266,6 +268,7 @@ BROKER_SYNONYMS = {
     "unclean_leader_election_enable": "unclean_leader_election_enable",
     "flush_messages": "log_flush_interval_messages",
     "flush_ms": "log_flush_interval_ms",
+    "file_delete_delay_ms": "log_segment_delete_delay_ms",
 }
 """Keys of topics, and the brokers' keys that hold their defaults."""
 

@@ -63,8 +63,8 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files by path. All calls but `sync` are synchronous and buffered by the page cache; only what was synced survives
-    a power cut, and a created, renamed or removed name only after a sync of its directory.
+    """Files by path. All calls but `sync` and `discard` are synchronous and buffered by the page cache; only what was
+    synced survives a power cut, and a created, renamed or removed name only after a sync of its directory.
 
     An inode is never shortened or overwritten below its end (design §3): there is no truncate; `copy_prefix` and
     `rename` replace a file. Every method raises `StorageError`, naming the path and the cause, when the disk fails
@@ -92,6 +92,12 @@ class Disk(Protocol):
 
     def remove_directory(self, path: str) -> None:
         """Removes the directory with all that is in it."""
+        ...
+
+    async def discard(self, path: str) -> None:
+        """As `remove_directory`, off the event loop, which many files or large ones would hold up. A directory that is
+        gone is passed over.
+        """
         ...
 
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:

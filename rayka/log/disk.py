@@ -2,8 +2,8 @@
 
 Invariants: no inode is shortened or overwritten below its end (design §3), so a file that somebody has mapped
 never changes under him. Appends and reads are synchronous and go to the page cache; `sync` runs on one thread
-of its own, the only thread of a node. Every OSError becomes a StorageError that names the path and the cause.
-Kafka has no such layer (FileRecords, `Utils.flushDir`).
+of its own, and the removal of directories on another. Every OSError becomes a StorageError that names the path and
+the cause. Kafka has no such layer (FileRecords, `Utils.flushDir`).
 """
 
 import asyncio
@@ -65,15 +65,17 @@ class LocalDisk:
             OrderedDict()
         )  # path -> descriptor, least recently used first
         self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
+        self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
 
     def __repr__(self) -> str:
         return f"<LocalDisk open={len(self._descriptors)}/{self._max_open_files}>"
 
     def close(self) -> None:
-        """Closes the open files and ends the sync thread; locks stay with who holds them."""
+        """Closes the open files and ends the threads; locks stay with who holds them."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
         self._sync_thread.shutdown()
+        self._removal_thread.shutdown()
 
     # ---- Looking -------------------------------------------------------------------------------------------
 
@@ -161,9 +163,15 @@ class LocalDisk:
         with _StorageErrors("remove directory", path):
             shutil.rmtree(path)
 
+    async def discard(self, path: str) -> None:
+        self._forget_under(path)
+        await asyncio.get_running_loop().run_in_executor(self._removal_thread, _discard, path)
+
     def rename(self, source: str, target: str) -> None:
-        self._forget_under(source)
-        self._forget_under(target)
+        if os.path.isdir(source):
+            self._forget_under(source)
+        self._forget(source)
+        self._forget(target)
         with _StorageErrors("rename", source):
             os.rename(source, target)
 
@@ -249,6 +257,18 @@ def _copy(from_descriptor: int, to_descriptor: int, size_bytes: int) -> None:
         if copied == 0:
             raise OSError(errno.EIO, "the file ended early")
         position += copied
+
+
+def _discard(path: str) -> None:
+    with _StorageErrors("remove directory", path):
+        shutil.rmtree(path, onerror=_pass_over_missing)
+
+
+def _pass_over_missing(
+    _: object, path: str, error: tuple[type[BaseException], BaseException, object]
+) -> None:
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 def _sync_all(files: Sequence[str], directories: Sequence[str]) -> None:

@@ -82,6 +82,9 @@ class LogDirectory:
         self.path = path
         self.failure: StorageError | None = None
         self.logs: dict[TopicPartition, Log] = {}
+        self.deleted: list[
+            str
+        ] = []  # directories of deleted logs that an earlier process did not come to remove
         self.was_clean_shutdown = False
         self.previous_broker_epoch = NO_EPOCH  # since which nothing is lost
         self.known_broker_epoch = NO_EPOCH  # whatever was lost since
@@ -147,9 +150,7 @@ class LogDirectory:
         # Where it is gone already, too: who removed it may have been killed before this, and power loss brings it back.
         await self._disk.sync([], [self.path])
         names = self._disk.list(self.path)
-        for name in names:
-            if name.endswith(_DELETED_SUFFIX):
-                self._disk.remove_directory(self._file(name))
+        self.deleted = [self._file(name) for name in names if name.endswith(_DELETED_SUFFIX)]
         log_paths = [self._file(name) for name in names if _PARTITION_DIRECTORY.fullmatch(name)]
         if any(is_given_up(self._disk, path) for path in log_paths):
             self.previous_broker_epoch = NO_EPOCH  # other replicas may have what this one goes on without
@@ -327,12 +328,26 @@ class LogDirectory:
         if is_saved:
             await self.checkpoint()
 
-    def delete_log(self, topic_partition: TopicPartition) -> None:
-        """Removes the partition's directory if there is one, opened or not; readers keep what they mapped."""
+    def delete_log(self, topic_partition: TopicPartition) -> str | None:
+        """Renames the partition's directory if there is one, opened or not, so that its name is free. Returns where it
+        is, for `remove_deleted`: removing takes a hundred times as long as renaming.
+        """
         deleted = self._rename_log(topic_partition, _DELETED_SUFFIX)
-        if deleted is not None:
-            self._disk.remove_directory(deleted)
-            self._on_recovered(self._log_path(topic_partition))
+        self._on_recovered(self._log_path(topic_partition))
+        return deleted
+
+    async def remove_deleted(self, paths: Sequence[str]) -> None:
+        """Removes directories of deleted logs; readers keep what they mapped. Their new names are durable first: else a
+        power cut might bring an old name back with a part of its files. Raises StorageError and goes offline for good.
+        """
+        self._check_online()
+        try:
+            await self._disk.sync([], [self.path])
+            for path in paths:
+                await self._disk.discard(path)
+        except StorageError as error:
+            self.go_offline(error)
+            raise
 
     def set_aside_log(self, topic_partition: TopicPartition) -> str | None:
         """Renames the directory of a partition that nobody knows or needs, so that its name is free (F4); nothing here
@@ -351,7 +366,11 @@ class LogDirectory:
             return None
         topic_id = self._topic_id(topic_partition)
         name = f"{topic_partition.topic[:_DELETED_TOPIC_CHARACTERS]}-{topic_partition.partition}"
-        renamed = self._file(f"{name}.{topic_id.hex if topic_id else 'unknown'}{suffix}")
+        stem = self._file(f"{name}.{topic_id.hex if topic_id else 'unknown'}")
+        renamed, number = stem + suffix, 1
+        while self._disk.exists(renamed):  # a replica may go, come back, and go again
+            number += 1
+            renamed = f"{stem}.{number}{suffix}"
         self._disk.rename(path, renamed)
         return renamed
 

@@ -17,6 +17,7 @@ from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.node.data_directories import DataDirectories
+from rayka.node.deleted_logs import DeletedLogs
 
 Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
 _logger = logging.getLogger(__name__)
@@ -29,10 +30,12 @@ class LocalLogs:
         self,
         broker_id: int,
         directories: DataDirectories,
+        deleted: DeletedLogs,
         on_failed: Callable[[LogDirectory, StorageError], None],
     ) -> None:
         self._broker_id = broker_id
         self._directories = directories
+        self._deleted = deleted
         self._on_failed = on_failed
 
     def __repr__(self) -> str:
@@ -99,16 +102,19 @@ class LocalLogs:
             except StorageError as error:
                 self._on_failed(directory, error)
 
-    def delete(self, directory: LogDirectory, topic_partition: TopicPartition) -> None:
-        """Removes the log's files."""
+    def delete(self, directory: LogDirectory, topic_partition: TopicPartition, delay_ms: int) -> None:
+        """Takes the log out of the way; its files are removed later."""
         if directory.failure is not None:
             return
         try:
-            directory.delete_log(topic_partition)
+            deleted = directory.delete_log(topic_partition)
         except StorageError as error:
             self._on_failed(directory, error)
+        else:
+            if deleted is not None:
+                self._deleted.add(directory, deleted, delay_ms)
 
-    async def tidy(self, image: MetadataImage) -> None:
+    async def tidy(self, image: MetadataImage, delay_ms: int) -> None:
         """Deletes the logs of replicas that were moved to other brokers or directories while this one was down, and
         takes those whose partition is not in the metadata out of the way (F4).
 
@@ -118,7 +124,7 @@ class LocalLogs:
         await self.forget([*moved, *strays])
         for directory, topic_partition in moved:
             _logger.info("%s is elsewhere now: its log in %s is deleted", topic_partition, directory.path)
-            self.delete(directory, topic_partition)
+            self.delete(directory, topic_partition, delay_ms)
         for directory, topic_partition in strays:
             self._set_aside(directory, topic_partition)
 

@@ -31,6 +31,7 @@ from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from rayka.node.checkpoints import Checkpoints
 from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
+from rayka.node.deleted_logs import DeletedLogs
 from rayka.node.fetchers import ReplicaFetchers
 from rayka.node.flusher import Flusher
 from rayka.node.follower_results import Shared
@@ -57,7 +58,8 @@ class ReplicaManager:
         self._directories = directories
         self._replicas: dict[PartitionKey, Replica] = {}
         self._unusable: dict[PartitionKey, Unusable] = {}
-        self._logs = LocalLogs(settings.node_id, directories, self._on_directory_failed)
+        deleted = DeletedLogs(directories, self._on_directory_failed)
+        self._logs = LocalLogs(settings.node_id, directories, deleted, self._on_directory_failed)
         self._checkpoints = Checkpoints(self._replicas.values, self._on_directory_failed)
         self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
         self._follower_quota = ReplicationQuota(settings.config.follower_replication_throttled_rate)
@@ -71,6 +73,7 @@ class ReplicaManager:
         self.on_offline = asyncio.Event()
         for directory, flusher in self._flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
+        tasks.start("remove deleted logs", deleted.run())
         tasks.start("checkpoint", self._checkpoints.run(directories.all, settings.config))
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
@@ -136,7 +139,7 @@ class ReplicaManager:
         local = [(each, state) for each, state in changed if state is not None and self._holds(state)]
         await self._delete(self._gone(delta, changed))
         if is_first:
-            await self._logs.tidy(image)
+            await self._logs.tidy(image, self._settings.config.log_segment_delete_delay_ms)
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
         self._fetchers.assign(updated)
@@ -264,17 +267,22 @@ class ReplicaManager:
     # ---- Deletion --------------------------------------------------------------------------------------
 
     async def _delete(self, keys: Sequence[PartitionKey]) -> None:
-        """These are not fetched any more, then the checkpoints forget them, then their logs go."""
+        """These are not fetched any more, then the checkpoints forget them, then their logs get out of the way."""
         self._fetchers.remove(keys)
         await self._logs.forget([self._place(key) for key in keys])
         for key in keys:
-            await asyncio.sleep(0)  # many files may have to go
+            await asyncio.sleep(0)  # there may be thousands
             directory, topic_partition = self._place(key)
             self._unusable.pop(key, None)
-            self._drop(key)
+            replica = self._drop(key)
             if directory is not None:
-                self._logs.delete(directory, topic_partition)
+                self._logs.delete(directory, topic_partition, self._removal_delay_ms(replica))
             self.parked.wake(key)
+
+    def _removal_delay_ms(self, replica: Replica | None) -> int:
+        if replica is None:
+            return self._settings.config.log_segment_delete_delay_ms
+        return replica.partition.config.file_delete_delay_ms
 
     def _drop(self, key: PartitionKey) -> Replica | None:
         """The replica is not here any more, and nobody has its log synced; None when it was not."""

@@ -215,6 +215,7 @@ def _config(random: Random) -> dict[str, Any]:
         "controller_quorum_auto_join_enable": random.random() < 0.5,
         "metadata_log_max_record_bytes_between_snapshots": snapshot_bytes,
         "metadata_max_retention_bytes": random.choice((4_000, 40_000, 100 << 20)),
+        "log_segment_delete_delay_ms": 1_000,  # so runs are long enough for it
         "broker_session_timeout_ms": random.choice((2_000, 9_000)),
         "broker_heartbeat_interval_ms": random.choice((500, 2_000)),
     }

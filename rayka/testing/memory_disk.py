@@ -265,6 +265,20 @@ class MemoryDisk:
         parent, name = self._parent("remove directory", path)
         parent.change({name: None})
 
+    async def discard(self, path: str) -> None:
+        """File by file, so the process may end on the way."""
+        if not self.exists(path):
+            return
+        self._maybe_fail("write", "remove directory", path)
+        for name in self.list(path):
+            await asyncio.sleep(0)
+            each = posixpath.join(path, name)
+            if isinstance(self._find(each), _Directory):
+                await self.discard(each)
+            else:
+                self.unlink(each)
+        self.remove_directory(path)
+
     def rename(self, source: str, target: str) -> None:
         entry = self._find(source)
         if entry is None:

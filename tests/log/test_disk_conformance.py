@@ -138,6 +138,20 @@ def test_directories_are_made_with_parents_listed_sorted_moved_and_removed(place
     assert disk.list(directory) == []
 
 
+def test_a_discarded_directory_is_gone_with_all_in_it_and_one_that_is_gone_is_passed_over(
+    place: tuple[Disk, str],
+) -> None:
+    disk, directory = place
+    disk.make_directory(f"{directory}/x/y")
+    for path in (f"{directory}/x/a", f"{directory}/x/y/b"):
+        disk.append(path, [b"1"])
+    view = disk.map(f"{directory}/x/a")
+    for _ in range(2):
+        asyncio.run(disk.discard(f"{directory}/x"))
+        assert disk.list(directory) == []
+    assert bytes(view) == b"1"
+
+
 @pytest.mark.parametrize(
     "call",
     [

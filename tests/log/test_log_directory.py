@@ -19,6 +19,7 @@ from rayka.log.checkpoints import RECOVERY_POINT_FILE as POINTS_FILE
 from rayka.log.checkpoints import read_offsets as read_offsets_file
 from rayka.log.disk import LocalDisk
 from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE, LogDirectory
+from rayka.log.mapped_reader import MappedReader
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import SMALL, fill, read_offsets
 
@@ -434,13 +435,71 @@ def test_no_recovery_point_is_on_disk_before_the_log_start_that_it_rests_on(
     assert starts == {ORDERS: 40} or points == {}
 
 
-def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(disk: MemoryDisk) -> None:
+def test_a_deleted_log_keeps_its_files_until_they_are_removed(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     fill(open_orders(directory), 1)
-    disk.rename(f"{PATH}/orders-0", f"{PATH}/orders-0.{TOPIC_ID.hex}-delete")
+    path = directory.delete_log(ORDERS)
+    assert path == f"{PATH}/orders-0.{TOPIC_ID.hex}-delete"
+    assert f"{0:020d}.log" in disk.list(path)
     directory.release()
-    assert open_directory(disk).partitions() == {}
-    assert not [name for name in disk.list(PATH) if name.endswith("-delete")]
+    again = open_directory(disk)
+    assert (again.partitions(), again.deleted) == ({}, [path])
+    run(again.remove_deleted(again.deleted))
+    assert not disk.exists(path)
+
+
+def test_a_reader_that_has_mapped_a_deleted_log_keeps_its_bytes_and_no_other_maps_it() -> None:
+    root = tempfile.mkdtemp()
+    disk = LocalDisk()
+
+    async def cycle() -> None:
+        await LogDirectory.format(disk, root, node_id=1, directory_id=DIRECTORY_ID)
+        directory = await LogDirectory.open(disk, root, node_id=1)
+        log = directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0)
+        fill(log, 1)
+        (given,) = log.file_ranges(0, max_bytes=1000, end_offset=2).ranges
+        reader = MappedReader()
+        view = reader.read(given)
+        assert view is not None
+        before = bytes(view)
+        path = directory.delete_log(ORDERS)
+        assert path is not None
+        assert MappedReader().read(given) is None
+        await directory.remove_deleted([path])
+        assert not disk.exists(path)
+        assert (bytes(view), reader.read(given)) == (before, before)
+        directory.release()
+
+    run(cycle())
+    disk.close()
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("steps", range(14))
+def test_a_power_cut_leaves_a_deleted_log_whole_or_takes_it(disk: MemoryDisk, steps: int) -> None:
+    """However far the removal has come: a part of a log under its name might be opened as the whole."""
+    directory = open_directory(disk)
+    log = open_orders(directory)
+    fill(log, 30)
+    run(directory.sync([log]))
+
+    async def delete_in_part() -> None:
+        await directory.forget([ORDERS])
+        path = directory.delete_log(ORDERS)
+        assert path is not None
+        removing = asyncio.create_task(directory.remove_deleted([path]))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        removing.cancel()
+
+    run(delete_in_part())
+    disk.power_loss(Random(steps))
+    again = open_directory(disk)
+    if ORDERS in again.partitions():
+        assert read_offsets(open_orders(again)) == list(range(60))
+    else:
+        run(again.remove_deleted(again.deleted))
+        assert not [name for name in disk.list(PATH) if name.startswith("orders")]
 
 
 def test_on_the_real_disk_a_directory_is_locked_closed_and_opened_again() -> None:

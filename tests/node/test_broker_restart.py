@@ -24,6 +24,7 @@ from tests.node.broker_support import (
     run,
     values_in,
 )
+from tests.testing.waiting import wait_until
 
 BROKER_DIR = "/data/broker-1"
 FIRST_SEGMENT = "00000000000000000000.log"
@@ -228,12 +229,13 @@ def test_what_the_metadata_does_not_know_is_kept_aside() -> None:  # F4
 
 def test_a_deleted_topic_leaves_no_file() -> None:
     disk = MemoryDisk()
-    with memory_cluster(disk) as cluster:
+    with memory_cluster(disk, log_segment_delete_delay_ms=0) as cluster:
         topic = create_topic(cluster, partitions=2)
         topic.produce(b"a")
         response = topic.call(DeleteTopicsRequest((topic.name,)), CONTROLLER)
         topic.call(MetadataRequest((), min_metadata_offset=response.metadata_offset))
-        assert [each for each in disk.list(BROKER_DIR) if each.startswith("orders")] == []
+        assert not disk.exists(f"{BROKER_DIR}/orders-0")
+        wait_until(lambda: not any(each.startswith("orders") for each in disk.list(BROKER_DIR)))
 
 
 # ---- Directories ----
