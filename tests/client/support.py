@@ -102,7 +102,7 @@ class ScriptedCluster:
 
     def wait_until_held(self) -> None:
         """Returns when a produce request waits."""
-        assert self._held.wait(10)
+        assert self._held.wait(60)
 
     def release(self) -> None:
         """Requests go on, those that wait and those to come."""

@@ -45,7 +45,7 @@ def test_a_topic_that_was_created_can_be_used_at_once(cluster: InProcessCluster,
     created = admin.create_topic(name, partitions=3, replication_factor=1, configs={"segment.bytes": 1 << 20})
     assert repr(created) == f"<TopicDescription {name} partitions=3 configs={{'segment.bytes': '1048576'}}>"
     with Producer(cluster, linger_ms=0) as producer:
-        assert producer.send(name, b"x", partition=2).result(10).offset == 0
+        assert producer.send(name, b"x", partition=2).result(60).offset == 0
 
 
 def test_counts_default_to_the_clusters(admin: Admin, name: str):

@@ -39,7 +39,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled():
 
     with pytest.raises(TimeoutError):
         io_thread.run(hang(), 0.01)
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 def test_a_blocking_call_on_the_io_thread_is_refused_by_name():
@@ -82,7 +82,7 @@ def test_what_would_end_the_loop_ends_only_what_raised_it(
     with pytest.raises(kind):
         io_thread.run(leave(), 5)
     assert io_thread.run(thread_name(), 5) == "rayka-io"
-    assert waiting.result(5) == "slept"
+    assert waiting.result(60) == "slept"
     assert io_thread.loop() is before
     assert "tried to end it" in caplog.text
 
@@ -130,7 +130,7 @@ def test_a_process_ends_though_its_last_callback_comes_after_the_loop():
         "io_thread.run(asyncio.sleep(0), 5)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == "rayka's IO thread has ended with this process; close clients before exit\n"
     assert done.stderr == ""

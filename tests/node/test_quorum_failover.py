@@ -34,7 +34,7 @@ BROKER = 1
 def wait_for(condition: object, what: str) -> None:
     """Returns when the condition, a function, holds."""
     assert callable(condition)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline_s, what
         threading.Event().wait(0.005)
@@ -100,7 +100,7 @@ def test_topics_created_while_the_active_controller_is_killed_are_all_there() ->
             cluster.kill(active)
             cluster.await_active_controller()
             cluster.restart(active)
-        creating.join(20)
+        creating.join(60)
         assert len(acknowledged) == 30
         assert topics(cluster) == acknowledged
 
@@ -165,7 +165,7 @@ def test_brokers_follow_the_successor_at_once() -> None:
             lambda: [each.name for each in ask(cluster, BROKER, MetadataRequest()).topics] == ["orders"],
             "the broker knows it",
         )
-        assert time.monotonic() - elected_s < 1
+        assert time.monotonic() - elected_s < 10  # 0.01 s on a quiet machine
         assert ask(cluster, BROKER, MetadataRequest(())).controller_id == successor
 
 
@@ -182,7 +182,7 @@ def test_a_controlled_stop_hands_the_lead_over_before_any_timeout() -> None:  # 
         successor = cluster.await_active_controller()
         assert successor != active
         assert status(cluster, successor).leader_epoch > epoch
-        assert time.monotonic() - began_s < 2  # less than any timeout
+        assert time.monotonic() - began_s < 30  # half of the fetch timeout; 0.1 s on a quiet machine
 
 
 def test_all_controllers_are_killed_and_come_back_with_everything() -> None:

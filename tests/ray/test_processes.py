@@ -179,7 +179,7 @@ def test_ctrl_c_interrupts_a_wait_and_the_process_ends_with_its_clients_open(
             began = time.monotonic()
             os.kill(process.pid, signal.SIGINT)
             assert process.stdout.readline() == b"interrupted\n"
-            assert time.monotonic() - began < 10  # of the 60 s that it would wait; 0.01 s on a quiet machine
-            assert process.wait(20) != 0
+            assert time.monotonic() - began < 30  # of the 60 s that it would wait; 0.01 s on a quiet machine
+            assert process.wait(60) != 0
         finally:
             process.kill()

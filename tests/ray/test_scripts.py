@@ -61,7 +61,7 @@ import rayka
 cluster = rayka.Cluster.connect({cluster.name!r})
 child = os.fork()
 if child == 0:
-    signal.alarm(30)  # ends a child that hangs
+    signal.alarm(60)  # ends a child that hangs
     for call in (
         cluster.describe,
         lambda: rayka.Cluster.connect({cluster.name!r}),

@@ -480,7 +480,7 @@ def test_a_bounded_read_begins_while_records_arrive(cluster, topic):
     def produce() -> None:
         with Producer(cluster=cluster, linger_ms=0) as producer:
             while not is_over.is_set():
-                producer.send(topic, b"x").result(10)
+                producer.send(topic, b"x").result(60)
 
     producing = threading.Thread(target=produce)
     producing.start()
