@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from rayka import forks
 from rayka.actors import launch, supervise
-from rayka.actors.bring_up import START_TIMEOUT_S, add_brokers, ask_ray, bring_up, wait_for
+from rayka.actors.bring_up import MAKE_TIMEOUT_S, START_TIMEOUT_S, add_brokers, ask_ray, bring_up, wait_for
 from rayka.actors.description import (
     ClusterDescription,
     NodeDescription,
     describe,
     find_leader,
 )
+from rayka.actors.identities import ClusterRecord, Identities
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,
@@ -30,7 +31,7 @@ from rayka.actors.names import (
     wanted_node_ids,
 )
 from rayka.actors.network import RayNetwork
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import added_brokers, refusal, united
@@ -142,13 +143,13 @@ class Cluster:
 
         self._node_ids()  # ClusterNotFound
         with only_start(self._name, START_TIMEOUT_S):
-            spec = self._kept_spec()
-            if spec is None:
+            record = self._kept_record()
+            if record is None:
                 raise UnavailableError(
                     f"cluster {self._name!r} has no supervisor, as after a start or stop that was interrupted; start "
                     "it again first"
                 )
-            remove_broker(self, spec, broker_id)
+            remove_broker(self, record, broker_id)
 
     def stop(self, delete_data: bool = False) -> None:
         """Stops the cluster under control: the supervisor, brokers, then controllers, the active one last; then their
@@ -162,7 +163,7 @@ class Cluster:
         self._node_ids()  # ClusterNotFound
         kept = None
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
-            kept = self._kept_spec()
+            kept = self._kept_record()
         wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
         handles, processes = self._processes()
         roles = _roles(handles, processes)
@@ -176,7 +177,7 @@ class Cluster:
             run_on(process.ray_node_id, launch.await_exit, process.pid)
             if delete_data:
                 run_on(process.ray_node_id, remove_directories, placement.directories)
-        spec = kept or _made_from(processes)
+        spec = kept.spec if kept else _made_from(processes)
         if delete_data and spec:
             _remove_of_the_gone(spec, list(handles))
         silent = [actor_name(self._name, node_id) for node_id in handles if node_id not in processes]
@@ -223,10 +224,11 @@ class Cluster:
         ]
 
     def _start_missing(self, spec: ClusterSpec, replace: Collection[int]) -> None:
-        from rayka.actors.formatting import place_formatted
+        from rayka.actors.start_plan import execute, plan_start
 
         handles, processes = self._processes()
-        kept = self._kept_spec() if handles else None
+        record = self._kept_record() if handles else None
+        kept = record.spec if record else None
         self._refuse_other_spec(kept, handles, processes, spec)
         self._end_lost({each: handles[each] for each in handles if each in replace and each not in processes})
         self._refuse_running(each for each in processes if each in replace)
@@ -239,16 +241,31 @@ class Cluster:
         is_partial = bool(running and (replace or added))  # the others are left to the supervisor
         chosen = [each for each in missing if each in (*replace, *new)] if is_partial else missing
         homes = {each: processes[each].ray_node_id if each in processes else "" for each in running}
-        placements = place_formatted(spec, chosen, replace, new, homes) if chosen or replace else {}
-        if added:
-            add_brokers(spec, list(placements.values()), added)
-        else:
-            bring_up(spec, list(placements.values()))
         self._added_brokers = added
+        if record and not (chosen or replace):
+            return bring_up(record, ())
+        plan = plan_start(
+            spec,
+            chosen,
+            replace=replace,
+            new=new,
+            homes=homes,
+            known=record.identities if record else Identities(),
+        )
+        if record and replace:  # before a disk has an identity that the supervisor would refuse
+            renewed = ClusterRecord(record.spec, plan.identities)
+            wait_for(supervise.keep(renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+        execute(plan)
+        record, placements = ClusterRecord(spec, plan.identities), list(plan.placements.values())
+        if added:
+            return add_brokers(record, placements, added)
+        return bring_up(record, placements)
 
-    def _kept_spec(self) -> ClusterSpec | None:
-        """The spec that is in force; None where a start or stop was interrupted, so that there is no supervisor."""
-        return wait_for(supervise.kept_spec(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+    def _kept_record(self) -> ClusterRecord | None:
+        """The spec and the disks that are in force; None where a start or stop was interrupted, so that there is no
+        supervisor.
+        """
+        return wait_for(supervise.kept_record(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
     def _processes(self) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
         """The actors of the nodes, and the processes of those that answer."""
@@ -312,12 +329,12 @@ def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") ->
 
 def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
     """Removes the directories of nodes that the spec has but that have no actor any more, wherever they are."""
-    from rayka.actors.format_jobs import remove_directories
+    from rayka.actors.removal import remove_everywhere
 
     gone = [each for each in wanted_node_ids(spec) if each not in with_actor]
     directories = [each for node_id in gone for each in node_directories(spec, node_id)]
-    for ray_node_id in live_ray_nodes() if directories else ():
-        run_on(ray_node_id, remove_directories, directories)
+    if directories:
+        remove_everywhere(directories)
 
 
 def _made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:

@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 from rayka.actors import launch, supervise
 from rayka.actors.description import NodeDescription, describe_nodes
+from rayka.actors.identities import ClusterRecord
 from rayka.actors.network import RayNetwork
 from rayka.actors.placement import Placement
 from rayka.client import bounded_wait
-from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 from rayka.protocol.cluster import NodeState
 
 ResultT = TypeVar("ResultT")
 START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time
-_MAKE_TIMEOUT_S = 90.0
+MAKE_TIMEOUT_S = 90.0
 _SLACK_S = 30.0
 _POLL_S = 0.05
 
@@ -38,26 +38,27 @@ def ask_ray(question: Callable[..., ResultT], *arguments: Any, timeout_s: float)
     return wait_for(asyncio.to_thread(question, *arguments), timeout_s)
 
 
-def bring_up(spec: ClusterSpec, placements: Collection[Placement]) -> None:
+def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
     """Makes the actors, the supervisor last, and waits until all nodes of the cluster run; ends what it made when
     one does not.
     """
     handles: dict[int, Any] = {}
-    had_supervisor = supervise.find(spec.name) is not None
+    name = record.spec.name
+    had_supervisor = supervise.find(name) is not None
     try:
         for placement in placements:
             handles[placement.node_id] = launch.create(placement)
-        supervisor = supervise.create(spec)
+        supervisor = supervise.create(record)
         if placements or not had_supervisor:
-            wait_for(_await_all(spec.name, handles, supervisor), START_TIMEOUT_S)
+            wait_for(_await_all(name, handles, supervisor), START_TIMEOUT_S)
     except BaseException:
         if not had_supervisor:
-            supervise.end(spec.name)
+            supervise.end(name)
         _end(handles)
         raise
 
 
-def add_brokers(spec: ClusterSpec, placements: Collection[Placement], added: Collection[int]) -> None:
+def add_brokers(record: ClusterRecord, placements: Collection[Placement], added: Collection[int]) -> None:
     """Makes the actors that the running cluster lacks and, once the brokers that it gets run, a supervisor that keeps
     them too; ends what it made when one does not run.
 
@@ -67,11 +68,11 @@ def add_brokers(spec: ClusterSpec, placements: Collection[Placement], added: Col
     try:
         for placement in placements:
             handles[placement.node_id] = launch.create(placement)
-        wait_for(_await_some(spec.name, handles, added), START_TIMEOUT_S)
+        wait_for(_await_some(record.spec.name, handles, added), START_TIMEOUT_S)
     except BaseException:
         _end(handles)
         raise
-    wait_for(supervise.keep(spec, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
+    wait_for(supervise.keep(record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
 
 
 def _end(handles: Mapping[int, Any]) -> None:
@@ -80,14 +81,14 @@ def _end(handles: Mapping[int, Any]) -> None:
 
 
 async def _await_all(cluster_name: str, made: Mapping[int, Any], supervisor: Any) -> None:
-    await launch.await_made(cluster_name, made, _MAKE_TIMEOUT_S)
-    await supervise.await_made(supervisor, _MAKE_TIMEOUT_S)
+    await launch.await_made(cluster_name, made, MAKE_TIMEOUT_S)
+    await supervise.await_made(supervisor, MAKE_TIMEOUT_S)
     network = RayNetwork(cluster_name)
     await _await_running(network, await network.node_ids())
 
 
 async def _await_some(cluster_name: str, made: Mapping[int, Any], others: Collection[int]) -> None:
-    await launch.await_made(cluster_name, made, _MAKE_TIMEOUT_S)
+    await launch.await_made(cluster_name, made, MAKE_TIMEOUT_S)
     await _await_running(RayNetwork(cluster_name), sorted({*made, *others}))
 
 

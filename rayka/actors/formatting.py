@@ -14,109 +14,45 @@ back only as somebody else, an observer. Kafka: `StorageTool`, `Formatter` (A48,
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from random import Random, SystemRandom
+from random import Random
+from uuid import UUID
 
-from rayka.actors.format_jobs import (
-    ControllerFormat,
-    FoundDirectory,
-    format_brokers,
-    format_controllers,
-    look_around,
-    prepare_controllers,
-)
+from rayka.actors.format_jobs import ControllerFormat
+from rayka.actors.found_directories import NOTHING, Found, FoundDirectory
 from rayka.actors.names import (
-    cluster_directories,
     controller_directory,
     formatted_directories,
     node_directories,
     nodes_with,
     wanted_node_ids,
 )
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
-from rayka.actors.placement import Placement, place
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
 from rayka.ids import ReplicaKey, Role, node_name, random_uuid, role_of
 from rayka.log.meta_properties import wrong_cluster
 from rayka.raft.voters import VoterSet
 
-Found = Mapping[str, FoundDirectory]
-_NOTHING = FoundDirectory(is_formatted=False)
-
 
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
-    """What is to be made: brokers, then the checkpoints of phase 1 if there are `voters`, then controllers."""
+    """What is to be made: brokers, by the ids of their directories, then the checkpoints of phase 1 if there are
+    `voters`, then controllers.
+    """
 
-    brokers: tuple[int, ...]
+    brokers: Mapping[int, tuple[UUID, ...]]
     voters: VoterSet | None
     controllers: Mapping[int, ControllerFormat]
 
-
-def place_formatted(
-    spec: ClusterSpec,
-    node_ids: Collection[int],
-    replace: Collection[int],
-    new: Collection[int],
-    homes: Mapping[int, str],
-) -> dict[int, Placement]:
-    """These nodes in their places, with formatted directories; those in `replace` start empty, and so do those brokers
-    in `new` that have none yet: the cluster never had them.
-
-    `homes` are the Ray nodes of nodes that run. Nodes that are not among these run, or are waited for: they may be
-    without their disks. Raises what `plan_formatting`, `place` and, where no node runs, `refuse_undeclared` raise.
-    """
-    awaited = [each for each in wanted_node_ids(spec) if each not in node_ids]
-    directories = [each for id in wanted_node_ids(spec) for each in formatted_directories(spec, id)]
-    resources = live_ray_nodes()
-    parents = cluster_directories(spec)
-    seen = {ray_node: run_on(ray_node, look_around, directories, parents) for ray_node in resources}
-    found = _merged(seen)
-    if not homes:
-        refuse_undeclared(spec, found)
-    empty = [
-        each
-        for each in new
-        if not any(found.get(path, _NOTHING).is_formatted for path in formatted_directories(spec, each))
-    ]
-    plan = plan_formatting(spec, found, (*replace, *empty), SystemRandom(), awaited)
-    begun = {
-        ray_node: [path for path, each in there.items() if each.is_begun] for ray_node, there in seen.items()
-    }
-    placements = place(spec, begun, resources, node_ids, homes)
-    _execute(plan, placements)
-    return placements
-
-
-def _merged(seen: Mapping[str, Found]) -> Found:
-    """The directories wherever they are; a formatted one counts before one of the same path that is not."""
-    found: dict[str, FoundDirectory] = {}
-    for there in seen.values():
-        for path, each in there.items():
-            if path not in found or (each.is_formatted and not found[path].is_formatted):
-                found[path] = each
-    return found
-
-
-def _execute(plan: FormatPlan, placements: Mapping[int, Placement]) -> None:
-    """One job for each Ray node and step; a step begins when the one before it has ended everywhere."""
-    for ray_node_id, node_ids in _by_ray_node(plan.brokers, placements).items():
-        run_on(ray_node_id, format_brokers, [placements[each] for each in node_ids])
-    on_ray_nodes = _by_ray_node(plan.controllers, placements)
-    if plan.voters is not None:
-        for ray_node_id, node_ids in on_ray_nodes.items():
-            run_on(ray_node_id, prepare_controllers, [placements[each] for each in node_ids], plan.voters)
-    for ray_node_id, node_ids in on_ray_nodes.items():
-        run_on(
-            ray_node_id, format_controllers, [(placements[each], plan.controllers[each]) for each in node_ids]
-        )
-
-
-def _by_ray_node(node_ids: Collection[int], placements: Mapping[int, Placement]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for each in node_ids:
-        found.setdefault(placements[each].ray_node_id, []).append(each)
-    return found
+    def directory_ids(self, spec: ClusterSpec) -> dict[str, UUID]:
+        """The id that each directory gets."""
+        made = {
+            path: id
+            for each, ids in self.brokers.items()
+            for path, id in zip(node_directories(spec, each), ids, strict=True)
+        }
+        return made | {
+            controller_directory(spec, each): given.directory_id for each, given in self.controllers.items()
+        }
 
 
 def plan_formatting(
@@ -159,7 +95,7 @@ def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
     formats = {
         each.node_id: ControllerFormat(cluster_id, each.directory_id, voters) for each in voters.voters
     }
-    return FormatPlan(nodes_with(spec, Role.BROKER), voters, formats)
+    return FormatPlan(_broker_ids(spec, nodes_with(spec, Role.BROKER), random), voters, formats)
 
 
 def _plan_rest(
@@ -175,8 +111,13 @@ def _plan_rest(
             key = _prepared(spec, found, each, whole)
             if key is not None:
                 formats[each] = ControllerFormat(cluster_id, key.directory_id, _of(spec, found, each).voters)
-    brokers = tuple(each for each in nodes_with(spec, Role.BROKER) if each in replace)
-    return FormatPlan(brokers, None, formats)
+    brokers = [each for each in nodes_with(spec, Role.BROKER) if each in replace]
+    return FormatPlan(_broker_ids(spec, brokers, random), None, formats)
+
+
+def _broker_ids(spec: ClusterSpec, node_ids: Collection[int], random: Random) -> dict[int, tuple[UUID, ...]]:
+    """New ids for the directories of these brokers."""
+    return {each: tuple(random_uuid(random) for _ in node_directories(spec, each)) for each in node_ids}
 
 
 def _to_be_there(spec: ClusterSpec, plan: FormatPlan, awaited: Collection[int]) -> list[str]:
@@ -234,7 +175,7 @@ def refuse_undeclared(spec: ClusterSpec, found: Found) -> None:
 
 
 def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str]) -> None:
-    missing = [each for each in directories if not found.get(each, _NOTHING).is_formatted]
+    missing = [each for each in directories if not found.get(each, NOTHING).is_formatted]
     if missing:
         raise StorageError(
             f"cluster {spec.name!r} has data, but these directories are missing: {', '.join(missing)}; mount or "
@@ -246,7 +187,7 @@ def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str
 def _refuse_formatted(spec: ClusterSpec, found: Found, replace: Collection[int]) -> None:
     for node_id in replace:
         for each in formatted_directories(spec, node_id):
-            if found.get(each, _NOTHING).is_formatted:
+            if found.get(each, NOTHING).is_formatted:
                 raise StorageError(
                     f"replace: {each} of {node_name(node_id)} is there; start without replacing it, or remove it first "
                     "if its data is not wanted"
@@ -265,4 +206,4 @@ def _directory(spec: ClusterSpec, controller_id: int) -> str:
 
 
 def _of(spec: ClusterSpec, found: Found, controller_id: int) -> FoundDirectory:
-    return found.get(_directory(spec, controller_id), _NOTHING)
+    return found.get(_directory(spec, controller_id), NOTHING)

@@ -2,12 +2,18 @@
 for ends.
 
 On the caller's own Ray node they run in the caller: a task there would cost the start of a process and see the same
-files.
+files. Not every Ray node can run them: another one's image may lack rayka, or it has no worker to spare.
 """
 
 import sys
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import threading
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -20,6 +26,25 @@ HOST_LABEL = (
 )
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
+_hanging: list[Future[Any]] = []  # jobs of this process that have outlasted their time
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Generic[ResultT]):
+    """What Ray nodes made of a job: results, and why there is none."""
+
+    results: dict[str, ResultT]
+    failures: dict[str, str]
+
+    def add(self, ray_node_id: str, answer: Callable[[], ResultT]) -> bool:
+        """Whether the Ray node ran the job; what it raised is why it did not."""
+        try:
+            self.results[ray_node_id] = answer()
+        except (TimeoutError, ray.exceptions.GetTimeoutError):
+            self.failures[ray_node_id] = "did not answer in time: it has no free worker, or its disk hangs"
+        except Exception as error:  # whatever the image of a foreign Ray node makes of the job
+            self.failures[ray_node_id] = _reason(error)
+        return ray_node_id in self.results
 
 
 def own_ray_node_id() -> str:
@@ -48,17 +73,82 @@ def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs:
     """
     if ray_node_id == own_ray_node_id():
         return job(*args, **kwargs)
+    try:
+        result: ResultT = ray.get(_task(ray_node_id, job, *args, **kwargs), timeout=JOB_TIMEOUT_S)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, RaykaError):
+            raise cause from None
+        raise UnavailableError(
+            f"Ray node {ray_node_id} did not run {job.__name__}: {_reason(error)}"
+        ) from error
+    return result
+
+
+def run_on_all(
+    ray_node_ids: Collection[str],
+    timeout_s: float,
+    job: Callable[P, ResultT],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Answers[ResultT]:
+    """The job on all of these at once: one that does not run it holds up no other.
+
+    All have that time together, and a quarter of it once another machine has answered: then those that are slow because
+    everything is have had their time, too.
+    """
+    own, began_s = own_ray_node_id(), time.monotonic()
+    tasks = {each: _task(each, job, *args, **kwargs) for each in ray_node_ids if each != own}
+    answers: Answers[ResultT] = Answers({}, {})
+    if own in ray_node_ids:
+        here = _in_thread(partial(job, *args, **kwargs))
+        if not answers.add(own, partial(here.result, timeout_s)) and not here.done():
+            _hanging.append(here)
+    deadline_s = began_s + timeout_s
+    if tasks:
+        ray.wait(list(tasks.values()), timeout=_left_s(deadline_s))
+        deadline_s = min(deadline_s, time.monotonic() + timeout_s / 4)
+    for ray_node_id, task in tasks.items():
+        if not answers.add(ray_node_id, partial(ray.get, task, timeout=_left_s(deadline_s))):
+            with suppress(ray.exceptions.RayError):
+                ray.cancel(task, force=True)  # else it would run whenever there is a worker
+    return answers
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic())
+
+
+def _task(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> Any:
     remote = ray.remote(job).options(
         num_cpus=0,
         max_retries=0,
         scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node_id, soft=False),
         runtime_env={"py_executable": sys.executable},
     )
-    try:
-        result: ResultT = ray.get(remote.remote(*args, **kwargs), timeout=JOB_TIMEOUT_S)
-    except ray.exceptions.RayTaskError as error:
-        cause = error.cause
-        raise (cause if isinstance(cause, RaykaError) else error) from None
-    except ray.exceptions.RayError as error:
-        raise UnavailableError(f"Ray node {ray_node_id} did not run {job.__name__}: {error}") from error
-    return result
+    return remote.remote(*args, **kwargs)
+
+
+def _in_thread(job: Callable[[], ResultT]) -> Future[ResultT]:
+    """The job in a thread of its own, which a disk that hangs may hold for ever; while one does, there is no other."""
+    future: Future[ResultT] = Future()
+    _hanging[:] = [each for each in _hanging if not each.done()]
+    if _hanging:
+        future.set_exception(TimeoutError())
+        return future
+
+    def run() -> None:
+        try:
+            future.set_result(job())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="job-here", daemon=True).start()
+    return future
+
+
+def _reason(error: Exception) -> str:
+    """What made the job fail, in one line: where Ray wraps it into its own words and a trace, the last of them."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines()
+    return lines[-1] if lines else type(cause).__name__

@@ -79,49 +79,57 @@ def own_rack() -> str:
     return str(zone or socket.gethostname())
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A Ray node as a place for nodes: what it has, and which directories there are on it, of the cluster and not."""
+
+    resources: Mapping[str, float]
+    own: Collection[str] = ()
+    foreign: Collection[str] = ()
+
+
+def needs(spec: ClusterSpec, node_id: int) -> dict[str, float]:
+    """The resources that the spec asks for a node."""
+    asked: RoleResources = getattr(spec.resources, role_of(node_id))
+    return {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
+
+
+def is_able(spec: ClusterSpec, node_id: int, resources: Mapping[str, float]) -> bool:
+    """Whether a Ray node with these resources can have the node."""
+    return all(resources.get(name, 0) >= amount for name, amount in needs(spec, node_id).items())
+
+
 def place(
-    spec: ClusterSpec,
-    seen: Mapping[str, Collection[str]],
-    resources: Mapping[str, Mapping[str, float]],
-    node_ids: Collection[int],
-    homes: Mapping[int, str],
+    spec: ClusterSpec, sites: Mapping[str, Site], node_ids: Collection[int], homes: Mapping[int, str]
 ) -> dict[int, Placement]:
     """Each of these nodes on the Ray node that has its directories; a new one where the fewest of its role are.
 
-    `seen` are the cluster's directories that are on each Ray node, `resources` what each live Ray node has, own first,
-    `homes` the Ray nodes of nodes that run. Raises UnavailableError when no Ray node has what the spec asks for.
+    `homes` are the Ray nodes of nodes that run. Raises UnavailableError when no Ray node has what the spec asks for.
     """
     settled = dict(homes)
     for node_id in node_ids:
         others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles.get(id, ())))
         beside = Counter(settled[each] for each in others)
-        settled[node_id] = _home(spec, node_id, seen, resources, beside)
+        settled[node_id] = _home(spec, node_id, sites, beside)
     return {each: Placement(spec, each, settled[each]) for each in node_ids}
 
 
-def _home(
-    spec: ClusterSpec,
-    node_id: int,
-    seen: Mapping[str, Collection[str]],
-    resources: Mapping[str, Mapping[str, float]],
-    beside: Mapping[str, int],
-) -> str:
+def _home(spec: ClusterSpec, node_id: int, sites: Mapping[str, Site], beside: Mapping[str, int]) -> str:
     """The Ray node that has most of the node's directories; of several one that has the resources, with the fewest
-    nodes of this role already, and of those the first.
+    nodes of this role already, and of those the first. A new node is not put where its path is taken.
     """
     directories = formatted_directories(spec, node_id)
-    role = role_of(node_id)
-    asked: RoleResources = getattr(spec.resources, role)
-    needs = {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
 
-    def fitness(ray_node_id: str) -> tuple[int, bool, int]:
-        has = resources[ray_node_id]
-        is_able = all(has.get(name, 0) >= amount for name, amount in needs.items())
-        return sum(each in seen[ray_node_id] for each in directories), is_able, -beside.get(ray_node_id, 0)
+    def fitness(ray_node_id: str) -> tuple[int, bool, bool, int]:
+        site = sites[ray_node_id]
+        is_free = not any(each in site.foreign for each in directories)
+        own_count = sum(each in site.own for each in directories)
+        return own_count, is_able(spec, node_id, site.resources), is_free, -beside.get(ray_node_id, 0)
 
-    best = max(resources, key=fitness)
-    if not fitness(best)[1]:
+    best = max(sites, key=fitness, default=None)
+    if best is None or not is_able(spec, node_id, sites[best].resources):
         raise UnavailableError(
-            f"no Ray node has what the spec asks for a {role}: {needs}; see `resources` in the spec"
+            f"no Ray node has what the spec asks for a {role_of(node_id)}: {needs(spec, node_id)}; see `resources` in "
+            "the spec"
         )
     return best

@@ -7,39 +7,43 @@
 4. Its directories go; nothing of any partition's replica was to be there.
 """
 
+import logging
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import wait_for
 from rayka.actors.format_jobs import remove_directories
+from rayka.actors.identities import ClusterRecord
 from rayka.actors.names import node_directories
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
+from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on, run_on_all
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import with_broker, without_broker
 from rayka.client.admin import Admin
 from rayka.client.admin_arguments import node_id_of
 from rayka.client.admin_results import BrokerDescription, BrokerState
 from rayka.client.bootstrap import ClusterHandle
-from rayka.config import ClusterSpec
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
 
 _MAKE_TIMEOUT_S = 90.0
 _ANSWER_TIMEOUT_S = 15.0
 _SLACK_S = 10.0
 _POLL_S = 0.1
+_logger = logging.getLogger(__name__)
 
 
-def remove_broker(cluster: ClusterHandle, spec: ClusterSpec, broker_id: int) -> None:
-    """Takes the broker out of the cluster whose spec this is, running or not; one that an interrupted removal has
+def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int) -> None:
+    """Takes the broker out of the cluster whose record this is, running or not; one that an interrupted removal has
     taken out of the spec already, too. Raises what `Cluster.remove_broker` raises.
     """
+    spec = record.spec
     handle = launch.find(spec.name, node_id_of(broker_id))
     with Admin(cluster=cluster) as admin:
         broker = _find(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
         whole = with_broker(spec, broker_id)
-        rest = without_broker(whole, broker_id)
+        rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
         _refuse_in_use(broker)
         try:
             wait_for(supervise.keep(rest, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
@@ -47,10 +51,23 @@ def remove_broker(cluster: ClusterHandle, spec: ClusterSpec, broker_id: int) -> 
                 _stop(spec.name, broker_id, handle)
             _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
         except BaseException:
-            wait_for(supervise.keep(whole, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
+            wait_for(
+                supervise.keep(ClusterRecord(whole, record.identities), _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S
+            )
             raise
-    for ray_node_id in live_ray_nodes():
-        run_on(ray_node_id, remove_directories, node_directories(whole, broker_id))
+    remove_everywhere(node_directories(whole, broker_id))
+
+
+def remove_everywhere(directories: Collection[str]) -> None:
+    """Removes these directories on whichever Ray nodes they are; says which Ray nodes could not do so."""
+    answers = run_on_all(live_ray_nodes(), JOB_TIMEOUT_S, remove_directories, directories)
+    for ray_node_id, reason in answers.failures.items():
+        _logger.warning(
+            "Ray node %s: %s, if it has any, were not removed: %s",
+            ray_node_id,
+            ", ".join(directories),
+            reason,
+        )
 
 
 def _find(admin: Admin, broker_id: int, *, is_known: bool) -> BrokerDescription | None:

@@ -7,15 +7,15 @@ from typing import Any
 import ray
 
 from rayka.actors import launch
+from rayka.actors.identities import ClusterRecord
 from rayka.actors.names import NAMESPACE, supervisor_name
-from rayka.config import ClusterSpec
 from rayka.errors import UnavailableError
 
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
 
 
-def create(spec: ClusterSpec) -> Any:
+def create(record: ClusterRecord) -> Any:
     """The cluster's supervisor; one that is there is left as it is. Returns at once: construction goes on.
 
     It is pinned nowhere, so that Ray starts it again on another machine when its own has gone. It asks for no CPU: if
@@ -26,7 +26,7 @@ def create(spec: ClusterSpec) -> Any:
     return (
         ray.remote(Supervisor)
         .options(
-            name=supervisor_name(spec.name),
+            name=supervisor_name(record.spec.name),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -35,7 +35,7 @@ def create(spec: ClusterSpec) -> Any:
             num_cpus=0,
             runtime_env={"py_executable": sys.executable},
         )
-        .remote(spec)
+        .remote(record)
     )
 
 
@@ -58,8 +58,8 @@ def find(cluster_name: str) -> Any | None:
         return None
 
 
-async def kept_spec(cluster_name: str, timeout_s: float) -> ClusterSpec | None:
-    """The spec of the running cluster; None where there is no supervisor.
+async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | None:
+    """What the supervisor of the running cluster knows of it; None where there is no supervisor.
 
     Raises UnavailableError when it does not say so in time.
     """
@@ -68,8 +68,8 @@ async def kept_spec(cluster_name: str, timeout_s: float) -> ClusterSpec | None:
         return None
     try:
         async with asyncio.timeout(timeout_s):
-            spec: ClusterSpec = await handle.spec.remote()
-            return spec
+            record: ClusterRecord = await handle.record.remote()
+            return record
     except (TimeoutError, ray.exceptions.RayError) as error:
         raise UnavailableError(
             f"{supervisor_name(cluster_name)} did not say within {timeout_s:g} s what it keeps: {error!r}; Ray may be "
@@ -77,10 +77,10 @@ async def kept_spec(cluster_name: str, timeout_s: float) -> ClusterSpec | None:
         ) from error
 
 
-async def keep(spec: ClusterSpec, timeout_s: float) -> None:
-    """Puts a supervisor that keeps this spec in the place of the one there is."""
-    await stop(spec.name)
-    await await_made(await asyncio.to_thread(create, spec), timeout_s)
+async def keep(record: ClusterRecord, timeout_s: float) -> None:
+    """Puts a supervisor that keeps this in the place of the one there is."""
+    await stop(record.spec.name)
+    await await_made(await asyncio.to_thread(create, record), timeout_s)
 
 
 async def stop(cluster_name: str) -> None:

@@ -19,31 +19,33 @@ from collections.abc import Collection, Mapping
 
 from rayka.actors import launch
 from rayka.actors.exit_watch import ExitWatch
-from rayka.actors.format_jobs import FoundDirectory, look_at
+from rayka.actors.found_directories import FoundDirectory, look_at
+from rayka.actors.identities import ClusterRecord, Seen, sift
 from rayka.actors.names import (
     formatted_directories,
     nodes_with,
     running_node_ids,
     wanted_node_ids,
 )
-from rayka.actors.on_ray_node import live_ray_nodes, run_on
-from rayka.actors.placement import Placement, place
+from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
+from rayka.actors.placement import Placement, Site, is_able, needs, place
 from rayka.config import ClusterSpec
-from rayka.errors import RaykaError
 from rayka.ids import Role, node_name
 
 _LOOK_S = 1.0
 _SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
 _ANSWER_TIMEOUT_S = 2.0
+_LOOK_TIMEOUT_S = 20.0
 _logger = logging.getLogger(__name__)
 
 
 class Supervisor:
     """The actor; `ray.remote` is applied in `rayka.actors.launch`."""
 
-    async def __init__(self, spec: ClusterSpec) -> None:  # type: ignore[misc]
+    async def __init__(self, record: ClusterRecord) -> None:  # type: ignore[misc]
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        self._spec = spec
+        self._record = record
+        self._spec = spec = record.spec
         self._acting = asyncio.Lock()
         self._is_stopping = False
         watch = ExitWatch(spec, nodes_with(spec, Role.BROKER))
@@ -59,9 +61,9 @@ class Supervisor:
         """The process that it is now."""
         return os.getpid()
 
-    def spec(self) -> ClusterSpec:
-        """What it keeps the nodes as; a cluster that grows or shrinks gets another supervisor."""
-        return self._spec
+    def record(self) -> ClusterRecord:
+        """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor."""
+        return self._record
 
     async def stop(self) -> None:
         """Returns when nothing is made any more. The actor is to be ended then."""
@@ -93,19 +95,29 @@ class Supervisor:
         handles = {each: await asyncio.to_thread(launch.find, name, each) for each in there}
         processes = await launch.processes(handles, _ANSWER_TIMEOUT_S)
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
-        try:
-            found = await asyncio.to_thread(_find_disks, self._spec, missing, list(ray_nodes))
-            placements = place_found(self._spec, missing, found, ray_nodes, homes)
-        except RaykaError as error:  # a Ray node that has just gone, or has too little to give
-            _logger.warning("%r: %s; it looks again", self, error)
-            return
+        able = able_ray_nodes(self._spec, missing, ray_nodes)
+        answers = await asyncio.to_thread(_find_disks, self._spec, missing, list(able))
+        found, refused = sift(self._spec, answers.results, self._record.identities)
+        self._say(refused, answers.failures)
+        placements = place_found(self._spec, missing, found, ray_nodes, homes)
         for node_id in missing:
             if node_id in placements:
                 ray_node_id = placements[node_id].ray_node_id
                 _logger.info("%s has no actor; made on Ray node %s", node_name(node_id), ray_node_id)
                 await asyncio.to_thread(launch.create, placements[node_id])
             else:
-                _logger.warning("%s has no actor, and no Ray node has its disk", node_name(node_id))
+                _logger.warning(
+                    "%s has no actor, and none of %d Ray nodes with %s has its disk",
+                    node_name(node_id),
+                    len(able),
+                    needs(self._spec, node_id),
+                )
+
+    def _say(self, refused: Collection[str], skipped: Mapping[str, str]) -> None:
+        for each in refused:
+            _logger.warning("%r: refused: %s", self, each)
+        for ray_node_id, reason in skipped.items():
+            _logger.warning("%r: Ray node %s was skipped: %s", self, ray_node_id, reason)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Ray starts another process after one that ended itself, and lets tasks die in silence."""
@@ -116,36 +128,40 @@ class Supervisor:
             os._exit(1)
 
 
+def able_ray_nodes(
+    spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Those that have what the spec asks for one of these nodes."""
+    return [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
+
+
 def place_found(
     spec: ClusterSpec,
     missing: Collection[int],
-    found: Mapping[str, Mapping[str, FoundDirectory]],
+    found: Seen,
     ray_nodes: Mapping[str, Mapping[str, float]],
     homes: Mapping[int, str],
 ) -> dict[int, Placement]:
-    """Those of the missing nodes whose disk was found, each on the Ray node that has it.
+    """Those of the missing nodes whose disk was found where there are the resources that they ask for.
 
-    `found` is what was found in their directories on each Ray node, `homes` where the other nodes live. Raises
-    UnavailableError when a Ray node has the disk of a node, but not the resources that it asks for.
+    `found` is what was found on each Ray node of the cluster's disks, `homes` where the other nodes live.
     """
-    seen = {ray_node: _belonging(spec, missing, directories) for ray_node, directories in found.items()}
-    on_disk = {path for paths in seen.values() for path in paths}
-    returning = [each for each in missing if not on_disk.isdisjoint(formatted_directories(spec, each))]
-    with_disk = {ray_node: paths for ray_node, paths in seen.items() if paths}
-    able = {ray_node: ray_nodes[ray_node] for ray_node in with_disk}
-    return place(spec, with_disk, able, returning, homes) if returning else {}
+    sites = {
+        ray_node_id: Site(ray_nodes[ray_node_id], [path for path, each in there.items() if each.is_formatted])
+        for ray_node_id, there in found.items()
+    }
+    placements: dict[int, Placement] = {}
+    for node_id in missing:
+        able = {k: each for k, each in sites.items() if _can_have(spec, node_id, each)}
+        if able:
+            settled = {**homes, **{id: each.ray_node_id for id, each in placements.items()}}
+            placements |= place(spec, able, [node_id], settled)
+    return placements
 
 
-def _belonging(
-    spec: ClusterSpec, node_ids: Collection[int], found: Mapping[str, FoundDirectory]
-) -> list[str]:
-    """The directories that are formatted as those of the node that they should belong to."""
-    return [
-        path
-        for node_id in node_ids
-        for path in formatted_directories(spec, node_id)
-        if path in found and found[path].node_id == node_id
-    ]
+def _can_have(spec: ClusterSpec, node_id: int, site: Site) -> bool:
+    has_disk = not set(formatted_directories(spec, node_id)).isdisjoint(site.own)
+    return has_disk and is_able(spec, node_id, site.resources)
 
 
 def _missing(spec: ClusterSpec) -> tuple[int, ...]:
@@ -155,6 +171,6 @@ def _missing(spec: ClusterSpec) -> tuple[int, ...]:
 
 def _find_disks(
     spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Collection[str]
-) -> dict[str, dict[str, FoundDirectory]]:
+) -> Answers[dict[str, FoundDirectory]]:
     directories = [path for each in node_ids for path in formatted_directories(spec, each)]
-    return {ray_node: run_on(ray_node, look_at, directories) for ray_node in ray_nodes}
+    return run_on_all(ray_nodes, _LOOK_TIMEOUT_S, look_at, directories)

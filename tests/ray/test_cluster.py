@@ -11,9 +11,10 @@ import ray
 import rayka
 from rayka.actors import launch, supervise
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
-from rayka.actors.formatting import place_formatted
+from rayka.actors.identities import Identities
 from rayka.actors.names import wanted_node_ids
 from rayka.actors.placement import wall_clock_ms
+from rayka.actors.start_plan import execute, plan_start
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.config import ClusterSpec
@@ -133,10 +134,10 @@ def test_a_directory_of_another_node_fails_the_start_with_the_reason_and_leaves_
     start: Start, tmp_path: Path
 ) -> None:
     spec = ClusterSpec(name="first", data_dir=str(tmp_path))
-    place_formatted(spec, wanted_node_ids(spec), replace=(), new=(), homes={})
+    execute(plan_start(spec, wanted_node_ids(spec), homes={}, known=Identities()))
     broker, controller = (tmp_path / "first" / node for node in ("broker-1", "controller-3001"))
     broker.joinpath("meta.properties").write_bytes(controller.joinpath("meta.properties").read_bytes())
-    with pytest.raises(UnavailableError, match=str(broker)):
+    with pytest.raises(StorageError, match=f"refused: {broker} on Ray node .* belongs to controller-3001"):
         start(name="first", data_dir=str(tmp_path))
     with pytest.raises(ClusterNotFound):
         Cluster.connect("first")

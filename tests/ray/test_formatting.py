@@ -12,8 +12,9 @@ import pytest
 
 from rayka.actors import format_jobs
 from rayka.actors.formatting import FormatPlan, plan_formatting
+from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories, wanted_node_ids
-from rayka.actors.placement import Placement, place
+from rayka.actors.placement import Placement, Site, place
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError, UnavailableError
 from rayka.ids import METADATA_TOPIC
@@ -36,13 +37,13 @@ def directory(spec: ClusterSpec, node_id: int) -> Path:
 def plan(spec: ClusterSpec, replace: Collection[int] = (), seed: int = 7) -> FormatPlan:
     """What is to be made, as the disk is now."""
     paths = [each for id in wanted_node_ids(spec) for each in node_directories(spec, id)]
-    return plan_formatting(spec, format_jobs.look_at(paths), replace, Random(seed))
+    return plan_formatting(spec, look_at(paths), replace, Random(seed))
 
 
 def execute(spec: ClusterSpec, planned: FormatPlan, *, steps: int = 99) -> None:
     """Formats as planned, and breaks off after so many directories were touched."""
     placed = {each: Placement(spec, each, "here") for each in wanted_node_ids(spec)}
-    jobs = [(format_jobs.format_brokers, [placed[each]]) for each in planned.brokers]
+    jobs = [(format_jobs.format_brokers, [(placed[each], ids)]) for each, ids in planned.brokers.items()]
     if planned.voters:
         jobs += [
             (lambda one: format_jobs.prepare_controllers(one, planned.voters), [placed[each]])
@@ -78,7 +79,7 @@ def test_a_new_cluster_is_formatted_whole_and_nothing_is_left_to_do(spec: Cluste
     execute(spec, plan(spec))
     check_agreement(spec)
     again = plan(spec)
-    assert (again.brokers, again.voters, again.controllers) == ((), None, {})
+    assert (again.brokers, again.voters, again.controllers) == ({}, None, {})
 
 
 @pytest.mark.parametrize("steps", range(8))
@@ -160,12 +161,11 @@ def test_a_node_that_the_spec_does_not_have_cannot_be_replaced(spec: ClusterSpec
 
 
 def homes(spec: ClusterSpec, seen: dict[str, list[int]], cpus: dict[str, float]) -> dict[int, str]:
-    directories = {
-        ray_node: [path for id in ids for path in node_directories(spec, id)]
+    sites = {
+        ray_node: Site({"CPU": cpus[ray_node]}, [path for id in ids for path in node_directories(spec, id)])
         for ray_node, ids in seen.items()
     }
-    resources = {ray_node: {"CPU": count} for ray_node, count in cpus.items()}
-    placed = place(spec, directories, resources, wanted_node_ids(spec), {})
+    placed = place(spec, sites, wanted_node_ids(spec), {})
     return {id: each.ray_node_id for id, each in placed.items()}
 
 
@@ -184,8 +184,13 @@ def test_a_ray_node_without_the_resources_gets_none(spec: ClusterSpec) -> None:
         homes(spec, {"a": []}, {"a": 0})
 
 
+def test_a_new_node_goes_where_its_path_is_not_taken(spec: ClusterSpec) -> None:
+    taken = Site({"CPU": 1.0}, foreign=node_directories(spec, 1))
+    assert place(spec, {"a": taken, "b": Site({"CPU": 1.0})}, [1], {})[1].ray_node_id == "b"
+
+
 def test_a_broker_that_runs_though_it_is_not_declared_is_in_nobodys_way(spec: ClusterSpec) -> None:
     """As one does after a removal that was killed on its way."""
-    nowhere, able = {"a": [], "b": []}, {"a": {"CPU": 1.0}, "b": {"CPU": 1.0}}
-    placed = place(spec, nowhere, able, [1], {2: "a", 3001: "a"})
+    sites = {"a": Site({"CPU": 1.0}), "b": Site({"CPU": 1.0})}
+    placed = place(spec, sites, [1], {2: "a", 3001: "a"})
     assert placed[1].ray_node_id == "a"

@@ -17,7 +17,6 @@ from rayka.errors import (
     ConfigError,
     InvalidRequest,
     StorageError,
-    UnavailableError,
 )
 from rayka.ids import TopicPartition
 from tests.ray.support import pid_of, wait_until
@@ -65,7 +64,9 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
     foreign = tmp_path / "data" / "grown" / "broker-2"
     foreign.mkdir()
     shutil.copy(tmp_path / "data" / "grown" / "broker-1" / "meta.properties", foreign)
-    with pytest.raises(UnavailableError, match=str(foreign)):
+    with pytest.raises(
+        StorageError, match=f"{foreign} is to be made for broker-2, but another disk is there"
+    ):
         Cluster.start(str(larger))
     assert running(cluster) == [1, 3001]
     shutil.rmtree(foreign)

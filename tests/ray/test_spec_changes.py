@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rayka.actors import format_jobs
 from rayka.actors.formatting import refuse_undeclared
+from rayka.actors.found_directories import look_around
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
 from rayka.actors.spec_changes import added_brokers, refusal, united, with_broker, without_broker
 from rayka.config import ClusterSpec
@@ -126,7 +126,7 @@ def test_the_disk_of_a_broker_that_the_spec_forgot_is_named(tmp_path: Path) -> N
             Path(each, META_PROPERTIES_FILE).write_bytes(encode_meta_properties(owner))
     smaller = larger.model_copy(update={"brokers": 1})
     paths = [each for id in smaller.roles for each in formatted_directories(smaller, id)]
-    found = format_jobs.look_around(paths, cluster_directories(smaller))
+    found = look_around(paths, cluster_directories(smaller))
     with pytest.raises(StorageError, match="broker-2 is the disk of broker-2, which the spec does not have"):
         refuse_undeclared(smaller, found)
     refuse_undeclared(larger, found)

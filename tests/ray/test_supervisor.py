@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rayka.actors.format_jobs import FoundDirectory
+from rayka.actors.found_directories import FoundDirectory
 from rayka.actors.names import formatted_directories, node_directories
-from rayka.actors.supervisor import place_found
+from rayka.actors.supervisor import able_ray_nodes, place_found
 from rayka.config import ClusterSpec
-from rayka.errors import UnavailableError
 
 CPUS = {"CPU": 1.0}
 
@@ -48,10 +47,9 @@ def test_a_node_whose_disk_is_nowhere_is_not_made(spec: ClusterSpec) -> None:
     assert homes(spec, [2], {"a": {}, "b": {}}) == {}
 
 
-def test_a_directory_that_is_not_formatted_or_another_nodes_is_no_disk_of_it(spec: ClusterSpec) -> None:
+def test_a_directory_that_is_not_formatted_is_no_disk(spec: ClusterSpec) -> None:
     path = node_directories(spec, 2)[0]
     assert homes(spec, [2], {"a": {path: FoundDirectory(is_formatted=False)}}) == {}
-    assert homes(spec, [2], {"a": {path: FoundDirectory(is_formatted=True, node_id=3)}}) == {}
 
 
 def test_a_node_goes_where_most_of_its_directories_are(spec: ClusterSpec) -> None:
@@ -67,5 +65,6 @@ def test_a_disk_that_several_see_is_served_where_the_fewest_nodes_of_its_role_ar
 
 
 def test_where_the_disk_is_but_not_the_resources_no_actor_is_made(spec: ClusterSpec) -> None:
-    with pytest.raises(UnavailableError, match="no Ray node has what the spec asks for"):
-        place_found(spec, [2], {"a": on_disk(spec, 2)}, {"a": {"CPU": 0.0}}, {})
+    found, ray_nodes = {"a": on_disk(spec, 2), "b": on_disk(spec, 3)}, {"a": {"CPU": 0.0}, "b": CPUS}
+    assert list(place_found(spec, [2, 3], found, ray_nodes, {})) == [3]
+    assert able_ray_nodes(spec, [2, 3], ray_nodes) == ["b"]

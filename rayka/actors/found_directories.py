@@ -1,0 +1,103 @@
+"""What there is of data directories on a machine: looked at beside the disk, by a job that `on_ray_node` sends there.
+
+Nothing is changed, since their nodes may be running. The module imports little: the first job on a machine waits for
+the imports of a new process.
+"""
+
+import posixpath
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from rayka.errors import StorageError
+from rayka.ids import METADATA_TOPIC, NO_NODE, ZERO_ID
+from rayka.log.disk import LocalDisk
+from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
+from rayka.ports import Disk
+from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, decode_snapshot, snapshot_name
+from rayka.raft.voters import VoterSet
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDirectory:
+    """What a data directory has in it: whose it is (node -1 where `meta.properties` does not say), the voters of its
+    0-0 checkpoint, and whether a quorum used it; or why it cannot be read.
+    """
+
+    is_formatted: bool
+    cluster_id: str = ""
+    voters: VoterSet | None = None
+    has_log: bool = False
+    node_id: int = NO_NODE
+    directory_id: UUID = ZERO_ID
+    problem: str = ""
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the node belongs on this disk."""
+        return self.is_formatted or self.voters is not None
+
+
+Found = Mapping[str, FoundDirectory]  # by path, on one machine
+NOTHING = FoundDirectory(is_formatted=False)
+
+
+def look_at(directories: Collection[str]) -> dict[str, FoundDirectory]:
+    """What there is of these directories."""
+    disk = LocalDisk()
+    try:
+        found = {path: _look_at(disk, path) for path in directories}
+    finally:
+        disk.close()
+    return {path: each for path, each in found.items() if each is not None}
+
+
+def look_around(directories: Collection[str], parents: Collection[str]) -> dict[str, FoundDirectory]:
+    """What there is of these directories, and what is formatted of others directly below the parents."""
+    disk = LocalDisk()
+    try:
+        others = [path for parent in parents for path in _formatted_below(disk, parent)]
+    finally:
+        disk.close()
+    return look_at(dict.fromkeys((*directories, *others)))
+
+
+def _formatted_below(disk: Disk, parent: str) -> list[str]:
+    try:
+        paths = [posixpath.join(parent, name) for name in disk.list(parent)] if disk.exists(parent) else []
+        return [each for each in paths if disk.exists(posixpath.join(each, META_PROPERTIES_FILE))]
+    except StorageError:
+        return []  # those that are asked for say what is wrong with them
+
+
+def _look_at(disk: Disk, path: str) -> FoundDirectory | None:
+    """None where there is nothing. A disk that fails hides no other one of its machine."""
+    try:
+        return _read(disk, path) if disk.exists(path) else None
+    except StorageError as error:
+        return FoundDirectory(is_formatted=False, problem=str(error))
+
+
+def _read(disk: Disk, path: str) -> FoundDirectory:
+    properties_path = posixpath.join(path, META_PROPERTIES_FILE)
+    is_formatted = disk.exists(properties_path)
+    properties = decode_meta_properties(_content(disk, properties_path)) if is_formatted else None
+    inside = posixpath.join(path, f"{METADATA_TOPIC}-0")
+    names = disk.list(inside) if disk.exists(inside) else ()
+    checkpoint = snapshot_name(BOOTSTRAP_SNAPSHOT_ID)  # beside it may be what is left of writing it
+    return FoundDirectory(
+        is_formatted,
+        properties.cluster_id if properties else "",
+        _voters(disk, posixpath.join(inside, checkpoint)) if checkpoint in names else None,
+        has_log=any(not name.startswith(checkpoint) for name in names),
+        node_id=properties.node_id if properties else NO_NODE,
+        directory_id=properties.directory_id if properties else ZERO_ID,
+    )
+
+
+def _voters(disk: Disk, path: str) -> VoterSet | None:
+    return decode_snapshot(_content(disk, path), path).voters
+
+
+def _content(disk: Disk, path: str) -> bytes:
+    return disk.read_at(path, 0, disk.size(path))
