@@ -111,18 +111,10 @@ def _config_record(resource: ConfigResource, name: str, value: str | None) -> Co
 # ---- From one image to a later one -----------------------------------------------------------------------------------
 
 
-def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
-    """What changed between two images of one cluster, for those who act upon deltas.
-
-    As if the records in between had been read, but for what came and went among them.
+def difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecord]:
+    """The records that lead from one image of a cluster to a later one: as if those in between had been read, but for
+    what came and went among them.
     """
-    delta = MetadataDelta(old)
-    for record in _difference(old, new):
-        delta.replay(record)
-    return delta
-
-
-def _difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecord]:
     for topic_id in old.topics_by_id:
         if topic_id not in new.topics_by_id:
             yield RemoveTopicRecord(topic_id=topic_id)

@@ -11,7 +11,7 @@ image ends, a snapshot takes the place of what is missing, and the publisher lea
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from rayka.errors import ErrorCode, InvariantBroken, RequestTimedOut, RetriableApiError
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAndEpoch
@@ -19,18 +19,19 @@ from rayka.metadata.batches import decode_metadata_batches
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord, decode_record
-from rayka.metadata.snapshot import delta_between
+from rayka.metadata.snapshot import difference
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.snapshot_download import download_snapshot
+from rayka.node.turns import in_turns
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum import FetchSnapshotRequest
 from rayka.raft.snapshot import Snapshot, batch_values
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
-_FETCH_BYTES = 4 << 20
+_FETCH_BYTES = 256 << 10  # some thousand records, which are decoded in one turn of the loop
 _ANSWER_TIMEOUT_MS = 2_000
 _logger = logging.getLogger(__name__)
 
@@ -178,11 +179,21 @@ class MetadataFollower:
             for value in batch_values(batch):
                 delta.replay(decode_record(value))
             await asyncio.sleep(0)
-        return delta if self.image.next_offset == 0 else delta_between(self.image, delta.apply(next_offset))
+        if self.image.next_offset == 0:
+            return delta
+        changes = MetadataDelta(self.image)
+        async for record in in_turns(difference(self.image, delta.apply(next_offset))):
+            changes.replay(record)
+        return changes
+
+    def _committed(self) -> Iterator[MetadataRecord]:
+        """What was fetched and is committed by now, taken out of what waits."""
+        while self._pending and self._pending[0][0] < self._high_watermark:
+            yield self._pending.popleft()[1]
 
     async def _apply(self) -> None:
-        while self._pending and self._pending[0][0] < self._high_watermark:
-            self._delta.replay(self._pending.popleft()[1])
+        async for record in in_turns(self._committed()):
+            self._delta.replay(record)
         next_offset = min(self._high_watermark, self._fetched.offset)
         if next_offset < self._first_image_offset or next_offset <= self.image.next_offset:
             return

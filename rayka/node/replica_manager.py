@@ -41,6 +41,7 @@ from rayka.node.parked import Parked
 from rayka.node.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
+from rayka.node.turns import ITEMS_PER_TURN, in_turns
 from rayka.partition.partition import FollowerUpdate, Partition
 from rayka.partition.quota import ReplicationQuota
 
@@ -135,26 +136,32 @@ class ReplicaManager:
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Makes this broker's partitions what the new image says (H10)."""
         is_first, self._image = self._image is None, image
-        changed = [(each, image.partition(each)) for each in delta.changed_partitions()]
-        local = [(each, state) for each, state in changed if state is not None and self._holds(state)]
-        await self._delete(self._gone(delta, changed))
+        changed = [
+            (each, state)
+            async for each in in_turns(delta.changed_partitions())
+            if (state := image.partition(each)) is not None
+        ]
+        local = [(each, state) async for each, state in in_turns(changed) if self._holds(state)]
+        await self._delete(await self._gone(delta, changed))
         if is_first:
             await self._logs.tidy(image, self._settings.config.log_segment_delete_delay_ms)
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
-        self._fetchers.assign(updated)
+        for begin in range(0, len(updated), ITEMS_PER_TURN):
+            self._fetchers.assign(updated[begin : begin + ITEMS_PER_TURN])
+            await asyncio.sleep(0)
         for replica in new_leaders:
             if replica.partition.needs_sync:  # what is to be committed may be in the page cache only
                 replica.flusher.request(replica.partition)
         await self._logs.sync_epochs((each.directory, each.partition.log) for each in new_leaders)
-        for replica in updated:
+        async for replica in in_turns(updated):
             self._wake(replica.partition)
 
     def _holds(self, state: PartitionImage) -> bool:
         return self._settings.node_id in state.replicas
 
-    def _gone(
-        self, delta: MetadataDelta, changed: Iterable[tuple[TopicIdPartition, PartitionImage | None]]
+    async def _gone(
+        self, delta: MetadataDelta, changed: Iterable[tuple[TopicIdPartition, PartitionImage]]
     ) -> list[PartitionKey]:
         """What is here and no longer meant to be: its topic was deleted, or it was moved to other brokers, perhaps to
         come back into another directory.
@@ -163,8 +170,8 @@ class ReplicaManager:
         here = [*self._replicas, *self._unusable] if deleted else []
         moved = [
             (each.topic_id, each.partition)
-            for each, state in changed
-            if state is not None and self._is_moved((each.topic_id, each.partition), state)
+            async for each, state in in_turns(changed)
+            if self._is_moved((each.topic_id, each.partition), state)
         ]
         return [key for key in here if key[0] in deleted] + moved
 

@@ -12,8 +12,7 @@ from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvalidReplicationFactor
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
-from rayka.metadata.snapshot import delta_between
-from tests.metadata.support import active, directory, image_of, partition, registered, topic
+from tests.metadata.support import active, delta_between, directory, image_of, partition, registered, topic
 
 
 def place(

@@ -12,6 +12,7 @@ from rayka.metadata.records import (
     RegisterBrokerRecord,
     TopicRecord,
 )
+from rayka.metadata.snapshot import difference
 from rayka.protocol.cluster import LogDirectory
 
 ORDERS = UUID(int=100)
@@ -76,3 +77,11 @@ def image_of(records: Iterable[MetadataRecord], base: MetadataImage | None = Non
         delta.replay(record)
         count += 1
     return delta.apply(count)
+
+
+def delta_between(old: MetadataImage, new: MetadataImage) -> MetadataDelta:
+    """What changed between two images of one cluster."""
+    delta = MetadataDelta(old)
+    for record in difference(old, new):
+        delta.replay(record)
+    return delta

@@ -20,10 +20,10 @@ from rayka.metadata.records import (
     decode_record,
     encode_record,
 )
-from rayka.metadata.snapshot import delta_between, image_of, image_records
+from rayka.metadata.snapshot import image_of, image_records
 from rayka.protocol.configs import ResourceType
 from tests.metadata.strategies import record_runs
-from tests.metadata.support import ORDERS, directory, partition, registered, topic, unfenced
+from tests.metadata.support import ORDERS, delta_between, directory, partition, registered, topic, unfenced
 
 PAYMENTS = UUID(int=200)
 

@@ -144,7 +144,8 @@ class Broker:
 
 
 @asynccontextmanager
-async def _following(controller: Controller, first_image_offset: int = 0) -> AsyncIterator[Broker]:
+async def following(controller: Controller, first_image_offset: int = 0) -> AsyncIterator[Broker]:
+    """A broker that follows the controller; nothing is published before the offset."""
     broker = Broker(controller)
     task = asyncio.ensure_future(broker.follower.run(CLUSTER_ID, first_image_offset))
     try:
@@ -161,7 +162,7 @@ def test_a_new_broker_begins_with_the_snapshot_and_goes_on_with_the_log() -> Non
         controller.commit(FIRST)
         await controller.write_snapshot()
         controller.commit(LATER)
-        async with _following(controller, controller.node.quorum.high_watermark) as broker:
+        async with following(controller, controller.node.quorum.high_watermark) as broker:
             await broker.caught_up(controller)
             ((delta, image),) = broker.published
             assert set(delta.changed_partitions()) == {key for key, _ in image.partitions()}
@@ -187,7 +188,7 @@ def test_who_was_away_too_long_learns_what_has_changed_meanwhile() -> None:  # A
     async def scenario() -> None:
         controller = Controller()
         controller.commit(FIRST)
-        async with _following(controller) as broker:
+        async with following(controller) as broker:
             await _broker_left_behind(controller, broker)
             before = broker.follower.image
             controller.is_reachable = True
@@ -267,7 +268,7 @@ def test_whatever_happens_on_the_way_the_broker_begins_again_with_a_fetch(troubl
     async def scenario() -> None:
         controller = Controller()
         controller.commit(FIRST)
-        async with _following(controller) as broker:
+        async with following(controller) as broker:
             await _broker_left_behind(controller, broker)
             controller.troubles.append(trouble)
             controller.is_reachable = True
@@ -285,7 +286,7 @@ def test_until_the_snapshot_is_whole_the_old_image_counts() -> None:  # H9
     async def scenario() -> None:
         controller = Controller()
         controller.commit(FIRST)
-        async with _following(controller) as broker:
+        async with following(controller) as broker:
             await _broker_left_behind(controller, broker)
             before, count = broker.follower.image, len(broker.published)
             controller.troubles += [_lost] * 3

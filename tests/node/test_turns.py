@@ -1,0 +1,66 @@
+"""A broker that applies very many changes leaves others their turn: counted are turns, not time."""
+
+import asyncio
+import itertools
+from uuid import UUID
+
+from rayka.ids import TopicIdPartition
+from rayka.metadata.records import MetadataRecord
+from rayka.node.turns import ITEMS_PER_TURN, in_turns
+from tests.metadata.support import ORDERS, topic
+from tests.node import replica_support
+from tests.node.test_metadata_follower import Controller, following
+
+COUNT = 3 * ITEMS_PER_TURN
+
+
+def test_others_have_their_turn_after_so_many_items() -> None:
+    async def scenario() -> list[int]:
+        taken = 0
+
+        async def take() -> None:
+            nonlocal taken
+            async for _ in in_turns(range(7), 3):
+                taken += 1
+
+        seen, work = [], asyncio.ensure_future(take())
+        while not work.done():
+            await asyncio.sleep(0)
+            seen.append(taken)
+        return seen
+
+    assert asyncio.run(scenario())[:3] == [3, 6, 7]
+
+
+def test_partitions_of_other_brokers_are_looked_at_in_several_turns() -> None:  # H10
+    async def scenario() -> None:
+        broker = await replica_support.Broker.start()
+        elsewhere = [broker.moved_away(number) for number in range(COUNT)]
+        applying = asyncio.ensure_future(broker.apply(*elsewhere))
+        turns = 0
+        while not applying.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > COUNT // ITEMS_PER_TURN
+        assert broker.image.partition(TopicIdPartition(ORDERS, COUNT - 1)) is not None
+        await broker.stop()
+
+    replica_support.run(scenario)
+
+
+def test_committed_records_are_taken_in_in_several_turns() -> None:  # H9
+    async def scenario() -> None:
+        controller = Controller()
+        records: list[MetadataRecord] = [
+            topic(f"topic-{number}", UUID(int=number)) for number in range(COUNT)
+        ]
+        controller.commit(records)
+        waiting = []
+        async with following(controller, controller.node.quorum.high_watermark) as broker:
+            while broker.follower.image.next_offset < controller.node.quorum.high_watermark:
+                await asyncio.sleep(0)
+                waiting.append(len(broker.follower._pending))
+        taken = [before - after for before, after in itertools.pairwise(waiting)]
+        assert max(taken) <= ITEMS_PER_TURN
+
+    asyncio.run(scenario())
