@@ -12,23 +12,29 @@ mutmut leaves alone what stands outside of functions, and functions with another
 import argparse
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
 from tests.tidy import ROOT
 
 FOLDERS = ("shard", "partition", "raft", "controller", "log")
+_SLOW = (
+    "tests/raft/test_faults.py",
+)  # long runs by seed, which most functions take part in: only with `--slow`
+_SEED = 1
 # A mutant that hangs waits this many times the time of its tests, which may run on a machine with other work.
 _SETTINGS = """
 [tool.mutmut]
 source_paths = ["rayka"]
 only_mutate = ["rayka/{folder}/*.py"]
 pytest_add_cli_args_test_selection = ["tests/{folder}"]
-pytest_add_cli_args = ["-n0", "-pno:cacheprovider", "--durations=0", "-qq"]
+pytest_add_cli_args = ["-n0", "-pno:cacheprovider", "--durations=0", "-qq"{ignored}]
 also_copy = ["README.md", "benchmarks", "examples", "cluster.yaml"]
 timeout_multiplier = 8.0
 timeout_constant = 1.0
@@ -80,6 +86,8 @@ def main() -> int:
     )
     parser.add_argument("--again", action="store_true", help="run once more what no test has noticed")
     parser.add_argument("--examples", type=int, default=10, help="of a hypothesis test, at most")
+    parser.add_argument("--slow", action="store_true", help=f"run {', '.join(_SLOW)} as well")
+    parser.add_argument("--sample", type=int, help="run so many mutants only, the same each time")
     parser.add_argument("--children", type=int, default=1, help="mutants that run at a time")
     parser.add_argument("--survivors", action="store_true", help="print what survived and run nothing")
     wanted = parser.parse_args()
@@ -87,18 +95,34 @@ def main() -> int:
     if wanted.survivors:
         _print_survivors(copy)
         return 0
-    names = [*wanted.names, *(_unnoticed(copy) if wanted.again else ())]
-    _copy_tree(copy, wanted.folder)
+    _copy_tree(copy, wanted.folder, is_slow=wanted.slow)
     (copy / "tests/conftest.py").write_text(_CONFTEST.format(examples_max=wanted.examples))
+    return _run(copy, wanted)
+
+
+def _run(copy: Path, wanted: argparse.Namespace) -> int:
     log = copy / "mutmut.log"
     print(f"what mutmut says goes to {log}", flush=True)
     with log.open("w") as says:
+        sample = None
+        if wanted.sample:
+            _mutmut(
+                copy, "run", "none", stdout=says
+            )  # makes the mutants, and ends because none has that name
+            sample = random.Random(_SEED).sample(sorted(_results(copy)), wanted.sample)
+        names = [*wanted.names, *(_unnoticed(copy) if wanted.again else ())]
+        if sample and not wanted.again:
+            names += [
+                name for name, status in _results(copy).items() if name in sample and status == "not run"
+            ]
         code = _mutmut(copy, "run", "--max-children", str(wanted.children), *names, stdout=says).returncode
     print(_score(copy))
+    if sample:
+        print("of the sample:", _score(copy, sample))
     return code
 
 
-def _copy_tree(copy: Path, folder: str) -> None:
+def _copy_tree(copy: Path, folder: str, *, is_slow: bool) -> None:
     """Makes the copy, or brings it up to date: what became of functions that are as they were is kept."""
     for tests in (copy / "tests", copy / "mutants/tests"):
         shutil.rmtree(tests, ignore_errors=True)
@@ -112,7 +136,8 @@ def _copy_tree(copy: Path, folder: str) -> None:
     for path in (copy / "rayka").rglob("*.py"):
         if not (ROOT / path.relative_to(copy)).exists():
             path.unlink()
-    settings = (ROOT / "pyproject.toml").read_text() + _SETTINGS.format(folder=folder)
+    ignored = "" if is_slow else "".join(f', "--ignore={each}"' for each in _SLOW)
+    settings = (ROOT / "pyproject.toml").read_text() + _SETTINGS.format(folder=folder, ignored=ignored)
     (copy / "pyproject.toml").write_text(settings)
 
 
@@ -121,7 +146,7 @@ def _mutmut(copy: Path, *arguments: str, stdout: IO[str] | None = None) -> subpr
     scratch.mkdir(exist_ok=True)
     environment = {**os.environ, "TMPDIR": str(scratch)}
     command = [sys.executable, "-m", "mutmut", *arguments]
-    return subprocess.run(command, cwd=copy, env=environment, stdout=stdout, check=False, text=True)
+    return subprocess.run(command, cwd=copy, env=environment, stdout=stdout, stderr=stdout, check=False)
 
 
 def _results(copy: Path) -> dict[str, str]:
@@ -138,8 +163,9 @@ def _unnoticed(copy: Path) -> list[str]:
     return [name for name, status in _results(copy).items() if status in ("survived", "no tests")]
 
 
-def _score(copy: Path) -> str:
-    counts = Counter(_results(copy).values())
+def _score(copy: Path, names: Collection[str] = ()) -> str:
+    results = _results(copy)
+    counts = Counter(results[each] for each in names or results)
     ran = sum(counts.values()) - counts["not run"]
     noticed = counts["killed"] + counts["timeout"]
     share = 100 * noticed / ran if ran else 0

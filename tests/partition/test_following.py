@@ -8,7 +8,7 @@ import pytest
 
 from rayka.config import FlushPolicy
 from rayka.errors import ApiError, CorruptRecord, FencedLeaderEpoch, NotLeaderOrFollower, UnknownLeaderEpoch
-from rayka.ids import OffsetAndEpoch
+from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log
 from rayka.partition.following import FollowerAppend
 from rayka.partition.partition import Partition
@@ -165,7 +165,55 @@ def test_an_empty_log_begins_inside_the_batch_that_the_leader_begins_in() -> Non
     )
 
 
+def test_an_empty_log_begins_at_the_last_record_of_the_batch_that_the_leader_begins_in() -> None:  # B25, G4
+    partition = follower()
+    partition.on_out_of_range(leader_epoch=5, leader_log_start_offset=5, leader_log_end_offset=6)
+    follow(partition, placed(3, 5, b"a", b"b", b"c"), high_watermark=6, log_start_offset=5)
+    assert (partition.log.log_start_offset, partition.log.log_end_offset) == (5, 6)
+
+
+def test_a_log_with_records_takes_no_batch_that_begins_before_its_end() -> None:  # B18
+    partition = follower((5, 2))
+    with pytest.raises(CorruptRecord, match="orders-3: expected a batch at offset 2"):
+        follow(partition, placed(1, 5, b"a", b"b", b"c"))
+    assert partition.log.log_end_offset == 2
+
+
+def test_an_answer_says_whether_the_high_watermark_moved() -> None:  # B3
+    partition = follower()
+    moved = [
+        follow(partition, placed(offset, 5), high_watermark=high_watermark).is_high_watermark_moved
+        for offset, high_watermark in enumerate((1, 1, 2))
+    ]
+    assert moved == [True, False, True]
+
+
+def test_a_followers_log_of_records_without_a_time_begins_a_new_segment_by_the_clock() -> None:  # F4
+    partition = follower(segment_ms=1_000)
+    timeless = RecordBatch(records(b"v", timestamp_ms=NO_TIMESTAMP))
+    for offset, now_ms in enumerate((0, 10_000)):
+        given = b"".join(map(bytes, timeless.stamped(base_offset=offset, leader_epoch=5)))
+        partition.append_as_follower(
+            given, leader_epoch=5, high_watermark=0, log_start_offset=0, now_ms=now_ms
+        )
+    assert partition.log.segment_count == 2
+
+
+def test_who_follows_has_no_high_watermark_of_its_own() -> None:  # B1
+    partition = follower((5, 1))
+    assert not partition.maybe_increment_high_watermark(now_ms=0)
+    assert partition.preferred_read_replica(rack_id="rack-2", fetch_offset=0, now_ms=0) == -1
+    assert repr(partition) == "<Partition orders-3 follower epoch=5 hw=0 leo=1 isr=[]>"
+
+
 # ---- Truncating ----
+
+
+def test_a_log_that_ends_before_the_epoch_that_the_leader_names_is_cut_by_its_word() -> None:  # B22
+    for diverging, end_offset in ((OffsetAndEpoch(1, 5), 1), (OffsetAndEpoch(9, 5), 2)):
+        partition = follower((4, 2))
+        partition.truncate_to(diverging, leader_epoch=5)
+        assert partition.log.log_end_offset == end_offset
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from rayka.errors import ErrorCode, StorageError
-from rayka.ids import ZERO_ID
+from rayka.ids import NO_EPOCH, ZERO_ID
 from rayka.metadata.image import BrokerImage, PartitionImage
+from rayka.partition.isr import IsrState
 from rayka.partition.partition import Partition
 from rayka.protocol.produce import ACKS_LEADER
 from rayka.protocol.replication import (
@@ -287,6 +288,25 @@ def test_metadata_that_is_not_newer_leaves_the_proposal() -> None:  # B2, B16
     assert partition.maximal_isr == (BROKER, 2)
 
 
+def test_who_leaves_is_proposed_once_until_the_controller_has_answered() -> None:  # B10, B12
+    partition = leader(ALL_IN_SYNC)
+    assert partition.maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is not None
+    assert partition.maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is None
+    assert repr(partition) == "<Partition orders-3 leader epoch=6 hw=1 leo=2 isr=[1, 2, 3] maximal=[1, 2, 3]>"
+
+
+def test_a_leader_that_the_metadata_does_not_know_yet_says_no_epoch_of_its_own() -> None:  # B11
+    partition = leader(brokers={each: ACTIVE[each] for each in (2, 3)})
+    assert expanding(partition).isr == (IsrMember(BROKER, NO_EPOCH), IsrMember(2, 20))
+
+
+def test_an_isr_says_who_is_in_it_and_who_may_be() -> None:  # B2
+    partition = leader()
+    item = expanding(partition)
+    assert repr(IsrState((BROKER,), item)) == "<IsrState [1] maximal=[1, 2] pending>"
+    assert repr(IsrState((BROKER,))) == "<IsrState [1] maximal=[1]>"
+
+
 # ---- Recovering ----
 
 
@@ -300,5 +320,9 @@ def test_a_leader_elected_uncleanly_says_that_it_has_recovered_until_that_is_kno
         LeaderRecoveryState.RECOVERED,
     )
     assert partition.maybe_recover() is None
+    still = answer(partition, leader_recovery_state=LeaderRecoveryState.RECOVERING)
+    partition.on_alter_partition(proposal, still, now_ms=0)
+    proposal = partition.maybe_recover()
+    assert proposal is not None
     partition.on_alter_partition(proposal, answer(partition), now_ms=0)
     assert partition.maybe_recover() is None

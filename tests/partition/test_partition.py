@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.config import FlushPolicy, MessageTimestampType
+from rayka.config import FlushPolicy, MessageTimestampType, TopicConfig
 from rayka.errors import (
     ApiError,
     DiskFull,
@@ -17,12 +17,13 @@ from rayka.errors import (
     StorageError,
     UnknownLeaderEpoch,
 )
-from rayka.ids import NO_NODE, OffsetAndEpoch
+from rayka.ids import NO_NODE, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.reading import FoundOffset
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import TimestampType, split_batches
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import ProducerSequence, TimestampType, split_batches
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER, ACKS_NONE
 from rayka.testing.memory_disk import MemoryDisk
@@ -53,6 +54,10 @@ def test_a_new_leadership_begins_at_the_log_end_offset() -> None:  # B16
     assert repr(partition) == "<Partition orders-3 leader epoch=6 hw=2 leo=2 isr=[1]>"
     assert partition.leader_epoch_start_offset == 2
     assert partition.log.end_offset_for_epoch(5) == OffsetAndEpoch(2, 5)
+
+
+def test_a_partition_goes_by_the_id_of_its_topic() -> None:
+    assert new_partition().topic_id == ZERO_ID
 
 
 def test_a_change_within_the_epoch_keeps_where_it_began() -> None:  # B16
@@ -100,6 +105,42 @@ def test_a_topic_that_stamps_records_gives_all_of_them_the_time_of_the_append() 
     assert decode(batch).timestamps_ms.tolist() == [NOW_MS, NOW_MS]
 
 
+def test_a_batch_that_was_sent_before_has_the_time_of_its_first_append() -> None:  # B18, C3
+    partition = new_partition(message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME)
+    data = encode_batch([b"a"], timestamps_ms=3, sequence=ProducerSequence(7, 0, 0))
+    times = [
+        partition.append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS + after_ms).log_append_time_ms
+        for after_ms in (0, 50)
+    ]
+    assert times == [NOW_MS, NOW_MS]
+    partition.update_config(TopicConfig())
+    again = partition.append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+    assert (again.base_offset, again.log_append_time_ms) == (0, NO_TIMESTAMP)
+
+
+def test_where_producers_stamp_records_an_append_has_no_time() -> None:  # B18
+    assert append(new_partition(), b"a").log_append_time_ms == NO_TIMESTAMP
+
+
+def test_a_leaders_log_of_records_without_a_time_begins_a_new_segment_by_the_clock() -> None:  # F4
+    partition = new_partition(segment_ms=1_000)
+    for now_ms in (0, 10_000):
+        partition.append(
+            records(b"a", timestamp_ms=NO_TIMESTAMP), ACKS_ALL, now_ms=now_ms, timestamp_ms=NOW_MS
+        )
+    assert partition.log.segment_count == 2
+
+
+def test_a_new_configuration_counts_from_the_next_request_on() -> None:
+    partition = new_partition()
+    append(partition, b"a" * 1_000)
+    partition.update_config(TopicConfig(max_message_bytes=500, segment_bytes=1_024))
+    with pytest.raises(RecordTooLarge, match=r"^orders-3: "):
+        append(partition, b"a" * 1_000)
+    append(partition, b"a")
+    assert (partition.config.max_message_bytes, partition.log.segment_count) == (500, 2)
+
+
 def test_who_does_not_lead_appends_nothing() -> None:
     partition = new_partition(state=changed(leader_id=2))
     with pytest.raises(NotLeaderOrFollower, match="broker 2 does, in epoch 5"):
@@ -139,7 +180,7 @@ def test_an_isr_that_shrank_after_the_append_is_said() -> None:  # B15
     appended = append(partition, b"a")
     partition.record_follower_fetch(FollowerFetch(2, -1, 1, 0), now_ms=0)
     partition.update_state(changed(replicas=(BROKER, 2), partition_epoch=11), now_ms=0)
-    with pytest.raises(NotEnoughReplicasAfterAppend):
+    with pytest.raises(NotEnoughReplicasAfterAppend, match="orders-3"):
         partition.is_acknowledged(appended, ACKS_ALL)
 
 
@@ -233,6 +274,16 @@ def test_a_partitions_own_bound_counts_too() -> None:  # G5
     assert read(partition, 0, max_bytes=2 * batch_bytes).next_offset == 2
 
 
+@pytest.mark.parametrize(("min_one_batch", "count"), [(True, 1), (False, 0)])
+def test_a_batch_above_the_bound_is_given_only_where_one_is_wanted(
+    min_one_batch: bool, count: int
+) -> None:  # G6
+    partition = new_partition()
+    append(partition, b"a" * 1000)
+    result = partition.read(fetch(0), max_bytes=10, min_one_batch=min_one_batch)
+    assert (len(list(split_batches(result.records))), result.next_offset) == (count, count)
+
+
 def test_places_in_files_say_the_same_as_bytes() -> None:
     disk = MemoryDisk()
     partition = new_partition(disk)
@@ -308,6 +359,16 @@ def test_where_a_readers_log_parts_from_one_of_many_epochs(
 
 
 # ---- Offsets ----
+
+
+def test_a_reader_at_the_begin_of_the_log_is_told_too_where_its_log_parts() -> None:  # G2, G3
+    partition = new_partition()
+    append(partition, b"a", b"b")
+    partition.update_state(changed(leader_epoch=7), now_ms=0)
+    append(partition, b"c")
+    partition.delete_records(1)
+    result = read(partition, 1, last_fetched_epoch=6)
+    assert (result.diverging_epoch, result.next_offset) == (OffsetAndEpoch(2, 5), 1)
 
 
 def test_offsets_are_found_by_place_and_by_time() -> None:  # G12

@@ -35,6 +35,24 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:  # G17
     assert [quota.is_exceeded(now_ms) for now_ms in (WINDOW_MS - 1, WINDOW_MS)] == [True, False]
 
 
+def test_only_the_time_that_has_passed_counts() -> None:  # G17
+    start_ms, quota = 10_000_000, ReplicationQuota(1_000)
+    quota.record(2_000, start_ms)
+    assert [quota.is_exceeded(start_ms + after_ms) for after_ms in (1_999, 2_000)] == [True, False]
+    quota.record(2_000, start_ms + 2_000)
+    assert [quota.is_exceeded(start_ms + after_ms) for after_ms in (3_999, 4_000)] == [True, False]
+
+
+def test_what_comes_within_a_second_is_forgotten_together_and_what_comes_later_is_not() -> None:  # G17
+    quota = ReplicationQuota(1)
+    quota.record(1_000, now_ms=SAMPLE_MS - 1)
+    for each in (2 * SAMPLE_MS - 2, 2 * SAMPLE_MS - 1):
+        quota.record(1_000, now_ms=each)
+    assert repr(quota) == "<ReplicationQuota 1 B/s held=3000>"
+    assert quota.is_exceeded(now_ms=WINDOW_MS + SAMPLE_MS - 1)
+    assert repr(quota) == "<ReplicationQuota 1 B/s held=1000>"
+
+
 def test_the_bound_can_be_changed_while_it_counts() -> None:  # B45
     quota = ReplicationQuota(1_000)
     quota.record(5_000, now_ms=0)

@@ -38,6 +38,7 @@ FIELDS = {
     "attributes": (21, ">h"),
     "last_offset_delta": (23, ">i"),
     "producer_id": (43, ">q"),
+    "base_sequence": (53, ">i"),
     "record_count": (57, ">i"),
 }
 
@@ -75,14 +76,20 @@ def test_good_batches_are_all_given_back() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "says"),
     [
-        (lambda: np.empty(0, dtype=np.uint8), InvalidRecord, "at least one batch, found none"),
+        (lambda: np.empty(0, dtype=np.uint8), InvalidRecord, "orders-3: .* at least one batch, found none"),
         (lambda: records(b"a")[:-8], CorruptRecord, "does not fill"),
         (lambda: flipped(records(b"a" * 100), 16), CorruptRecord, "magic"),
         (lambda: flipped(records(b"a" * 100), 150), CorruptRecord, "orders-3.*CRC-32C expected"),
-        (lambda: forged(records(b"a"), attributes=Codec.SNAPPY), UnsupportedCompressionType, "snappy"),
+        (
+            lambda: forged(records(b"a"), attributes=Codec.SNAPPY),
+            UnsupportedCompressionType,
+            "orders-3: snappy",
+        ),
         (lambda: forged(records(b"a"), attributes=TRANSACTIONAL_BIT), InvalidRecord, "transactional"),
-        (lambda: forged(records(b"a"), producer_id=7), InvalidRecord, "producer id"),  # C1
+        (lambda: forged(records(b"a"), producer_id=7), InvalidRecord, "orders-3.*producer id"),  # C1
         (lambda: sequenced(b"a", epoch=-1), InvalidRecord, "0 or more, found 7, -1 and 0"),  # C1
+        (lambda: forged(sequenced(b"a"), base_sequence=-1), InvalidRecord, "found 7, 0 and -1"),  # C1
+        (lambda: forged(sequenced(b"a"), producer_id=-2), InvalidRecord, "found -2, 0 and 0"),  # C1
         (lambda: np.concatenate([sequenced(b"a"), records(b"b")]), InvalidRecord, "one batch"),  # C1
         (lambda: np.concatenate([records(b"a"), sequenced(b"b")]), InvalidRecord, "one batch"),  # C1
         (lambda: encode_batch([b"a"], timestamps_ms=1, is_control=True), InvalidRecord, "control"),
@@ -100,7 +107,8 @@ def test_a_batch_that_claims_more_records_than_its_columns_hold_is_refused(codec
     good = encode_batch([b""] * 1_000, timestamps_ms=NOW_MS, codec=codec)
     assert validate(good)
     for count in (999, 1_001, 2**31 - 1):
-        with pytest.raises(CorruptRecord, match=rf"{count} records .* bytes of offsets, found 4004"):
+        says = rf"^orders-3: .*: {count} records have {4 * (count + 1)} bytes of offsets, found 4004$"
+        with pytest.raises(CorruptRecord, match=says):
             validate(forged(good, record_count=count, last_offset_delta=count - 1))
 
 
@@ -119,13 +127,15 @@ def test_columns_that_no_frame_of_that_size_holds_are_refused(codec: Codec, coun
     with pytest.raises(CorruptRecord, match="cannot hold"):
         validate(hollow(count_max, codec))
     assert validate(hollow(count_max // 2, codec))
+    with pytest.raises(CorruptRecord, match="cannot hold"):
+        validate(hollow(UNCOMPRESSED_BYTES_MAX // 4 - 1, codec))
     with pytest.raises(CorruptRecord, match=f"more than {UNCOMPRESSED_BYTES_MAX}"):
         validate(hollow(UNCOMPRESSED_BYTES_MAX // 4, codec))
 
 
-def hollow(count: int, codec: Codec) -> np.ndarray:
+def hollow(count: int, codec: Codec, column: Column = Column.VALUE_OFFSETS) -> np.ndarray:
     """64 zeros, of which the table of contents says that they are the offsets of so many records."""
-    lengths = [(Column.VALUE_OFFSETS.value, 4 * (count + 1)), (Column.VALUE_DATA.value, 0)]
+    lengths = [(column.value, 4 * (count + 1))]
     contents = pack_contents(aligned(4 * (count + 1)), lengths)
     body = contents.ljust(aligned(len(contents)), b"\0") + bytes(64)
     header = bytes(records(b"a")[:HEADER_BYTES])
@@ -138,6 +148,22 @@ def hollow(count: int, codec: Codec) -> np.ndarray:
     )
 
 
+def test_columns_of_the_very_size_that_a_frame_can_hold_are_taken() -> None:
+    """Of gzip that is 1,032 times the 65 bytes behind the table of contents, and 4 bytes are an offset."""
+    assert validate(hollow(65 * 1_032 // 4 - 1, Codec.GZIP))
+    with pytest.raises(CorruptRecord, match="65 bytes cannot hold 67088 of columns"):
+        validate(hollow(65 * 1_032 // 4, Codec.GZIP))
+
+
+def test_a_batch_without_offsets_of_values_is_refused() -> None:
+    with pytest.raises(CorruptRecord, match="1 records have 8 bytes of offsets, found 0"):
+        validate(hollow(1, Codec.NONE, column=Column.VALUE_DATA))
+
+
+def test_one_batch_of_an_idempotent_producer_is_taken() -> None:  # C1
+    assert len(validate(sequenced(b"a", b"b"))) == 1
+
+
 def test_one_bad_batch_refuses_all() -> None:
     with pytest.raises(CorruptRecord):
         validate(np.concatenate([records(b"a"), flipped(records(b"a" * 100), 150)]))
@@ -146,7 +172,9 @@ def test_one_bad_batch_refuses_all() -> None:
 def test_a_batch_above_the_topics_limit_is_too_large() -> None:
     data = records(b"a" * 1000)
     assert validate(data, TopicConfig(max_message_bytes=data.size))
-    with pytest.raises(RecordTooLarge, match=f"max.message.bytes={data.size - 1}"):
+    with pytest.raises(
+        RecordTooLarge, match=f"^orders-3: .*max.message.bytes={data.size - 1}; send smaller batches"
+    ):
         validate(data, TopicConfig(max_message_bytes=data.size - 1))
 
 
@@ -157,7 +185,9 @@ def test_timestamps_have_bounds_on_both_sides(age_ms: int, is_accepted: bool) ->
     if is_accepted:
         assert validate(data, config)
     else:
-        with pytest.raises(InvalidTimestamp, match=str(NOW_MS - age_ms)):
+        side, limit_ms = ("before", 10) if age_ms > 0 else ("after", 20)
+        says = f"orders-3: timestamp {NOW_MS - age_ms} is {abs(age_ms)} ms {side} the broker's clock,"
+        with pytest.raises(InvalidTimestamp, match=f"^{says} message.timestamp.{side}.max.ms={limit_ms}$"):
             validate(data, config)
 
 

@@ -50,9 +50,11 @@ class Counter:
         self.total = 0
         self.replayed: list[tuple[int, int]] = []
         self.offsets: list[int] = []
+        self.asked_ms = -1
 
     def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int] | Steps[int, int]:
         assert next_offset == len(self.replayed)
+        self.asked_ms = now_ms
         if not isinstance(request, int):
             if isinstance(request, tuple):
                 return self._steps(request)
@@ -89,12 +91,31 @@ class Running:
     def counter(self) -> Counter:
         return self.runtime.shard
 
-    def handle(self, request: Any, deadline_ms: int = 100) -> Pending:
-        return self.runtime.handle(request, now_ms=0, deadline_ms=deadline_ms)
+    def handle(self, request: Any, deadline_ms: int = 100, now_ms: int = 0) -> Pending:
+        return self.runtime.handle(request, now_ms=now_ms, deadline_ms=deadline_ms)
 
     def commit(self, high_watermark: int) -> list[Pending]:
         self.log.high_watermark = high_watermark
         return self.runtime.on_high_watermark()
+
+
+def test_what_runs_and_what_waits_says_so() -> None:
+    running = Running(is_active=False)
+    assert repr(running.runtime) == "<ShardRuntime standby replayed=0 pending=0>"
+    running.runtime.activate()
+    answered, refused = running.handle(5), running.handle(-1)
+    assert repr(running.runtime) == "<ShardRuntime active replayed=1 pending=2>"
+    assert repr(answered) == "<Pending waits for 1 5>"
+    running.commit(1)
+    assert (repr(answered), repr(refused)) == ("<Pending done 5>", f"<Pending done {refused.error!r}>")
+    running.runtime.deactivate(NotController("another leads"))
+    assert repr(running.runtime) == "<ShardRuntime standby replayed=0 pending=0>"
+
+
+def test_a_request_is_told_the_time() -> None:
+    running = Running()
+    running.handle(5, now_ms=77)
+    assert running.counter.asked_ms == 77
 
 
 def test_a_response_waits_until_its_records_are_committed() -> None:  # A65
@@ -110,6 +131,7 @@ def test_the_next_request_sees_records_that_are_not_committed_yet() -> None:  # 
     running.handle(5)
     assert running.handle(2).response == 7
     assert running.counter.replayed == [(0, 5), (1, 2)]
+    assert running.runtime.replayed_offset == 2
 
 
 def test_a_response_without_records_waits_for_what_was_replayed_before_it() -> None:  # A65
@@ -139,8 +161,18 @@ def test_after_the_deadline_the_response_is_an_error_and_the_records_stay() -> N
     assert running.runtime.expire(9) == []
     assert running.runtime.expire(10) == [late]
     assert isinstance(late.error, RequestTimedOut)
+    assert str(late.error).startswith("not committed in time; it may be later")
     assert running.log.records == [5, 6]
     assert running.commit(2) == [patient]
+
+
+def test_who_is_told_of_a_timeout_is_told_what_is_wrong() -> None:
+    running = Running()
+    late = running.handle(5, deadline_ms=10)
+    running.runtime.expire(10, "two of three voters are silent")
+    assert str(late.error).startswith(
+        "not committed in time: two of three voters are silent; it may be later"
+    )
 
 
 def test_when_the_node_gives_up_everyone_who_waits_is_told() -> None:
@@ -158,6 +190,7 @@ def test_committed_records_are_replayed_before_leading() -> None:  # A41
     running.runtime.replay_committed([(0, 1), (1, 2)], 2)
     running.runtime.activate()
     assert running.handle(0).response == 3
+    assert running.counter.replayed == [(0, 1), (1, 2)]
 
 
 def test_who_has_not_seen_everything_cannot_lead() -> None:  # A41
@@ -201,6 +234,7 @@ def test_ten_thousand_records_are_committed_together_and_not_more() -> None:  # 
     while running.runtime.is_busy:
         running.runtime.advance(0)
     assert isinstance(refused.error, InvalidRequest)
+    assert str(refused.error).startswith("the request would write 10,001 records, expected at most 10,000")
     assert running.log.appends == [RECORDS_PER_BATCH_MAX]
 
 
