@@ -63,13 +63,13 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files by path. All calls but `sync` and `discard` are synchronous and buffered by the page cache; only what was
-    synced survives a power cut, and a created, renamed or removed name only after a sync of its directory.
+    """Files by path. All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache; only
+    what was synced survives a power cut, and a created, renamed or removed name only after a sync of its directory.
 
-    An inode is never shortened or overwritten below its end (design §3): there is no truncate; `copy_prefix` and
-    `rename` replace a file. Every method raises `StorageError`, naming the path and the cause, when the disk fails
-    (EIO), is full (ENOSPC) or the path is missing. After a failed sync the caller takes the directory offline and
-    never retries.
+    What a reader may have mapped is never cut off or overwritten (design §3): `copy_prefix` and `rename` replace such
+    a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the path and the
+    cause, when the disk fails (EIO), is full (ENOSPC) or the path is missing. After a failed sync the caller takes the
+    directory offline and never retries.
     """
 
     def exists(self, path: str) -> bool: ...
@@ -123,10 +123,17 @@ class Disk(Protocol):
         """
         ...
 
-    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
-        """Copies the first size_bytes of source to a new file, target, and syncs that copy before it returns.
+    async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        """Copies the first size_bytes of source to a new file, target, and syncs that copy before it returns. When it
+        raises there is no target.
 
         The copy is about to replace a file that may have been synced: a rename must not publish less than was there.
+        """
+        ...
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        """Takes everything from size_bytes on off the file, in place. Until the file is synced a power cut may bring it
+        back, also behind bytes that were appended since: so it must be nothing that counts as synced.
         """
         ...
 

@@ -61,6 +61,17 @@ class LogRead(NamedTuple):
     next_offset: int
 
 
+class PrefixCopy(NamedTuple):
+    """A copy that a truncation needs of the part of a file that stays: arguments of `Disk.copy_prefix`, and which
+    truncation of the log it is for.
+    """
+
+    source: str
+    target: str
+    size_bytes: int
+    truncation: int
+
+
 class LocalRead(NamedTuple):
     """Where a reader on this machine finds whole batches, and where to continue."""
 
@@ -325,6 +336,7 @@ class Log:
             identity = self._disk.identity(segment.path)
             first = next(segment.batches(span.position))
             offset = span.next_offset
+            segment.on_given(span)
             ranges.append(
                 FileRange(
                     path=segment.path,
@@ -386,8 +398,9 @@ class Log:
 
     # ---- Truncating, at the end and at the start ------------------------------------------------------------
 
-    def truncate_to(self, offset: int) -> None:
-        """Removes the batch that contains the offset and all after it; readers keep what they mapped.
+    def truncate_to(self, offset: int, copied: PrefixCopy | None = None) -> PrefixCopy | None:
+        """Removes the batch that contains the offset and all after it; readers keep what they mapped. None when that is
+        done. Otherwise nothing has changed: this is to be copied first, and given here with the same offset.
 
         The log then ends after the last batch that lies wholly below the offset. An epoch that began there without
         a record is forgotten even when the log is no longer than that: another leader never had it (B20).
@@ -395,16 +408,34 @@ class Log:
         if offset >= self.log_end_offset:
             with self._changing():
                 self._epochs.truncate_from_end(self.log_end_offset)
-            return
+            return None
         if offset < self._segments.first.base_offset:
             self.truncate_fully_and_start_at(offset)
-            return
+            return None
+        needed = self._needed_copy(offset)
+        if needed is not None and needed != copied:
+            return needed
         with self._changing():
             self._before_truncation(offset)
             self._segments.remove_after(offset)
-            self._segments.active.truncate_to(offset)
+            self._segments.active.truncate_to(offset, is_copied=needed is not None)
             self._snapshots.on_truncated(self._segments)
             self._after_truncation()
+        return None
+
+    def _needed_copy(self, offset: int) -> PrefixCopy | None:
+        """What is kept of the segment that is to be cut; None where it can be cut in place.
+
+        Never in place below the flushed offset: 1. The file is cut at 50 and appended to. 2. The block with the new
+        bytes reaches the disk, and power is lost before the file system's journal does. 3. New and old batches are
+        mixed in the file, below a recovery point from before.
+        """
+        segment = self._segments.holding(offset)
+        position = segment.position_of(offset)
+        is_untouched = position == segment.size_bytes
+        if is_untouched or (offset >= self.flushed_offset and segment.can_be_cut(position)):
+            return None
+        return PrefixCopy(*segment.prefix_copy(position), self._truncation_count)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""

@@ -2,7 +2,7 @@
 
 With `rayka.log.disk` the only module that opens log files. A range names path, device and inode, so a segment
 that was truncated (a new inode under the old name), removed or replaced since the answer is noticed, and the
-caller asks again over the network. What was mapped stays valid: no inode is shortened or overwritten. CRCs
+caller asks again over the network. What was given stays valid: none of it is cut off or overwritten. CRCs
 are the caller's business. Kafka has no such thing.
 """
 

@@ -6,8 +6,9 @@ batch, and rebuilds indexes and leader epochs. What it does with a batch that is
 stands behind it, and on what may have broken it (`damage`):
 
 - nothing whole behind it, not below the recovery point, and its bytes end early or the power was cut: a torn
-  tail. It is cut: later segments are removed, newest first, then the segment gets a new inode with the kept
-  prefix. A crash in the middle of that is recovered from again.
+  tail. It is cut: later segments are removed, newest first, then the file is cut in place, since no reader was given
+  a batch that is not whole, and a power cut ended all readers. That takes no room: a disk may be full. A crash in the
+  middle of that is recovered from again.
 - whole batches behind it, and a power cut may have torn the log anywhere: cut as well, but what is cut is
   kept beside as `<segment>.log.cut`, which nothing here reads or removes.
 - otherwise it is bit rot, and nothing is cut: the batch stays in its place, and readers find it broken; or,
@@ -107,10 +108,13 @@ def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list
         is_orphan = _SEGMENT_FILE.fullmatch(name) and posixpath.splitext(name)[0] + LOG_SUFFIX not in logs
         if is_orphan or name.endswith(_LEFTOVER_SUFFIXES):
             files.disk.unlink(posixpath.join(files.directory, name))
-    return [
+    segments = [
         Segment(files, int(name[:20]), created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)
         for name in logs
     ]
+    for segment in segments:
+        segment.find()
+    return segments
 
 
 def has_segments(disk: Disk, directory: str) -> bool:
@@ -264,7 +268,7 @@ class _Scan:
             removed.append(later.path)
             _logger.warning("removed %s: a batch before it is broken", later.path)
         if _whole_behind(segment, view) is not None:
-            kept.append(segment.copy_aside())
+            kept.append(segment.copy_aside(view))
         cut = Cut(segment.path, segment.next_offset, segment.size_bytes, len(view) - segment.size_bytes)
         segment.cut_file(segment.size_bytes)
         _logger.warning(

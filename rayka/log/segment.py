@@ -3,8 +3,8 @@
 A segment is active (the last of its log, appended to, its indexes in memory) or sealed (its indexes written,
 loaded when asked for). Sizes, positions and offsets are those of the batches known to be whole; the file may
 be longer while a write is under way or after one failed. Invariants: positions handed out are begins of
-batches; the file's inode is never shortened. Kafka: `LogSegment`. Left out: transaction index, producer
-snapshots, the cleaner's part.
+batches; no byte of a range that was given to a reader is cut off or overwritten. Kafka: `LogSegment`. Left
+out: transaction index, producer snapshots, the cleaner's part.
 """
 
 import posixpath
@@ -32,6 +32,9 @@ SCANNED = Struct(
 )  # base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp
 MAGIC_POSITION = 16
 _WALK_BYTES = 4096  # read at once while walking from header to header
+_CUT_BYTES_MAX = (
+    16 << 20
+)  # more than this is not cut in place: the kernel frees page by page, 1 GiB in 300 ms
 
 
 class SegmentFiles(NamedTuple):
@@ -78,6 +81,7 @@ class Segment:
         self._bytes_since_entry = 0
         self._first_timestamp_ms: int | None = None
         self._positions: dict[int, int] = {}  # offsets at which a reader is about to go on
+        self._given_bytes = 0  # no range that a local reader was given reaches further
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size_bytes = 0
@@ -100,6 +104,10 @@ class Segment:
         """Makes the empty file."""
         self._disk.append(self.path, ())
         self._unsynced.file_replaced(self.path)
+
+    def find(self) -> None:
+        """The file was here before: readers may still have it mapped that another process of this broker gave it to."""
+        self._given_bytes = self._disk.size(self.path)
 
     def open_sealed(self, next_offset: int) -> None:
         """Takes the file as it is, up to where the next segment begins. Indexes are loaded when asked for."""
@@ -366,16 +374,33 @@ class Segment:
 
     # ---- Cutting -------------------------------------------------------------------------------------------
 
-    def truncate_to(self, offset: int) -> None:
-        """Drops the batch that contains the offset and all after it; the file becomes a new inode (design
-        §3).
+    def on_given(self, span: Span) -> None:
+        """A reader on this machine may map the span from now on."""
+        self._given_bytes = max(self._given_bytes, span.stop)
+
+    def can_be_cut(self, position: int) -> bool:
+        """Whether the file may be cut here in place: no reader was given what is behind, and the kernel is done with it
+        at once.
+        """
+        return self._given_bytes <= position and self.size_bytes - position <= _CUT_BYTES_MAX
+
+    def prefix_copy(self, position: int) -> tuple[str, str, int]:
+        """What to copy, where to and how much, so that `truncate_to` can put it in the place of the file."""
+        return self.path, self.path + TEMPORARY_SUFFIX, position
+
+    def truncate_to(self, offset: int, *, is_copied: bool) -> None:
+        """Drops the batch that contains the offset and all after it: in place, or by the copy of what is kept, so that
+        a reader that mapped the old inode keeps it whole (design §3).
         """
         position = self.position_of(offset)
         offset_index, time_index = self.offset_index, self.time_index
         cut = next(self.batches(position), None)
         if cut is not None:
             offset = min(offset, cut.base_offset)
-            self.cut_file(position)
+            if is_copied:
+                self._replace_by_copy()
+            else:
+                self.cut_file(position)
         self.size_bytes, self.next_offset = position, self.base_offset
         self._positions.clear()
         self._first_timestamp_ms = None
@@ -383,19 +408,26 @@ class Segment:
         time_index.truncate_to(offset)
         self._resume()
 
-    def cut_file(self, size_bytes: int) -> None:
-        """Replaces the file by a copy of its first bytes; whoever has the old inode mapped keeps it whole."""
-        aside = self.path + TEMPORARY_SUFFIX
-        self._disk.copy_prefix(self.path, aside, size_bytes)
-        self._disk.rename(aside, self.path)
+    def _replace_by_copy(self) -> None:
+        self._disk.rename(self.path + TEMPORARY_SUFFIX, self.path)
         self._unsynced.name_changed(self.path)
+        self._given_bytes = 0
 
-    def copy_aside(self) -> str:
-        """Copies the whole file to a name that nothing here reads; returns it."""
+    def cut_file(self, size_bytes: int) -> None:
+        """Cuts the file in place."""
+        self._disk.cut(self.path, size_bytes)
+        self._unsynced.content_changed(self.path)
+
+    def copy_aside(self, view: memoryview) -> str:
+        """Copies what is behind the segment's end, of a view of the whole file, to a name that nothing here reads;
+        returns it.
+        """
         aside, target = self.path + TEMPORARY_SUFFIX, self._cut_path()
-        self._disk.copy_prefix(self.path, aside, self._disk.size(self.path))
+        if self._disk.exists(aside):
+            self._disk.unlink(aside)
+        self._disk.append(aside, [view[self.size_bytes :]])
         self._disk.rename(aside, target)
-        self._unsynced.name_changed(target)
+        self._unsynced.file_replaced(target)
         return target
 
     def set_aside(self) -> str:

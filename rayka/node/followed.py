@@ -28,6 +28,7 @@ class Hold(Enum):
     SYNC = auto()  # what it would acknowledge is not on the disk yet
     QUOTA = auto()  # it is not in sync, and this broker has fetched enough of such for now
     DELAY = auto()  # something was wrong with it
+    TRUNCATION = auto()  # its log is about to be cut
     LOOKUP = auto()  # its leader is asked for its offsets
     METADATA = auto()  # its epoch is over
 

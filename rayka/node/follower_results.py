@@ -8,11 +8,12 @@ processFetchRequest`, `ReplicaFetcherThread.processPartitionData` (B3, B22-B26).
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rayka.errors import ApiError, ErrorCode, StorageError
+from rayka.errors import ApiError, DiskFull, ErrorCode, StorageError
 from rayka.ids import node_name
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.mapped_reader import copy_range
@@ -22,6 +23,7 @@ from rayka.node.followed import Followed, FollowedPartitions, Hold
 from rayka.node.replica import Replica
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
+from rayka.node.truncations import Truncate, Truncations
 from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
@@ -53,6 +55,7 @@ class Shared(NamedTuple):
     tasks: Tasks
     host: Host
     quota: ReplicationQuota
+    truncations: Truncations
     brokers: Callable[[int], BrokerImage | None]
     local: LocalDirectories | None
 
@@ -66,6 +69,7 @@ class FollowerResults:
         self._tasks = shared.tasks
         self._host = shared.host
         self._local = shared.local
+        self._truncations = shared.truncations
         self._followed = followed
         self._delayed: list[Followed] = []
         self._lookups: list[Followed] = []
@@ -98,8 +102,14 @@ class FollowerResults:
                 self._on_error(followed, result)
             elif result.diverging_epoch is not None:
                 followed.on_answered()
-                followed.partition.truncate_to(result.diverging_epoch, leader_epoch=followed.leader_epoch)
-                self._on_moved(followed, is_high_watermark_moved=True)
+                self._truncate(
+                    followed,
+                    partial(
+                        followed.partition.truncate_to,
+                        result.diverging_epoch,
+                        leader_epoch=followed.leader_epoch,
+                    ),
+                )
             else:
                 self._append(followed, result, self._records(result))
         except ApiError as error:
@@ -144,6 +154,34 @@ class FollowerResults:
         self._host.on_follower_appended(followed.replica, is_high_watermark_moved=is_high_watermark_moved)
         self._followed.refresh(followed)
 
+    # ---- Truncation ------------------------------------------------------------------------------------
+
+    def _truncate(self, followed: Followed, truncate: Truncate) -> None:
+        """At once where that is quick; otherwise the partition waits for it, and the others go on."""
+        if truncate(None) is None:
+            followed.hold = Hold.NOTHING
+            self._on_moved(followed, is_high_watermark_moved=True)
+        else:
+            self._followed.hold(followed, Hold.TRUNCATION)
+            name = f"truncate {followed.partition.topic_partition}"
+            self._tasks.start(name, self._copy_and_truncate(followed, truncate))
+
+    async def _copy_and_truncate(self, followed: Followed, truncate: Truncate) -> None:
+        try:
+            if await self._truncations.run(truncate, lambda: self._followed.get(followed.key) is followed):
+                followed.hold = Hold.NOTHING
+                self._on_moved(followed, is_high_watermark_moved=True)
+        except ApiError as error:
+            self._on_refused(followed, error)
+        except DiskFull as error:
+            if followed.partition.log.failure is None:
+                self._on_refused(followed, error)  # there was no room for the copy
+            else:
+                self._host.on_storage_error(followed.replica, error)
+        except StorageError as error:
+            self._host.on_storage_error(followed.replica, error)
+        self._settle()
+
     # ---- What is wrong with a partition ----------------------------------------------------------------
 
     def _on_error(self, followed: Followed, result: FetchPartitionResult) -> None:
@@ -157,8 +195,10 @@ class FollowerResults:
                 _logger.info("%r: %s: %s", followed, code.name, result.error_message)
                 self._delayed.append(followed)
 
-    def _on_refused(self, followed: Followed, error: ApiError) -> None:
-        """Nothing of it was appended. It may have been damaged on its way here, or on the leader's disk."""
+    def _on_refused(self, followed: Followed, error: ApiError | DiskFull) -> None:
+        """Nothing has changed. What came may have been damaged on its way here, or on the leader's disk; or there is no
+        room for a copy.
+        """
         backoff_ms = self._settings.config.replica_fetch_backoff_ms
         name, leader = followed.partition.topic_partition, node_name(self._leader_id)
         followed.problem = f"{name} cannot be copied from {leader}: {error}"
@@ -203,21 +243,20 @@ class FollowerResults:
         if earliest.error_code is not ErrorCode.NONE or latest.error_code is not ErrorCode.NONE:
             self._delayed.append(followed)
             return
-        before = followed.partition.fetch_position()
+        log = followed.partition.log
+        if earliest.offset <= log.log_end_offset <= latest.offset:  # it would be told the same again at once
+            self._delayed.append(followed)
+            return
+        move = partial(
+            followed.partition.on_out_of_range,
+            leader_epoch=followed.leader_epoch,
+            leader_log_start_offset=earliest.offset,
+            leader_log_end_offset=latest.offset,
+        )
         try:
-            followed.partition.on_out_of_range(
-                leader_epoch=followed.leader_epoch,
-                leader_log_start_offset=earliest.offset,
-                leader_log_end_offset=latest.offset,
-            )
+            self._truncate(followed, move)
         except StorageError as error:
             self._host.on_storage_error(followed.replica, error)
-        else:
-            if followed.partition.fetch_position() == before:  # it would be told the same again at once
-                self._delayed.append(followed)
-                return
-            followed.hold = Hold.NOTHING
-            self._on_moved(followed, is_high_watermark_moved=True)
 
 
 def _now_ms() -> int:

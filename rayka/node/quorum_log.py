@@ -32,6 +32,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, OffsetAndEpoch, node_name, possible_controllers
 from rayka.log.durable import replace_durably
+from rayka.log.log import PrefixCopy
 from rayka.node.peers import Peers
 from rayka.node.quorum_directory import QuorumDirectory
 from rayka.node.record_reader import RecordReader
@@ -89,6 +90,7 @@ class QuorumLog(Generic[RecordT]):
         self._reader = RecordReader(quorum, directory.snapshots, codec)
         late_ms = settings.config.controller_quorum_fetch_timeout_ms
         self._peers = Peers(settings.node_id, quorum, late_ms=late_ms)
+        self._is_copying = False
         self._is_closed = False
         self.failure: StorageError | None = None
         self.news = Signal()
@@ -207,6 +209,7 @@ class QuorumLog(Generic[RecordT]):
         for node_id, request in self._quorum.requests(_now_ms()):
             name = f"{api_of(request).name} to {node_name(node_id)}"
             self._tasks.start(name, self._exchange(node_id, request))
+        self._maybe_copy()
         await self._flush()
         await self._freeze()
         self._maybe_search()
@@ -259,6 +262,23 @@ class QuorumLog(Generic[RecordT]):
         with suppress(RaykaError):  # it looks again
             self._quorum.learn_nodes(possible_controllers(await self._settings.network.node_ids()))
         self._set_due()
+
+    def _maybe_copy(self) -> None:
+        """Begins what a truncation needs, one copy at a time; elections go on meanwhile."""
+        copy = self._quorum.needed_copy
+        if copy is not None and not self._is_copying:
+            self._is_copying = True
+            self._tasks.start("copy for a truncation", self._copy(copy))
+
+    async def _copy(self, copy: PrefixCopy) -> None:
+        disk = self._settings.disk
+        with suppress(StorageError), self._failing():
+            await disk.copy_prefix(copy.source, copy.target, copy.size_bytes)
+            self._quorum.on_copied(copy, _now_ms())
+            if disk.exists(copy.target):  # the truncation was not wanted any more
+                disk.unlink(copy.target)
+        self._is_copying = False
+        self.wake()
 
     async def _exchange(self, node_id: int, request: Request[Any]) -> None:
         """One request to another replica, and what comes of it."""

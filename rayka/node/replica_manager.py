@@ -41,6 +41,7 @@ from rayka.node.parked import Parked
 from rayka.node.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
+from rayka.node.truncations import Truncations
 from rayka.node.turns import ITEMS_PER_TURN, in_turns
 from rayka.partition.partition import FollowerUpdate, Partition
 from rayka.partition.quota import ReplicationQuota
@@ -65,7 +66,10 @@ class ReplicaManager:
         self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
         self._follower_quota = ReplicationQuota(settings.config.follower_replication_throttled_rate)
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
-        shared = Shared(settings, directories, tasks, self, self._follower_quota, self._broker, local)
+        truncations = Truncations(settings.disk)
+        shared = Shared(
+            settings, directories, tasks, self, self._follower_quota, truncations, self._broker, local
+        )
         self._fetchers = ReplicaFetchers(shared)
         self._isr_changes = IsrChanges(settings, link, directories, self._wake)
         self._flushers = {each: self._flusher_of(each) for each in directories.all}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rayka.errors import CorruptRecord, UnknownLeaderEpoch
 from rayka.ids import NO_EPOCH, OffsetAndEpoch
-from rayka.log.log import Log
+from rayka.log.log import Log, PrefixCopy
 from rayka.ports import Buffer
 from rayka.protocol.batch_header import RecordBatch, split_batches
 
@@ -76,9 +76,14 @@ def truncation_offset(log: Log, diverging: OffsetAndEpoch) -> int:
     return min(own.offset, diverging.offset, log.log_end_offset)
 
 
-def move_into_range(log: Log, *, leader_log_start_offset: int, leader_log_end_offset: int) -> None:
-    """The leader has nothing at this log's end: it ends earlier there, or all of it was deleted there (B25)."""
+def move_into_range(
+    log: Log, copied: PrefixCopy | None, *, leader_log_start_offset: int, leader_log_end_offset: int
+) -> PrefixCopy | None:
+    """The leader has nothing at this log's end: it ends earlier there, or all of it was deleted there (B25). Returns
+    what has to be copied first, as `Log.truncate_to`.
+    """
     if leader_log_end_offset < log.log_end_offset:
-        log.truncate_to(leader_log_end_offset)
-    elif leader_log_start_offset > log.log_end_offset:
+        return log.truncate_to(leader_log_end_offset, copied)
+    if leader_log_start_offset > log.log_end_offset:
         log.truncate_fully_and_start_at(leader_log_start_offset)
+    return None

@@ -28,7 +28,7 @@ from rayka.errors import (
     UnknownLeaderEpoch,
 )
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch, TopicPartition
-from rayka.log.log import Log
+from rayka.log.log import Log, PrefixCopy
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition import following, reading
 from rayka.partition.follower_states import FollowerFetch, FollowerState
@@ -359,27 +359,40 @@ class Partition:
         self.log.increment_log_start_offset(min(log_start_offset, self.high_watermark))
         return FollowerAppend(self.log.log_end_offset, self.needs_sync, is_moved)
 
-    def truncate_to(self, diverging: OffsetAndEpoch, *, leader_epoch: int) -> None:
+    def truncate_to(
+        self, diverging: OffsetAndEpoch, copied: PrefixCopy | None = None, *, leader_epoch: int
+    ) -> PrefixCopy | None:
         """The leader's log has parted from this one by the end of that epoch: what it cannot have is cut off (B22).
+        What is returned has to be copied first, and given here then; nothing has changed yet.
 
         Also below the high watermark (B27): after an unclean election, committed records are what the leader has.
         Raises as `append_as_follower` when the epoch has changed (B26).
         """
         self._check_following(leader_epoch)
-        self.log.truncate_to(following.truncation_offset(self.log, diverging))
+        needed = self.log.truncate_to(following.truncation_offset(self.log, diverging), copied)
         self._follow_high_watermark(self.high_watermark)
+        return needed
 
     def on_out_of_range(
-        self, *, leader_epoch: int, leader_log_start_offset: int, leader_log_end_offset: int
-    ) -> None:
-        """The leader has no such offset: the log goes on where both of them can (B25). Raises as `truncate_to`."""
+        self,
+        copied: PrefixCopy | None = None,
+        *,
+        leader_epoch: int,
+        leader_log_start_offset: int,
+        leader_log_end_offset: int,
+    ) -> PrefixCopy | None:
+        """The leader has no such offset: the log goes on where both of them can (B25). Returns and raises as
+        `truncate_to`.
+        """
         self._check_following(leader_epoch)
-        following.move_into_range(
+        needed = following.move_into_range(
             self.log,
+            copied,
             leader_log_start_offset=leader_log_start_offset,
             leader_log_end_offset=leader_log_end_offset,
         )
         self._follow_high_watermark(self.high_watermark)
+        return needed
 
     def _follow_high_watermark(self, high_watermark: int) -> bool:
         """Whether the high watermark moved; a follower's may fall (B3)."""

@@ -35,8 +35,8 @@ class Elections:
         state, role = self._state, self._state.role
         if isinstance(role, Leader):
             return role.check_quorum_deadline_ms
-        if state.is_shutting_down or state.finished_download is not None:
-            return FAR_MS  # nobody stands up with a log that is about to begin anew
+        if state.is_shutting_down or state.finished_download is not None or state.truncation is not None:
+            return FAR_MS  # no replica stands up with a log that is about to begin anew, or to be cut
         if isinstance(role, Resigned):
             return role.election_deadline_ms
         if not state.is_voter:

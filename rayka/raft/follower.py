@@ -1,9 +1,21 @@
-"""The follower of one leader in one epoch: when it gives up on it, and what it downloads from it (A11, A14, A49).
+"""The follower of one leader in one epoch: when it gives up on it, what it downloads from it, and where its log is to
+be cut (A11, A14, A33, A49).
 
 Kafka: `FollowerState`.
 """
 
+from typing import NamedTuple
+
+from rayka.ids import OffsetAndEpoch
+from rayka.log.log import PrefixCopy
 from rayka.raft.snapshot_store import SnapshotDownload
+
+
+class Truncation(NamedTuple):
+    """The log is truncated to what the leader has up to `end`, once this is copied."""
+
+    end: OffsetAndEpoch
+    copy: PrefixCopy
 
 
 class Follower:
@@ -11,6 +23,7 @@ class Follower:
 
     __slots__ = (
         "download", "fetch_deadline_ms", "has_fetched_from_leader", "leader_id", "next_voter_request_ms",
+        "truncation",
     )  # fmt: skip
 
     def __init__(self, leader_id: int, *, fetch_deadline_ms: int, next_voter_request_ms: int) -> None:
@@ -18,6 +31,7 @@ class Follower:
         self.fetch_deadline_ms = fetch_deadline_ms
         self.has_fetched_from_leader = False
         self.download: SnapshotDownload | None = None
+        self.truncation: Truncation | None = None
         self.next_voter_request_ms = next_voter_request_ms
 
     def __repr__(self) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 
 from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch
+from rayka.log.log import PrefixCopy
 from rayka.ports import Message, Request
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
-from rayka.raft.follower import Follower
+from rayka.raft.follower import Follower, Truncation
 from rayka.raft.leader import FAR_MS
 from rayka.raft.leading import METADATA_PARTITION
 from rayka.raft.quorum_state import QuorumState
@@ -42,7 +43,8 @@ class Following:
         if state.config.can_become_voter and not state.log.is_flushed:
             return []
         if isinstance(role, Follower) and (state.is_voter or now_ms < role.fetch_deadline_ms):
-            return [] if state.finished_download is not None else [role.leader_id]
+            is_busy = state.finished_download is not None or role.truncation is not None
+            return [] if is_busy else [role.leader_id]
         return self._discovery_targets(now_ms) if isinstance(role, Unattached | Follower) else []
 
     def _discovery_targets(self, now_ms: int) -> list[int]:
@@ -143,7 +145,7 @@ class Following:
         if result.snapshot_id is not None:
             return self._start_download(follower, result.snapshot_id)
         if result.diverging_epoch is not None:
-            log.truncate_to(result.diverging_epoch, committed_offset=self._state.known_high_watermark)
+            self._truncate(follower, result.diverging_epoch, None)
             return True
         before = log.log_end_offset
         if result.records.size:
@@ -152,6 +154,18 @@ class Following:
                 return False
         self._on_leader_high_watermark(result.high_watermark)
         return True
+
+    def _truncate(self, follower: Follower, end: OffsetAndEpoch, copied: PrefixCopy | None) -> None:
+        state = self._state
+        needed = state.log.truncate_to(end, copied, committed_offset=state.known_high_watermark)
+        follower.truncation = None if needed is None else Truncation(end, needed)
+
+    def on_copied(self, copied: PrefixCopy, now_ms: int) -> None:
+        """What a truncation needed is there; it is made if it still is to be made (A33)."""
+        state, role = self._state, self._state.role
+        if isinstance(role, Follower) and role.truncation is not None and role.truncation.copy == copied:
+            self._truncate(role, role.truncation.end, copied)
+            role.on_fetched(now_ms + state.config.fetch_timeout_ms)
 
     def _on_leader_high_watermark(self, offset: int) -> None:
         """A35. A new leader does not know it yet; what this node knows stays true."""

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from rayka.ids import OffsetAndEpoch, ReplicaKey
-from rayka.log.log import Log, LogRead
+from rayka.log.log import Log, LogRead, PrefixCopy
 from rayka.ports import Request
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum import (
@@ -262,6 +262,16 @@ class Quorum:
     def on_flushed(self, now_ms: int) -> bool:
         """The log was synced, up to its flushed offset. Whether the high watermark moved (A26, A40)."""
         return self._leading.on_flushed(now_ms)
+
+    @property
+    def needed_copy(self) -> PrefixCopy | None:
+        """What a truncation waits for: the driver copies it and says so (A33)."""
+        truncation = self._state.truncation
+        return None if truncation is None else truncation.copy
+
+    def on_copied(self, copied: PrefixCopy, now_ms: int) -> None:
+        """The log is truncated, if it still is to be. Raises StorageError when the disk fails."""
+        self._following.on_copied(copied, now_ms)
 
     def read_committed(self, offset: int, *, max_bytes: int) -> LogRead:
         """Batches below the high watermark from the one that contains the offset (A41)."""

@@ -14,7 +14,7 @@ from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
 from rayka.raft.accumulator import BatchAccumulator
 from rayka.raft.control_records import ControlRecord, KRaftVersionRecord, LeaderChangeRecord, VotersRecord
 from rayka.raft.election_state import ElectionState
-from rayka.raft.follower import Follower
+from rayka.raft.follower import Follower, Truncation
 from rayka.raft.leader import Leader
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.raft_log import RaftLog
@@ -83,6 +83,11 @@ class QuorumState:
     def high_watermark(self) -> int:
         """The first offset not known to be committed; -1 while a leader does not know it in its epoch (A24)."""
         return self.role.high_watermark if isinstance(self.role, Leader) else self.known_high_watermark
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """What waits for a copy; another role forgets it."""
+        return self.role.truncation if isinstance(self.role, Follower) else None
 
     @property
     def is_persisted(self) -> bool:

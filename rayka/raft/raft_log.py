@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rayka.errors import CorruptRecord, InvariantBroken
 from rayka.ids import OffsetAndEpoch
-from rayka.log.log import Log, LogRead
+from rayka.log.log import Log, LogRead, PrefixCopy
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.raft.control_records import KRaftVersionRecord, VotersRecord, decode_control_batch
 from rayka.raft.snapshot_store import SnapshotStore
@@ -64,8 +64,8 @@ class RaftLog:
 
     @property
     def is_flushed(self) -> bool:
-        """Whether everything in it is durable: only then may a fetch say so (A34)."""
-        return self._log.flushed_offset >= self._log.log_end_offset
+        """Whether everything in it is durable, what was cut off too: only then may a fetch say so (A34)."""
+        return self._log.flushed_offset >= self._log.log_end_offset and not self._log.has_unsynced
 
     @property
     def has_unsynced(self) -> bool:
@@ -180,8 +180,11 @@ class RaftLog:
 
     # ---- Truncating --------------------------------------------------------------------------------------------------
 
-    def truncate_to(self, end: OffsetAndEpoch, *, committed_offset: int) -> None:
-        """Drops what the leader, whose log parted from this one at `end` at the latest, does not have (A33).
+    def truncate_to(
+        self, end: OffsetAndEpoch, copied: PrefixCopy | None = None, *, committed_offset: int
+    ) -> PrefixCopy | None:
+        """Drops what the leader, whose log parted from this one at `end` at the latest, does not have (A33). What is
+        returned has to be copied first, and given here then; nothing has changed yet.
 
         That something committed should go is the end of this process: then two leaders have committed different
         records, and nothing that follows could be right.
@@ -191,10 +194,13 @@ class RaftLog:
         committed_offset = max(committed_offset, self.snapshot_end_offset)
         if offset < committed_offset:
             raise InvariantBroken(f"{self!r}: {end!r} would truncate committed records to {offset}")
-        self._log.truncate_to(offset)
+        needed = self._log.truncate_to(offset, copied)
+        if needed is not None:
+            return needed
         if self._log.log_end_offset < committed_offset:
             raise InvariantBroken(f"{self!r}: truncated below {committed_offset}")
         self.history.truncate_to(self._log.log_end_offset)
+        return None
 
     # ---- Snapshots ---------------------------------------------------------------------------------------------------
 

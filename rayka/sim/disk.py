@@ -56,9 +56,13 @@ class SimDisk(MemoryDisk):
         self._check_writer("write", path)
         super().write(path, data)
 
-    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+    def copy_prefix_now(self, source: str, target: str, size_bytes: int) -> None:
         self._check_writer("copy", target)
-        super().copy_prefix(source, target, size_bytes)
+        super().copy_prefix_now(source, target, size_bytes)
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        self._check_writer("cut", path)
+        super().cut(path, size_bytes)
 
     def rename(self, source: str, target: str) -> None:
         self._check_writer("rename", target)
@@ -136,6 +140,8 @@ class SimDisk(MemoryDisk):
         base_offset = int(posixpath.splitext(newest)[0])
         inode, data, synced_bytes = file
         position, end = self._scanned.get(inode, (0, base_offset))
+        if position > synced_bytes:  # it was cut
+            position, end = 0, base_offset
         while position + HEADER_BYTES <= synced_bytes:
             size_bytes = LENGTH_FIELD_END + int.from_bytes(data[position + 8 : position + 12], "big")
             if size_bytes < HEADER_BYTES or position + size_bytes > synced_bytes:

@@ -6,13 +6,13 @@ survives, locks are gone), `power_loss` (unsynced bytes and names are lost or to
 write, read and sync, a disk that fills up, bit flips. It is more hostile than most file systems: names and
 bytes are lost independently of each other.
 
-Invariants: an inode only grows; `synced_bytes <= len(data)`; what a `map` returned never changes.
+Invariants: `synced_bytes <= len(data)`; what a `map` returned never changes.
 """
 
 import asyncio
 import errno
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Literal, NamedTuple, Union
@@ -36,11 +36,13 @@ class DurableFile(NamedTuple):
 class _Inode:
     """One file's bytes; those below `synced_bytes` survive a power cut."""
 
-    __slots__ = ("data", "modified_ms", "number", "snapshot", "synced_bytes")
+    __slots__ = ("before_cut", "cut_count", "data", "modified_ms", "number", "snapshot", "synced_bytes")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.data = bytearray()
+        self.before_cut = b""  # all that was there before a cut that is not synced
+        self.cut_count = 0
         self.synced_bytes = 0
         self.modified_ms = 0
         self.snapshot = b""
@@ -50,6 +52,34 @@ class _Inode:
         if len(self.snapshot) != len(self.data):
             self.snapshot = bytes(self.data)
         return self.snapshot
+
+    def cut(self, size_bytes: int) -> None:
+        """Takes off what lies behind."""
+        self.before_cut = self.before_cut or bytes(self.data)
+        self.cut_count += 1
+        del self.data[size_bytes:]
+        self.synced_bytes = min(self.synced_bytes, size_bytes)
+        self.snapshot = b""
+
+    def sync(self, size_bytes: int, cut_count: int) -> None:
+        """So many bytes are on the platter, and nothing of what these cuts took; a later cut came too late for it."""
+        if cut_count == self.cut_count:
+            self.synced_bytes = max(self.synced_bytes, size_bytes)
+            self.before_cut = b""
+
+    def lose_power(self, random: Random) -> None:
+        """Cuts the unsynced bytes at a random point. Behind it sometimes stands what was cut off before, sometimes the
+        file keeps its size and there are zeros instead.
+        """
+        size_bytes = len(self.data)
+        kept_bytes = random.randint(self.synced_bytes, size_bytes)
+        del self.data[kept_bytes:]
+        if self.before_cut and random.random() < 0.5:
+            self.data += self.before_cut[kept_bytes:]
+        elif random.random() < 0.25:
+            self.data += bytes(size_bytes - kept_bytes)
+        self.synced_bytes = len(self.data)
+        self.snapshot = self.before_cut = b""
 
 
 class _Directory:
@@ -130,7 +160,7 @@ class MemoryDisk:
         inodes: dict[int, _Inode] = {}
         self._lose_names(self._root, random, inodes)
         for inode in inodes.values():
-            _lose_bytes(inode, random)
+            inode.lose_power(random)
 
     def fail(self, operation: Operation, where: str = "", times: int = 1) -> None:
         """The next operations of this kind on paths that contain `where` end with EIO; a failed write writes
@@ -228,17 +258,41 @@ class MemoryDisk:
     def write(self, path: str, data: Buffer) -> None:
         self._maybe_fail("write", "write", path)
         aside = path + TEMPORARY_SUFFIX
-        self._write(self._create("write", aside), "write", path, bytes(data), None)
+        try:
+            self._write(self._create("write", aside), "write", path, bytes(data), None)
+        except StorageError:
+            self._give_back(aside)
+            raise
         self.rename(aside, path)
 
-    def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+    async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        await self._while_syncing()
+        self.copy_prefix_now(source, target, size_bytes)
+
+    def copy_prefix_now(self, source: str, target: str, size_bytes: int) -> None:
+        """`copy_prefix` for tests without an event loop."""
         self._maybe_fail("write", "copy", source)
         data = bytes(self._inode("copy", source).data[:size_bytes])
         if len(data) < size_bytes:
             raise storage_error("copy", source, errno.EIO)
         copy = self._create("copy", target)
-        self._write(copy, "copy", source, data, None)
+        try:
+            self._write(copy, "copy", source, data, None)
+        except StorageError:
+            self._give_back(target)
+            raise
         copy.synced_bytes = size_bytes
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        self._maybe_fail("write", "cut", path)
+        inode = self._inode("cut", path)
+        self._free_bytes += max(0, len(inode.data) - size_bytes)
+        inode.cut(size_bytes)
+
+    def _give_back(self, path: str) -> None:
+        """The part of a file that was written takes no room."""
+        self._free_bytes += len(self._inode("remove", path).data)
+        self.unlink(path)
 
     def _write(self, inode: _Inode, action: str, path: str, data: bytes, torn_at: int | None) -> None:
         kept_bytes = min(len(data), self._free_bytes, len(data) if torn_at is None else torn_at)
@@ -310,7 +364,7 @@ class MemoryDisk:
     # ---- Durability ----------------------------------------------------------------------------------------
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        wanted = [(inode, len(inode.data)) for inode in map(self._find, files) if isinstance(inode, _Inode)]
+        wanted = _wanted(map(self._find, files))
         await (
             self._while_syncing()
         )  # others run meanwhile, as on the real disk; what they write is not covered
@@ -322,16 +376,16 @@ class MemoryDisk:
 
     def sync_now(self, files: Sequence[str], directories: Sequence[str]) -> None:
         """`sync` for tests without an event loop."""
-        wanted = [(inode, len(inode.data)) for inode in map(self._find, files) if isinstance(inode, _Inode)]
+        wanted = _wanted(map(self._find, files))
         self._sync(wanted, files, directories)
 
     def _sync(
-        self, wanted: Sequence[tuple[_Inode, int]], files: Sequence[str], directories: Sequence[str]
+        self, wanted: Sequence[tuple[_Inode, int, int]], files: Sequence[str], directories: Sequence[str]
     ) -> None:
         for path in (*files, *directories):
             self._maybe_fail("sync", "sync", path)
-        for inode, size_bytes in wanted:
-            inode.synced_bytes = max(inode.synced_bytes, size_bytes)
+        for inode, size_bytes, cut_count in wanted:
+            inode.sync(size_bytes, cut_count)
         for directory in directories:
             entry = self._find(directory)
             if isinstance(entry, _Directory):
@@ -397,6 +451,11 @@ class _MemoryLock:
             del self._locks[self._path]
 
 
+def _wanted(entries: Iterable[_Entry | None]) -> list[tuple[_Inode, int, int]]:
+    """What of these files a sync that begins now covers."""
+    return [(each, len(each.data), each.cut_count) for each in entries if isinstance(each, _Inode)]
+
+
 @lru_cache(maxsize=4096)
 def _names(path: str) -> tuple[str, ...]:
     return tuple(name for name in posixpath.normpath(path).split("/") if name and name != ".")
@@ -408,16 +467,3 @@ def _apply(entries: dict[str, _Entry], changes: dict[str, _Entry | None]) -> Non
             entries.pop(name, None)
         else:
             entries[name] = entry
-
-
-def _lose_bytes(inode: _Inode, random: Random) -> None:
-    """Cuts the unsynced bytes at a random point; sometimes the file keeps its size and zeros stand there
-    instead.
-    """
-    size_bytes = len(inode.data)
-    kept_bytes = random.randint(inode.synced_bytes, size_bytes)
-    del inode.data[kept_bytes:]
-    if random.random() < 0.25:
-        inode.data += bytes(size_bytes - kept_bytes)
-    inode.synced_bytes = len(inode.data)
-    inode.snapshot = b""

@@ -1,5 +1,6 @@
 """What the tests of the log share: small batches, small segments, and reading everything back."""
 
+import asyncio
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -77,6 +78,14 @@ def sync(disk: MemoryDisk, log: Log) -> None:
     plan = log.unsynced()
     disk.sync_now(plan.files, plan.directories)
     log.on_synced(plan)
+
+
+def truncate(disk: Disk, log: Log, offset: int) -> None:
+    """Truncates the log as its node does: what must be copied first is."""
+    copy = log.truncate_to(offset)
+    if copy is not None:
+        asyncio.run(disk.copy_prefix(copy.source, copy.target, copy.size_bytes))
+        assert log.truncate_to(offset, copy) is None
 
 
 def read_batches(log: Log, *, max_bytes: int = 700) -> list[RecordBatch]:

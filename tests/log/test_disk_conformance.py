@@ -15,6 +15,10 @@ from rayka.ports import Disk
 from rayka.testing.memory_disk import MemoryDisk
 
 
+def copy_prefix(disk: Disk, source: str, target: str, size_bytes: int) -> None:
+    asyncio.run(disk.copy_prefix(source, target, size_bytes))
+
+
 @pytest.fixture(params=["local", "memory"])
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Disk, str]]:
     """A disk, and an empty directory on it."""
@@ -95,7 +99,7 @@ def test_write_replaces_the_inode(place: tuple[Disk, str]) -> None:
 def test_appends_after_a_rename_go_to_the_name_and_not_to_the_old_inode(place: tuple[Disk, str]) -> None:
     disk, directory = place
     disk.append(f"{directory}/a", [b"old"])
-    disk.copy_prefix(f"{directory}/a", f"{directory}/b", 2)
+    copy_prefix(disk, f"{directory}/a", f"{directory}/b", 2)
     disk.rename(f"{directory}/b", f"{directory}/a")
     assert disk.append(f"{directory}/a", [b"new"]) == 2
     assert disk.read_at(f"{directory}/a", 0, 10) == b"olnew"
@@ -105,7 +109,7 @@ def test_copy_prefix_replaces_what_an_earlier_attempt_left(place: tuple[Disk, st
     disk, directory = place
     disk.append(f"{directory}/a", [b"0123456789"])
     disk.append(f"{directory}/b", [b"left over from before"])
-    disk.copy_prefix(f"{directory}/a", f"{directory}/b", 4)
+    copy_prefix(disk, f"{directory}/a", f"{directory}/b", 4)
     assert disk.read_at(f"{directory}/b", 0, 100) == b"0123"
 
 
@@ -113,7 +117,37 @@ def test_copy_prefix_of_more_than_there_is_fails(place: tuple[Disk, str]) -> Non
     disk, directory = place
     disk.append(f"{directory}/a", [b"0123"])
     with pytest.raises(StorageError, match="cannot copy"):
-        disk.copy_prefix(f"{directory}/a", f"{directory}/b", 5)
+        copy_prefix(disk, f"{directory}/a", f"{directory}/b", 5)
+    assert disk.list(directory) == ["a"]
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 4096, 10_000, 100_001])
+def test_copy_prefix_copies_whole_blocks_and_the_rest(place: tuple[Disk, str], size_bytes: int) -> None:
+    disk, directory = place
+    content = bytes(number % 251 for number in range(100_001))
+    disk.append(f"{directory}/a", [content])
+    copy_prefix(disk, f"{directory}/a", f"{directory}/b", size_bytes)
+    assert disk.read_at(f"{directory}/b", 0, 200_000) == content[:size_bytes]
+
+
+def test_a_cut_file_keeps_its_inode_and_goes_on_where_it_was_cut(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    disk.append(f"{directory}/a", [b"0123456789"])
+    before = disk.identity(f"{directory}/a")
+    disk.cut(f"{directory}/a", 4)
+    assert disk.append(f"{directory}/a", [b"abc"]) == 4
+    assert disk.read_at(f"{directory}/a", 0, 100) == b"0123abc"
+    assert disk.identity(f"{directory}/a").inode == before.inode
+
+
+def test_a_large_file_that_is_removed_or_replaced_is_gone_at_once(place: tuple[Disk, str]) -> None:
+    disk, directory = place
+    for name in ("a", "b"):
+        disk.append(f"{directory}/{name}", [bytes(5 << 20)])
+    disk.append(f"{directory}/c", [b"c"])
+    disk.unlink(f"{directory}/a")
+    disk.rename(f"{directory}/c", f"{directory}/b")
+    assert (disk.list(directory), disk.size(f"{directory}/b")) == (["b"], 1)
 
 
 def test_more_files_than_may_be_open_are_used_in_turn(place: tuple[Disk, str]) -> None:
@@ -163,7 +197,8 @@ def test_a_discarded_directory_is_gone_with_all_in_it_and_one_that_is_gone_is_pa
         lambda disk, path: disk.map(path),
         lambda disk, path: disk.rename(path, path + "2"),
         lambda disk, path: disk.unlink(path),
-        lambda disk, path: disk.copy_prefix(path, path + "2", 1),
+        lambda disk, path: disk.cut(path, 1),
+        lambda disk, path: copy_prefix(disk, path, path + "2", 1),
         lambda disk, path: disk.append(path + "/in/it", [b"x"]),
         lambda disk, path: disk.write(path + "/in/it", b"x"),
         lambda disk, path: disk.remove_directory(path),

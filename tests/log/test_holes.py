@@ -20,6 +20,7 @@ from tests.log.support import (
     segment_bases,
     segment_path,
     sync,
+    truncate,
 )
 
 HOW_IT_ENDED = [Tearing.NOTHING, Tearing.SHORT_TAIL, Tearing.TAIL]
@@ -113,27 +114,27 @@ def test_gaps_that_a_follower_copied_are_no_holes(tearing: Tearing) -> None:
         assert read_offsets(again) == read_offsets(log)
 
 
-def _truncated_fully(log: Log) -> None:
+def _truncated_fully(_: MemoryDisk, log: Log) -> None:
     log.truncate_fully_and_start_at(90)
     fill(log, 20)
 
 
-def _moved_up(log: Log) -> None:
+def _moved_up(_: MemoryDisk, log: Log) -> None:
     log.increment_log_start_offset(40)
 
 
-def _truncated(log: Log) -> None:
-    log.truncate_to(31)
+def _truncated(disk: MemoryDisk, log: Log) -> None:
+    truncate(disk, log, 31)
     log.append_as_follower([placed(55)], now_ms=0)
     fill(log, 20)
 
 
 @pytest.mark.parametrize("change", [_truncated_fully, _moved_up, _truncated])
-def test_what_was_removed_on_purpose_is_not_missed(change: Callable[[Log], None]) -> None:
+def test_what_was_removed_on_purpose_is_not_missed(change: Callable[[MemoryDisk, Log], None]) -> None:
     disk, log = new_log()
     fill(log, 30)
     sync(disk, log)
-    change(log)
+    change(disk, log)
     expected = read_batches(log)
     disk.process_crash()
     again = open_log(disk, recovery_point=60)  # the checkpoints are of before
@@ -143,13 +144,15 @@ def test_what_was_removed_on_purpose_is_not_missed(change: Callable[[Log], None]
 
 
 @pytest.mark.parametrize("change", [_truncated_fully, _moved_up, _truncated])
-def test_a_power_cut_during_a_change_makes_no_hole_that_is_refused(change: Callable[[Log], None]) -> None:
+def test_a_power_cut_during_a_change_makes_no_hole_that_is_refused(
+    change: Callable[[MemoryDisk, Log], None],
+) -> None:
     for seed in range(40):
         disk, log = new_log()
         disk.sync_now([], ["/", "/data"])
         fill(log, 30)
         sync(disk, log)
-        change(log)
+        change(disk, log)
         disk.power_loss(Random(seed))
         offsets = read_offsets(open_log(disk, recovery_point=60, tearing=Tearing.ANYWHERE))
         assert offsets == sorted(offsets)

@@ -22,7 +22,7 @@ from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import batch, open_log, placed, read_batches, result_of, segment_bases
+from tests.log.support import batch, open_log, placed, read_batches, result_of, segment_bases, truncate
 
 CONFIG = TopicConfig(segment_bytes=1500, index_interval_bytes=150, segment_index_bytes=120, segment_ms=400)
 
@@ -116,7 +116,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(0, self.end_offset + 2))
-        self.log.truncate_to(offset)
+        truncate(self.disk, self.log, offset)
         self.batches = [each for each in self.batches if each.next_offset <= offset]
         last = self.batches[-1].next_offset if self.batches else 0
         assert last <= self.end_offset <= max(offset, last)

@@ -4,6 +4,8 @@ from random import Random
 
 import pytest
 
+from rayka.config import TopicConfig
+from rayka.errors import StorageError
 from rayka.log.recovery import Tearing
 from tests.log.support import (
     fill,
@@ -15,6 +17,7 @@ from tests.log.support import (
     segment_bases,
     segment_path,
     sync,
+    truncate,
 )
 
 
@@ -22,7 +25,7 @@ from tests.log.support import (
 def test_truncation_removes_the_batch_that_contains_the_offset_and_all_after_it(offset: int) -> None:
     disk, log = new_log()
     fill(log, 30)
-    log.truncate_to(offset)
+    truncate(disk, log, offset)
     assert (log.log_end_offset, read_offsets(log)) == (offset // 2 * 2, list(range(offset // 2 * 2)))
     fill(log, 5)
     assert read_offsets(log) == list(range(offset // 2 * 2 + 10))
@@ -36,24 +39,24 @@ def test_an_offset_at_or_beyond_the_end_changes_nothing() -> None:
     disk, log = new_log()
     fill(log, 3)
     before = disk.identity(segment_path(0))
-    log.truncate_to(6)
-    log.truncate_to(100)
+    truncate(disk, log, 6)
+    truncate(disk, log, 100)
     assert (disk.identity(segment_path(0)), log.log_end_offset) == (before, 6)
 
 
 def test_an_epoch_without_records_is_forgotten_although_the_log_is_no_longer() -> None:  # B20
-    _, log = new_log()
+    disk, log = new_log()
     fill(log, 2, epoch=1)
     log.assign_epoch(2, 4)
-    log.truncate_to(9)
+    truncate(disk, log, 9)
     assert (log.latest_epoch, log.log_end_offset) == (1, 4)
 
 
 def test_a_log_that_ends_before_its_begin_begins_where_it_ends() -> None:  # B25
-    _, log = new_log()
+    disk, log = new_log()
     fill(log, 10)
     log.increment_log_start_offset(13)
-    log.truncate_to(8)
+    truncate(disk, log, 8)
     assert (log.log_start_offset, log.log_end_offset) == (8, 8)
     fill(log, 1)
     assert read_offsets(log) == [8, 9]
@@ -62,24 +65,25 @@ def test_a_log_that_ends_before_its_begin_begins_where_it_ends() -> None:  # B25
 def test_a_reader_keeps_the_inode_it_mapped_and_the_name_gets_another() -> None:
     disk, log = new_log()
     fill(log, 6)
+    log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
     before, view = disk.identity(segment_path(0)), disk.map(segment_path(0))
     kept = bytes(view)
-    log.truncate_to(4)
+    truncate(disk, log, 4)
     fill(log, 4, size_bytes=70)
     assert bytes(view) == kept
     assert disk.identity(segment_path(0)).inode != before.inode
 
 
 def test_truncation_forgets_the_epochs_that_began_after_it() -> None:
-    _, log = new_log()
+    disk, log = new_log()
     for epoch in (1, 2, 3):
         fill(log, 2, epoch=epoch)
-    log.truncate_to(8)  # B20
+    truncate(disk, log, 8)  # B20
     assert (log.latest_epoch, log.end_offset_for_epoch(2).offset) == (2, 8)
 
 
 def test_truncating_below_the_log_start_empties_the_log_there() -> None:
-    _, log = new_log()
+    disk, log = new_log()
     fill(log, 3)
     log.truncate_fully_and_start_at(100)  # B25
     assert (log.log_start_offset, log.log_end_offset, log.flushed_offset, log.latest_epoch) == (
@@ -89,7 +93,7 @@ def test_truncating_below_the_log_start_empties_the_log_there() -> None:
         -1,
     )
     fill(log, 2, epoch=4)
-    log.truncate_to(50)
+    truncate(disk, log, 50)
     assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (50, 50, 1)
 
 
@@ -98,7 +102,7 @@ def test_truncation_lowers_what_is_known_to_be_durable() -> None:
     fill(log, 5)
     sync(disk, log)
     assert log.flushed_offset == 10
-    log.truncate_to(4)
+    truncate(disk, log, 4)
     assert log.flushed_offset == 4
 
 
@@ -106,7 +110,7 @@ def test_a_sync_begun_before_a_truncation_says_nothing_about_what_was_appended_a
     disk, log = new_log()
     fill(log, 5)
     plan = log.unsynced()
-    log.truncate_to(4)
+    truncate(disk, log, 4)
     fill(log, 3)
     disk.sync_now(plan.files, plan.directories)
     log.on_synced(plan)
@@ -122,7 +126,7 @@ def test_after_truncate_append_and_roll_a_stale_recovery_point_hides_no_hole() -
         sync(disk, log)
         disk.sync_now([], ["/"])
         stale_recovery_point = log.flushed_offset
-        log.truncate_to(6)
+        truncate(disk, log, 6)
         fill(log, 12, epoch=1)
         log.roll(0)
         fill(log, 2, epoch=1)
@@ -137,7 +141,7 @@ def test_a_saved_recovery_point_makes_the_lowered_one_obsolete() -> None:
     disk, log = new_log()
     fill(log, 5)
     sync(disk, log)
-    log.truncate_to(4)
+    truncate(disk, log, 4)
     log.on_recovery_point_saved(10)  # a checkpoint of before: keeps it
     assert "recovery-point-lowered" in disk.list(log.directory)
     log.on_recovery_point_saved(4)
@@ -150,7 +154,7 @@ def test_power_lost_during_truncation_keeps_what_was_below_it() -> None:
         fill(log, 30)
         sync(disk, log)
         disk.sync_now([], ["/"])
-        log.truncate_to(9)
+        truncate(disk, log, 9)
         disk.power_loss(Random(seed))
         again = open_log(disk, recovery_point=60, tearing=Tearing.ANYWHERE)
         offsets = read_offsets(again)
@@ -164,8 +168,91 @@ def test_truncation_removes_the_newest_segment_first() -> None:
     fill(log, 40)
     bases = segment_bases(disk)
     assert len(bases) > 3
-    disk.fail("write", segment_path(0))  # the copy of the kept prefix
-    with pytest.raises(Exception, match="cannot copy"):
-        log.truncate_to(3)
+    disk.fail("write", segment_path(0))
+    with pytest.raises(StorageError, match="cannot cut"):
+        truncate(disk, log, 3)
     assert segment_bases(disk) == [0]
     assert open_log(disk).log_end_offset == bases[1]
+
+
+# ---- In place, or by a copy ------------------------------------------------------------------------------------------
+
+
+def test_what_no_reader_was_given_and_no_sync_covers_is_cut_in_place() -> None:
+    disk, log = new_log()
+    fill(log, 3)
+    sync(disk, log)
+    log.file_ranges(0, max_bytes=1 << 20, end_offset=6)
+    fill(log, 3)
+    before = disk.identity(segment_path(0))
+    disk.fill_up()
+    assert log.truncate_to(8) is None
+    assert (log.log_end_offset, disk.identity(segment_path(0)).inode) == (8, before.inode)
+
+
+@pytest.mark.parametrize(
+    "why", ["a reader was given it", "it was synced", "another process may have given it"]
+)
+def test_otherwise_nothing_changes_before_what_stays_is_copied(why: str) -> None:
+    disk, log = new_log()
+    fill(log, 6)
+    if why == "a reader was given it":
+        log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+    elif why == "it was synced":
+        sync(disk, log)
+    else:
+        log = open_log(disk)
+    names, before = disk.list(log.directory), repr(log)
+    copy = log.truncate_to(6)
+    assert copy is not None
+    assert (copy.source, copy.size_bytes) == (segment_path(0), disk.size(segment_path(0)) // 2)
+    assert (disk.list(log.directory), repr(log), read_offsets(log)) == (names, before, list(range(12)))
+
+
+def test_more_than_the_kernel_frees_at_once_is_not_cut_in_place() -> None:
+    _, log = new_log(TopicConfig(segment_bytes=64 << 20))
+    fill(log, 1)
+    fill(log, 17, size_bytes=1 << 19)
+    assert log.truncate_to(2) is not None
+    assert log.truncate_to(6) is None
+
+
+def test_a_copy_made_for_another_truncation_is_not_taken() -> None:
+    disk, log = new_log()
+    fill(log, 6)
+    log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+    copy = log.truncate_to(6)
+    truncate(disk, log, 4)
+    fill(log, 4)
+    log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+    again = log.truncate_to(6, copy)
+    assert again not in (None, copy)
+    assert log.log_end_offset == 12
+
+
+def test_a_crash_after_the_copy_leaves_the_log_as_it_was() -> None:
+    disk, log = new_log()
+    fill(log, 6)
+    sync(disk, log)
+    copy = log.truncate_to(6)
+    assert copy is not None
+    disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
+    disk.process_crash()
+    assert read_offsets(open_log(disk)) == list(range(12))
+    assert not disk.exists(copy.target)
+
+
+def test_power_lost_after_a_cut_in_place_and_appends_mixes_nothing() -> None:
+    for seed in range(80):
+        disk, log = new_log()
+        fill(log, 3)
+        sync(disk, log)
+        disk.sync_now([], ["/", "/data"])
+        fill(log, 6)
+        assert log.truncate_to(10) is None
+        fill(log, 1, epoch=1, size_bytes=70)
+        disk.power_loss(Random(seed))
+        again = open_log(disk, recovery_point=6, tearing=Tearing.ANYWHERE)
+        offsets = read_offsets(again)
+        assert offsets == list(range(len(offsets)))
+        assert len(offsets) >= 6

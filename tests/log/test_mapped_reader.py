@@ -16,16 +16,22 @@ from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_header import split_batches
-from tests.log.support import batch, fill
+from tests.log.support import batch, fill, truncate
 
 CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
 
 
 @pytest.fixture
-def log() -> Iterator[Log]:
-    root, disk = tempfile.mkdtemp(), LocalDisk()
-    yield Log.open(disk, f"{root}/orders-0", CONFIG, recovery_point=0, now_ms=0)
+def disk() -> Iterator[LocalDisk]:
+    disk = LocalDisk()
+    yield disk
     disk.close()
+
+
+@pytest.fixture
+def log(disk: LocalDisk) -> Iterator[Log]:
+    root = tempfile.mkdtemp()
+    yield Log.open(disk, f"{root}/orders-0", CONFIG, recovery_point=0, now_ms=0)
     shutil.rmtree(root)
 
 
@@ -44,14 +50,14 @@ def test_mapped_ranges_are_the_log(log: Log) -> None:
     assert (len(views), _offsets(views)) == (log.segment_count, list(range(0, 120, 2)))
 
 
-def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(log: Log) -> None:
+def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(disk: LocalDisk, log: Log) -> None:
     fill(log, 60)
     ranges = _local(log).ranges
     copies = [copy_range(each) for each in ranges]
     assert [copy is not None and bytes(copy) for copy in copies] == [
         bytes(MappedReader().read(each)) for each in ranges
     ]  # type: ignore[arg-type]
-    log.truncate_to(2)
+    truncate(disk, log, 2)
     fill(log, 1, epoch=1)
     assert [copy_range(each) for each in ranges] == [None] * len(ranges)
 
@@ -86,23 +92,25 @@ def test_a_file_of_another_topic_is_not_read_for_one_that_was_there_before(log: 
     assert MappedReader().read(file_range, UUID(int=2)) is not None
 
 
-def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(log: Log) -> None:
+def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(disk: LocalDisk, log: Log) -> None:
     fill(log, 5)
     reader = MappedReader()
     view = reader.read(_local(log).ranges[0])
     assert view is not None
     before = bytes(view)
-    log.truncate_to(2)
+    truncate(disk, log, 2)
     fill(log, 10, epoch=1)
     log.delete()
     reader.close()
     assert bytes(view) == before
 
 
-def test_a_range_of_a_truncated_segment_is_read_from_the_old_map_or_not_at_all(log: Log) -> None:
+def test_a_range_of_a_truncated_segment_is_read_from_the_old_map_or_not_at_all(
+    disk: LocalDisk, log: Log
+) -> None:
     fill(log, 5)
     [old] = _local(log).ranges
-    log.truncate_to(4)
+    truncate(disk, log, 4)
     fill(log, 10, epoch=1)
     assert MappedReader().read(old) is None
 

@@ -11,7 +11,7 @@ from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import SMALL, fill, read_offsets
+from tests.log.support import SMALL, fill, read_offsets, truncate
 
 TOPIC_ID, OTHER_TOPIC_ID = UUID(int=8), UUID(int=9)
 ORDERS, PATH, LOG_PATH = TopicPartition("orders", 0), "/data/broker-1", "/data/broker-1/orders-0"
@@ -114,7 +114,7 @@ def test_what_a_log_writes_itself_is_no_loss() -> None:  # H3
     disk, directory, log = _filled()
     directory.record_broker_epoch(5)
     asyncio.run(directory.sync([log]))
-    log.truncate_to(20)
+    truncate(disk, log, 20)
     disk.process_crash()
     assert disk.exists(f"{LOG_PATH}/recovery-point-lowered")
     assert _open_directory(disk).previous_broker_epoch == 5

@@ -17,7 +17,7 @@ from rayka.log.recovery import Tearing
 from rayka.protocol.batch_header import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.producer_support import LAST, PRODUCER, answer, append, known, produced
-from tests.log.support import DIRECTORY, fill, new_log, open_log, segment_bases, segment_path, sync
+from tests.log.support import DIRECTORY, fill, new_log, open_log, segment_bases, segment_path, sync, truncate
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
@@ -208,7 +208,7 @@ def test_a_snapshot_above_the_recovery_point_is_not_trusted() -> None:  # C10
     send(log, 30)
     old = segment_bases(disk)[2]
     content = disk.read_at(snapshot_path(old), 0, 1 << 20)
-    log.truncate_to(4)
+    truncate(disk, log, 4)
     for sequence in range(26):
         append(log, produced(sequence, producer_id=9, size_bytes=50))
     expected = known(log.producers)
@@ -244,7 +244,7 @@ def test_truncation_takes_the_state_back_to_what_it_was_there(offset: int) -> No
     for sequence in range(50):
         states[sequence] = known(log.producers)
         append(log, produced(sequence, size_bytes=50))
-    log.truncate_to(offset)
+    truncate(disk, log, offset)
     assert known(log.producers) == states[offset]
     assert all(each <= offset for each in snapshot_offsets(disk))
     assert answer(log, produced(offset)) == (offset, offset)
@@ -342,7 +342,7 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.log.log_end_offset)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        self.log.truncate_to(data.draw(st.integers(0, self.log.log_end_offset)))
+        truncate(self.disk, self.log, data.draw(st.integers(0, self.log.log_end_offset)))
         self.oracle.truncate(self.log.log_end_offset)
         self.next = {}
 

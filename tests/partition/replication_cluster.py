@@ -3,6 +3,8 @@
 Messages are values that the caller delivers, late, twice or never. Each broker has its own view of the metadata.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +12,7 @@ import msgspec
 from rayka.config import TopicConfig
 from rayka.errors import ApiError, ErrorCode, OffsetOutOfRange
 from rayka.ids import NO_NODE, ZERO_ID, TopicPartition
-from rayka.log.log import Log
+from rayka.log.log import Log, PrefixCopy
 from rayka.log.recovery import Tearing
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch
@@ -205,11 +207,17 @@ class Replica:
             return
         if response.leader_range is not None:
             start, end = response.leader_range
-            self.partition.on_out_of_range(
-                leader_epoch=leader_epoch, leader_log_start_offset=start, leader_log_end_offset=end
+            move = partial(
+                self.partition.on_out_of_range,
+                leader_epoch=leader_epoch,
+                leader_log_start_offset=start,
+                leader_log_end_offset=end,
             )
+            self._truncate(move)
         elif read is not None and read.diverging_epoch is not None:
-            self.partition.truncate_to(read.diverging_epoch, leader_epoch=leader_epoch)
+            self._truncate(
+                partial(self.partition.truncate_to, read.diverging_epoch, leader_epoch=leader_epoch)
+            )
         elif read is not None:
             self.partition.append_as_follower(
                 read.records,
@@ -218,6 +226,12 @@ class Replica:
                 log_start_offset=read.log_start_offset,
                 now_ms=now_ms,
             )
+
+    def _truncate(self, truncate: Callable[[PrefixCopy | None], PrefixCopy | None]) -> None:
+        copy = truncate(None)
+        if copy is not None:
+            self.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
+            assert truncate(copy) is None
 
     def append(self, value: bytes, acks: int, now_ms: int) -> Appended | None:
         try:

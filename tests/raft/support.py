@@ -116,6 +116,13 @@ class Node:
             run(self.snapshots.freeze(download))
             self.quorum.on_snapshot_frozen(now_ms)
 
+    def copy(self, now_ms: int = 0) -> None:
+        """What a truncation needs is copied, at once."""
+        copy = self.quorum.needed_copy
+        if copy is not None:
+            self.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
+            self.quorum.on_copied(copy, now_ms)
+
     def write_snapshot(self, snapshot_id: OffsetAndEpoch, *values: bytes) -> None:
         """What the driver does when the state is due for a snapshot."""
         voters = self.quorum.voters_at(snapshot_id.offset)
@@ -130,6 +137,7 @@ class Node:
             return self.quorum.requests(now_ms)
         self.persist()
         self.freeze(now_ms)
+        self.copy(now_ms)
         while self.flush(now_ms):
             pass
         self.persist()

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rayka.errors import ErrorCode
 from rayka.ids import METADATA_TOPIC_ID, NO_OFFSET, OffsetAndEpoch
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
+from rayka.protocol.quorum import VoteRequest
 from rayka.raft.election_state import ElectionState
 from rayka.raft.quorum_config import QuorumConfig
-from tests.raft.support import ME, OTHER, THIRD, Cluster, Node, answer
+from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, answer
 
 VOTERS = (ME, OTHER, THIRD)
 
@@ -241,7 +242,38 @@ def test_a_log_that_parted_from_the_leaders_is_cut_where_they_parted() -> None: 
 def test_a_truncation_ends_where_both_have_the_epoch(diverging: OffsetAndEpoch, end: int) -> None:  # A33
     node = two_epochs()
     respond(node, diverging_epoch=diverging)
+    node.settle()
     assert node.log.log_end_offset == end
+
+
+def test_while_what_stays_is_copied_nothing_is_fetched_and_nobody_stands_up() -> None:  # A33
+    node = two_epochs()
+    node.flush()
+    respond(node, diverging_epoch=OffsetAndEpoch(6, 3))
+    copy = node.quorum.needed_copy
+    assert copy is not None
+    assert (node.log.log_end_offset, list(node.quorum.requests(100_000))) == (7, [])
+    node.quorum.poll(100_000)
+    assert node.role == "Follower"
+    node.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
+    node.quorum.on_copied(copy, 100_000)
+    assert (node.log.log_end_offset, node.quorum.needed_copy) == (6, None)
+    node.flush()
+    ((_, request),) = node.quorum.requests(100_000)
+    assert request.partitions[0].fetch_offset == 6
+
+
+def test_a_copy_for_a_leader_that_was_followed_before_changes_nothing() -> None:  # A33
+    node = two_epochs()
+    node.flush()
+    respond(node, diverging_epoch=OffsetAndEpoch(6, 3))
+    copy = node.quorum.needed_copy
+    assert copy is not None
+    request = VoteRequest(CLUSTER_ID, THIRD, 9, ME, last_epoch=3, end_offset=7, is_pre_vote=False)
+    node.quorum.handle_vote(request, 0)
+    node.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
+    node.quorum.on_copied(copy, 0)
+    assert (node.role, node.log.log_end_offset, node.quorum.needed_copy) == ("Unattached", 7, None)
 
 
 def two_epochs() -> Node:

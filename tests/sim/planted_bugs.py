@@ -13,6 +13,7 @@ import msgspec
 
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
+from rayka.log.log import PrefixCopy
 from rayka.metadata import delta
 from rayka.metadata.records import BrokerRegistrationChangeRecord
 from rayka.node import quorum_directory, quorum_log
@@ -112,9 +113,12 @@ def appends_with_the_epoch_before(original: Callable[..., None]) -> Callable[...
 
 
 def truncates_committed_records(_: Any) -> Any:
-    def truncate_to(self: RaftLog, end: OffsetAndEpoch, *, committed_offset: int) -> None:
-        self._log.truncate_to(max(self.log_start_offset, committed_offset - 1))
+    def truncate_to(
+        self: RaftLog, end: OffsetAndEpoch, copied: PrefixCopy | None = None, *, committed_offset: int
+    ) -> PrefixCopy | None:
+        needed = self._log.truncate_to(max(self.log_start_offset, committed_offset - 1), copied)
         self.history.truncate_to(self._log.log_end_offset)
+        return needed
 
     return truncate_to
 

@@ -48,7 +48,10 @@ def truncates_to_its_high_watermark(original: Callable[..., None]) -> Callable[.
         epoch = self.leader_epoch
         original(self, state, now_ms=now_ms)
         if self.leader_epoch > epoch and not self.is_leader:
-            self.log.truncate_to(self.high_watermark)
+            copy = self.log.truncate_to(self.high_watermark)
+            if copy is not None:
+                self.log._disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
+                self.log.truncate_to(self.high_watermark, copy)
 
     return update_state
 
