@@ -63,8 +63,9 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files by path. All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache; only
-    what was synced survives a power cut, and a created, renamed or removed name only after a sync of its directory.
+    """Files by path. All calls but `sync`, `copy_prefix` and `discard` are synchronous and buffered by the page cache;
+    only what was synced survives a power cut, and a created, renamed or removed name only after a sync of its
+    directory.
 
     What a reader may have mapped is never cut off or overwritten (design §3): `copy_prefix` and `rename` replace such
     a file, `cut` is for bytes that no reader was given. Every method raises `StorageError`, naming the path and the
