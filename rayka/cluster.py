@@ -84,7 +84,8 @@ class Cluster:
 
         A cluster that runs already with the same spec is returned as it is. Brokers that it has not, and the spec has,
         are added while it runs: empty, until `Admin.alter_partition_reassignments` gives them replicas or new topics
-        do; see `added_brokers`. Nothing else may differ.
+        do; see `added_brokers`. Nothing else may differ. A node in `replace` has to be lost, failed, or without a
+        directory that is not offline; then it is replaced while the others run.
 
         Raises ConfigError, ClusterExists (runs with another spec or directory), StorageError (directories are
         missing) and UnavailableError (no Ray at the address given; a node that did not start, with its reason).
@@ -224,6 +225,7 @@ class Cluster:
         ]
 
     def _start_missing(self, spec: ClusterSpec, replace: Collection[int]) -> None:
+        from rayka.actors.replacing import end, without_disk
         from rayka.actors.start_plan import execute, plan_start
 
         handles, processes = self._processes()
@@ -231,9 +233,11 @@ class Cluster:
         kept = record.spec if record else None
         self._refuse_other_spec(kept, handles, processes, spec)
         self._end_lost({each: handles[each] for each in handles if each in replace and each not in processes})
-        self._refuse_running(each for each in processes if each in replace)
-        running = self._running_node_ids()
-        if not running:  # a supervisor whose nodes have all gone would go on with its own spec
+        replaced = [each for each in processes if each in replace]
+        lost = wait_for(without_disk(self.network(), replaced), _ANSWER_TIMEOUT_S) if replaced else []
+        self._refuse_running(each for each in replaced if each not in lost)
+        running = [each for each in self._running_node_ids() if each not in lost]
+        if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
             wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
         added = added_brokers(kept, spec) if kept else ()
         missing = [each for each in wanted_node_ids(spec) if each not in running]
@@ -255,6 +259,7 @@ class Cluster:
         if record and replace:  # before a disk has an identity that the supervisor would refuse
             renewed = ClusterRecord(record.spec, plan.identities)
             wait_for(supervise.keep(renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+        end(self._name, {each: handles[each] for each in lost}, processes)
         execute(plan)
         record, placements = ClusterRecord(spec, plan.identities), list(plan.placements.values())
         if added:
@@ -293,8 +298,9 @@ class Cluster:
         replaced = [actor_name(self._name, each) for each in node_ids]
         if replaced:
             raise ConfigError(
-                f"replace: {', '.join(replaced)} runs; only a node without an actor, because its machine or disk is "
-                f"lost, can be brought back empty: stop the cluster first with `rayka stop --cluster {self._name}`"
+                f"replace: {', '.join(replaced)} runs; only a node whose machine or disk is lost can be brought back "
+                "empty while the cluster runs: one that is unreachable or failed, or all of whose directories are "
+                f"offline; stop the cluster first with `rayka stop --cluster {self._name}`"
             )
 
     def _end_lost(self, handles: Mapping[int, Any]) -> None:

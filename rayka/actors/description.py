@@ -70,7 +70,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum = await asyncio.gather(_metadata(network, nodes), _quorum(network, nodes))
+    metadata, quorum = await asyncio.gather(ask_metadata(network, nodes), _quorum(network, nodes))
     members = {each.node_id for each in metadata.brokers} if metadata else set()
     members |= {each.node_id for each in quorum.voters} if quorum else set()
     gone = sorted(members.difference(node_ids))
@@ -118,7 +118,7 @@ async def _describe_node(network: RayNetwork, node_id: int) -> NodeDescription:
     )
 
 
-async def _metadata(network: RayNetwork, nodes: Collection[NodeDescription]) -> MetadataResponse | None:
+async def ask_metadata(network: RayNetwork, nodes: Collection[NodeDescription]) -> MetadataResponse | None:
     """From the first node that serves it; brokers and controllers both do."""
     for node in nodes:
         if node.state == NodeState.RUNNING:

@@ -18,6 +18,7 @@ from rayka.cli.output import Style, ids, print_json, print_table, size, working
 
 if TYPE_CHECKING:
     from rayka.actors.description import ClusterDescription, NodeDescription
+    from rayka.cluster import Cluster
     from rayka.config import ClusterSpec
 
 DEFAULT_SPEC = "cluster.yaml"
@@ -45,8 +46,8 @@ def start(
     """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
 
     Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A cluster
-    that runs gets the brokers that SPEC has more. A controller that is brought back empty has no vote: `rayka quorum
-    voters` gives it one.
+    that runs gets the brokers that SPEC has more. A node whose machine or disk is lost is brought back empty while the
+    others run; a controller then has no vote until `rayka quorum voters` gives it one.
     """
     from rayka.cluster import Cluster
 
@@ -75,6 +76,7 @@ def start(
             f"\nAdded {'broker' if is_one else 'brokers'} {ids(cluster.added_brokers)} to the running cluster. New "
             f"topics use {'it' if is_one else 'them'}; what is there stays until `rayka partition reassign` moves it."
         )
+    print_vote_commands(cluster, spec, replace)
     click.echo(f"\nUse it:   rayka.Producer(cluster={spec.name!r})")
     click.echo(f"          rayka topic create NAME --cluster {spec.name}")
     click.echo(f"Stop it:  rayka stop --cluster {spec.name}")
@@ -113,6 +115,26 @@ def status(name: str, address: str, as_json: bool) -> int:
     else:
         print_description(description)
     return 0 if description.is_running else 1
+
+
+def print_vote_commands(cluster: "Cluster", spec: "ClusterSpec", replaced: tuple[int, ...]) -> None:
+    """How the controllers among these, which are observers now, get their votes; that of a former self goes first."""
+    from rayka.client.admin import Admin
+    from rayka.ids import Role
+
+    controllers = [each for each in replaced if Role.CONTROLLER in spec.roles[each]]
+    if not controllers:
+        return
+    with Admin(cluster=cluster) as admin:
+        voters = {each.node_id for each in admin.describe_quorum().voters}
+    options = f" --cluster {spec.name}" + (
+        "" if spec.ray.address == "auto" else f" --address {spec.ray.address}"
+    )
+    click.echo(f"\nController {ids(controllers)} has no vote yet. To give it one:")
+    for each in controllers:
+        if each in voters:
+            click.echo(f"          rayka quorum voters remove {each}{options}")
+        click.echo(f"          rayka quorum voters add {each}{options}")
 
 
 def ensure_ray(address: str) -> bool:

@@ -54,13 +54,14 @@ def read_meta_properties(disk: Disk, path: str, node_id: int, cluster_id: str) -
     if not disk.exists(path):
         raise StorageError(
             f"data directory {path} of {owner} is missing; mount its disk, or bring the node back empty"
-            f" with replace=[{node_id}]"
+            f" with replace=[{node_id}] (`rayka start --replace {node_id}`)"
         )
     properties_path = posixpath.join(path, META_PROPERTIES_FILE)
     if not disk.exists(properties_path):
         raise StorageError(
             f"data directory {path} of {owner} is not formatted: expected {META_PROPERTIES_FILE} in it;"
-            f" give its true path, or bring the node back empty with replace=[{node_id}]"
+            f" give its true path, or bring the node back empty with replace=[{node_id}] (`rayka start --replace"
+            f" {node_id}`)"
         )
     properties = decode_meta_properties(disk.read_at(properties_path, 0, disk.size(properties_path)))
     if properties is None:

@@ -14,6 +14,7 @@ from rayka.actors.crash_times import CRASHES_MAX, record_crash
 from rayka.actors.identities import Identities
 from rayka.actors.names import wanted_node_ids
 from rayka.actors.placement import wall_clock_ms
+from rayka.actors.replacing import without_disk
 from rayka.actors.start_plan import execute, plan_start
 from rayka.client import io_thread
 from rayka.cluster import Cluster
@@ -22,7 +23,7 @@ from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, StorageErr
 from rayka.ids import Role
 from rayka.protocol.cluster import NodeState, StatusRequest
 from tests.ray.conftest import Said
-from tests.ray.support import broker_pid, end_supervisor, kill, running
+from tests.ray.support import broker_pid, end_supervisor, kill, pid_of, running
 from tests.testing.waiting import wait_until
 
 pytestmark = pytest.mark.ray
@@ -128,6 +129,23 @@ def test_a_missing_directory_is_named_and_a_replaced_broker_comes_back_empty(
     with pytest.raises(ConfigError, match="nobody else has the metadata"):
         start(name="replaced", data_dir=str(tmp_path), replace=[3001])
     running(start(name="replaced", data_dir=str(tmp_path), replace=[1]))
+
+
+def test_a_broker_all_of_whose_directories_are_offline_is_replaced_while_the_cluster_runs(
+    start: Start, tmp_path: Path
+) -> None:
+    cluster = start(name="offline", data_dir=str(tmp_path), brokers=2)
+    with rayka.Admin(cluster=cluster) as admin:
+        with pytest.raises(ConfigError, match="broker-2 runs; only a node whose machine or disk is lost"):
+            start(name="offline", data_dir=str(tmp_path), brokers=2, replace=[2])
+        shutil.rmtree(tmp_path / "offline" / "broker-2")
+        admin.create_topic("words", assignments=[[2]])
+        wait_until(lambda: io_thread.run(without_disk(cluster.network(), [1, 2]), 10) == [2])
+        pid = pid_of(cluster, 1)
+        start(name="offline", data_dir=str(tmp_path), brokers=2, replace=[2])
+        assert pid_of(cluster, 1) == pid
+        running(cluster)
+        admin.delete_topic("words")
 
 
 def test_a_directory_of_another_node_fails_the_start_with_the_reason_and_leaves_nothing(

@@ -16,10 +16,10 @@ from rayka.actors import launch
 from rayka.actors.description import UNREACHABLE, NodeDescription
 from rayka.client.admin_results import QuorumInfo
 from rayka.cluster import Cluster
-from rayka.errors import DuplicateVoter, StorageError, VoterNotFound
+from rayka.errors import DuplicateVoter, VoterNotFound
 from rayka.protocol.cluster import NodeState
 from tests.ray.conftest import Said
-from tests.ray.support import end_supervisor, kill, running
+from tests.ray.support import end_supervisor, kill, running, wait_until
 
 pytestmark = pytest.mark.ray
 CONTROLLERS = (3001, 3002, 3003)
@@ -197,29 +197,39 @@ def test_commands_work_with_one_controller_gone_and_a_start_brings_it_back(
     assert "words" in quorum.admin.list_topics()
 
 
-def test_a_controller_on_a_wiped_disk_comes_back_as_an_observer_and_is_given_a_vote(
-    quorum: Quorum, fields: dict[str, Any], command: Callable[..., Said]
+def test_a_controller_that_lost_its_disk_is_replaced_while_the_others_run_and_gets_its_vote_by_the_commands_named(
+    quorum: Quorum,
+    fields: dict[str, Any],
+    command: Callable[..., Said],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def voters(verb: str, *options: str) -> Said:
-        return command("quorum", "voters", verb, "3002", *options, "--cluster", quorum.cluster.name)
-
+    monkeypatch.setenv("HOME", str(tmp_path))  # no Ray is remembered there
+    spec = tmp_path / "quorum.yaml"
+    spec.write_text("".join(f"{key}: {value}\n" for key, value in fields.items()))
+    start = ("start", str(spec), "--replace", "3002", "--yes")
     former = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
-    quorum.cluster.stop()
-    directory = Path(fields["data_dir"], "quorum", "controller-3002")
-    shutil.rmtree(directory)
-    with pytest.raises(StorageError, match=str(directory)):
-        Cluster.start(**fields)
+    refused = command(*start)
+    assert (refused.code, "quorum/controller-3002 runs; only a node whose" in refused.err) == (1, True)
 
-    Cluster.start(**fields, replace=[3002])
+    quorum.kill(3002)
+    shutil.rmtree(Path(fields["data_dir"], "quorum", "controller-3002"))
+    wait_until(lambda: quorum.node(3002).state == NodeState.FAILED)
+    assert "`rayka start --replace 3002`" in quorum.node(3002).detail
+    done = command(*start)
+    assert done.code == 0, done.err
+    assert running(quorum.cluster)
     quorum.check_topics()
     quorum.create_topic()
     info = quorum.await_quorum(lambda info: 3002 in [each.node_id for each in info.observers])
     assert former[3002] in [each.directory_id for each in info.voters], "its former self still counts"
-    refused = voters("add")
-    assert (refused.code, refused.err.count("\n")) == (1, 1)
-    assert "rayka quorum voters remove 3002" in refused.err
-    assert voters("remove", "--yes").out == "controller 3002 votes no more\n"
-    assert voters("add").out == "controller 3002 votes\n"
+
+    named = [line.split()[1:] for line in done.out.splitlines() if "rayka quorum voters" in line]
+    (remove, add) = named
+    too_soon = command(*add)
+    assert (too_soon.code, "rayka quorum voters remove 3002" in too_soon.err) == (1, True)
+    assert command(*remove, "--yes").out == "controller 3002 votes no more\n"
+    assert command(*add).out == "controller 3002 votes\n"
     now = {each.node_id: each.directory_id for each in quorum.admin.describe_quorum().voters}
     assert now[3002] != former[3002]
     assert {**now, 3002: former[3002]} == former

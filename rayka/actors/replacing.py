@@ -1,0 +1,56 @@
+"""Nodes that have a process but no disk any more, in a machine that lives: which they are, and their end, so that they
+can begin again on an empty disk while the cluster runs.
+"""
+
+import time
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rayka.actors import launch
+from rayka.actors.bring_up import wait_for
+from rayka.actors.description import ask_metadata, describe_nodes
+from rayka.actors.names import actor_name
+from rayka.actors.network import RayNetwork
+from rayka.actors.on_ray_node import run_on
+from rayka.errors import UnavailableError
+from rayka.protocol.cluster import NodeState
+
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
+
+_NAME_TIMEOUT_S = 15.0
+_POLL_S = 0.05
+
+
+async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[int]:
+    """Those of a running cluster's nodes that serve nothing: FAILED, or brokers with all directories offline."""
+    nodes = await describe_nodes(network, await network.node_ids())
+    metadata = await ask_metadata(network, nodes)
+    offline = {
+        each.node_id
+        for each in (metadata.brokers if metadata else ())
+        if each.directories
+        and not {own.directory_id for own in each.directories}.difference(each.offline_directories)
+    }
+    failed = {each.node_id for each in nodes if each.state == NodeState.FAILED}
+    return [each for each in node_ids if each in failed or each in offline]
+
+
+def end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
+    """Ends these nodes for good; returns when their locks are free, and their names."""
+    wait_for(launch.stop(cluster_name, handles), launch.STOP_TIMEOUT_S)
+    for node_id in handles:
+        run_on(processes[node_id].ray_node_id, launch.await_exit, processes[node_id].pid)
+        _await_gone(cluster_name, node_id)
+
+
+def _await_gone(cluster_name: str, node_id: int) -> None:
+    """Raises UnavailableError when Ray still has the actor a while after it was ended."""
+    deadline_s = time.monotonic() + _NAME_TIMEOUT_S
+    while launch.find(cluster_name, node_id) is not None:
+        if time.monotonic() > deadline_s:
+            raise UnavailableError(
+                f"{actor_name(cluster_name, node_id)} was ended, but Ray still has it after {_NAME_TIMEOUT_S:g} s; try "
+                "again"
+            )
+        time.sleep(_POLL_S)
