@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import click
 from rich.console import Console
 
 from benchmarks.harness import Row
-from benchmarks.report import README, print_table, write_json, write_readme
+from benchmarks.report import README, Report, print_table
 
 NAMES = (
     "limits", "batch", "recovery", "client", "commands", "footprint", "quorum", "replication", "scale", "simulator",
@@ -47,20 +48,24 @@ def main(
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()
     console.print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
-    tables: dict[str, list[Row]] = {}
+    report = Report(about, json_path=json_path, readme=README if readme else None)
     for name in names or NAMES:
         options: dict[str, Any] = {"kafka_jars": kafka_jars} if name in ("client", "replication") else {}
         with console.status(f"{name}…"):
-            tables[name] = importlib.import_module(f"benchmarks.{name}").run(quick=quick, **options)
-        print_table(name, tables[name], console)
-    rows = [row for table in tables.values() for row in table]
-    if json_path is not None:
-        write_json(json_path, rows, about)
-    if readme:
-        write_readme(README, tables, about)
-    missed = [row.what for row in rows if row.is_met is False]
+            run = importlib.import_module(f"benchmarks.{name}").run
+            report.take(name, _begun(run, quick=quick, **options))
+        print_table(name, report.tables[name], console)
+        if name in report.failures:
+            console.print(f"{name} ended early: {report.failures[name]!r}", style="red")
+    missed = [row.what for row in report.rows if row.is_met is False]
     if missed:
         console.print(f"below their bar: {', '.join(missed)}")
+    sys.exit(1 if report.failures else 0)
+
+
+def _begun(run: Callable[..., Iterable[Row]], **options: Any) -> Iterator[Row]:
+    """Its rows; the call itself may measure, and fail, before there is one."""
+    yield from run(**options)
 
 
 def _about() -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,14 @@ os._exit(0)
 """
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> Iterator[Row]:
     rounds = 2 if quick else 9
     with local_ray() as directory:
         actor = _noop_actor()
         with running_cluster(directory) as cluster:
-            rows = _topic_list(cluster, rounds)
+            yield from _topic_list(cluster, rounds)
         del actor
-    return [*rows, _help(rounds)]
+    yield _help(rounds)
 
 
 def _noop_actor() -> Any:

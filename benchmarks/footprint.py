@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,18 +12,18 @@ import psutil
 import rayka
 from benchmarks.harness import Row, compare
 from benchmarks.limits import NoopActor, seconds
-from benchmarks.stage import local_ray, running_cluster
+from benchmarks.stage import local_ray, pid_of, running_cluster
 
 NODES = 2  # one controller, one broker
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> Iterator[Row]:
     rounds = 2 if quick else 5
     with local_ray() as directory:
-        started = _starts(directory, rounds)
+        yield _starts(directory, rounds)
         with running_cluster(directory) as cluster:
-            idle = _idle(cluster, seconds_long=3 if quick else 20)
-    return [started, *idle, _help(rounds)]
+            yield from _idle(cluster, seconds_long=3 if quick else 20)
+    yield _help(rounds)
 
 
 def _starts(directory: Path, rounds: int) -> Row:
@@ -47,8 +48,7 @@ def _bare_start_s() -> float:
 
 
 def _idle(cluster: rayka.Cluster, *, seconds_long: float) -> list[Row]:
-    broker = next(node for node in cluster.describe().nodes if "broker" in node.roles)
-    process, bare = psutil.Process(broker.pid), NoopActor()
+    process, bare = psutil.Process(pid_of(cluster)), NoopActor()
     rss = Row(
         what="RSS of an idle broker",
         settings="no topics",

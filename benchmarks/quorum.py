@@ -10,7 +10,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
@@ -20,7 +20,7 @@ import rayka
 from benchmarks import image
 from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import NoopActor, seconds
-from benchmarks.stage import local_ray, running_cluster
+from benchmarks.stage import local_ray, pid_of, running_cluster
 from rayka.actors import launch
 from rayka.client import io_thread
 from rayka.errors import ApiError, ErrorCode
@@ -38,19 +38,19 @@ _IDLE_S = 0.02  # until the replicas have also heard that it is committed
 _numbers = count()
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> Iterator[Row]:
     rounds = 2 if quick else 5
     with local_ray() as directory:
         machine = _Machine(directory)
         with running_cluster(directory) as cluster:
-            rows = [_commits(cluster, machine, rounds, voters=1), _thousand_partitions(cluster, rounds)]
+            yield _commits(cluster, machine, rounds, voters=1)
+            yield _thousand_partitions(cluster, rounds)
         with running_cluster(directory, controllers=3) as cluster:
-            rows.append(_commits(cluster, machine, rounds, voters=3))
-            rows.append(_failover(cluster, rounds))
-            rows.append(_handover(cluster, machine, rounds))
+            yield _commits(cluster, machine, rounds, voters=3)
+            yield _failover(cluster, rounds)
+            yield _handover(cluster, machine, rounds)
         machine.close()
-        rows += image.rows(directory, rounds)
-    return rows
+        yield from image.rows(directory, rounds)
 
 
 class _Machine:
@@ -140,7 +140,7 @@ def _thousand_partitions(cluster: rayka.Cluster, rounds: int) -> Row:
 
 def _failover(cluster: rayka.Cluster, rounds: int) -> Row:
     def killing(node_id: int) -> Callable[[], object]:
-        pid = next(each.pid for each in cluster.describe().nodes if each.node_id == node_id)
+        pid = pid_of(cluster, node_id=node_id)
         return lambda: os.kill(pid, signal.SIGKILL)
 
     taken = [_seconds_without_controller(cluster, killing, lambda _: None) for _ in range(rounds)]

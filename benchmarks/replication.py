@@ -25,7 +25,7 @@ from benchmarks.gaps import Acknowledgements, Seen, Shares, acknowledgements_aro
 from benchmarks.harness import Bar, Row, amount
 from benchmarks.kafka import Kafka, running_kafka
 from benchmarks.limits import NoopActor, payloads, seconds
-from benchmarks.stage import local_ray, running_cluster
+from benchmarks.stage import local_ray, pid_of, running_cluster
 from rayka.actors import launch
 from rayka.client import io_thread
 from rayka.errors import ApiError
@@ -43,7 +43,7 @@ _numbers = count()
 _Act = Callable[[], object]
 
 
-def run(*, quick: bool = False, kafka_jars: Path | None = None) -> list[Row]:
+def run(*, quick: bool = False, kafka_jars: Path | None = None) -> Iterator[Row]:
     with (
         local_ray() as directory,
         running_cluster(directory, brokers=BROKERS) as cluster,
@@ -54,7 +54,7 @@ def run(*, quick: bool = False, kafka_jars: Path | None = None) -> list[Row]:
             kafka = stack.enter_context(running_kafka(kafka_jars, directory / "kafka", brokers=BROKERS))
         noop = NoopActor()
         stack.callback(noop.close)
-        return list(_Replication(cluster, noop, kafka, quick=quick).rows())
+        yield from _Replication(cluster, noop, kafka, quick=quick).rows()
 
 
 class _Replication:
@@ -270,14 +270,14 @@ class _Replication:
         raise RuntimeError(f"{topic} has not got all its replicas in sync: {partition}")
 
     def _pid(self, node_id: int) -> int:
-        return next(each.pid for each in self._cluster.describe().nodes if each.node_id == node_id)
+        return pid_of(self._cluster, node_id=node_id)
 
     # ---- Many partitions ----
 
     def _many_partitions(self) -> Iterator[Row]:
         topic = self._topic(self._many)
         brokers = [each for each in self._cluster.describe().nodes if "broker" in each.roles]
-        processes = [psutil.Process(each.pid) for each in brokers]
+        processes = [psutil.Process(self._pid(each.node_id)) for each in brokers]
         time.sleep(2 if self._is_quick else 10)  # until what the creation caused is over
         for each in processes:
             each.cpu_percent()

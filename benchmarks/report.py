@@ -15,6 +15,45 @@ README = Path(__file__).with_name("README.md")
 _BEGIN, _END = "<!-- last run -->", "<!-- end of last run -->"
 
 
+class Report:
+    """The rows of a run, written again with each row that comes: a run that ends early keeps what it has measured.
+
+    A benchmark that fails keeps its rows too, and the others go on.
+    """
+
+    def __init__(self, about: Mapping[str, Any], *, json_path: Path | None, readme: Path | None) -> None:
+        self._about = about
+        self._json_path = json_path
+        self._readme = readme
+        self.tables: dict[str, list[Row]] = {}
+        self.failures: dict[str, Exception] = {}
+
+    def __repr__(self) -> str:
+        return f"<Report { {name: len(rows) for name, rows in self.tables.items()} } failed={list(self.failures)}>"
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for table in self.tables.values() for row in table]
+
+    def take(self, name: str, rows: Iterable[Row]) -> None:
+        """Runs one benchmark."""
+        self.tables[name] = []
+        try:
+            for row in rows:
+                self.tables[name].append(row)
+                self._write()
+        except Exception as error:
+            self.failures[name] = error
+
+    def _write(self) -> None:
+        if self._json_path is not None:
+            write_json(self._json_path, self.rows, self._about)
+        if self._readme is not None:
+            write_readme(
+                self._readme, {name: rows for name, rows in self.tables.items() if rows}, self._about
+            )
+
+
 def print_table(title: str, rows: Sequence[Row], console: Console) -> None:
     table = Table(title=title, title_justify="left", title_style="bold")
     for name in ("what", "settings"):

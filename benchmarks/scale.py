@@ -1,7 +1,8 @@
-"""What many partitions cost a client: keyed `send`, the memory of small batches, an idle consumer.
+"""What many partitions cost a client (keyed `send`, the memory of small batches, an idle consumer), and what they cost
+brokers and controllers (`scale_nodes`).
 
-One controller, one broker, real Ray; clients and nodes share the machine. Each figure stands beside the same figure
-with ten partitions, taken in turn with it. `PARTS` lists the functions that make the rows.
+Of a client: one controller, one broker, real Ray; clients and nodes share the machine. Each figure stands beside the
+same figure with ten partitions, taken in turn with it. `PARTS` lists the functions that make the rows.
 """
 
 import os
@@ -13,9 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import rayka
+from benchmarks import scale_nodes
 from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import payloads
-from benchmarks.stage import cpu_seconds, local_ray, running_cluster
+from benchmarks.stage import cpu_seconds, local_ray, pid_of, running_cluster
 from rayka.client.accumulator import Accumulator, Limits, Moment
 from rayka.config import ProducerConfig
 
@@ -35,7 +37,7 @@ class Stage:
 
     @property
     def broker_pid(self) -> int:
-        return next(node.pid for node in self.cluster.describe().nodes if "broker" in node.roles)
+        return pid_of(self.cluster)
 
     def topic(self, partitions: int) -> str:
         name = f"scale-{partitions}"
@@ -45,10 +47,13 @@ class Stage:
         return name
 
 
-def run(*, quick: bool = False) -> list[Row]:
-    with local_ray() as directory, running_cluster(directory) as cluster:
-        stage = Stage(cluster, quick)
-        return [row for part in PARTS for row in part(stage)]
+def run(*, quick: bool = False) -> Iterator[Row]:
+    with local_ray() as directory:
+        with running_cluster(directory) as cluster:
+            stage = Stage(cluster, quick)
+            for part in PARTS:
+                yield from part(stage)
+        yield from scale_nodes.rows(directory, quick=quick)
 
 
 # ---- Keyed sends ----

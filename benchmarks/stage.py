@@ -4,6 +4,7 @@ import logging
 import shutil
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.produce import ProduceRequest
 
 ResponseT = TypeVar("ResponseT")
+_WAIT_S = 60.0
 
 
 @contextmanager
@@ -50,6 +52,18 @@ def running_cluster(directory: Path, *, controllers: int = 1, brokers: int = 1) 
         yield cluster
 
 
+def pid_of(cluster: rayka.Cluster, role: str = "broker", node_id: int | None = None) -> int:
+    """The process of a node, of any with that role unless one is named; one that is starting is waited for."""
+    deadline = time.monotonic() + _WAIT_S
+    while time.monotonic() < deadline:
+        for each in cluster.describe().nodes:
+            is_it = role in each.roles if node_id is None else each.node_id == node_id
+            if is_it and each.pid is not None:
+                return each.pid
+        time.sleep(0.1)
+    raise RuntimeError(f"no process of {node_id or role} within {_WAIT_S:g} s: {cluster.describe().nodes}")
+
+
 def cpu_seconds(work: Callable[[], object], pids: Mapping[str, int]) -> dict[str, float]:
     """The processor time that each process spends on the work."""
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
@@ -71,7 +85,7 @@ class WatchedCluster:
 
     def __init__(self, cluster: rayka.Cluster, *, is_remote: bool = False) -> None:
         self._cluster = cluster
-        self.broker_pid = next(node.pid for node in cluster.describe().nodes if "broker" in node.roles)
+        self.broker_pid = pid_of(cluster)
         self.is_remote = is_remote
         self.sizes: list[int] = []
         self.in_flight = 0

@@ -1,7 +1,7 @@
 """The harness of the benchmarks: shares, bars, and the texts of a report."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from benchmarks.gaps import Acknowledgements, Seen, Shares
 from benchmarks.harness import Bar, Row, amount, compare
-from benchmarks.report import print_table, write_json, write_readme
+from benchmarks.report import Report, print_table, write_json, write_readme
 
 
 def drifting(*values: float) -> Callable[[], float]:
@@ -78,6 +78,23 @@ def test_a_report_says_what_the_limit_was_and_how_much_of_it_was_reached(tmp_pat
     assert "30 M records/s" in printed.getvalue()
     assert "75%" in printed.getvalue()
     assert "limit: pyarrow" in printed.getvalue()
+
+
+def test_a_run_that_ends_early_keeps_the_rows_that_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    seen = []
+
+    def rows() -> Iterator[Row]:
+        yield Row(what="first", value=1, unit="s")
+        seen.append([each["what"] for each in json.loads(path.read_text())["rows"]])
+        raise RuntimeError("no process")
+
+    report = Report({"machine": "here"}, json_path=path, readme=None)
+    report.take("broken", rows())
+    report.take("next", [Row(what="second", value=2, unit="s")])
+    assert seen == [["first"]]
+    assert [each["what"] for each in json.loads(path.read_text())["rows"]] == ["first", "second"]
+    assert list(report.failures) == ["broken"]
 
 
 def test_the_readme_gets_the_new_tables_and_keeps_those_that_were_not_made_again(tmp_path: Path) -> None:

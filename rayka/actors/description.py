@@ -20,7 +20,7 @@ _TIMEOUT_MS = 2_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescription:
     """One node as it is now. `state` is a NodeState, or `unreachable` when the node does not answer: Ray may be
-    restarting it.
+    restarting it, and `pid` is None.
 
     `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks. Of a
     controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
@@ -31,7 +31,7 @@ class NodeDescription:
     roles: tuple[Role, ...]
     actor_name: str
     state: str
-    pid: int = 0
+    pid: int | None = None
     host: str = ""
     data_dirs: tuple[str, ...] = ()
     partition_count: int = 0

@@ -209,7 +209,14 @@ def print_description(description: "ClusterDescription") -> None:
     click.echo(f"active controller {describe_leader(description)}\n")
     nodes = description.nodes
     rows = [
-        (each.actor_name, each.state, describe_role(each), each.pid, size(each.size_bytes)) for each in nodes
+        (
+            each.actor_name,
+            each.state,
+            describe_role(each),
+            "-" if each.pid is None else each.pid,
+            size(each.size_bytes),
+        )
+        for each in nodes
     ]
     styles = [_STATE_STYLES.get(each.state, Style.NOTE) for each in nodes]
     print_table("Nodes", ("node", "state", "quorum", "pid", "size"), rows, styles)

@@ -32,7 +32,7 @@ class NodeSettings:
     wall_clock_ms: Callable[[], int]
     crash: Callable[[BaseException], None]
     host: str = "localhost"
-    pid: int = 0
+    pid: int | None = None
     rack: str = ""
     steps_per_turn: int = STEPS_PER_TURN
 

@@ -147,7 +147,7 @@ class StatusResponse(Message, frozen=True, array_like=True):
     node_id: int
     roles: tuple[Role, ...]
     state: NodeState
-    pid: int
+    pid: int | None
     host: str
     data_dirs: tuple[str, ...]
     cluster_id: str = ""

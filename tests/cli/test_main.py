@@ -1,5 +1,6 @@
 """The command line without a cluster: help, wrong usage, errors in one line, output for people and for programs."""
 
+import dataclasses
 import json
 import os
 import re
@@ -248,6 +249,16 @@ DESCRIPTION = ClusterDescription(
     partition_count=9000,
     nodes=tuple(NODES),
 )
+
+
+def test_a_node_without_a_process_has_no_pid(capsys: pytest.CaptureFixture[str]) -> None:
+    starting = NodeDescription(
+        node_id=1, roles=(Role.BROKER,), actor_name="rayka/broker-1", state="unreachable"
+    )
+    print_description(dataclasses.replace(DESCRIPTION, nodes=(starting,)))
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("rayka/broker-1 ")]
+    assert line.split()[:3] == ["rayka/broker-1", "unreachable", "-"]
+    assert json.loads(json.dumps(dataclasses.asdict(starting)))["pid"] is None
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

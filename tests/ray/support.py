@@ -25,7 +25,7 @@ def kill(pid: int) -> None:
 def pid_of(cluster: Cluster, node_id: int) -> int:
     """The process that a node, which serves, is now."""
     node = next(each for each in cluster.describe().nodes if each.node_id == node_id)
-    assert node.pid > 0, node
+    assert node.pid is not None, node
     return node.pid
 
 

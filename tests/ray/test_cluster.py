@@ -71,7 +71,8 @@ def test_describe_names_every_node_with_its_actor_process_and_directories(
     assert (controller.node_id, controller.actor_name) == (3001, "shared/controller-3001")
     assert broker.state == controller.state == NodeState.RUNNING
     assert broker.data_dirs[0].endswith("shared/broker-1")
-    assert 0 < broker.pid != controller.pid > 0
+    assert None not in (broker.pid, controller.pid)
+    assert broker.pid != controller.pid
 
 
 def test_a_cluster_that_does_not_run_is_not_found_by_name(ray_address: str) -> None:
