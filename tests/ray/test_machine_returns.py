@@ -10,11 +10,16 @@ from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
 from rayka.cluster import Cluster
-from tests.ray.machines import ON_MACHINES, Machines, homes
+from tests.ray.machines import Machines, homes
 from tests.ray.support import wait_until
 
 pytestmark = pytest.mark.ray
 PARTITIONS = 4
+# A machine has room for one broker: both see the disk that is back, and the survivor might get the lost broker, too.
+ONE_BROKER_EACH = {
+    "broker": {"resources": {"machine": 0.6}},
+    "controller": {"resources": {"machine": 0.01}},
+}
 CONFIG = {
     "default.replication.factor": 2,
     "broker.session.timeout.ms": 3_000,
@@ -37,7 +42,7 @@ def test_a_machine_that_comes_back_leads_again_and_no_send_is_refused(
         "name": "returning",
         "brokers": 2,
         "data_dir": str(tmp_path),
-        "resources": ON_MACHINES,
+        "resources": ONE_BROKER_EACH,
         "config": CONFIG,
     }
     with (
