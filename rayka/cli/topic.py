@@ -267,6 +267,8 @@ def _state(partition: "PartitionDescription") -> str:
         "offline" * partition.is_offline,
         "under-replicated" * partition.is_under_replicated,
         f"reassigning {' '.join(moves)}" if moves else "",
+        f"disk full on {ids(partition.full_replicas)}" if partition.full_replicas else "",
+        f"disk failed on {ids(partition.offline_replicas)}" if partition.offline_replicas else "",
     ]
     return ", ".join(each for each in states if each)
 

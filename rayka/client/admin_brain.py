@@ -102,8 +102,8 @@ class AsyncAdmin:
         topics = (await self._metadata.describe(names, self.timeout_ms)).topics
         for each in topics:
             await self._check_known(each)
-        lags = await self.partitions.lags(topics, self.timeout_ms)
-        return [TopicDescription.of(each, lags) for each in topics]
+        looks = await self.partitions.look_at_replicas(topics, self.timeout_ms)
+        return [TopicDescription.of(each, looks) for each in topics]
 
     async def describe_cluster(self) -> ClusterSummary:
         response = await self._metadata.describe(None, self.timeout_ms)

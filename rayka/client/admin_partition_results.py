@@ -97,13 +97,16 @@ class ReplicaLogInfo:
 
 @dataclass(frozen=True)
 class LogDir:
-    """One data directory of a broker and the replicas in it. `error` is empty while the disk works."""
+    """One data directory of a broker and the replicas in it. `error` is empty while the disk works and has room; a full
+    one is still read, and goes on by itself when there is room.
+    """
 
     path: str
     directory_id: UUID
     error: str
     free_bytes: int
     replicas: tuple[ReplicaLogInfo, ...]
+    is_full: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -113,7 +116,14 @@ class LogDir:
     @classmethod
     def of(cls, described: LogDirDescription) -> Self:
         replicas = tuple(ReplicaLogInfo.of(each) for each in described.replicas)
-        return cls(described.path, described.directory_id, described.error, described.free_bytes, replicas)
+        return cls(
+            described.path,
+            described.directory_id,
+            described.error,
+            described.free_bytes,
+            replicas,
+            described.is_full,
+        )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ B46, G11).
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from uuid import UUID
 
 from rayka.client.admin_partition_results import (
@@ -15,8 +14,9 @@ from rayka.client.admin_partition_results import (
     ElectionOutcome,
     LogDir,
     PartitionReassignment,
+    ReplicaLogInfo,
 )
-from rayka.client.admin_results import Lags
+from rayka.client.admin_results import Looks, ReplicaLook
 from rayka.client.metadata import ClusterMetadata, no_such_topic
 from rayka.client.offset_lookup import check_partition
 from rayka.client.refusal import refusal
@@ -29,7 +29,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, TopicPartition, node_name
 from rayka.ports import Network
-from rayka.protocol.cluster import MetadataTopic
+from rayka.protocol.cluster import MetadataPartition, MetadataTopic
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     DeleteRecordsPartition,
@@ -43,6 +43,7 @@ from rayka.protocol.partition_admin import (
 )
 
 Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
+_Held = Mapping[tuple[UUID, int, int], tuple[LogDir, ReplicaLogInfo]]  # by topic id, partition and broker
 _NODE_TIMEOUT_MS = 3_000  # one that hangs must not hold up what the others say
 
 
@@ -121,8 +122,10 @@ class AsyncPartitionAdmin:
         asked = registered if broker_ids is None else broker_ids
         return await self._ask_log_dirs(asked, topics, timeout_ms)
 
-    async def lags(self, topics: Sequence[MetadataTopic], timeout_ms: int) -> Lags:
-        """How far each replica is behind its leader's log end; None for one that is not known (see the results)."""
+    async def look_at_replicas(self, topics: Sequence[MetadataTopic], timeout_ms: int) -> Looks:
+        """How far each replica is behind its leader's log end, None for one that is not known (see the results), and
+        which of them are on a disk that is full or has failed.
+        """
         holders = {
             broker_id: None
             for topic in topics
@@ -130,19 +133,17 @@ class AsyncPartitionAdmin:
             for broker_id in partition.replicas
         }
         names = tuple(each.name for each in topics)
-        ends: dict[tuple[UUID, int, int], int] = {}
-        for answer in await self._ask_log_dirs(tuple(holders), names, timeout_ms):
-            for directory in answer.directories:
-                for log in directory.replicas:
-                    ends[log.topic_id, log.partition, answer.broker_id] = log.log_end_offset
-        found: dict[TopicPartition, tuple[int | None, ...]] = {}
-        for topic in topics:
-            for partition in topic.partitions:
-                of_broker = partial(_end_offset, ends, topic.topic_id, partition.partition)
-                leader_end = of_broker(partition.leader_id)
-                lags = tuple(_lag(leader_end, of_broker(each)) for each in partition.replicas)
-                found[TopicPartition(topic.name, partition.partition)] = lags
-        return found
+        held = {
+            (log.topic_id, log.partition, answer.broker_id): (directory, log)
+            for answer in await self._ask_log_dirs(tuple(holders), names, timeout_ms)
+            for directory in answer.directories
+            for log in directory.replicas
+        }
+        return {
+            TopicPartition(topic.name, partition.partition): _look(held, topic.topic_id, partition)
+            for topic in topics
+            for partition in topic.partitions
+        }
 
     async def _ask_log_dirs(
         self, broker_ids: Sequence[int], topics: tuple[str, ...] | None, timeout_ms: int
@@ -239,10 +240,18 @@ def check_broker(broker_id: int, cluster_name: str, registered: Sequence[int]) -
         raise BrokerIdNotRegistered(f"cluster {cluster_name!r} has no broker {broker_id}; it has {known}")
 
 
-def _end_offset(
-    ends: Mapping[tuple[UUID, int, int], int], topic_id: UUID, partition: int, broker_id: int
-) -> int | None:
-    return ends.get((topic_id, partition, broker_id))
+def _look(held: _Held, topic_id: UUID, partition: MetadataPartition) -> ReplicaLook:
+    found = [held.get((topic_id, partition.partition, each)) for each in partition.replicas]
+    ends = [None if each is None else each[1].log_end_offset for each in found]
+    leader_end = dict(zip(partition.replicas, ends, strict=True)).get(partition.leader_id)
+    known = [(each, look[0]) for each, look in zip(partition.replicas, found, strict=True) if look]
+    return ReplicaLook(
+        lags=tuple(_lag(leader_end, each) for each in ends),
+        full_replicas=tuple(each for each, directory in known if directory.is_full),
+        offline_replicas=tuple(
+            each for each, directory in known if directory.error and not directory.is_full
+        ),
+    )
 
 
 def _lag(leader_end: int | None, replica_end: int | None) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
@@ -11,7 +11,16 @@ from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataRe
 from rayka.protocol.quorum import DescribeQuorumResponse, QuorumReplica
 from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
 
-Lags = Mapping[TopicPartition, tuple[int | None, ...]]
+
+class ReplicaLook(NamedTuple):
+    """What brokers say of the replicas of one partition, as `PartitionDescription` has it."""
+
+    lags: tuple[int | None, ...]
+    full_replicas: tuple[int, ...] = ()
+    offline_replicas: tuple[int, ...] = ()
+
+
+Looks = Mapping[TopicPartition, ReplicaLook]
 
 
 @dataclass(frozen=True)
@@ -21,7 +30,8 @@ class PartitionDescription:
     the adding and the removing ones too.
 
     `lags`: how many records each of `replicas` is behind the leader's log end; None where that is not known, because
-    the broker or the leader did not answer, or was not asked.
+    the broker or the leader did not answer, or was not asked. `full_replicas`: those on a full disk, which are read and
+    take no records until there is room; `offline_replicas`: those whose disk has failed.
     """
 
     partition: int
@@ -33,6 +43,8 @@ class PartitionDescription:
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
     lags: tuple[int | None, ...] = field(default=(), compare=False)  # they differ from one look to the next
+    full_replicas: tuple[int, ...] = field(default=(), compare=False)
+    offline_replicas: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def is_under_replicated(self) -> bool:
@@ -49,7 +61,8 @@ class PartitionDescription:
         return {**asdict(self), "is_under_replicated": self.is_under_replicated}
 
     @classmethod
-    def of(cls, partition: MetadataPartition, lags: tuple[int | None, ...] | None = None) -> Self:
+    def of(cls, partition: MetadataPartition, look: ReplicaLook | None = None) -> Self:
+        look = look or ReplicaLook((None,) * len(partition.replicas))
         return cls(
             partition=partition.partition,
             leader_id=partition.leader_id,
@@ -59,7 +72,9 @@ class PartitionDescription:
             eligible_leader_replicas=partition.eligible_leader_replicas,
             adding_replicas=partition.adding_replicas,
             removing_replicas=partition.removing_replicas,
-            lags=(None,) * len(partition.replicas) if lags is None else lags,
+            lags=look.lags,
+            full_replicas=look.full_replicas,
+            offline_replicas=look.offline_replicas,
         )
 
 
@@ -108,8 +123,8 @@ class TopicDescription:
         return ", ".join(differences)
 
     @classmethod
-    def of(cls, topic: MetadataTopic, lags: Lags | None = None) -> Self:
-        known = lags or {}
+    def of(cls, topic: MetadataTopic, looks: Looks | None = None) -> Self:
+        known = looks or {}
         partitions = tuple(
             PartitionDescription.of(each, known.get(TopicPartition(topic.name, each.partition)))
             for each in topic.partitions

@@ -129,12 +129,13 @@ def _is_caught_up(broker: BrokerImage, request: HeartbeatRequest) -> bool:
 
 
 def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tuple[UUID, ...]:
-    """One that failed stays so until another process tries it: a heartbeat from before may come late. What is not the
-    broker's own is not for it to say.
+    """One that failed stays so until the broker says that it recovered, or another process tries it: a heartbeat from
+    before it failed may come late. What is not the broker's own is not for it to say.
     """
     own = [each.directory_id for each in broker.registration.directories]
     failed = [each for each in request.offline_directory_ids if each in own]
-    return tuple(dict.fromkeys((*broker.offline_directories, *failed)))
+    known = dict.fromkeys((*broker.offline_directories, *failed))
+    return tuple(each for each in known if each not in request.recovered_directory_ids)
 
 
 def _changed(

@@ -55,7 +55,7 @@ def storage_error(action: str, path: str, number: int | None) -> StorageError:
     """The StorageError for a failed call on a path, by its errno."""
     cause = os.strerror(number) if number is not None else "unknown error"
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"cannot {action} {path}: disk full ({cause}); free some space and restart the node")
+        return DiskFull(f"cannot {action} {path}: disk full ({cause}); free some space")
     return StorageError(f"cannot {action} {path}: {cause}")
 
 

@@ -18,7 +18,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog, InvariantBroken, OffsetNotAvailable, OffsetOutOfRange, StorageError
+from rayka.errors import (
+    DamagedLog,
+    DiskFull,
+    InvariantBroken,
+    OffsetNotAvailable,
+    OffsetOutOfRange,
+    StorageError,
+)
 from rayka.ids import NO_OFFSET, OffsetAndEpoch
 from rayka.log.appending import (
     Appender,
@@ -283,7 +290,8 @@ class Log:
     def _changing(self) -> Iterator[None]:
         """A change of the log: after one that failed half way, there is no other."""
         if self._failure is not None:
-            raise StorageError(f"{self.name} takes no appends until its node restarts: {self._failure}")
+            until = "there is room" if isinstance(self._failure, DiskFull) else "its node restarts"
+            raise type(self._failure)(f"{self.name} takes no appends until {until}: {self._failure}")
         try:
             yield
         except StorageError as error:

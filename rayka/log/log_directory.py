@@ -8,9 +8,9 @@ lost nothing (design §4); its logs are still scanned, because it may have died 
 only their tails can be torn.
 
 Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
-retried, and no later start takes it for clean. Kafka: `LogManager`, `MetaPropertiesEnsemble`,
-`CleanShutdownFileHandler`. Left out: several directories in one object, future logs, the cleaner's
-checkpoint.
+retried, and no later start takes it for clean; one that is full is read, and goes on when there is room.
+Kafka: `LogManager`, `MetaPropertiesEnsemble`, `CleanShutdownFileHandler`. Left out: several directories in one
+object, future logs, the cleaner's checkpoint.
 """
 
 import asyncio
@@ -54,6 +54,8 @@ from rayka.ports import Disk, Lock
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
 BOOT_FILE = ".rayka_boot"
+_PROBE_FILE = ".rayka_room"
+_PROBE_BYTES = 1 << 20
 _DELETED_SUFFIX = "-delete"
 _STRAY_SUFFIX = "-stray"
 _DELETED_TOPIC_CHARACTERS = (
@@ -81,6 +83,9 @@ class LogDirectory:
         self._checkpointing = asyncio.Lock()  # two at once would rename each other's files away
         self.path = path
         self.failure: StorageError | None = None
+        self.full: DiskFull | None = None  # what met no room, until there is some
+        self.gives_way = False  # full, and others should lead what is here
+        self.has_recovered = False  # it gave way, and there is room again
         self.logs: dict[TopicPartition, Log] = {}
         self.deleted: list[
             str
@@ -170,10 +175,17 @@ class LogDirectory:
             self._write_boot({**self._boot, "version": 0, "recoveredBootId": self._boot_id})
 
     def _write_boot(self, content: dict[str, Any]) -> None:
-        """Not after a failure: then the file has nothing more to say."""
-        if self.failure is None and content != self._boot:
-            self._boot = content
+        """Not after a failure: then the file has nothing more to say. On a full disk it stays what it was: the next
+        process knows less then, and takes logs for torn, or the broker for one that lost something.
+        """
+        if self.failure is not None or content == self._boot:
+            return
+        try:
             self._disk.write(self._file(BOOT_FILE), json.dumps(content).encode())
+        except DiskFull as error:
+            self.on_full(error)
+        else:
+            self._boot = content
 
     def _read_json(self, name: str) -> dict[str, Any] | None:
         """The object in a small file; None when it is missing or torn."""
@@ -253,13 +265,35 @@ class LogDirectory:
         """
         if topic_partition in self.logs:
             raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")
-        found_id = self._topic_id(topic_partition)
+        tearing = self._tearing(self._log_path(topic_partition), is_always_synced)
+        return self._open_log(topic_partition, topic_id, config, tearing, now_ms)
+
+    def reopen_log(
+        self, topic_partition: TopicPartition, topic_id: UUID, config: TopicConfig, *, now_ms: int
+    ) -> Log:
+        """The log anew, after a change of it ended half way on a full disk: recovered as after the end of a process.
+        Raises as `open_log`; then the log is what it was.
+        """
+        log = self.logs.pop(topic_partition)
+        self._recovery_points[topic_partition] = log.flushed_offset
+        self._log_start_offsets[topic_partition] = log.log_start_offset
+        try:
+            return self._open_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms)
+        except StorageError:
+            self.logs[topic_partition] = log
+            raise
+
+    def _open_log(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID,
+        config: TopicConfig,
+        tearing: Tearing,
+        now_ms: int,
+    ) -> Log:
+        found_id, path = self._topic_id(topic_partition), self._log_path(topic_partition)
         if found_id not in (None, topic_id):
-            raise InconsistentTopicId(
-                f"{self._log_path(topic_partition)} is of topic {found_id}, expected {topic_id}"
-            )
-        path = self._log_path(topic_partition)
-        tearing = self._tearing(path, is_always_synced)
+            raise InconsistentTopicId(f"{path} is of topic {found_id}, expected {topic_id}")
         self._check_has_files(topic_partition, tearing)
         new_files = {}
         if found_id is None:
@@ -309,12 +343,7 @@ class LogDirectory:
 
     def _on_recovered(self, path: str) -> None:
         self._unrecovered.discard(path)
-        try:
-            self._maybe_record_recovery()
-        except DiskFull as error:
-            _logger.warning(
-                "%s: %s; after the next kill its logs count as torn by a power cut", self.path, error
-            )
+        self._maybe_record_recovery()
 
     async def forget(self, topic_partitions: Sequence[TopicPartition]) -> None:
         """Takes these out of the checkpoints, durably, because their logs are about to be deleted or set aside: what is
@@ -436,7 +465,8 @@ class LogDirectory:
         }
         try:
             await replace_durably(self._disk, contents)
-        except DiskFull:
+        except DiskFull as error:
+            self.on_full(error)
             raise  # the old files are whole, and what they say is still true
         except StorageError as error:
             self.go_offline(error)
@@ -444,6 +474,31 @@ class LogDirectory:
         self._saved_recovery_points = saved
         for topic_partition, log in self.logs.items():
             log.on_recovery_point_saved(saved.get(topic_partition, 0))
+
+    def on_full(self, error: DiskFull, *, gives_way: bool = False) -> None:
+        """There was no room for something. What is here is still read; with `gives_way` others should lead it."""
+        if self.full is None:
+            _logger.error("%s is full: %s", self.path, error)
+        self.full = self.full or error
+        self.gives_way = self.gives_way or gives_way
+
+    def on_room(self) -> None:
+        """There is room again."""
+        _logger.info("%s: there is room again", self.path)
+        self.has_recovered = self.has_recovered or self.gives_way
+        self.full, self.gives_way = None, False
+
+    def has_room(self) -> bool:
+        """Whether a file of 1 MiB can be written, whatever the file system says: a quota may allow less.
+        Raises StorageError when the disk fails.
+        """
+        path = self._file(_PROBE_FILE)
+        try:
+            self._disk.write(path, bytes(_PROBE_BYTES))
+            self._disk.unlink(path)
+        except DiskFull:
+            return False
+        return True
 
     def go_offline(self, error: StorageError) -> None:
         """The disk failed: what it holds is not what was written to it, so no later start may take it for that.

@@ -146,6 +146,7 @@ class BrokerLifecycle:
             want_fence=self._wants_fence,
             want_shut_down=self._wants_shut_down,
             offline_directory_ids=self._directories.offline_ids(),
+            recovered_directory_ids=self._directories.recovered_ids(),
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:

@@ -211,6 +211,8 @@ class BrokerNode:
             detail="; ".join(parts.replicas.problems()) if parts else "",
             partition_count=len(partitions),
             size_bytes=sum(each.log.size_bytes for each in partitions),
+            offline_data_dirs=parts.directories.offline_paths() if parts else (),
+            full_data_dirs=parts.directories.full_paths() if parts else (),
         )
 
     def _serving(self) -> _Parts:

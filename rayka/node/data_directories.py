@@ -81,8 +81,23 @@ class DataDirectories:
         return tuple(protocol.LogDirectory(each.directory_id, each.path) for each in self.all)
 
     def offline_ids(self) -> tuple[UUID, ...]:
-        """The directories whose disk has failed."""
-        return tuple(each.directory_id for each in self.all if each.failure is not None)
+        """The directories whose disk has failed, or is full while others can lead what is there."""
+        return tuple(each.directory_id for each in self.all if each.failure is not None or each.gives_way)
+
+    def recovered_ids(self) -> tuple[UUID, ...]:
+        """Those that were full, and are not any more."""
+        offline = self.offline_ids()
+        return tuple(
+            each.directory_id for each in self.all if each.has_recovered and each.directory_id not in offline
+        )
+
+    def offline_paths(self) -> tuple[str, ...]:
+        """Where the disk has failed."""
+        return tuple(each.path for each in self.all if each.failure is not None)
+
+    def full_paths(self) -> tuple[str, ...]:
+        """Where there is no room."""
+        return tuple(each.path for each in self.all if each.full is not None and each.failure is None)
 
     # ---- Registration and end --------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.node.data_directories import DataDirectories
 from rayka.node.deleted_logs import DeletedLogs
+from rayka.node.replica import Replica
 
 Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
 _logger = logging.getLogger(__name__)
@@ -86,6 +87,14 @@ class LocalLogs:
         if kept is not None:
             _logger.warning("%s: the damaged log is kept in %s", topic_partition, kept)
         return directory, directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
+
+    def reopen(self, replica: Replica, now_ms: int) -> None:
+        """The replica goes on with what is in its log's files. Raises StorageError."""
+        partition = replica.partition
+        log = replica.directory.reopen_log(
+            partition.topic_partition, partition.topic_id, partition.config, now_ms=now_ms
+        )
+        partition.on_log_reopened(log, now_ms)
 
     # ---- Going -----------------------------------------------------------------------------------------
 

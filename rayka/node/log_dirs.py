@@ -43,17 +43,20 @@ class DescribeLogDirsHandler:
 
     def _describe(self, directory: LogDirectory, replicas: list[Replica]) -> LogDirDescription:
         failure, free_bytes = directory.failure, 0
+        is_full = failure is None and directory.full is not None
         if failure is None:
             try:
                 free_bytes = self._disk.free_bytes(directory.path)
             except StorageError as error:
                 failure = error
+        failure = failure or directory.full
         return LogDirDescription(
             directory.path,
             directory.directory_id,
             error="" if failure is None else str(failure),
             free_bytes=free_bytes,
             replicas=tuple(_replica_log(each) for each in replicas if each.directory is directory),
+            is_full=is_full,
         )
 
 

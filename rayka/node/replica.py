@@ -6,7 +6,7 @@ A replica that has no log here, because its disk could not give it one, is `Unus
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.errors import StorageError
+from rayka.errors import DiskFull, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log_directory import LogDirectory
 from rayka.node.flusher import Flusher
@@ -31,6 +31,10 @@ class Unusable(NamedTuple):
     topic_partition: TopicPartition
     directory: LogDirectory | None
     error: StorageError
+
+    def is_for_want_of_room(self, directory: LogDirectory) -> bool:
+        """Whether it is because that directory was full."""
+        return self.directory is directory and isinstance(self.error, DiskFull)
 
 
 def key_of(partition: Partition) -> PartitionKey:

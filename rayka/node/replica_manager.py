@@ -2,7 +2,8 @@
 
 Invariants: a partition is hosted in one directory; what is on disk and not in the metadata is set aside, never served;
 a delta is applied deletions first, then leaders, then followers (H10), and the epochs that begin are durable before it
-is visible; when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until the node restarts, and the others go on.
+is visible; when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until the node restarts, and the others go on;
+when it is full they are read, and go on when there is room.
 Kafka: `ReplicaManager`. Left out: moving a partition between directories.
 """
 
@@ -15,13 +16,14 @@ from rayka.errors import (
     ApiError,
     DamagedLog,
     DiskFull,
+    InvariantBroken,
     KafkaStorageError,
     NotLeaderOrFollower,
     StorageError,
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from rayka.ids import TopicIdPartition, TopicPartition, node_name
+from rayka.ids import NO_EPOCH, TopicIdPartition, TopicPartition, node_name
 from rayka.log.disk import LocalDisk
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.log_directory import LogDirectory
@@ -35,6 +37,7 @@ from rayka.node.deleted_logs import DeletedLogs
 from rayka.node.fetchers import ReplicaFetchers
 from rayka.node.flusher import Flusher
 from rayka.node.follower_results import Shared
+from rayka.node.full_directories import FullDirectories
 from rayka.node.isr_changes import IsrChanges
 from rayka.node.local_logs import LocalLogs
 from rayka.node.parked import Parked
@@ -75,10 +78,13 @@ class ReplicaManager:
         self._flushers = {each: self._flusher_of(each) for each in directories.all}
         self._image: MetadataImage | None = None
         self.parked: Parked[PartitionKey] = Parked()
-        self.on_offline = asyncio.Event()
+        self.on_offline = asyncio.Event()  # a directory is, or is not any more
+        self._changing = asyncio.Lock()
         for directory, flusher in self._flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
         tasks.start("remove deleted logs", deleted.run())
+        full = FullDirectories(settings.disk, directories, self._on_directory_failed)
+        tasks.start("look for room", full.run(self._on_room))
         tasks.start("checkpoint", self._checkpoints.run(directories.all, settings.config))
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
@@ -132,13 +138,18 @@ class ReplicaManager:
         """Why something is not usable here, or cannot be copied, one line each."""
         offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
         failed = [str(each.log.failure) for each in self.partitions if each.log.failure and not each.failure]
+        full = [str(each.full) for each in self._directories.all if each.full and not each.failure]
         unusable = [str(each.error) for each in self._unusable.values()]
-        return list(dict.fromkeys([*offline, *failed, *unusable, *self._fetchers.problems()]))
+        return list(dict.fromkeys([*offline, *full, *failed, *unusable, *self._fetchers.problems()]))
 
     # ---- Metadata --------------------------------------------------------------------------------------
 
     async def apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Makes this broker's partitions what the new image says (H10)."""
+        async with self._changing:
+            await self._apply(delta, image)
+
+    async def _apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
         is_first, self._image = self._image is None, image
         changed = [
             (each, state)
@@ -151,6 +162,9 @@ class ReplicaManager:
             await self._logs.tidy(image, self._settings.config.log_segment_delete_delay_ms)
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
+        await self._on_updated(updated, new_leaders)
+
+    async def _on_updated(self, updated: Sequence[Replica], new_leaders: Sequence[Replica]) -> None:
         for begin in range(0, len(updated), ITEMS_PER_TURN):
             self._fetchers.assign(updated[begin : begin + ITEMS_PER_TURN])
             await asyncio.sleep(0)
@@ -216,7 +230,13 @@ class ReplicaManager:
                 self._unusable.pop(key, None)
             replica.partition.update_state(state, now_ms=_now_ms())
         except StorageError as error:
-            self._on_unusable(key, topic_partition, state, error)
+            replica = self._replicas.get(key)
+            if replica is not None and isinstance(replica.partition.log.failure, DiskFull):
+                replica.flusher.forget(replica.partition)
+                self.on_storage_error(replica, error)
+                self._wake(replica.partition)
+            else:
+                self._on_unusable(key, topic_partition, state, error)
             return None
         return replica
 
@@ -254,10 +274,12 @@ class ReplicaManager:
         replica = self._drop(key)
         self._fetchers.remove([key])
         self.parked.wake(key)
-        cause = error if replica is None else replica.partition.log.failure or error
+        cause = error
+        if replica is not None and not isinstance(error, DamagedLog):
+            cause = replica.partition.log.failure or error
         is_replaceable = state.leader_id == self._settings.node_id and len(state.isr) > 1
-        if directory is not None and _takes_all_along(cause, is_replaceable=is_replaceable):
-            self._on_directory_failed(directory, error)
+        if directory is not None:
+            self._on_failed(directory, cause, error, is_replaceable=is_replaceable)
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """What was written of a topic, or of this broker, counts from the next request on."""
@@ -334,11 +356,23 @@ class ReplicaManager:
         partition = replica.partition
         failure = partition.log.failure
         is_replaceable = failure is not None and partition.is_leader and len(partition.isr) > 1
-        if _takes_all_along(failure or error, is_replaceable=is_replaceable):
-            self._on_directory_failed(replica.directory, error)
-        elif failure is not None:
-            self._fetchers.remove([key_of(replica.partition)])
-        return KafkaStorageError(f"{replica.partition.topic_partition}: {error}")
+        if failure is not None:
+            self._fetchers.remove([key_of(partition)])
+        self._on_failed(replica.directory, failure or error, error, is_replaceable=is_replaceable)
+        return KafkaStorageError(f"{partition.topic_partition}: {error}")
+
+    def _on_failed(
+        self, directory: LogDirectory, cause: StorageError, error: StorageError, *, is_replaceable: bool
+    ) -> None:
+        """What one log met counts for its whole directory, but for damage, which says nothing about others. A full disk
+        still reads; where others are in sync they lead instead, until there is room.
+        """
+        if isinstance(cause, DiskFull):
+            directory.on_full(cause, gives_way=is_replaceable)
+            if is_replaceable:
+                self.on_offline.set()
+        elif not isinstance(cause, DamagedLog):
+            self._on_directory_failed(directory, error)
 
     def _flusher_of(self, directory: LogDirectory) -> Flusher:
         def on_failed(error: StorageError) -> None:
@@ -353,6 +387,57 @@ class ReplicaManager:
             self._fetchers.on_synced(partition)
             self._wake(partition)
 
+    async def _on_room(self, directory: LogDirectory) -> None:
+        """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files."""
+        async with self._changing:
+            image = self._image
+            directory.on_room()
+            if self._directories.broker_epoch != NO_EPOCH:
+                directory.record_broker_epoch(self._directories.broker_epoch)
+            self.on_offline.set()
+            if image is None:
+                return
+            reopened = [each for each in self._stopped_in(directory) if await self._reopen(each, image)]
+            local = self._closed_in(directory, image)
+            for each, _ in local:
+                del self._unusable[each.topic_id, each.partition]
+            updated, new_leaders = await self._update_all(local, image)
+            leading = [each for each in reopened if each.partition.is_leader]
+            await self._on_updated([*reopened, *updated], [*leading, *new_leaders])
+
+    def _stopped_in(self, directory: LogDirectory) -> list[Replica]:
+        """Those whose log met the full disk in the middle of a change."""
+        return [
+            each
+            for each in self._replicas.values()
+            if each.directory is directory and isinstance(each.partition.log.failure, DiskFull)
+        ]
+
+    def _closed_in(self, directory: LogDirectory, image: MetadataImage) -> list[_Local]:
+        """Those whose log could not be opened on the full disk, and that are to be here."""
+        keys = [key for key, each in self._unusable.items() if each.is_for_want_of_room(directory)]
+        states = [(each, image.partition(each)) for each in (TopicIdPartition(*key) for key in keys)]
+        return [(each, state) for each, state in states if state is not None and self._holds(state)]
+
+    async def _reopen(self, replica: Replica, image: MetadataImage) -> bool:
+        """Whether the replica has a log again that takes changes."""
+        await asyncio.sleep(0)  # a recovery takes long: others get their turn between two
+        partition = replica.partition
+        key = key_of(partition)
+        try:
+            self._logs.reopen(replica, _now_ms())
+        except DamagedLog as error:
+            state = image.partition(TopicIdPartition(*key))
+            if state is None:
+                raise InvariantBroken(f"{partition!r} is hosted here and not in the metadata") from error
+            self._on_unusable(key, partition.topic_partition, state, error)
+        except StorageError as error:
+            self.on_storage_error(replica, error)
+        else:
+            replica.flusher.forget(partition)
+            return True
+        return False
+
     def _on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
         directory.go_offline(error)
         failed = [each for each in self._replicas.values() if each.directory is directory]
@@ -364,15 +449,6 @@ class ReplicaManager:
 
     def _wake(self, partition: Partition) -> None:
         self.parked.wake(key_of(partition))
-
-
-def _takes_all_along(error: StorageError, *, is_replaceable: bool) -> bool:
-    """Whether what one log met takes its whole directory offline. A full disk still reads, so only the log that met it
-    stops, unless others are in sync and can lead instead. A damaged log says nothing about others.
-    """
-    if isinstance(error, DamagedLog):
-        return False
-    return is_replaceable or not isinstance(error, DiskFull)
 
 
 def _now_ms() -> int:

@@ -172,10 +172,22 @@ class Partition:
         self._leadership.update(state, now_ms)
         if not self.is_leader:
             return
-        if is_new_leader_epoch:
-            self.leader_epoch_start_offset = self.log.log_end_offset
-            self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
-        self.maybe_increment_high_watermark(now_ms)
+        try:
+            if is_new_leader_epoch:
+                self.leader_epoch_start_offset = self.log.log_end_offset
+                self.log.assign_epoch(state.leader_epoch, self.log.log_end_offset)
+        finally:  # a full disk takes no epoch and no append; what is committed is read
+            self.maybe_increment_high_watermark(now_ms)
+
+    def on_log_reopened(self, log: Log, now_ms: int) -> None:
+        """The log of before ended half way through a change; this is what is there. Raises StorageError."""
+        if log.log_end_offset < self.high_watermark:
+            raise InvariantBroken(f"{self!r}: {log!r} lacks what was committed")
+        self.log = log
+        self.load_high_watermark(self.high_watermark)
+        if self.is_leader:
+            log.assign_epoch(self.leader_epoch, log.log_end_offset)
+            self.maybe_increment_high_watermark(now_ms)
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Whether the high watermark rose: to what the maximal ISR has, if the ISR is large enough (B1)."""

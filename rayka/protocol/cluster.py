@@ -118,7 +118,9 @@ class HeartbeatResponse(Message, frozen=True, array_like=True):
 
 
 class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True):
-    """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied."""
+    """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied;
+    `recovered_directory_ids`: directories that were full, and are not offline any more.
+    """
 
     broker_id: int
     broker_epoch: int
@@ -126,6 +128,7 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     want_fence: bool
     want_shut_down: bool
     offline_directory_ids: tuple[UUID, ...] = ()
+    recovered_directory_ids: tuple[UUID, ...] = ()
 
 
 # ---- Status --------------------------------------------------------------------------------------------------------
@@ -142,7 +145,9 @@ class NodeState(StrEnum):
 
 
 class StatusResponse(Message, frozen=True, array_like=True):
-    """One node about itself. `detail` says why it is FAILED, or which directory is offline."""
+    """One node about itself. `detail` says why it is FAILED, or which directory is offline or full;
+    `offline_data_dirs` and `full_data_dirs` are their paths.
+    """
 
     node_id: int
     roles: tuple[Role, ...]
@@ -159,6 +164,8 @@ class StatusResponse(Message, frozen=True, array_like=True):
     high_watermark: int = NO_OFFSET
     partition_count: int = 0
     size_bytes: int = 0
+    offline_data_dirs: tuple[str, ...] = ()
+    full_data_dirs: tuple[str, ...] = ()
 
 
 class StatusRequest(Request[StatusResponse], frozen=True, array_like=True):

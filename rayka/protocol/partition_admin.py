@@ -180,13 +180,16 @@ class ReplicaLog(Message, frozen=True, array_like=True):
 
 
 class LogDirDescription(Message, frozen=True, array_like=True):
-    """One data directory of the broker asked, and the replicas in it. `error` is empty while the disk works."""
+    """One data directory of the broker asked, and the replicas in it. `error` is empty while the disk works and has
+    room; a full one is still read.
+    """
 
     path: str
     directory_id: UUID
     error: str
     free_bytes: int
     replicas: tuple[ReplicaLog, ...]
+    is_full: bool = False
 
 
 class DescribeLogDirsResponse(Message, frozen=True, array_like=True):

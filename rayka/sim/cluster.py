@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, DamagedLog, RaykaError, StorageError
+from rayka.errors import ApiError, DamagedLog, DiskFull, RaykaError, StorageError
 from rayka.ids import node_name, random_uuid
 from rayka.node.broker_node import BrokerNode
 from rayka.node.combined_node import CombinedNode
@@ -84,11 +84,14 @@ class Machine:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the node runs, but cannot use its disk any more: it needs another process."""
+        """Whether the node runs, but cannot use its disk any more: it needs another process. A broker whose disk was
+        full goes on by itself.
+        """
         broker = self.broker
         if broker is not None and broker._parts is not None:
-            logs = [each.log for each in broker._parts.replicas.partitions]
-            if broker._parts.directories.offline_ids() or any(each.failure is not None for each in logs):
+            failures = [each.log.failure for each in broker._parts.replicas.partitions]
+            is_offline = any(broker._parts.directories.offline_paths())
+            if is_offline or any(not isinstance(each, DiskFull | None) for each in failures):
                 return True
         return any(node is not None and node._state is NodeState.FAILED for node in (broker, self.controller))
 

@@ -185,6 +185,19 @@ def test_a_directory_that_failed_stays_offline_though_an_earlier_heartbeat_comes
     assert machine.image.brokers[1].offline_directories == ()
 
 
+def test_a_directory_that_has_room_again_is_online_and_what_is_there_is_led() -> None:  # H4, B44
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    full = machine.partition().directories
+    machine.heartbeat(1, offline_directory_ids=full)
+    machine.heartbeat(1, recovered_directory_ids=full)
+    assert machine.image.brokers[1].offline_directories == ()
+    assert machine.partition().leader_id == 1
+    machine.heartbeat(1, offline_directory_ids=full)  # full again
+    assert machine.partition().leader_id == -1
+
+
 def test_a_broker_says_nothing_of_the_directories_of_another() -> None:  # H4
     machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
     count = len(machine.records)

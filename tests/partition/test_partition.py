@@ -224,7 +224,7 @@ def test_a_full_disk_stops_appends_and_not_reads() -> None:
     disk.fill_up(after_bytes=10)
     with pytest.raises(DiskFull, match="disk full"):
         append(partition, b"b")
-    with pytest.raises(StorageError, match=r"until its node restarts.*disk full"):
+    with pytest.raises(StorageError, match=r"until there is room.*disk full"):
         append(partition, b"c")
     assert read(partition, 0).next_offset == 1
 

@@ -1,0 +1,233 @@
+"""A data directory that is full is read, and takes part again by itself when there is room.
+
+Kafka takes such a directory offline until the broker restarts (`LogDirFailureChannel`).
+"""
+
+import asyncio
+
+import pytest
+
+from rayka.errors import ErrorCode
+from rayka.node.log_dirs import DescribeLogDirsHandler
+from rayka.node.produce import ProduceHandler
+from rayka.protocol.fetch import FetchPartition
+from rayka.protocol.partition_admin import DescribeLogDirsRequest
+from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
+from rayka.testing.memory_disk import MemoryDisk
+from tests.node.broker_support import records
+from tests.node.replica_support import (
+    BROKER,
+    DATA_DIR,
+    LEADER,
+    ORDERS,
+    Broker,
+    answered,
+    batch,
+    changed,
+    configured,
+    given,
+    positions,
+    run,
+)
+
+ROOM = 1 << 40
+LOOK_S, TRY_S = 1.1, 31
+
+
+async def leading(disk: MemoryDisk, isr: tuple[int, ...] = (BROKER,), **config: object) -> Broker:
+    """Broker 1 leads partition 0, with one record, and its disk has no room for another."""
+    broker = await Broker.start(disk)
+    await broker.apply(*configured(**config), broker.new_partition(leader_id=BROKER, isr=isr))
+    assert await produce(broker) is ErrorCode.NONE
+    disk.fill_up(after_bytes=10)
+    assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
+    return broker
+
+
+async def produce(broker: Broker, acks: int = ACKS_LEADER) -> ErrorCode:
+    request = ProduceRequest(acks, 1_000, (ProducePartition(ORDERS, 0, records(b"a")),))
+    response = await ProduceHandler(broker.replicas, lambda: 1_700_000_000_000).handle(request)
+    return response.partitions[0].error_code
+
+
+def test_a_leader_alone_takes_appends_again_when_there_is_room() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk)
+        for _ in range(5):
+            await asyncio.sleep(TRY_S)
+            assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
+        disk.fill_up(after_bytes=ROOM)
+        await asyncio.sleep(LOOK_S)
+        partition = broker.partition()
+        assert [await produce(broker) for _ in range(3)] == [ErrorCode.NONE] * 3
+        assert (partition.log.log_end_offset, partition.high_watermark) == (4, 4)
+        assert broker.replicas.problems() == []
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_leader_that_syncs_each_batch_acknowledges_again() -> None:  # F13
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk, flush="batch")
+        disk.fill_up(after_bytes=ROOM)
+        await asyncio.sleep(LOOK_S)
+        assert await produce(broker) is ErrorCode.NONE
+        assert broker.partition().log.flushed_offset == 2
+        await broker.stop()
+
+    run(main)
+
+
+def test_what_a_quota_frees_is_found_by_time() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk)
+        disk.fill_up(after_bytes=8 << 20)  # the file system says that this is next to nothing
+        await asyncio.sleep(LOOK_S)
+        assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
+        await asyncio.sleep(TRY_S)
+        assert await produce(broker) is ErrorCode.NONE
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_follower_fetches_on_when_there_is_room() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        asked = await broker.begin_session(given(0, batch(b"a"), high_watermark=1))
+        disk.fill_up(after_bytes=10)
+        asked.answer(answered(given(0, batch(b"b", offset=1))))
+        assert await broker.fetches_nothing_for(60_000)
+        assert broker.partition().high_watermark == 1
+        disk.fill_up(after_bytes=ROOM)
+        asked = await broker.next_fetch()
+        assert positions(asked.request) == {0: 1}
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_leader_gives_way_to_who_is_in_sync_until_there_is_room() -> None:  # B40
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk, isr=(BROKER, LEADER))
+        directory = broker.directories.all[0]
+        assert broker.directories.offline_ids() == (directory.directory_id,)
+        assert (directory.failure, broker.directories.recovered_ids()) == (None, ())
+        broker.replicas.on_offline.clear()
+        await broker.apply(changed(leader_id=LEADER, isr=(LEADER,)))
+        disk.fill_up(after_bytes=ROOM)
+        asked = await broker.next_fetch()
+        assert positions(asked.request) == {0: 1}
+        assert broker.directories.offline_ids() == ()
+        assert broker.directories.recovered_ids() == (directory.directory_id,)
+        assert broker.replicas.on_offline.is_set()
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_replica_that_finds_no_room_when_it_begins_to_lead_is_read_and_leads_when_there_is() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a"), batch(b"b", offset=1), high_watermark=1))
+        disk.fill_up()
+        await broker.apply(changed(leader_id=BROKER, isr=(BROKER,)))
+        partition = broker.partition()
+        assert (partition.is_leader, partition.high_watermark) == (True, 2)
+        disk.fill_up(after_bytes=ROOM)
+        await asyncio.sleep(LOOK_S)
+        assert await produce(broker) is ErrorCode.NONE
+        assert (partition.log.latest_epoch, partition.log.log_end_offset) == (1, 3)
+        assert partition.log.end_offset_for_epoch(0).offset == 2
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_replica_that_could_not_be_opened_is_opened_when_there_is_room() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition())
+        await broker.begin_session(given(0, batch(b"a")))
+        await broker.stop()
+        disk.unlink(f"{DATA_DIR}/orders-0/leader-epoch-checkpoint")  # it has to be written anew
+        broker = await Broker.start(disk)
+        disk.fill_up()
+        await broker.apply(broker.new_partition())
+        assert broker.replicas.partitions == []
+        assert any("disk full" in each for each in broker.replicas.problems())
+        disk.fill_up(after_bytes=ROOM)
+        asked = await broker.next_fetch()
+        assert positions(asked.request) == {0: 1}
+        assert broker.replicas.problems() == []
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_full_directory_is_described_as_full_and_not_as_offline() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk)
+        handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
+        for is_full in (True, False):
+            [described] = handler.handle(DescribeLogDirsRequest(None)).directories
+            assert (described.is_full, "disk full" in described.error) == (is_full, is_full)
+            assert broker.directories.full_paths() == ((DATA_DIR,) if is_full else ())
+            assert broker.directories.offline_paths() == ()
+            disk.fill_up(after_bytes=ROOM)
+            await asyncio.sleep(LOOK_S)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_disk_that_fails_while_it_is_looked_at_is_offline() -> None:  # F13
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk)
+        disk.fill_up(after_bytes=ROOM)
+        disk.fail("write", ".rayka_room")
+        await asyncio.sleep(LOOK_S)
+        assert broker.directories.offline_paths() == (DATA_DIR,)
+        assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
+        await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+def test_a_broker_that_starts_on_a_full_disk_is_read_and_goes_on_when_there_is_room(is_clean: bool) -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk)
+        disk.fill_up()
+        if is_clean:
+            await broker.tasks.stop()
+            await broker.directories.close(broker.replicas.high_watermarks)
+        else:
+            await broker.stop()
+            disk.process_crash()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(leader_id=BROKER, isr=(BROKER,), leader_epoch=1))
+        partition = broker.partition()
+        found = partition.read(FetchPartition(ORDERS, 0, 0, 1 << 20), max_bytes=1 << 20, min_one_batch=True)
+        assert (len(found.records) > 0, found.next_offset, partition.high_watermark) == (True, 1, 1)
+        assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
+        disk.fill_up(after_bytes=ROOM)
+        await asyncio.sleep(LOOK_S)
+        assert await produce(broker) is ErrorCode.NONE
+        assert (partition.log.log_end_offset, partition.log.epoch_of(1)) == (2, 1)
+        await broker.stop()
+
+    run(main)
