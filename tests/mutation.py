@@ -36,8 +36,8 @@ only_mutate = ["rayka/{folder}/*.py"]
 pytest_add_cli_args_test_selection = ["tests/{folder}"]
 pytest_add_cli_args = ["-n0", "-pno:cacheprovider", "--durations=0", "-qq"{ignored}]
 also_copy = ["README.md", "benchmarks", "examples", "cluster.yaml"]
-timeout_multiplier = 8.0
-timeout_constant = 1.0
+timeout_multiplier = 2.0
+timeout_constant = 5.0
 use_git_change_detection = false
 """
 # Instead of that of the tree, which proves that a run leaves nothing behind: a broken function may. The same examples
@@ -87,7 +87,9 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run once more what no test has noticed")
     parser.add_argument("--examples", type=int, default=10, help="of a hypothesis test, at most")
     parser.add_argument("--slow", action="store_true", help=f"run {', '.join(_SLOW)} as well")
-    parser.add_argument("--sample", type=int, help="run so many mutants only, the same each time")
+    parser.add_argument(
+        "--sample", type=int, help="run so many mutants only; a larger sample holds a smaller one"
+    )
     parser.add_argument("--children", type=int, default=1, help="mutants that run at a time")
     parser.add_argument("--survivors", action="store_true", help="print what survived and run nothing")
     wanted = parser.parse_args()
@@ -109,7 +111,9 @@ def _run(copy: Path, wanted: argparse.Namespace) -> int:
             _mutmut(
                 copy, "run", "none", stdout=says
             )  # makes the mutants, and ends because none has that name
-            sample = random.Random(_SEED).sample(sorted(_results(copy)), wanted.sample)
+            sample = sorted(_results(copy))
+            random.Random(_SEED).shuffle(sample)
+            del sample[wanted.sample :]
         names = [*wanted.names, *(_unnoticed(copy) if wanted.again else ())]
         if sample and not wanted.again:
             names += [

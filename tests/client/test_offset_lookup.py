@@ -7,8 +7,9 @@ import pytest
 
 from rayka.client.metadata import TopicRecreated
 from rayka.client.offset_lookup import OffsetLookup
-from rayka.errors import ErrorCode, RaykaError, UnavailableError, UnknownTopicOrPartition
+from rayka.errors import ErrorCode, InvalidRequest, RaykaError, UnavailableError, UnknownTopicOrPartition
 from rayka.ids import NO_NODE, TopicPartition
+from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
 from tests.client.offset_support import AT_A, AT_B, NEW_ID, OLD_ID, A, B, Brokers, now_ms, play
 
@@ -142,3 +143,42 @@ def test_a_topic_that_was_created_again_before_anything_was_found_is_the_one_tha
     brokers.on_asked = create_again
     found = play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
     assert [each.topic_id for each in found.values()] == [NEW_ID, NEW_ID]
+
+
+def test_what_a_whole_request_is_refused_with_is_told_once_and_not_asked_again() -> None:
+    brokers = Brokers()
+    refusals: list[TopicPartition] = []
+
+    def refuse() -> None:
+        raise InvalidRequest("a bug")
+
+    brokers.on_asked = refuse
+    play(
+        brokers,
+        lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS, on_refused=lambda tp, error: refusals.append(tp)),
+    )
+    assert (sorted(refusals), sorted(node_id for node_id, _ in brokers.asked)) == ([AT_A, AT_B], [A, B])
+
+
+def test_a_topic_that_no_broker_tells_of_yet_holds_up_no_other() -> None:  # G18
+    class Slow(Brokers):
+        """What is asked about the other topic is answered after ten seconds."""
+
+        async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+            if isinstance(request, MetadataRequest) and "payments" in (request.topics or ()):
+                await asyncio.sleep(10)
+            return await super().call(node_id, request, timeout_ms)
+
+    brokers, wanted = Slow(), {TopicPartition("payments", 0): EARLIEST_TIMESTAMP, **BOTH}
+
+    async def scene(lookup: OffsetLookup) -> dict[TopicPartition, int]:
+        await lookup.metadata.topic("orders", TIMEOUT_MS)
+        told = LookedUp()
+        asking = asyncio.get_running_loop().create_task(
+            lookup.offsets(wanted, TIMEOUT_MS, told.on_found, on_refused=told.on_refused)
+        )
+        await asyncio.sleep(1)
+        asking.cancel()
+        return told.found_ms
+
+    assert play(brokers, scene) == {AT_A: 0, AT_B: 0}
