@@ -7,11 +7,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
 
 import rayka
+from rayka.client.bounded_wait import wait_for
 from rayka.errors import UnavailableError
 from rayka.ids import TopicPartition
 
@@ -109,6 +111,22 @@ def test_a_call_whose_answer_never_comes_raises_unavailable_error_in_time(
     assert isinstance(error, UnavailableError), repr(error)
     assert "'deaf'" in str(error) or "cluster=deaf" in str(error), error
     assert took_s < 30  # of no end; one second on a quiet machine
+
+
+def test_a_wait_ends_at_its_bound_and_its_slack_though_the_answer_comes_later() -> None:
+    was_cancelled = Event()
+
+    async def answer() -> int:
+        try:
+            await asyncio.sleep(8)
+        except asyncio.CancelledError:
+            was_cancelled.set()
+            raise
+        return 1
+
+    with pytest.raises(UnavailableError, match=r"^a test: answer did not end within 200 ms"):
+        wait_for(answer(), 200, caller="a test", slack_s=0.01)
+    assert was_cancelled.wait(60)
 
 
 def test_a_process_that_was_stopped_takes_no_wait_for_too_long_when_it_goes_on():

@@ -50,5 +50,5 @@ def fence(machine: Machine, *broker_ids: int) -> None:
 def outcomes(results: Sequence[PartitionResult]) -> list[ErrorCode]:
     """The error codes; each but NONE says more in its message."""
     for each in results:
-        assert (each.error_message == "") == (each.error_code is ErrorCode.NONE)
+        assert bool(each.error_message) == (each.error_code is not ErrorCode.NONE)
     return [each.error_code for each in results]

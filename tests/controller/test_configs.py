@@ -60,7 +60,7 @@ def alter(machine: Machine, kind: ResourceType, name: str, **values: str | None)
     """Keys in snake_case."""
     dotted: dict[str, str | None] = {key.replace("_", "."): value for key, value in values.items()}
     (result,) = machine.handle(request(kind, name, dotted)).resources
-    assert (result.error_message == "") == (result.error_code is ErrorCode.NONE)
+    assert bool(result.error_message) == (result.error_code is not ErrorCode.NONE)
     found: AlterConfigsResult = result
     return found
 
