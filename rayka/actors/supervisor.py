@@ -35,7 +35,9 @@ from rayka.ids import Role, node_name
 _LOOK_S = 1.0
 _SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
 _ANSWER_TIMEOUT_S = 2.0
-_LOOK_TIMEOUT_S = 20.0
+_LOOK_TIMEOUT_S = (
+    60.0  # a quarter for a machine that is slow: one that is skipped may have the only free place
+)
 _logger = logging.getLogger(__name__)
 
 
