@@ -59,6 +59,8 @@ def blocks(page: str) -> list[Block]:
 
 def main() -> int:
     """0 when every snippet did what it says and nothing is left running."""
+    # A shell that starts this in the background has SIGINT ignored, and snippets would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     page = blocks((ROOT / "README.md").read_text())
     with tempfile.TemporaryDirectory(prefix="rk-", ignore_cleanup_errors=True) as scratch:
         place = _prepare(Path(scratch))
