@@ -37,6 +37,15 @@ def balance_leaders(
     return Result((), False)
 
 
+def elect_leaderless(elections: Elections) -> Steps[MetadataRecord, None]:
+    """Elections where no broker leads. A broker that was unfenced is given leads in several batches, and the controller
+    that began may have died between two of them (B44).
+    """
+    for key in elections.replicas.all_leaderless():
+        yield elections.change(key).build()
+    return Result((), None)
+
+
 def _elections(
     elections: Elections, broker_id: int, config: BrokerConfig
 ) -> Iterator[PartitionChangeRecord | None]:

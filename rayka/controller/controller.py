@@ -16,7 +16,7 @@ import msgspec
 
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
-from rayka.controller.balancing import ReturnedBrokers, balance_leaders
+from rayka.controller.balancing import ReturnedBrokers, balance_leaders, elect_leaderless
 from rayka.controller.configs import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.create_partitions import create_partitions
 from rayka.controller.elect_leaders import elect_leaders
@@ -89,6 +89,10 @@ from rayka.shard.shard import Result, Steps
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):
     """Asked by a new active controller before anything else: an empty log gets its first records (A67)."""
+
+
+class ElectLeaderless(msgspec.Struct, frozen=True):
+    """Asked by a new active controller: hold the elections that the one before it may have left undone (B44)."""
 
 
 class WriteNoOp(msgspec.Struct, frozen=True):
@@ -227,6 +231,11 @@ class Controller:
     ) -> Steps[MetadataRecord, AlterPartitionResponse]:
         return alter_partitions(self._elections(image), request)
 
+    def _elect_leaderless(
+        self, _: ElectLeaderless, image: MetadataImage, now_ms: int
+    ) -> Steps[MetadataRecord, None]:
+        return elect_leaderless(self._elections(image))
+
     def _balance_leaders(
         self, request: BalanceLeaders, image: MetadataImage, now_ms: int
     ) -> Steps[MetadataRecord, bool]:
@@ -307,6 +316,7 @@ _Handler = Callable[
 ]
 _HANDLERS: Mapping[type[Any], _Handler] = {
     BootstrapMetadata: Controller._bootstrap,
+    ElectLeaderless: Controller._elect_leaderless,
     WriteNoOp: Controller._write_no_op,
     FenceStaleBroker: Controller._fence_stale_broker,
     RegisterBrokerRequest: Controller._register,

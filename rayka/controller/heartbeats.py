@@ -141,7 +141,9 @@ def _offline_directories(broker: BrokerImage, request: HeartbeatRequest) -> tupl
 def _changed(
     elections: Elections, broker: BrokerImage, becomes: BrokerImage, response: ResponseT
 ) -> Steps[MetadataRecord, ResponseT]:
-    yield from elections.after(becomes)
+    """A broker that may lead less gives up its leads before its own change is written, one that may lead more takes
+    leads after it. Otherwise a controller that dies between would leave a lead with a fenced broker (B44).
+    """
     names = ("is_fenced", "is_in_controlled_shutdown", "offline_directories")
     changed = {
         name: getattr(becomes, name) for name in names if getattr(becomes, name) != getattr(broker, name)
@@ -149,4 +151,9 @@ def _changed(
     change = BrokerRegistrationChangeRecord(
         broker_id=broker.broker_id, broker_epoch=broker.broker_epoch, **changed
     )
-    return Result([change], response)
+    if becomes.is_fenced or not broker.is_fenced:
+        yield from elections.after(becomes)
+        return Result([change], response)
+    yield change
+    yield from elections.after(becomes)
+    return Result((), response)

@@ -8,6 +8,7 @@ at every partition of the image would give. Kafka: `BrokersToIsrs`, and `imbalan
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from uuid import UUID
 
 from rayka.errors import InvariantBroken
@@ -129,6 +130,10 @@ class ReplicaIndex:
     def leaderless(self, broker_id: int) -> Iterator[TopicIdPartition]:
         """The partitions that the broker is the first replica of and none leads, as they are now."""
         return iter(self._broker(broker_id).leaderless)
+
+    def all_leaderless(self) -> Iterator[TopicIdPartition]:
+        """The partitions that none leads, as they are now."""
+        return chain.from_iterable([iter(broker.leaderless) for broker in self._brokers.values()])
 
     def _broker(self, broker_id: int) -> _Broker:
         return self._brokers.get(broker_id, _NONE)

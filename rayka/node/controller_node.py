@@ -23,6 +23,7 @@ from rayka.controller.controller import (
     BalanceLeaders,
     BootstrapMetadata,
     Controller,
+    ElectLeaderless,
     FenceStaleBroker,
     WriteNoOp,
 )
@@ -259,7 +260,9 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     # ---- Being active ------------------------------------------------------------------------------------------------
 
     def _on_active(self) -> None:
-        """A67: the first records if there are none, and every broker that is not fenced counts as just heard of."""
+        """A67: the first records if there are none; every broker that is not fenced counts as just contacted; elections
+        that another controller began are finished.
+        """
         if self._parts is None:
             raise InvariantBroken(f"{self!r} is not open")
         pending = self._parts.shard.run_request(BootstrapMetadata())
@@ -269,6 +272,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         shard = self._parts.shard.shard
         next_offset = self._parts.shard.replayed_offset
         shard.on_active(now_ms=self._now_ms(), next_offset=next_offset)
+        self._parts.shard.run_request(ElectLeaderless())
         unheeded = unheeded_min_isr(shard.image(next_offset), self._settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)

@@ -69,9 +69,9 @@ def test_unfencing_elects_where_nobody_leads_and_the_broker_may() -> None:  # B4
     for broker_id in (1, 2):
         controller.heartbeat(broker_id, want_fence=True)
     assert written(controller, 1) == [
+        BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, is_fenced=False),
         # 2 was the last in sync of partition 0, and of 2, where 1 never was
         change(1, isr=(1,), leader_id=1, eligible_leader_replicas=(), last_known_elr=()),
-        BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=1, is_fenced=False),
     ]
     assert [each.leader_id for each in controller.image.topics["orders"].partitions] == [-1, 1, -1]
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.controller.controller import BalanceLeaders, Controller, FenceStaleBroker
+from rayka.controller.controller import BalanceLeaders, Controller, ElectLeaderless, FenceStaleBroker
 from rayka.errors import NotController
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord
@@ -136,6 +136,14 @@ def three_brokers(*, leader_id: int = 1, isr: tuple[int, ...] = (1, 2, 3)) -> Ac
     return Active(*WITH_ELR, *active(1, 2, 3), topic(), *partitions)
 
 
+def all_fenced_but_first() -> Active:
+    """Only broker 1 runs, and leads many partitions that only it is in sync for."""
+    controller = three_brokers(isr=(1,))
+    for broker_id in (2, 3):
+        controller.run(controller.heartbeat(broker_id, want_fence=True))
+    return controller
+
+
 def restarted(controller: Active, **changes: Any) -> RegisterBrokerRequest:
     """Broker 1 by its next process."""
     epoch = controller.image.brokers[1].broker_epoch
@@ -225,6 +233,26 @@ def test_a_fencing_that_a_dead_controller_began_is_finished_by_the_next() -> Non
     assert controller.leaders == [2] * COUNT
     assert controller.image.brokers[1].is_fenced
     assert not any(1 in each.isr for each in controller.image.topics["orders"].partitions)
+
+
+def test_an_unfencing_that_a_dead_controller_began_is_finished_by_the_next() -> None:  # B44, A67
+    controller = all_fenced_but_first()
+    controller.run(controller.heartbeat(1, want_fence=True))
+    assert controller.leaders == [-1] * COUNT
+    controller.begin(controller.heartbeat(1))
+    assert not controller.image.brokers[1].is_fenced  # a fenced broker leads nothing
+    assert controller.leaders == [1] * (STEPS - 1) + [-1] * (COUNT - STEPS + 1)
+    controller.fail_over()
+    assert max(controller.turns(ElectLeaderless())) == STEPS
+    assert controller.leaders == [1] * COUNT
+
+
+def test_elections_that_a_new_controller_holds_are_clean_ones() -> None:  # B44, B46
+    controller = all_fenced_but_first()
+    controller.run(controller.heartbeat(1, want_fence=True))
+    controller.run(controller.heartbeat(2))
+    assert controller.turns(ElectLeaderless()) == [0] * (COUNT // STEPS + 1)
+    assert controller.leaders == [-1] * COUNT
 
 
 def test_a_broker_that_is_heard_of_by_the_next_controller_stays_and_what_it_lost_it_may_take_back() -> None:
