@@ -126,6 +126,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Keeps the temporary directory for a look when something failed."""
+    """Keeps the temporary directory for a look when something failed, but no bytecode."""
+    shutil.rmtree(Path(os.environ["TMPDIR"], _BYTECODE), ignore_errors=True)
     if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         shutil.rmtree(os.environ["TMPDIR"])
