@@ -4,26 +4,32 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from rayka.actors.names import NAMESPACE, actor_name
+from rayka.actors.names import NAMESPACE, actor_name, node_directories
 from rayka.actors.network import RayNetwork
+from rayka.actors.ray_records import LastPlace, last_places
 from rayka.client.admin_quorum import ask_quorum
-from rayka.client.admin_results import QuorumInfo
-from rayka.errors import ApiError
+from rayka.client.admin_results import BrokerDescription, QuorumInfo
+from rayka.config import ClusterSpec
+from rayka.errors import ApiError, UnavailableError
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, Role, role_of
 from rayka.protocol.cluster import MetadataRequest, MetadataResponse, NodeState, StatusRequest
 
-UNREACHABLE = "unreachable"
+UNREACHABLE, DEGRADED = "unreachable", "degraded"
 LEADER, VOTER, OBSERVER = "leader", "voter", "observer"
 _TIMEOUT_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescription:
-    """One node as it is now. `state` is a NodeState, or `unreachable` when the node does not answer: Ray may be
-    restarting it, and `pid` is None.
+    """One node as it is now. `state` is a NodeState; or `degraded` for a broker that serves, but not with all its
+    directories; or `unreachable` when the node does not answer: Ray may be restarting it, and `pid` is None.
 
-    `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks. Of a
-    controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
+    `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks, and
+    `offline_data_dirs` and `full_data_dirs` those of its directories that have failed or have no room. `log_path` is a
+    file on its machine. Of a node that is unreachable, `host` and `data_dirs` are where it was, and `gone_since_ms` is the wall clock when Ray noticed that
+    its machine or process had gone, 0 where that is not known.
+
+    Of a controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
     leader; empty and -1 while there is no leader that knows.
     """
 
@@ -39,6 +45,11 @@ class NodeDescription:
     detail: str = ""
     quorum_role: str = ""
     lag: int = -1
+    rack: str = ""
+    offline_data_dirs: tuple[str, ...] = ()
+    full_data_dirs: tuple[str, ...] = ()
+    gone_since_ms: int = 0
+    log_path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +77,22 @@ class ClusterDescription:
 
 
 async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[int]) -> ClusterDescription:
-    """The nodes and what is in the cluster; one that does not answer within 2 s, or that is a voter or a registered
-    broker but has no actor, is `unreachable`.
+    """The nodes and what is in the cluster; one that does not answer within 2 s, or that is in the spec, a voter or a
+    registered broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum = await asyncio.gather(ask_metadata(network, nodes), _quorum(network, nodes))
-    members = {each.node_id for each in metadata.brokers} if metadata else set()
+    metadata, quorum, spec = await asyncio.gather(
+        ask_metadata(network, nodes), _quorum(network, nodes), _kept_spec(network.cluster_name)
+    )
+    members = set(spec.roles) if spec else set[int]()
+    members |= {each.node_id for each in metadata.brokers} if metadata else set()
     members |= {each.node_id for each in quorum.voters} if quorum else set()
     gone = sorted(members.difference(node_ids))
     nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
+    nodes = await _with_last_places(nodes, spec)
+    if metadata is not None:
+        brokers = {each.node_id: BrokerDescription.of(each, ()) for each in metadata.brokers}
+        nodes = tuple(_with_registration(each, brokers.get(each.node_id)) for each in nodes)
     if quorum is not None:
         nodes = tuple(_with_role(each, quorum) for each in nodes)
     return ClusterDescription(
@@ -115,6 +133,56 @@ async def _describe_node(network: RayNetwork, node_id: int) -> NodeDescription:
         partition_count=status.partition_count,
         size_bytes=status.size_bytes,
         detail=status.detail,
+        offline_data_dirs=status.offline_data_dirs,
+        full_data_dirs=status.full_data_dirs,
+        log_path=status.log_path,
+    )
+
+
+async def _kept_spec(cluster_name: str) -> ClusterSpec | None:
+    """The spec in force; None where no supervisor says so, as after a stop that was interrupted."""
+    from rayka.actors.supervise import kept_record
+
+    try:
+        record = await kept_record(cluster_name, _TIMEOUT_MS / 1000)
+    except UnavailableError:
+        return None
+    return record.spec if record is not None else None
+
+
+async def _with_last_places(
+    nodes: Collection[NodeDescription], spec: ClusterSpec | None
+) -> tuple[NodeDescription, ...]:
+    """Nodes that do not answer with where they were, as Ray remembers it, and what the spec says of them."""
+    silent = [each.actor_name for each in nodes if each.state == UNREACHABLE]
+    places = await asyncio.to_thread(last_places, NAMESPACE, silent) if silent else {}
+    return tuple(
+        _at_last_place(each, places.get(each.actor_name), spec) if each.state == UNREACHABLE else each
+        for each in nodes
+    )
+
+
+def _at_last_place(
+    node: NodeDescription, place: LastPlace | None, spec: ClusterSpec | None
+) -> NodeDescription:
+    if spec is not None and node.node_id in spec.roles:
+        node = replace(node, roles=spec.roles[node.node_id], data_dirs=node_directories(spec, node.node_id))
+    return node if place is None else replace(node, host=place.host, gone_since_ms=place.gone_since_ms)
+
+
+def _with_registration(node: NodeDescription, known: BrokerDescription | None) -> NodeDescription:
+    """A broker with what the controller knows of it, also when the broker itself does not answer."""
+    if known is None:
+        return node
+    offline = node.offline_data_dirs or known.offline_data_dirs
+    is_degraded = bool(offline) and node.state == NodeState.RUNNING
+    return replace(
+        node,
+        state=DEGRADED if is_degraded else node.state,
+        host=node.host or known.host,
+        rack=known.rack,
+        data_dirs=node.data_dirs or known.data_dirs,
+        offline_data_dirs=offline,
     )
 
 

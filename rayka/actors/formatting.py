@@ -179,9 +179,25 @@ def _refuse_missing(spec: ClusterSpec, found: Found, directories: Collection[str
     if missing:
         raise StorageError(
             f"cluster {spec.name!r} has data, but these directories are missing: {', '.join(missing)}; mount or "
-            "restore them, or let a node, lost or new, start empty with replace=[id] (`rayka start --replace ID`): a "
-            "broker without records, a controller without a vote"
+            f"restore them{_advice(spec, found, missing)}"
         )
+
+
+def _advice(spec: ClusterSpec, found: Found, missing: Collection[str]) -> str:
+    """What to do where a node has none of its directories: it may be new in the spec, or its disk is lost for good."""
+    without = [
+        each
+        for each in wanted_node_ids(spec)
+        if not any(found.get(path, NOTHING).is_formatted for path in formatted_directories(spec, each))
+        and not set(missing).isdisjoint(formatted_directories(spec, each))
+    ]
+    if not without:
+        return ""
+    names, options = ", ".join(map(node_name, without)), " ".join(f"--replace {each}" for each in without)
+    return (
+        f". If the spec has more nodes than before, or a disk is lost for good, let {names} start empty: `rayka start "
+        f"{options}`, replace={without} in Python; a broker comes without records, a controller without a vote"
+    )
 
 
 def _refuse_formatted(spec: ClusterSpec, found: Found, replace: Collection[int]) -> None:

@@ -16,6 +16,7 @@ import ray
 
 from rayka.actors.names import formatted_directories, node_directories
 from rayka.actors.network import RayNetwork
+from rayka.actors.node_logs import own_log_path
 from rayka.config import ClusterSpec, RoleResources
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of
@@ -58,6 +59,7 @@ class Placement:
             host=ray.util.get_node_ip_address(),
             pid=os.getpid(),
             rack=own_rack(),
+            log_path=own_log_path(),
         )
 
     def controller_settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:

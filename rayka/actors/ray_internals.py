@@ -47,6 +47,16 @@ def address_file() -> Path:
     return Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
 
 
+def keep_title(title: str) -> None:
+    """Gives this process a title that stays: Ray sets one at the begin and end of each call, by the method's name.
+    Without it: Ray's titles.
+    """
+    setting: Callable[[str], None] | None = part("ray._raylet", "setproctitle")
+    if setting is not None:
+        setting(title)
+        sys.modules["ray._raylet"].__dict__["setproctitle"] = lambda _: None
+
+
 def suppress_messages(is_suppressed: Callable[[str], bool]) -> None:
     """Keeps messages of Ray about its nodes and workers, those that `is_suppressed` picks, off this process's standard
     output; `log_to_driver` leaves out only what workers print. Without it: they are printed.

@@ -7,7 +7,9 @@ Ray's public interface shows that through its dashboard only, which need not run
 others, no exit is known: a broker that died is fenced when its session ends.
 """
 
-from typing import Any
+import os
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import ray
 
@@ -16,8 +18,26 @@ from rayka.actors.ray_internals import part
 _STATE = part("ray._private.state", "state")
 _ACTOR = part("ray.core.generated.gcs_pb2", "ActorTableData")
 _WORKER = part("ray.core.generated.gcs_pb2", "WorkerTableData")
+_NODES_TIMEOUT_S = 2.0
 # Of these exits the raylet has seen the end. A worker that is told to end says goodbye while it still runs.
 _SEEN = tuple(part("ray.core.generated.common_pb2", each) for each in ("SYSTEM_ERROR", "NODE_OUT_OF_MEMORY"))
+
+
+class LastProcess(NamedTuple):
+    """One process that an actor is or was."""
+
+    worker_id: str
+    ray_node_id: str
+
+
+class LastPlace(NamedTuple):
+    """Where an actor lives, or lived last. `gone_since_ms` is the wall clock when Ray noticed that its machine or its
+    process had gone for good; 0 while it lives, and where that is not known.
+    """
+
+    host: str
+    gone_since_ms: int
+    processes: tuple[LastProcess, ...]  # oldest first
 
 
 def has_process(handle: Any) -> bool:
@@ -62,6 +82,60 @@ def was_actor_of(namespace: str, worker_id: str) -> bool:
         if each.ray_namespace == namespace and wanted in (each.address.worker_id, *earlier):
             return True
     return False
+
+
+def last_places(namespace: str, names: Collection[str]) -> dict[str, LastPlace]:
+    """What Ray remembers of the actors of these names; of several that had one name, one after the other, of all.
+
+    Empty in a version of Ray whose tables are others.
+    """
+    accessor = _accessor()
+    if accessor is None or _ACTOR is None:
+        return {}
+    found: dict[str, list[Any]] = {}
+    for each in map(_ACTOR.FromString, accessor.get_actor_table(None, None)):
+        if each.ray_namespace == namespace and each.name in names:
+            found.setdefault(each.name, []).append(each)
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    return {name: _last_place(sorted(found[name], key=_made_ms), nodes) for name in found}
+
+
+def log_directories() -> dict[str, str]:
+    """Where Ray keeps the logs of the processes of each Ray node that it remembers, on that node's machine."""
+    sockets = {node["NodeID"]: node["RayletSocketName"] for node in ray.nodes()}
+    return {
+        each: os.path.join(os.path.dirname(os.path.dirname(sockets[each])), "logs")
+        for each in sorted(sockets)
+    }
+
+
+def _made_ms(actor: Any) -> int:
+    return int(actor.start_time)
+
+
+def _last_place(actors: list[Any], nodes: Mapping[str, Mapping[str, Any]]) -> LastPlace:
+    newest = actors[-1]
+    ray_node_id = newest.node_id.hex()
+    processes = dict[LastProcess, None]()
+    for actor in actors:
+        for each in (*getattr(actor, "previous_incarnations", ()), actor.address):
+            if each.worker_id:
+                processes[LastProcess(each.worker_id.hex(), each.node_id.hex())] = None
+    node = nodes.get(ray_node_id, {})
+    is_gone = newest.state == newest.DEAD or not node.get("Alive", True)
+    since_ms = (_node_ends_ms().get(ray_node_id) or int(newest.end_time)) if is_gone else 0
+    return LastPlace(node.get("NodeManagerAddress", ""), since_ms, tuple(processes))
+
+
+def _node_ends_ms() -> dict[str, int]:
+    """When Ray noticed the end of each Ray node that has gone. Ray's own list of nodes leaves that out."""
+    client = getattr(part("ray._private.worker", "global_worker"), "gcs_client", None)
+    if client is None:
+        return {}
+    return {
+        each.hex(): int(getattr(info, "end_time_ms", 0))
+        for each, info in client.get_all_node_info(timeout=_NODES_TIMEOUT_S).items()
+    }
 
 
 def _record(worker_id: str) -> Any | None:

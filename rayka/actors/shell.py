@@ -22,6 +22,8 @@ import ray
 
 from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
 from rayka.actors.memory import keep_freed_memory
+from rayka.actors.names import actor_name
+from rayka.actors.node_logs import begin_log, own_log_path
 from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
 from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.errors import BrokerNotAvailable, InvalidRequest, RaykaError
@@ -62,7 +64,7 @@ class NodeShell:
     """One node in this process. Everything runs on the actor's event loop."""
 
     def __init__(self, make_node: Callable[[NodeSettings], StartableNode], placement: Placement) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        begin_log(actor_name(placement.spec.name, placement.node_id))
         keep_freed_memory()
         self._make_node = make_node
         self._placement = placement
@@ -157,6 +159,7 @@ class NodeShell:
             host=self._host,
             data_dirs=self._placement.directories,
             detail=self._detail,
+            log_path=own_log_path(),
         )
 
     # ---- Crashing --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -68,13 +69,21 @@ async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | No
         return None
     try:
         async with asyncio.timeout(timeout_s):
-            record: ClusterRecord = await handle.record.remote()
-            return record
+            return await _record_of(handle)
     except (TimeoutError, ray.exceptions.RayError) as error:
         raise UnavailableError(
             f"{supervisor_name(cluster_name)} did not say within {timeout_s:g} s what it keeps: {error!r}; Ray may be "
             "restarting it: try again"
         ) from error
+
+
+async def _record_of(handle: Any) -> ClusterRecord:
+    """What it keeps, as soon as it runs: Ray restarts it elsewhere when its machine is lost."""
+    while True:
+        with suppress(ray.exceptions.ActorUnavailableError):
+            record: ClusterRecord = await handle.record.remote()
+            return record
+        await asyncio.sleep(_POLL_S)
 
 
 async def keep(record: ClusterRecord, timeout_s: float) -> None:

@@ -25,8 +25,10 @@ from rayka.actors.names import (
     formatted_directories,
     nodes_with,
     running_node_ids,
+    supervisor_name,
     wanted_node_ids,
 )
+from rayka.actors.node_logs import begin_log
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
 from rayka.actors.placement import Placement, Site, is_able, needs, place
 from rayka.config import ClusterSpec
@@ -45,7 +47,7 @@ class Supervisor:
     """The actor; `ray.remote` is applied in `rayka.actors.launch`."""
 
     async def __init__(self, record: ClusterRecord) -> None:  # type: ignore[misc]
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        begin_log(supervisor_name(record.spec.name))
         self._record = record
         self._spec = spec = record.spec
         self._acting = asyncio.Lock()

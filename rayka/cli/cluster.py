@@ -1,6 +1,7 @@
 """`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
 
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,13 @@ if TYPE_CHECKING:
     from rayka.config import ClusterSpec
 
 DEFAULT_SPEC = "cluster.yaml"
-_STATE_STYLES = {"running": Style.GOOD, "failed": Style.BAD, "unreachable": Style.BAD}
+_ASK_TIMEOUT_S = 15.0
+_STATE_STYLES = {
+    "running": Style.GOOD,
+    "degraded": Style.BAD,
+    "failed": Style.BAD,
+    "unreachable": Style.BAD,
+}
 
 
 @click.command()
@@ -86,7 +93,8 @@ def start(
 @cluster_options
 @click.option("--delete-data", is_flag=True, help="Delete all its topics and records, too.")
 @yes_option
-def stop(name: str, address: str, delete_data: bool, is_sure: bool) -> None:
+@json_option
+def stop(name: str, address: str, delete_data: bool, is_sure: bool, as_json: bool) -> None:
     """Stop a cluster under control. Its data stays; the Ray that `rayka start` started ends with its last cluster."""
     from rayka.cluster import Cluster
 
@@ -97,6 +105,9 @@ def stop(name: str, address: str, delete_data: bool, is_sure: bool) -> None:
             Cluster.connect(name, address=address).stop(delete_data=delete_data)
         finally:
             has_ended_ray = end_idle_ray()
+    if as_json:
+        print_json({"stopped": name, "is_data_deleted": delete_data, "has_ended_ray": has_ended_ray})
+        return
     data = "its data is deleted" if delete_data else "its data stays"
     click.echo(f"stopped cluster {name}; {data}" + ("; ended the Ray that ran it" if has_ended_ray else ""))
 
@@ -105,7 +116,11 @@ def stop(name: str, address: str, delete_data: bool, is_sure: bool) -> None:
 @cluster_options
 @json_option
 def status(name: str, address: str, as_json: bool) -> int:
-    """Show a cluster's nodes. The exit code is 0 only if all of them run."""
+    """Show a cluster's nodes.
+
+    The exit code is 0 only if all of them run, with all their directories. A broker that serves without one is
+    `degraded`.
+    """
     from rayka.cluster import Cluster
 
     with working(f"Asking cluster {name} …"):
@@ -223,9 +238,9 @@ def print_description(description: "ClusterDescription") -> None:
     click.echo()
     for each in nodes:
         if each.data_dirs:
-            click.echo(f"{each.actor_name} on {each.host}: {', '.join(each.data_dirs)}")
+            click.echo(describe_place(each))
         if each.detail:
-            click.echo(f"{each.actor_name} is {each.state}: {each.detail}")
+            click.echo(f"{each.actor_name} is {each.state}{_since(each)}: {each.detail}")
 
 
 def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: bool) -> None:
@@ -234,12 +249,13 @@ def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: boo
     """
     import ray
 
+    from rayka.actors.bring_up import ask_ray
     from rayka.actors.names import actor_name, node_directories, running_node_ids
     from rayka.actors.ray_connection import candidates, connect
 
     has_ray = ray.is_initialized() or bool(candidates(spec.ray.address))
     address = connect(spec.ray.address) if has_ray else ""
-    running = running_node_ids(spec.name) if has_ray else ()
+    running = ask_ray(running_node_ids, spec.name, timeout_s=_ASK_TIMEOUT_S) if has_ray else ()
     rows = []
     for node_id in spec.roles:
         action = "start on an empty disk" if node_id in replace else "start"
@@ -269,6 +285,24 @@ def describe_role(node: "NodeDescription") -> str:
     if node.quorum_role in ("", "leader"):
         return node.quorum_role
     return f"{node.quorum_role}, {node.lag} behind" if node.lag >= 0 else f"{node.quorum_role}, not heard of"
+
+
+def describe_place(node: "NodeDescription") -> str:
+    """`rayka/broker-1 on 10.0.0.2 (rack b): /data/a, /data/b (offline)`; of one that does not answer, where it was."""
+    said = {
+        **dict.fromkeys(node.full_data_dirs, " (full)"),
+        **dict.fromkeys(node.offline_data_dirs, " (offline)"),
+    }
+    paths = [f"{each}{said.get(each, '')}" for each in node.data_dirs]
+    place = f"{'was ' if node.state == 'unreachable' else ''}on {node.host or 'an unknown machine'}"
+    rack = f" (rack {node.rack})" if node.rack not in ("", node.host) else ""
+    return f"{node.actor_name} {place}{rack}: {', '.join(paths)}"
+
+
+def _since(node: "NodeDescription") -> str:
+    if not node.gone_since_ms:
+        return ""
+    return f" since {datetime.fromtimestamp(node.gone_since_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def _named(spec: "ClusterSpec", node_ids: tuple[int, ...]) -> str:

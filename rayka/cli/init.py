@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from rayka.cli.options import json_option
+from rayka.cli.output import print_json
 from rayka.errors import ConfigError
 
 
@@ -13,7 +15,8 @@ from rayka.errors import ConfigError
     "path", metavar="[FILE]", required=False, default="cluster.yaml", type=click.Path(path_type=Path)
 )
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
-def init(path: Path, force: bool) -> None:
+@json_option
+def init(path: Path, force: bool, as_json: bool) -> None:
     """Write a commented cluster specification to FILE (default: ./cluster.yaml), for `rayka start`."""
     text = files("rayka.cli").joinpath("cluster.yaml").read_text()
     try:
@@ -23,4 +26,7 @@ def init(path: Path, force: bool) -> None:
         raise ConfigError(f"{path} exists; --force overwrites it") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
+    if as_json:
+        print_json({"path": str(path)})
+        return
     click.echo(f"wrote {path}; edit it, then start the cluster: rayka start {path}")

@@ -34,6 +34,7 @@ _SUBCOMMANDS = {
     "start": _Subcommand("rayka.cli.cluster", "start", "Start the cluster that a spec declares."),
     "stop": _Subcommand("rayka.cli.cluster", "stop", "Stop a cluster; its data stays."),
     "status": _Subcommand("rayka.cli.cluster", "status", "Show a cluster's nodes."),
+    "logs": _Subcommand("rayka.cli.logs", "logs", "Print what a node logged, and follow it."),
     "topic": _Subcommand("rayka.cli.topic", "topic", "Create, list, describe, alter and delete topics."),
     "partition": _Subcommand(
         "rayka.cli.partition", "partition", "Give partitions other replicas or another leader."

@@ -213,6 +213,7 @@ class BrokerNode:
             size_bytes=sum(each.log.size_bytes for each in partitions),
             offline_data_dirs=parts.directories.offline_paths() if parts else (),
             full_data_dirs=parts.directories.full_paths() if parts else (),
+            log_path=settings.log_path,
         )
 
     def _serving(self) -> _Parts:

@@ -231,6 +231,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             host=self._settings.host,
             data_dirs=self._settings.data_dirs,
             detail=str(self._failure or ""),
+            log_path=self._settings.log_path,
         )
         if self._parts is None:
             return status

@@ -18,8 +18,8 @@ class NodeSettings:
 
     `wall_clock_ms` is for timestamps in records only; waiting and timeouts use the event loop's clock. `crash` ends the
     process (or, in one process, kills the node): it is called once, with the exception that no code expected. `rack` is
-    where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much
-    of a long request a controller does before others have their turn.
+    where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much of a long request a
+    controller does before others have their turn. `log_path` is where its process logs.
     """
 
     node_id: int
@@ -35,6 +35,7 @@ class NodeSettings:
     pid: int | None = None
     rack: str = ""
     steps_per_turn: int = STEPS_PER_TURN
+    log_path: str = ""
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

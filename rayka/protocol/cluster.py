@@ -146,7 +146,8 @@ class NodeState(StrEnum):
 
 class StatusResponse(Message, frozen=True, array_like=True):
     """One node about itself. `detail` says why it is FAILED, or which directory is offline or full;
-    `offline_data_dirs` and `full_data_dirs` are their paths.
+    `offline_data_dirs` and `full_data_dirs` are their paths. `log_path` is where its process writes what it logs, on
+    its machine, empty where that is no file.
     """
 
     node_id: int
@@ -166,6 +167,7 @@ class StatusResponse(Message, frozen=True, array_like=True):
     size_bytes: int = 0
     offline_data_dirs: tuple[str, ...] = ()
     full_data_dirs: tuple[str, ...] = ()
+    log_path: str = ""
 
 
 class StatusRequest(Request[StatusResponse], frozen=True, array_like=True):

@@ -187,7 +187,8 @@ def test_init_writes_the_shipped_spec_once(tmp_path: Path, capsys: pytest.Captur
     assert run(["init", str(path)]) == 1
     assert capsys.readouterr().err == f"error: {path} exists; --force overwrites it\n"
     assert path.read_text() == "name: mine\n"
-    assert run(["init", str(path), "--force"]) == 0
+    assert run(["init", str(path), "--force", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": str(path)}
     assert ClusterSpec.load(path).brokers == 3
     assert run(["init", str(tmp_path / "nowhere" / "x.yaml")]) == 1
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
@@ -273,7 +274,8 @@ def test_status_fits_80_columns_but_for_paths_and_identifiers_are_plain_numbers(
     for node in NODES:
         (row,) = (line.split() for line in lines if f"{node.actor_name} " in line and "1234567" in line)
         assert row[:2] == [node.actor_name, node.state]
-        assert f"{node.actor_name} on {node.host}: {node.data_dirs[0]}" in lines
+        place = "was on" if node.state == "unreachable" else "on"
+        assert f"{node.actor_name} {place} {node.host}: {node.data_dirs[0]}" in lines
     assert "rayka/broker-2 is unreachable: its process has ended" in lines
     assert "active controller 3001, epoch 12345" in lines
 

@@ -4,6 +4,7 @@ elsewhere, when a person says so and not before.
 The machines are labelled, so Ray keeps the name of the lost broker for the machine that might return.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
-from rayka.actors.description import UNREACHABLE
+from rayka.actors.description import UNREACHABLE, NodeDescription
 from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.cluster import Cluster
 from rayka.errors import ConfigError, UnavailableError
@@ -30,8 +31,12 @@ def machines(rays: RayNodes) -> Iterator[Machines]:
     machines.close()
 
 
+def node(cluster: Cluster, node_id: int) -> NodeDescription:
+    return next(each for each in cluster.describe().nodes if each.node_id == node_id)
+
+
 def state(cluster: Cluster, node_id: int) -> str:
-    return next(each.state for each in cluster.describe().nodes if each.node_id == node_id)
+    return node(cluster, node_id).state
 
 
 def test_nodes_live_on_a_ray_node_that_has_the_resources_and_their_disk(
@@ -71,9 +76,14 @@ def test_a_lost_broker_is_replaced_by_an_empty_one_only_when_told_and_copies_wha
 
     survivor = homes(cluster)[3001]
     (lost,) = set(machines.ray_node_ids) - {survivor}
+    lost_ms, described = time.time() * 1000, {each.node_id: each for each in cluster.describe().nodes}
     (broker_id,) = machines.lose(cluster, lost)
+    before = described[broker_id]
     wait_until(lambda: machines.is_missed(lost))
-    assert state(cluster, broker_id) == UNREACHABLE
+    gone = node(cluster, broker_id)
+    assert (gone.state, gone.host, gone.rack) == (UNREACHABLE, before.host, before.rack)
+    assert gone.data_dirs == before.data_dirs
+    assert lost_ms <= gone.gone_since_ms <= time.time() * 1000
     with pytest.raises(ConfigError, match="controller-3001 runs"):
         Cluster.start(**fields, replace=[3001])
     assert sorted(record.value or b"" for record in rayka.read("kept", cluster=cluster)) == VALUES

@@ -95,8 +95,9 @@ def test_starts_at_the_same_time_end_at_one_cluster_on_one_ray(
     for same in ("cluster_id", "ray_address"):
         assert one[same] == other[same]
     assert [node["pid"] for node in one["nodes"]] == [node["pid"] for node in other["nodes"]]
-    stopped = run(*RAYKA, "stop", "--cluster", "twice", RAY_ADDRESS="local")
-    assert "ended the Ray" in stopped.stdout, stopped.stderr
+    stopped = run(*RAYKA, "stop", "--cluster", "twice", "--json", RAY_ADDRESS="local")
+    outcome = {"stopped": "twice", "is_data_deleted": False, "has_ended_ray": True}
+    assert json.loads(stopped.stdout) == outcome, stopped.stderr
 
 
 def test_files_of_a_ray_whose_end_was_interrupted_are_removed_later(

@@ -1,0 +1,72 @@
+"""`rayka logs`: what a node's process logged, wherever it runs, and the one before it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.options import cluster_options
+from rayka.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rayka.actors.node_logs import LogFile
+
+SUPERVISOR = "supervisor"
+
+
+@click.command()
+@click.argument("node", metavar="NODE")
+@click.option(
+    "--follow", "-f", "is_following", is_flag=True, help="Stay, and print what is logged from now on."
+)
+@click.option(
+    "--lines",
+    "-n",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="How many of the last lines.",
+)
+@cluster_options
+def logs(node: str, is_following: bool, lines: int, name: str, address: str) -> None:
+    """Print what NODE logged last: a node's id or name (3, broker-3), or `supervisor`.
+
+    After a restart the last lines of the process before come first. A line on stderr names each file.
+    """
+    from rayka.actors.node_logs import find_logs, follow, last_lines
+    from rayka.actors.ray_connection import connect
+
+    connect(address)
+    actor = log_owner(name, node)
+    files = find_logs(actor)
+    found, position = last_lines(files, lines)
+    _print(found)
+    if is_following:
+        for line in follow(actor, files[-1], position):
+            click.echo(line)
+
+
+def log_owner(cluster_name: str, node: str) -> str:
+    """The actor that is meant: `rayka/broker-3` of `3`, `broker-3` and `rayka/broker-3`. Raises ConfigError."""
+    from rayka.actors.names import actor_name, supervisor_name
+    from rayka.ids import node_name
+
+    given = node.removeprefix(f"{cluster_name}/")
+    if given == SUPERVISOR:
+        return supervisor_name(cluster_name)
+    number = given.rpartition("-")[2]
+    if not (number.isascii() and number.isdigit()) or given not in (number, node_name(int(number))):
+        raise ConfigError(
+            f"NODE: expected a node's id or name, as 3 or broker-3, or supervisor, found {node!r}"
+        )
+    return actor_name(cluster_name, int(number))
+
+
+def _print(lines: "Sequence[tuple[LogFile, str]]") -> None:
+    """Each line; a file's path on stderr before the first of its own."""
+    shown = None
+    for file, line in lines:
+        if file != shown:
+            click.echo(f"==> {file.path} <==", err=True)
+            shown = file
+        click.echo(line)

@@ -1,0 +1,84 @@
+"""What an operator sees of nodes that run, of one that was restarted, and of a broker with a failed directory."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rayka
+from rayka.actors.node_logs import find_logs, follow, last_lines
+from rayka.cluster import Cluster
+from rayka.protocol.cluster import NodeState
+from tests.ray.conftest import Said
+from tests.ray.support import kill, pid_of, wait_until
+
+pytestmark = pytest.mark.ray
+Command = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Of one broker on two disks."""
+    data_dirs = [str(tmp_path_factory.mktemp(each)) for each in "ab"]
+    with Cluster.start(name="seen", data_dir=data_dirs) as cluster:
+        yield cluster
+
+
+def test_each_process_and_each_line_of_its_log_name_the_node_and_the_log_outlives_a_restart(
+    cluster: Cluster, command: Command
+) -> None:
+    name, first = f"{cluster.name}/broker-1", pid_of(cluster, 1)
+    assert Path(f"/proc/{first}/cmdline").read_bytes().startswith(f"ray::{name}".encode())
+    described = json.loads(command("status", "--json", "--cluster", cluster.name).out)["nodes"]
+    assert f"process {first}" in Path(described[0]["log_path"]).read_text()
+
+    (log,) = find_logs(name)
+    following = follow(name, log, last_lines([log], 0)[1])
+    kill(first)
+    told = next(line for line in following if "runs on Ray node" in line)
+    second = pid_of(cluster, 1)
+    assert f"INFO {name} rayka.actors.shell: broker-1 runs" in told
+    assert f"process {second}" in told
+
+    said = command("logs", "broker-1", "--cluster", cluster.name)
+    assert said.code == 0
+    assert said.out.index(f"process {first}") < said.out.index(f"process {second}")
+    assert said.err.count("==>") == 2
+    assert ":actor_name:" not in said.out
+    told = command("logs", "supervisor", "--cluster", cluster.name).out
+    assert f"{cluster.name}/supervisor rayka.actors.exit_watch: process {first} of {name} has exited" in told
+
+
+def test_a_broker_with_a_failed_directory_is_degraded_and_the_exit_code_says_so(
+    cluster: Cluster, command: Command, tmp_path: Path
+) -> None:
+    """The directory turns into a file, as a disk that is not mounted any more is not what it was."""
+    asked = ("status", "--cluster", cluster.name)
+    wait_until(lambda: command(*asked).code == 0)
+    failing = Path(cluster.describe().nodes[0].data_dirs[1])
+    failing.rename(tmp_path / "away")
+    failing.touch()
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic("spread", partitions=2)
+    with rayka.Producer(cluster=cluster, delivery_timeout_ms=3_000, request_timeout_ms=1_000) as producer:
+        for partition in range(2):
+            producer.send("spread", b"1", partition=partition)
+    wait_until(lambda: cluster.describe().nodes[0].state != NodeState.RUNNING)
+
+    said = command(*asked)
+    assert said.code == 1
+    assert f"{failing} (offline)" in said.out
+    (described, _) = json.loads(command(*asked, "--json").out)["nodes"]
+    assert (described["state"], described["offline_data_dirs"]) == ("degraded", [str(failing)])
+
+
+@pytest.mark.parametrize("node", ["nobody", "controller-1", "broker-", "-1", "\u0663"])
+def test_logs_are_those_of_a_node(command: Command, node: str) -> None:
+    said = command("logs", "--cluster", "none", "--", node)
+    assert (said.code, said.out) == (1, "")
+    assert "expected a node's id or name" in said.err
+
+
+def test_a_node_without_a_log_is_named(command: Command) -> None:
+    assert "error: none/broker-7 has no log" in command("logs", "7", "--cluster", "none").err
