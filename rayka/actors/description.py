@@ -26,8 +26,8 @@ class NodeDescription:
 
     `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks, and
     `offline_data_dirs` and `full_data_dirs` those of its directories that have failed or have no room. `log_path` is a
-    file on its machine. Of a node that is unreachable, `host` and `data_dirs` are where it was, and `gone_since_ms` is the wall clock when Ray noticed that
-    its machine or process had gone, 0 where that is not known.
+    file on its machine. Of a node that is unreachable, `host` and `data_dirs` are where it was, and `gone_since_ms` is
+    the wall clock when Ray noticed that its machine or process had gone, 0 where that is not known.
 
     Of a controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
     leader; empty and -1 while there is no leader that knows.

@@ -86,8 +86,9 @@ def check_head(*, for_client: bool) -> None:
     if not for_client or lost_s < patience_s():
         raise NetworkException(f"the Ray at {address} does not answer: has it ended?")
     raise RayEnded(
-        f"the Ray at {address} has ended: for {lost_s:.0f} s nothing has answered there; start it again (`rayka "
-        f"start`), then make a new client, in this process after ray.shutdown(){_fate(connection)}"
+        f"the Ray at {address} has ended: for {lost_s:.0f} s nothing has answered there; when its nodes have ended "
+        f"too, start it again (`rayka start`), then make a new client, in this process after ray.shutdown()"
+        f"{_fate(connection)}"
     )
 
 

@@ -19,6 +19,7 @@ from rayka.ids import NO_EPOCH, random_uuid
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import DataDirectories
 from rayka.node.metadata_follower import MetadataFollower
+from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
 from rayka.protocol.cluster import (
     HeartbeatRequest,
@@ -52,6 +53,7 @@ class BrokerLifecycle:
         self._wants_fence = True
         self._wants_shut_down = False
         self._failures_in_shutdown = 0
+        self._failures = Repeats(_logger, logging.INFO)  # each fail-over has some
         self._poked = asyncio.Event()
         self._unfenced = asyncio.Event()
         self._may_end = asyncio.Event()
@@ -81,6 +83,9 @@ class BrokerLifecycle:
                     raise UnavailableError(
                         f"broker {self._settings.node_id} could not register within {timeout_ms} ms: {error}"
                     ) from error
+                self._failures.failed(
+                    "register", f"broker {self._settings.node_id} is not registered yet: {error}"
+                )
                 await pauses.pause()
             else:
                 self.broker_epoch = response.broker_epoch
@@ -131,10 +136,12 @@ class BrokerLifecycle:
             try:
                 response = await self._link.call(self._heartbeat(), self._call_timeout_ms)
             except RetriableApiError as error:
+                self._failures.failed("heartbeat", f"{self!r}: no controller takes its heartbeats: {error}")
                 self._on_unanswered(error)
                 await self._wait(pauses.next_ms())
             else:
                 pauses.reset()
+                self._failures.succeeded("heartbeat")
                 self._on_response(response)
                 await self._wait(self._interval_ms())
 
@@ -150,6 +157,10 @@ class BrokerLifecycle:
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:
+        if response.is_fenced != self._is_fenced:
+            _logger.info(
+                "broker %d is %s", self._settings.node_id, "fenced" if response.is_fenced else "unfenced"
+            )
         self._is_fenced = response.is_fenced
         if not response.is_fenced:
             self._unfenced.set()

@@ -20,6 +20,7 @@ from rayka.log.mapped_reader import copy_range
 from rayka.metadata.image import BrokerImage
 from rayka.node.data_directories import DataDirectories
 from rayka.node.followed import Followed, FollowedPartitions, Hold
+from rayka.node.repeats import Repeats
 from rayka.node.replica import Replica
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
@@ -73,6 +74,8 @@ class FollowerResults:
         self._followed = followed
         self._delayed: list[Followed] = []
         self._lookups: list[Followed] = []
+        self._failures = Repeats(_logger)
+        self._errors = Repeats(_logger, logging.INFO)  # each fail-over has some
 
     def __repr__(self) -> str:
         return f"<FollowerResults from {node_name(self._leader_id)}>"
@@ -142,6 +145,8 @@ class FollowerResults:
             now_ms=_now_ms(),
         )
         followed.on_answered()
+        self._failures.succeeded(followed.key)
+        self._errors.succeeded(followed.key)
         followed.is_behind = result.high_watermark > appended.next_offset
         self._followed.on_fetched(followed, records.size)
         if records.size or partition.log.log_start_offset != log_start_offset:
@@ -192,7 +197,7 @@ class FollowerResults:
             case ErrorCode.FENCED_LEADER_EPOCH:  # newer metadata is on its way
                 self._followed.hold(followed, Hold.METADATA)
             case code:
-                _logger.info("%r: %s: %s", followed, code.name, result.error_message)
+                self._errors.failed(followed.key, f"{followed!r}: {code.name}: {result.error_message}")
                 self._delayed.append(followed)
 
     def _on_refused(self, followed: Followed, error: ApiError | DiskFull) -> None:
@@ -202,7 +207,7 @@ class FollowerResults:
         backoff_ms = self._settings.config.replica_fetch_backoff_ms
         name, leader = followed.partition.topic_partition, node_name(self._leader_id)
         followed.problem = f"{name} cannot be copied from {leader}: {error}"
-        _logger.warning("%s; fetched again every %d ms", followed.problem, backoff_ms)
+        self._failures.failed(followed.key, f"{followed.problem}; fetched again every {backoff_ms} ms")
         followed.delay_ms = backoff_ms
         self._delayed.append(followed)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from rayka.errors import ApiError
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import DataDirectories
+from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
 from rayka.partition.partition import Partition
 from rayka.protocol.replication import AlterPartitionItem, AlterPartitionRequest, AlterPartitionResult
@@ -36,6 +37,7 @@ class IsrChanges:
         self._on_changed = on_changed
         self._wanted: dict[Partition, AlterPartitionItem] = {}
         self._has_work = asyncio.Event()
+        self._failures = Repeats(_logger, logging.INFO)  # each fail-over has some
 
     def __repr__(self) -> str:
         return f"<IsrChanges of {self._settings.node_id} wanted={len(self._wanted)}>"
@@ -68,10 +70,11 @@ class IsrChanges:
                 request, self._settings.config.controller_quorum_request_timeout_ms
             )
         except ApiError as error:
-            _logger.info("%r: %s; trying again", self, error)
+            self._failures.failed(None, f"{self!r}: {error}; trying again")
             for partition, item in sent.items():
                 self._propose_again(partition, item)
             return True
+        self._failures.succeeded(None)
         for (partition, item), result in zip(sent.items(), response.partitions, strict=True):
             self._on_result(partition, item, result)
         return bool(self._wanted)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rayka.errors import ApiError, ErrorCode, RetriableApiError
 from rayka.ids import node_name
+from rayka.node.repeats import Repeats
 from rayka.ports import Message
 from rayka.protocol.fetch import FetchResponse
 from rayka.protocol.quorum import DescribeQuorumRequest
@@ -37,6 +38,7 @@ class Peers:
         self._next_look_ms = 0
         self._silent: dict[int, int] = {}  # calls that failed, one after another
         self._refusals: dict[int, str] = {}
+        self._failures = Repeats(_logger)
 
     def __repr__(self) -> str:
         return f"<Peers silent={list(self._silent)} refusing={list(self._refusals)}>"
@@ -65,9 +67,8 @@ class Peers:
             self._refuse(node_id, f"{error.code.name}: {error}")
 
     def _refuse(self, node_id: int, reason: str) -> None:
-        if self._refusals.get(node_id) != reason:
-            self._refusals[node_id] = reason
-            _logger.warning("%r: %s refuses: %s", self._quorum, node_name(node_id), reason)
+        self._refusals[node_id] = reason
+        self._failures.failed((node_id, reason), f"{self._quorum!r}: {node_name(node_id)} refuses: {reason}")
 
     def forget(self) -> None:
         """What was true of a leader's calls says nothing of those to come."""

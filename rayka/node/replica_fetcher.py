@@ -17,6 +17,7 @@ from rayka.errors import ApiError
 from rayka.ids import node_name
 from rayka.node.followed import FollowedPartitions
 from rayka.node.follower_results import FollowerResults, Shared
+from rayka.node.repeats import Repeats
 from rayka.node.replica import PartitionKey, Replica
 from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchRequest, FetchResponse
 from rayka.protocol.fetch_session import SessionRequest
@@ -41,7 +42,7 @@ class ReplicaFetcher:
         self._has_news = False  # something to ask for that no request asks for yet
         self._is_bulk = False  # the last answer was so large that the next one will be, too
         self._pause: asyncio.TimerHandle | None = None
-        self._is_failing = False
+        self._failures = Repeats(_logger)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -149,7 +150,7 @@ class ReplicaFetcher:
         """What an overtaken request brings is as true."""
         ending = self._followed.stream.on_response(number, response)
         if ending is Ending.ANSWERED:
-            self._is_failing = False
+            self._failures.succeeded(None)
             self._is_bulk = self._results.take(response.partitions, number) >= _BULK_BYTES
         else:
             self._on_end(ending, f"{response.error_code.name}: {response.error_message}")
@@ -162,9 +163,7 @@ class ReplicaFetcher:
             _logger.info("%r: %s; a new session begins", self, reason)
         elif ending is Ending.FAILED and not self._is_closed:
             backoff_ms = self._config.replica_fetch_backoff_ms
-            log = _logger.debug if self._is_failing else _logger.warning
-            log("%r: %s; trying again every %d ms", self, reason, backoff_ms)
-            self._is_failing = True
+            self._failures.failed(None, f"{self!r}: {reason}; trying again every {backoff_ms} ms")
             self._end_pause()
             self._pause = asyncio.get_running_loop().call_later(backoff_ms / 1000, self._end_pause)
 

@@ -39,6 +39,7 @@ from rayka.node.flusher import Flusher
 from rayka.node.follower_results import Shared
 from rayka.node.full_directories import FullDirectories
 from rayka.node.isr_changes import IsrChanges
+from rayka.node.leadership_log import log_leadership
 from rayka.node.local_logs import LocalLogs
 from rayka.node.parked import Parked
 from rayka.node.replica import PartitionKey, Replica, Unusable, key_of
@@ -150,7 +151,8 @@ class ReplicaManager:
             await self._apply(delta, image)
 
     async def _apply(self, delta: MetadataDelta, image: MetadataImage) -> None:
-        is_first, self._image = self._image is None, image
+        before, self._image = self._image, image
+        is_first = before is None
         changed = [
             (each, state)
             async for each in in_turns(delta.changed_partitions())
@@ -163,6 +165,7 @@ class ReplicaManager:
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
         await self._on_updated(updated, new_leaders)
+        await log_leadership(self._settings.node_id, changed, before, image)
 
     async def _on_updated(self, updated: Sequence[Replica], new_leaders: Sequence[Replica]) -> None:
         for begin in range(0, len(updated), ITEMS_PER_TURN):

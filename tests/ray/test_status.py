@@ -46,8 +46,8 @@ def test_each_process_and_each_line_of_its_log_name_the_node_and_the_log_outlive
     assert said.out.index(f"process {first}") < said.out.index(f"process {second}")
     assert said.err.count("==>") == 2
     assert ":actor_name:" not in said.out
-    told = command("logs", "supervisor", "--cluster", cluster.name).out
-    assert f"{cluster.name}/supervisor rayka.actors.exit_watch: process {first} of {name} has exited" in told
+    seen = f"{cluster.name}/supervisor rayka.actors.exit_watch: process {first} of {name} has exited"
+    wait_until(lambda: seen in command("logs", "supervisor", "--cluster", cluster.name).out)
 
 
 def test_a_broker_with_a_failed_directory_is_degraded_and_the_exit_code_says_so(

