@@ -273,6 +273,18 @@ def test_a_broker_that_is_heard_of_by_the_next_controller_stays_and_what_it_lost
     assert controller.leaders == [1] * COUNT
 
 
+def test_a_broker_that_is_being_unfenced_leads_nothing_before_it_is() -> None:  # B44
+    controller = three_brokers(isr=(1,))
+    controller.run(controller.heartbeat(1, want_fence=True))
+    assert controller.leaders == [-1] * COUNT
+    controller.begin(controller.heartbeat(1))
+    assert not controller.image.brokers[1].is_fenced
+    assert 0 < controller.leaders.count(1) < COUNT
+    controller.fail_over()
+    controller.run(BalanceLeaders(1))  # the timer of whoever is next
+    assert controller.leaders == [1] * COUNT
+
+
 def test_a_broker_that_is_being_fenced_cannot_rejoin_before_the_end() -> None:  # B13, B44
     controller = three_brokers()
     controller.begin(controller.heartbeat(1, want_fence=True))

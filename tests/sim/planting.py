@@ -5,10 +5,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayka.shard.runtime import STEPS_PER_TURN
 from rayka.sim.options import swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0
+_PLAIN: dict[str, Any] = {"topics": (), "combined": False, "steps_per_turn": STEPS_PER_TURN}
 SEARCHED_MAX = 60
 
 
@@ -31,9 +33,7 @@ class PlantedBug:
 
     def run_without(self, seed: int) -> Outcome:
         """The same run of the code as it is."""
-        return Simulation(
-            swarm(seed, seconds=self.seconds, **{"topics": (), "combined": False, **self.chosen})
-        ).run()
+        return Simulation(swarm(seed, seconds=self.seconds, **{**_PLAIN, **self.chosen})).run()
 
 
 @contextmanager

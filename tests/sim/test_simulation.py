@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayka.cli.main import run
+from rayka.shard.runtime import STEPS_PER_TURN
 from rayka.sim.faults import DAMAGING, FaultKind, draw_faults
 from rayka.sim.options import SimOptions, TopicPlan, swarm, with_faults
 from rayka.sim.results import read_results
@@ -133,7 +134,7 @@ def test_a_part_of_the_faults_can_be_replayed() -> None:
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     bug = next(each for each in PLANTED_BUGS if each.name == "ignores check quorum")
     seed, _ = search(bug)
-    options = swarm(seed, seconds=20.0, **{"topics": (), **bug.chosen})
+    options = swarm(seed, seconds=20.0, **{"topics": (), "steps_per_turn": STEPS_PER_TURN, **bug.chosen})
     with bug.plant():
         failed = Simulation(options).run()
         shrunk = shrink(options, failed)
