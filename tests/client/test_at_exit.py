@@ -164,6 +164,23 @@ print("child ended with", os.wait()[1], flush=True)
     assert printed.splitlines() == ["[]", "child ended with 0", "[b'x']"]
 
 
+def test_a_forked_child_is_refused_a_record_for_a_batch_that_its_parent_has_open():
+    script = """
+producer.send('orders', b'x')
+producer.send('orders', b'y')  # into the same batch
+sys.stdout.flush()
+if os.fork() == 0:
+    try:
+        producer.send('orders', b'never')
+    except rayka.errors.UnavailableError as error:
+        print("refused", flush=True)
+    os._exit(0)
+os.wait()
+"""
+    _, printed, _ = outcome(script, "-W", "ignore")
+    assert printed.splitlines() == ["refused", "[b'x', b'y']"]
+
+
 _PARENT = """
 import multiprocessing
 from tests.client.test_at_exit import send_and_end

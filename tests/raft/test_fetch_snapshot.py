@@ -68,6 +68,7 @@ def test_a_part_has_the_size_of_the_whole_and_the_bytes_asked_for() -> None:  # 
         (snapshot_request(snapshot_id=OffsetAndEpoch(0, 0)), ErrorCode.SNAPSHOT_NOT_FOUND),
         (snapshot_request(-1), ErrorCode.POSITION_OUT_OF_RANGE),
         (snapshot_request(1 << 30), ErrorCode.POSITION_OUT_OF_RANGE),
+        (snapshot_request(max_bytes=0), ErrorCode.POSITION_OUT_OF_RANGE),
         (snapshot_request(epoch=-1), ErrorCode.NONE),
     ],
 )
@@ -76,6 +77,12 @@ def test_a_request_for_a_snapshot_is_checked(
 ) -> None:  # A28, A48, A49
     response = leader().quorum.handle_fetch_snapshot(request_, 2_000)
     assert (response.error_code, response.leader_id, response.leader_epoch) == (error, 3001, 6)
+
+
+def test_who_asks_for_what_is_only_in_the_snapshot_is_told_so_and_where_the_log_starts() -> None:  # A28, A49
+    result = leader().fetch(0, -1)
+    assert result is not None
+    assert (result.snapshot_id, result.log_start_offset) == (SNAPSHOT_ID, SNAPSHOT_ID.offset)
 
 
 def test_who_does_not_lead_gives_no_snapshot() -> None:  # A28
