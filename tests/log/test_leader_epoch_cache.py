@@ -2,7 +2,13 @@
 
 import pytest
 
-from rayka.log.leader_epoch_cache import LEADER_EPOCH_FILE, LeaderEpochCache, decode_epochs, encode_epochs
+from rayka.log.leader_epoch_cache import (
+    LEADER_EPOCH_FILE,
+    EpochStart,
+    LeaderEpochCache,
+    decode_epochs,
+    encode_epochs,
+)
 from rayka.log.unsynced import Unsynced
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import DIRECTORY, GOLDEN
@@ -21,6 +27,11 @@ def test_the_file_is_kafkas() -> None:  # B20
     golden = (GOLDEN / LEADER_EPOCH_FILE).read_bytes()
     assert encode_epochs(list(_cache((1, 0), (4, 100), (9, 2500)).entries)) == golden
     assert decode_epochs(golden) == [(1, 0), (4, 100), (9, 2500)]
+
+
+@pytest.mark.parametrize("entries", [[(1, 0), (1, 5)], [(2, 0), (1, 5)], [(1, 5), (2, 5)], [(1, 5), (2, 4)]])
+def test_epochs_that_do_not_rise_with_their_offsets_are_damage(entries: list[tuple[int, int]]) -> None:
+    assert decode_epochs(encode_epochs([EpochStart(*each) for each in entries])) is None
 
 
 @pytest.mark.parametrize(

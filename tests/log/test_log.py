@@ -327,3 +327,17 @@ def test_a_log_says_what_it_is() -> None:
     fill(log, 2, epoch=3)
     assert repr(log) == "<Log orders-0 start=0 flushed=0 leo=4 epoch=3 segments=1>"
     assert log.directory == DIRECTORY
+
+
+@pytest.mark.parametrize("end_offset", [60, 40, 20])
+def test_the_bytes_that_can_be_read_are_those_that_a_read_finds(end_offset: int) -> None:
+    _, log = new_log()
+    fill(log, 30)
+    for offset in range(0, end_offset, 2):
+        found, at = 0, offset
+        while at < end_offset and (read := log.read(at, max_bytes=700, end_offset=end_offset)).records:
+            found, at = found + len(read.records), read.next_offset
+        assert log.readable_bytes(offset, max_bytes=1 << 20, end_offset=end_offset) == found
+        assert log.readable_bytes(offset, max_bytes=100, end_offset=end_offset) == min(100, found)
+        assert log.readable_bytes(offset, max_bytes=1, end_offset=end_offset) == min(1, found)
+    assert log.readable_bytes(60, max_bytes=1, end_offset=60) == 0
