@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from rayka import forks
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import MAKE_TIMEOUT_S, START_TIMEOUT_S, add_brokers, ask_ray, bring_up, wait_for
+from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.description import (
     ClusterDescription,
     NodeDescription,
     describe,
     find_leader,
 )
-from rayka.actors.identities import ClusterRecord, Identities
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from rayka.actors import launch, supervise
+from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.description import NodeDescription, describe_nodes
-from rayka.actors.identities import ClusterRecord
 from rayka.actors.network import RayNetwork
 from rayka.actors.placement import Placement
 from rayka.client import bounded_wait

@@ -6,10 +6,10 @@ on record which ones are right, and a disk that replaces another is on record be
 started that has no supervisor, the disks themselves say it, as far as they agree.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
 from uuid import UUID
 
+from rayka.actors.cluster_record import Identities
 from rayka.actors.found_directories import Found, FoundDirectory
 from rayka.actors.names import formatted_directories, nodes_with, wanted_node_ids
 from rayka.config import ClusterSpec
@@ -17,31 +17,6 @@ from rayka.errors import StorageError
 from rayka.ids import NO_NODE, Role, node_name
 
 Seen = Mapping[str, Found]  # by Ray node
-
-
-@dataclass(frozen=True, slots=True)
-class Identities:
-    """The cluster's id, empty while none is known, and the directory ids of each node, as it was formatted last."""
-
-    cluster_id: str = ""
-    directory_ids: Mapping[int, frozenset[UUID]] = field(default_factory=dict)
-
-    def with_nodes(self, directory_ids: Mapping[int, Collection[UUID]], cluster_id: str = "") -> "Identities":
-        """The same, but for nodes that were formatted since."""
-        formatted = {each: frozenset(ids) for each, ids in directory_ids.items()}
-        return Identities(self.cluster_id or cluster_id, {**self.directory_ids, **formatted})
-
-    def without(self, node_id: int) -> "Identities":
-        """The same without a node that has gone for good."""
-        return replace(self, directory_ids={k: v for k, v in self.directory_ids.items() if k != node_id})
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRecord:
-    """What the supervisor knows of its cluster: the spec that is in force, and which disks are its own."""
-
-    spec: ClusterSpec
-    identities: Identities
 
 
 def sift(

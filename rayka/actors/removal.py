@@ -15,8 +15,8 @@ from typing import Any
 
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import wait_for
+from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.format_jobs import remove_directories
-from rayka.actors.identities import ClusterRecord
 from rayka.actors.names import node_directories
 from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on, run_on_all
 from rayka.actors.ray_records import has_process

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import SystemRandom
 
+from rayka.actors.cluster_record import Identities
 from rayka.actors.format_jobs import format_brokers, format_controllers, prepare_controllers
 from rayka.actors.formatting import FormatPlan, plan_formatting, refuse_undeclared
 from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
-from rayka.actors.identities import Identities, Seen, learn, sift
+from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on, run_on_all
 from rayka.actors.placement import Placement, Site, is_able, place

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from rayka.actors import launch
-from rayka.actors.identities import ClusterRecord
+from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import NAMESPACE, supervisor_name
 from rayka.errors import UnavailableError
 

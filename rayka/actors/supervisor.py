@@ -18,9 +18,10 @@ import sys
 from collections.abc import Collection, Mapping
 
 from rayka.actors import launch
+from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.found_directories import FoundDirectory, look_at
-from rayka.actors.identities import ClusterRecord, Seen, sift
+from rayka.actors.identities import Seen, sift
 from rayka.actors.names import (
     formatted_directories,
     nodes_with,

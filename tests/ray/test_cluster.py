@@ -10,8 +10,8 @@ import ray
 
 import rayka
 from rayka.actors import launch, supervise
+from rayka.actors.cluster_record import Identities
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
-from rayka.actors.identities import Identities
 from rayka.actors.names import wanted_node_ids
 from rayka.actors.placement import wall_clock_ms
 from rayka.actors.replacing import without_disk

@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 
 from rayka.actors import launch
+from rayka.actors.cluster_record import Identities
 from rayka.actors.found_directories import FoundDirectory, look_around
-from rayka.actors.identities import Identities, learn, sift
+from rayka.actors.identities import learn, sift
 from rayka.actors.names import formatted_directories, node_directories, wanted_node_ids
 from rayka.cluster import Cluster
 from rayka.config import ClusterSpec
