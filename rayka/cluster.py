@@ -84,8 +84,8 @@ class Cluster:
 
         A cluster that runs already with the same spec is returned as it is. Brokers that it has not, and the spec has,
         are added while it runs: empty, until `Admin.alter_partition_reassignments` gives them replicas or new topics
-        do; see `added_brokers`. Nothing else may differ. A node in `replace` has to be lost, failed, or without a
-        directory that is not offline; then it is replaced while the others run.
+        do; see `added_brokers`. Nothing else may differ. A node in `replace` has to be lost or failed, or all its
+        directories offline; it is replaced while the others run.
 
         Raises ConfigError, ClusterExists (runs with another spec or directory), StorageError (directories are
         missing) and UnavailableError (no Ray at the address given; a node that did not start, with its reason).

@@ -26,9 +26,10 @@ _POLL_S = 0.05
 def wait_for(
     coroutine: Coroutine[Any, Any, ResultT], timeout_s: float, *, slack_s: float = _SLACK_S
 ) -> ResultT:
-    """The result of what ends within that time by itself, with a better message than this wait has, which lasts longer.
+    """The result of a coroutine that has this timeout itself. The wait lasts longer by the slack, since the coroutine's
+    own error says more.
 
-    Raises UnavailableError when it does not end: a question to Ray that Ray never answers.
+    Raises UnavailableError when the coroutine does not end: a question to Ray that Ray never answers.
     """
     return bounded_wait.wait_for(coroutine, timeout_s * 1000, caller="Ray", slack_s=slack_s)
 

@@ -25,7 +25,7 @@ def record_crash(directory: str, now_ms: int) -> None:
 def recent_crashes(directory: str, now_ms: int) -> list[int]:
     """Times of the crashes of the last minute, by the wall clock in ms, oldest first.
 
-    The file is read while the process ends, which nothing that is in it may hinder: what is no time is passed over.
+    The process reads the file while it ends, and must end whatever is in it: what is not a time is skipped.
     """
     with suppress(OSError):
         lines = Path(directory, FILE_NAME).read_bytes().split()

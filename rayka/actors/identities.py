@@ -57,7 +57,8 @@ def _objection(found: FoundDirectory, node_id: int, known: Identities) -> str:
 
 
 def learn(spec: ClusterSpec, seen: Seen, known: Identities, homes: Mapping[int, str]) -> Identities:
-    """What is known, and of the rest what the disks say; of a node that runs its own ones, on the Ray node in `homes`.
+    """What is known already; for every other node, what the disks say. For a node that runs those on its own Ray node
+    count, which `homes` names.
 
     Raises StorageError that names two disks of which only one can be the cluster's.
     """

@@ -94,8 +94,8 @@ def run_on_all(
 ) -> Answers[ResultT]:
     """The job on all of these at once: one that does not run it holds up no other.
 
-    All have that time together, and a quarter of it once another machine has answered: then those that are slow because
-    everything is have had their time, too.
+    All have that time together. Once another machine has answered, the rest have a quarter of it: a start that is slow
+    on every machine is over by then.
     """
     own, began_s = own_ray_node_id(), time.monotonic()
     tasks = {each: _task(each, job, *args, **kwargs) for each in ray_node_ids if each != own}
@@ -130,7 +130,7 @@ def _task(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs: 
 
 
 def _in_thread(job: Callable[[], ResultT]) -> Future[ResultT]:
-    """The job in a thread of its own, which a disk that hangs may hold for ever; while one does, there is no other."""
+    """The job in a thread of its own, which a disk that hangs may hold for ever. While one hangs no other is begun."""
     future: Future[ResultT] = Future()
     _hanging[:] = [each for each in _hanging if not each.done()]
     if _hanging:

@@ -101,6 +101,13 @@ def is_able(spec: ClusterSpec, node_id: int, resources: Mapping[str, float]) -> 
     return all(resources.get(name, 0) >= amount for name, amount in needs(spec, node_id).items())
 
 
+def able_ray_nodes(
+    spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Those that have what the spec asks for one of these nodes."""
+    return [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
+
+
 def place(
     spec: ClusterSpec, sites: Mapping[str, Site], node_ids: Collection[int], homes: Mapping[int, str]
 ) -> dict[int, Placement]:

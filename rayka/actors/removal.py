@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from rayka.actors import launch, supervise
-from rayka.actors.bring_up import wait_for
+from rayka.actors.bring_up import MAKE_TIMEOUT_S, wait_for
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.format_jobs import remove_directories
 from rayka.actors.names import node_directories
@@ -27,7 +27,6 @@ from rayka.client.admin_results import BrokerDescription, BrokerState
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
 
-_MAKE_TIMEOUT_S = 90.0
 _ANSWER_TIMEOUT_S = 15.0
 _SLACK_S = 10.0
 _POLL_S = 0.1
@@ -46,14 +45,13 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
         rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
         _refuse_in_use(broker)
         try:
-            wait_for(supervise.keep(rest, _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S)
+            wait_for(supervise.keep(rest, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
             if handle is not None:
                 _stop(spec.name, broker_id, handle)
             _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
         except BaseException:
-            wait_for(
-                supervise.keep(ClusterRecord(whole, record.identities), _MAKE_TIMEOUT_S), _MAKE_TIMEOUT_S
-            )
+            former = ClusterRecord(whole, record.identities)
+            wait_for(supervise.keep(former, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
             raise
     remove_everywhere(node_directories(whole, broker_id))
 

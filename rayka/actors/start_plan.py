@@ -18,7 +18,7 @@ from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_
 from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on, run_on_all
-from rayka.actors.placement import Placement, Site, is_able, place
+from rayka.actors.placement import Placement, Site, able_ray_nodes, place
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError, StorageError
 from rayka.ids import node_name
@@ -48,9 +48,9 @@ def plan_start(
     """These nodes in their places; those in `replace` start empty, and so do those brokers in `new` that have no
     directory yet: the cluster never had them.
 
-    `homes` are the Ray nodes of nodes that run, `known` the disks that are on record. Nodes that are not among these
-    run, or are waited for: they may be without their disks. Raises what `plan_formatting`, `place` and, where no node
-    runs, `refuse_undeclared` raise; StorageError where a path is taken by a disk that is not the cluster's.
+    `homes` are the Ray nodes of nodes that run, `known` the disks that are on record. Nodes of the spec that are not in
+    `node_ids` run, or are waited for, so their disks may be missing. Raises what `plan_formatting`, `place` and, where
+    no node runs, `refuse_undeclared` raise; StorageError where a path is taken by a disk that is not the cluster's.
     """
     ray_nodes = live_ray_nodes()
     answers = _look(spec, ray_nodes)
@@ -99,11 +99,10 @@ def _look(
     node_ids = wanted_node_ids(spec)
     directories = [path for each in node_ids for path in formatted_directories(spec, each)]
     parents = cluster_directories(spec)
-    able = [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
+    able = able_ray_nodes(spec, node_ids, ray_nodes)
     answers = run_on_all(able, _LOOK_TIMEOUT_S, look_around, directories, parents)
-    if not any(
-        answers.results.values()
-    ):  # before a cluster is made: did the spec ask for other resources once?
+    if not any(answers.results.values()):
+        # The spec may have asked for other resources once: a cluster that is there must not be made a second time.
         others = [each for each in ray_nodes if each not in able]
         there = run_on_all(others, _LOOK_TIMEOUT_S, look_around, directories, parents)
         answers.results.update(there.results)

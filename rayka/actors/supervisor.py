@@ -31,16 +31,15 @@ from rayka.actors.names import (
 )
 from rayka.actors.node_logs import begin_log
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
-from rayka.actors.placement import Placement, Site, is_able, needs, place
+from rayka.actors.placement import Placement, Site, able_ray_nodes, is_able, needs, place
 from rayka.config import ClusterSpec
 from rayka.ids import Role, node_name
 
 _LOOK_S = 1.0
 _SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
 _ANSWER_TIMEOUT_S = 2.0
-_LOOK_TIMEOUT_S = (
-    60.0  # a quarter for a machine that is slow: one that is skipped may have the only free place
-)
+# A Ray node that is slow has a quarter of it, when others have answered: a skipped one may have the only free place.
+_LOOK_TIMEOUT_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
@@ -131,13 +130,6 @@ class Supervisor:
             _logger.critical("%s ends: an exception that no code expected", self, exc_info=error)
             sys.stderr.flush()
             os._exit(1)
-
-
-def able_ray_nodes(
-    spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
-) -> list[str]:
-    """Those that have what the spec asks for one of these nodes."""
-    return [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
 
 
 def place_found(

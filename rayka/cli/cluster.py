@@ -133,7 +133,9 @@ def status(name: str, address: str, as_json: bool) -> int:
 
 
 def print_vote_commands(cluster: "Cluster", spec: "ClusterSpec", replaced: tuple[int, ...]) -> None:
-    """How the controllers among these, which are observers now, get their votes; that of a former self goes first."""
+    """Prints how the replaced controllers, which are observers now, get their votes. A vote of the lost disk, where the
+    quorum still counts it, has to be removed first.
+    """
     from rayka.client.admin import Admin
     from rayka.ids import Role
 

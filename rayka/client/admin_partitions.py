@@ -244,7 +244,7 @@ def _look(held: _Held, topic_id: UUID, partition: MetadataPartition) -> ReplicaL
     found = [held.get((topic_id, partition.partition, each)) for each in partition.replicas]
     ends = [None if each is None else each[1].log_end_offset for each in found]
     leader_end = dict(zip(partition.replicas, ends, strict=True)).get(partition.leader_id)
-    known = [(each, look[0]) for each, look in zip(partition.replicas, found, strict=True) if look]
+    known = [(each, there[0]) for each, there in zip(partition.replicas, found, strict=True) if there]
     return ReplicaLook(
         lags=tuple(_lag(leader_end, each) for each in ends),
         full_replicas=tuple(each for each, directory in known if directory.is_full),

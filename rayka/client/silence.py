@@ -74,7 +74,7 @@ class SilenceWatch:
         )
 
     def _look(self) -> None:
-        """Timers that were due in a stop run in no order that counts: whichever comes first finds that it was one."""
+        """Takes the time of a stop off the silence. After a stop timers run in any order, so each one looks first."""
         now_s = _now_s()
         if self._looked_s is not None and self._since_s is not None:
             stopped_s = max(0.0, now_s - self._looked_s - _LOOK_S)

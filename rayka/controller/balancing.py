@@ -53,9 +53,9 @@ def _elections(
     for key in replicas.leaderless(broker_id):
         yield elections.change(key).build()
     tolerated_percentage = config.leader_imbalance_per_broker_percentage
-    counts = (replicas.misled_count(broker_id), replicas.preferred_count(broker_id))
+    counts = (replicas.led_by_others_count(broker_id), replicas.preferred_count(broker_id))
     if config.auto_leader_rebalance_enable and _is_too_much(*counts, tolerated_percentage):
-        for key in replicas.misled(broker_id):
+        for key in replicas.reclaimable(broker_id):
             yield elections.change(key).election(Election.PREFERRED).build()
 
 
@@ -112,7 +112,7 @@ class ReturnedBrokers:
         broker, replicas = elections.image.brokers.get(broker_id), elections.replicas
         if broker is None or not broker.is_active:
             return False
-        missing_count = replicas.misled_count(broker_id) + replicas.leaderless_count(broker_id)
+        missing_count = replicas.led_by_others_count(broker_id) + replicas.leaderless_count(broker_id)
         return _is_too_much(missing_count, replicas.preferred_count(broker_id), self._tolerated_percentage)
 
 
@@ -120,7 +120,8 @@ def _can_take(elections: Elections, broker_id: int) -> bool:
     """Whether the broker can lead some partition that it is to lead and does not."""
     replicas = elections.replicas
     missing = (
-        elections.partition(key) for key in chain(replicas.misled(broker_id), replicas.leaderless(broker_id))
+        elections.partition(key)
+        for key in chain(replicas.reclaimable(broker_id), replicas.leaderless(broker_id))
     )
     return any(broker_id in each.isr and elections.is_electable(each, broker_id) for each in missing)
 

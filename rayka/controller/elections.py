@@ -130,7 +130,7 @@ class Elections:
         return {each: self._replicas.count_in(broker_id, each) for each in working}
 
     def partition(self, key: TopicIdPartition) -> PartitionImage:
-        """A partition that there is."""
+        """The partition, which has to be in the image."""
         partition = self.image.partition(key)
         if partition is None:
             raise InvariantBroken(f"{self!r}: there is no {key}")

@@ -64,8 +64,8 @@ def heartbeat(
 
 
 def fence(elections: Elections, broker: BrokerImage, response: ResponseT) -> Steps[MetadataRecord, ResponseT]:
-    """Fences a broker: its partitions first, then itself (B44). Whoever finds it not fenced has to begin again, and
-    finds of the partitions those that are left.
+    """Fences a broker: its partitions first, then itself (B44). A controller that dies before the end leaves it not
+    fenced; the next one fences it again, and changes the partitions that are left.
     """
     return _changed(elections, broker, msgspec.structs.replace(broker, is_fenced=True), response)
 

@@ -52,8 +52,8 @@ class _Broker:
     """What one broker has to do with partitions."""
 
     __slots__ = (
-        "directories", "held", "leaderless", "leaderless_count", "led_count", "misled", "misled_count",
-        "preferred_count",
+        "directories", "held", "leaderless", "leaderless_count", "led_by_others_count", "led_count",
+        "preferred_count", "reclaimable",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -64,8 +64,8 @@ class _Broker:
         self.preferred_count = 0
         self.leaderless = _Partitions()
         self.leaderless_count = 0
-        self.misled = _Partitions()  # led by another broker, while this one is in sync
-        self.misled_count = 0  # led by another broker, in sync or not
+        self.led_by_others_count = 0
+        self.reclaimable = _Partitions()  # led by another broker, while this one is in sync
 
     def __repr__(self) -> str:
         return (
@@ -78,7 +78,7 @@ class _Broker:
         if partition.replicas[0] == broker_id:
             self.preferred_count += by
             self.leaderless_count += by * (not partition.has_leader)
-            self.misled_count += by * (partition.has_leader and partition.leader_id != broker_id)
+            self.led_by_others_count += by * (partition.has_leader and partition.leader_id != broker_id)
 
 
 _NONE = _Broker()
@@ -115,24 +115,24 @@ class ReplicaIndex:
         """How many partitions the broker is the first replica of."""
         return self._broker(broker_id).preferred_count
 
-    def misled_count(self, broker_id: int) -> int:
+    def led_by_others_count(self, broker_id: int) -> int:
         """How many of those another broker leads."""
-        return self._broker(broker_id).misled_count
+        return self._broker(broker_id).led_by_others_count
 
-    def misled(self, broker_id: int) -> Iterator[TopicIdPartition]:
+    def reclaimable(self, broker_id: int) -> Iterator[TopicIdPartition]:
         """Those of them that the broker is in sync for, as they are now."""
-        return iter(self._broker(broker_id).misled)
+        return iter(self._broker(broker_id).reclaimable)
 
     def leaderless_count(self, broker_id: int) -> int:
-        """How many of those none leads."""
+        """How many of those no broker leads."""
         return self._broker(broker_id).leaderless_count
 
     def leaderless(self, broker_id: int) -> Iterator[TopicIdPartition]:
-        """The partitions that the broker is the first replica of and none leads, as they are now."""
+        """The partitions that the broker is the first replica of and that no broker leads, as they are now."""
         return iter(self._broker(broker_id).leaderless)
 
     def all_leaderless(self) -> Iterator[TopicIdPartition]:
-        """The partitions that none leads, as they are now."""
+        """The partitions that no broker leads, as they are now."""
         return chain.from_iterable([iter(broker.leaderless) for broker in self._brokers.values()])
 
     def _broker(self, broker_id: int) -> _Broker:
@@ -158,9 +158,9 @@ class ReplicaIndex:
             self._move(key, before, after)
         first = after.replicas[0]
         if before is not None and before.replicas[0] != first:
-            self._place(key, before.replicas[0], is_leaderless=False, is_misled=False)
-        is_misled = after.has_leader and after.leader_id != first and first in after.isr
-        self._place(key, first, is_leaderless=not after.has_leader, is_misled=is_misled)
+            self._place(key, before.replicas[0], is_leaderless=False, is_reclaimable=False)
+        is_reclaimable = after.has_leader and after.leader_id != first and first in after.isr
+        self._place(key, first, is_leaderless=not after.has_leader, is_reclaimable=is_reclaimable)
 
     def _count(self, partition: PartitionImage, by: int) -> None:
         first, leader_id = partition.replicas[0], partition.leader_id
@@ -179,10 +179,12 @@ class ReplicaIndex:
             broker.directories[directory_id] += 1
             broker.held.put(key, is_in=True)
 
-    def _place(self, key: TopicIdPartition, broker_id: int, *, is_leaderless: bool, is_misled: bool) -> None:
+    def _place(
+        self, key: TopicIdPartition, broker_id: int, *, is_leaderless: bool, is_reclaimable: bool
+    ) -> None:
         broker = self._known(broker_id)
         broker.leaderless.put(key, is_in=is_leaderless)
-        broker.misled.put(key, is_in=is_misled)
+        broker.reclaimable.put(key, is_in=is_reclaimable)
 
     def _remove_topic(self, topic_id: UUID, partitions: tuple[PartitionImage, ...]) -> None:
         for partition in partitions:
@@ -190,7 +192,7 @@ class ReplicaIndex:
             for broker_id, directory_id in zip(partition.replicas, partition.directories, strict=True):
                 self._brokers[broker_id].directories[directory_id] -= 1
         for broker in self._brokers.values():
-            for some in (broker.held, broker.leaderless, broker.misled):
+            for some in (broker.held, broker.leaderless, broker.reclaimable):
                 some.remove_topic(topic_id)
 
     def _known(self, broker_id: int) -> _Broker:

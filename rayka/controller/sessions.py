@@ -2,9 +2,9 @@
 
 A broker is alive for `session_timeout_ms` after its last contact. One not heard of yet in its epoch counts as alive
 when it has registered since this controller became active, or was unfenced then; its clock starts at the next sweep.
-One that was fenced then has no session: it was over already, or ends nothing that anybody relies on, and whoever waits
-for its end would wait anew with each controller. Time in which the controller itself stood still counts for no
-session: heartbeats that came meanwhile are not read yet.
+One that was fenced then has no session: it was over already, or nothing depends on it, and what waits for its end would
+wait anew with each controller. Time in which the controller itself stood still counts for no session: heartbeats that
+came meanwhile are not read yet.
 Kafka: `BrokerHeartbeatManager`, `BrokerHeartbeatTracker`; both let that time count.
 """
 

@@ -188,7 +188,9 @@ class LocalDisk:
 
     @contextmanager
     def _outlived(self, path: str) -> Iterator[None]:
-        """A large file that goes in the block ends later, on a thread: 300 ms of an event loop for 1 GiB of pages."""
+        """A file that loses its last name in the block is kept open until after it. A large one is closed on a thread:
+        the kernel frees its pages then, which takes 300 ms for 1 GiB.
+        """
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -267,8 +269,8 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
 
 @contextmanager
 def _new_file(path: str) -> Iterator[int]:
-    """A new inode under this name, also where an earlier attempt left a file; on a full disk a part of it only takes
-    room, so after a failure there is none.
+    """A new inode under this name, also where an earlier attempt left a file. After a failure there is none: on a full
+    disk a part of it would take room.
     """
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -84,12 +84,11 @@ class LogDirectory:
         self.path = path
         self.failure: StorageError | None = None
         self.full: DiskFull | None = None  # what met no room, until there is some
-        self.gives_way = False  # full, and others should lead what is here
-        self.has_recovered = False  # it gave way, and there is room again
+        self.is_reported_offline = False  # full, and the controller is told, so that others lead
+        self.has_recovered = False  # it was reported offline, and there is room again
         self.logs: dict[TopicPartition, Log] = {}
-        self.deleted: list[
-            str
-        ] = []  # directories of deleted logs that an earlier process did not come to remove
+        # Directories of deleted logs that an earlier process did not come to remove.
+        self.deleted: list[str] = []
         self.was_clean_shutdown = False
         self.previous_broker_epoch = NO_EPOCH  # since which nothing is lost
         self.known_broker_epoch = NO_EPOCH  # whatever was lost since
@@ -475,18 +474,18 @@ class LogDirectory:
         for topic_partition, log in self.logs.items():
             log.on_recovery_point_saved(saved.get(topic_partition, 0))
 
-    def on_full(self, error: DiskFull, *, gives_way: bool = False) -> None:
-        """There was no room for something. What is here is still read; with `gives_way` others should lead it."""
+    def on_full(self, error: DiskFull, *, is_reported_offline: bool = False) -> None:
+        """There was no room for something. What is here is still read; if the controller is told, others lead it."""
         if self.full is None:
             _logger.error("%s is full: %s", self.path, error)
         self.full = self.full or error
-        self.gives_way = self.gives_way or gives_way
+        self.is_reported_offline = self.is_reported_offline or is_reported_offline
 
     def on_room(self) -> None:
         """There is room again."""
         _logger.info("%s: there is room again", self.path)
-        self.has_recovered = self.has_recovered or self.gives_way
-        self.full, self.gives_way = None, False
+        self.has_recovered = self.has_recovered or self.is_reported_offline
+        self.full, self.is_reported_offline = None, False
 
     def has_room(self) -> bool:
         """Whether a file of 1 MiB can be written, whatever the file system says: a quota may allow less.

@@ -113,7 +113,7 @@ def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list
         for name in logs
     ]
     for segment in segments:
-        segment.find()
+        segment.on_found()
     return segments
 
 

@@ -32,9 +32,8 @@ SCANNED = Struct(
 )  # base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp
 MAGIC_POSITION = 16
 _WALK_BYTES = 4096  # read at once while walking from header to header
-_CUT_BYTES_MAX = (
-    16 << 20
-)  # more than this is not cut in place: the kernel frees page by page, 1 GiB in 300 ms
+# More than this is not cut in place: the kernel frees page by page, 1 GiB in 300 ms.
+_CUT_BYTES_MAX = 16 << 20
 
 
 class SegmentFiles(NamedTuple):
@@ -105,8 +104,8 @@ class Segment:
         self._disk.append(self.path, ())
         self._unsynced.file_replaced(self.path)
 
-    def find(self) -> None:
-        """The file was here before: readers may still have it mapped that another process of this broker gave it to."""
+    def on_found(self) -> None:
+        """The file was here before this process: another one of this broker may have given all of it to readers."""
         self._given_bytes = self._disk.size(self.path)
 
     def open_sealed(self, next_offset: int) -> None:

@@ -2,7 +2,7 @@
 
 Replaying costs as much as the records say, whatever the image holds; `apply` copies the maps that changed. A
 record that contradicts the image (a partition of an unknown topic, a gap in partition numbers) is a bug of
-whoever wrote it, and `InvariantBroken` says so: a node that went on would hold another image than the rest.
+its writer, and `InvariantBroken` says so: a node that went on would hold another image than the rest.
 
 Kafka: `MetadataDelta`, `TopicsDelta`, `ClusterDelta`, `ConfigurationsDelta`, `ProducerIdsDelta` (H9, H12).
 """

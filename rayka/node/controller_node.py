@@ -299,7 +299,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     async def _perform(self, parts: _Parts, request: FenceStaleBroker | BalanceLeaders) -> bool:
         """Whether there is more to do of this kind; not where it cannot be done now."""
         try:
-            has_more: bool = await parts.shard.perform(request)
+            has_more: bool = await parts.shard.run_to_end(request)
         except ApiError as error:
             _logger.debug("%s: %r: %s", self._name, request, error)
             return False

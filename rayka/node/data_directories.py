@@ -82,10 +82,12 @@ class DataDirectories:
 
     def offline_ids(self) -> tuple[UUID, ...]:
         """The directories whose disk has failed, or is full while others can lead what is there."""
-        return tuple(each.directory_id for each in self.all if each.failure is not None or each.gives_way)
+        return tuple(
+            each.directory_id for each in self.all if each.failure is not None or each.is_reported_offline
+        )
 
     def recovered_ids(self) -> tuple[UUID, ...]:
-        """Those that were full, and are not any more."""
+        """Those that were reported offline because they were full, and have room again."""
         offline = self.offline_ids()
         return tuple(
             each.directory_id for each in self.all if each.has_recovered and each.directory_id not in offline

@@ -1,8 +1,7 @@
 """Data directories that are full: looked at until there is room in them again.
 
 Invariant: one that is full is tried again as soon as its file system has room, and also by time, for a file system with
-a quota does not tell. Kafka takes such a directory offline until the
-broker restarts.
+a quota does not tell. Kafka takes such a directory offline until the broker restarts.
 """
 
 import asyncio

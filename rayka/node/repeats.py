@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 _AGAIN_S = 60.0
+_KEPT_MAX = 100_000
 
 
 @dataclass(slots=True)
@@ -15,7 +16,7 @@ class _Said:
 
 
 class Repeats:
-    """The failures of one part of a node, by what fails; used on its event loop. Bounded by what there is to fail."""
+    """The failures of one part of a node, by what fails; used on its event loop. Of 100,000 the oldest is forgotten."""
 
     def __init__(self, logger: logging.Logger, level: int = logging.WARNING) -> None:
         self._logger = logger
@@ -34,7 +35,10 @@ class Repeats:
             return
         count = said.unsaid_count if said is not None else 0
         again = f" ({count + 1} times in the last {now_s - said.at_s:.0f} s)" if said is not None else ""
+        self._said.pop(what, None)
         self._said[what] = _Said(now_s)
+        if len(self._said) > _KEPT_MAX:
+            del self._said[next(iter(self._said))]
         self._logger.log(self._level, "%s%s", message, again)
 
     def succeeded(self, what: Hashable) -> None:

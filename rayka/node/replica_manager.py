@@ -282,7 +282,7 @@ class ReplicaManager:
             cause = replica.partition.log.failure or error
         is_replaceable = state.leader_id == self._settings.node_id and len(state.isr) > 1
         if directory is not None:
-            self._on_failed(directory, cause, error, is_replaceable=is_replaceable)
+            self._on_log_failed(directory, cause, error, is_replaceable=is_replaceable)
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """What was written of a topic, or of this broker, counts from the next request on."""
@@ -361,17 +361,17 @@ class ReplicaManager:
         is_replaceable = failure is not None and partition.is_leader and len(partition.isr) > 1
         if failure is not None:
             self._fetchers.remove([key_of(partition)])
-        self._on_failed(replica.directory, failure or error, error, is_replaceable=is_replaceable)
+        self._on_log_failed(replica.directory, failure or error, error, is_replaceable=is_replaceable)
         return KafkaStorageError(f"{partition.topic_partition}: {error}")
 
-    def _on_failed(
+    def _on_log_failed(
         self, directory: LogDirectory, cause: StorageError, error: StorageError, *, is_replaceable: bool
     ) -> None:
         """What one log met counts for its whole directory, but for damage, which says nothing about others. A full disk
         still reads; where others are in sync they lead instead, until there is room.
         """
         if isinstance(cause, DiskFull):
-            directory.on_full(cause, gives_way=is_replaceable)
+            directory.on_full(cause, is_reported_offline=is_replaceable)
             if is_replaceable:
                 self.on_offline.set()
         elif not isinstance(cause, DamagedLog):

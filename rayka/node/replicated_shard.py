@@ -95,7 +95,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             raise pending.error
         return pending.response
 
-    async def perform(self, request: Any) -> Any:
+    async def run_to_end(self, request: Any) -> Any:
         """The response, as soon as the request has run to its end. Raises as `submit`."""
         pending = self.run_request(request)
         while not (pending.has_run or pending.is_done):

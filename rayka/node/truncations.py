@@ -48,7 +48,7 @@ class Truncations:
             return False
 
     def _remove(self, path: str) -> None:
-        """What is left is removed when the log is opened, too; but that may be long."""
+        """When the log is opened the next time it is removed, too; that may be much later."""
         if self._disk.exists(path):
             with suppress(StorageError):
                 self._disk.unlink(path)

@@ -36,7 +36,9 @@ class Elections:
         if isinstance(role, Leader):
             return role.check_quorum_deadline_ms
         if state.is_shutting_down or state.finished_download is not None or state.truncation is not None:
-            return FAR_MS  # no replica stands up with a log that is about to begin anew, or to be cut
+            return (
+                FAR_MS  # no replica stands for election with a log that is about to begin anew or to be cut
+            )
         if isinstance(role, Resigned):
             return role.election_deadline_ms
         if not state.is_voter:

@@ -19,7 +19,9 @@ def check(index: ReplicaIndex, image: MetadataImage) -> None:
     for broker_id in BROKERS:
         held = {key: each for key, each in image.partitions() if broker_id in each.replicas}
         preferred = {key: each for key, each in held.items() if each.replicas[0] == broker_id}
-        misled = {key: each for key, each in preferred.items() if each.leader_id not in (broker_id, NO_NODE)}
+        led_by_others = {
+            key: each for key, each in preferred.items() if each.leader_id not in (broker_id, NO_NODE)
+        }
         leaderless = {key for key, each in preferred.items() if not each.has_leader}
         homes = Counter(each.directory_of(broker_id) for each in held.values())
         assert set(index.of(broker_id)) == set(held)
@@ -29,8 +31,10 @@ def check(index: ReplicaIndex, image: MetadataImage) -> None:
             each.leader_id == broker_id for _, each in image.partitions()
         )
         assert index.preferred_count(broker_id) == len(preferred)
-        assert index.misled_count(broker_id) == len(misled)
-        assert set(index.misled(broker_id)) == {key for key, each in misled.items() if broker_id in each.isr}
+        assert index.led_by_others_count(broker_id) == len(led_by_others)
+        assert set(index.reclaimable(broker_id)) == {
+            key for key, each in led_by_others.items() if broker_id in each.isr
+        }
         assert set(index.leaderless(broker_id)) == leaderless
         assert index.leaderless_count(broker_id) == len(leaderless)
 

@@ -11,6 +11,7 @@ from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import PartitionChangeRecord, PartitionRecord, TopicRecord
+from rayka.node import repeats
 from rayka.node.leadership_log import log_leadership
 from rayka.node.repeats import Repeats
 from rayka.sim.loop import VirtualLoop
@@ -73,6 +74,20 @@ def test_changes_of_the_isr_are_logged_by_the_leader(caplog: pytest.LogCaptureFi
 def test_many_partitions_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = said(caplog, None, led_by(1, 2_000))
     assert line.endswith("; orders-9 (epoch 0, ISR [1,2,3]); and 1990 more")
+
+
+def test_what_is_known_of_failures_is_bounded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "_KEPT_MAX", 2)
+
+    async def scenario() -> None:
+        failures = Repeats(logging.getLogger("rayka.test"))
+        for each in ("a", "b", "c", "b", "a"):  # the third one takes the place of the first
+            failures.failed(each, each)
+
+    asyncio.run(scenario())
+    assert [each.getMessage() for each in caplog.records] == ["a", "b", "c", "a"]
 
 
 def test_what_keeps_failing_is_said_at_once_and_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

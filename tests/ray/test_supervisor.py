@@ -7,7 +7,8 @@ import pytest
 
 from rayka.actors.found_directories import FoundDirectory
 from rayka.actors.names import formatted_directories, node_directories
-from rayka.actors.supervisor import able_ray_nodes, place_found
+from rayka.actors.placement import able_ray_nodes
+from rayka.actors.supervisor import place_found
 from rayka.config import ClusterSpec
 
 CPUS = {"CPU": 1.0}
