@@ -9,6 +9,8 @@ stands behind it, and on what may have broken it (`damage`):
   tail. It is cut: later segments are removed, newest first, then the file is cut in place, since no reader was given
   a batch that is not whole, and a power cut ended all readers. That takes no room: a disk may be full. A crash in the
   middle of that is recovered from again.
+- of an earlier epoch than the batch before it, and a power cut may have brought back what a truncation in place had
+  taken off: cut as well, and kept as in the next case.
 - whole batches behind it, and a power cut may have torn the log anywhere: cut as well, but what is cut is
   kept beside as `<segment>.log.cut`, which nothing here reads or removes.
 - otherwise it is bit rot, and nothing is cut: the batch stays in its place, and readers find it broken; or,
@@ -32,6 +34,7 @@ from crc32c import crc32c
 
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, InvariantBroken
+from rayka.ids import NO_EPOCH
 from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
 from rayka.log.disk import TEMPORARY_SUFFIX
 from rayka.log.holes import check_sealed, hole, is_hole
@@ -49,6 +52,7 @@ from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_EN
 
 _LEFTOVER_SUFFIXES = (".deleted", ".cleaned", TEMPORARY_SUFFIX)
 _SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")
+_BEYOND_ALL = (1 << 63) - 1  # no record has so large an offset
 _logger = logging.getLogger(__name__)
 
 
@@ -59,6 +63,9 @@ class Tearing(Enum):
     SHORT_TAIL = "a killed process tears only its last write, which then ends early"
     TAIL = "a power cut tears what was not synced: the last write, where each is synced before the next"
     ANYWHERE = "a power cut tears what was not synced, and pages reach the disk in any order"
+
+
+_POWER_CUTS = (Tearing.TAIL, Tearing.ANYWHERE)
 
 
 class Suspect(NamedTuple):
@@ -166,6 +173,7 @@ class _Scan:
         self._unsynced = files.unsynced
         self._epochs = epochs
         self._suspect = suspect
+        self._last_epoch = NO_EPOCH  # of the batch noted last
         self._damaged: list[DamagedBatch] = []
 
     def run(self, first: int) -> Recovery:
@@ -192,11 +200,13 @@ class _Scan:
         end_offset = None if is_last else self._segments[number + 1].base_offset
         segment.reset()
         while True:
-            _note_whole_batches(segment, view, self._epochs, end_offset)
+            self._last_epoch = _note_whole_batches(
+                segment, view, self._epochs, end_offset, _Lineage(self._last_epoch, self._rising_from)
+            )
             if segment.size_bytes == len(view):
                 return self._is_complete(number)
             may_cut = self._may_cut(number, view)
-            if may_cut and self._suspect.tearing in (Tearing.TAIL, Tearing.ANYWHERE):
+            if may_cut and self._suspect.tearing in _POWER_CUTS:
                 return False
             if is_in_place(view, segment.size_bytes, segment.next_offset, end_offset):
                 self._leave(segment, view)
@@ -204,6 +214,22 @@ class _Scan:
                 return False
             else:
                 raise _damaged_log(segment, view)
+
+    @property
+    def _rising_from(self) -> int:
+        """From which offset on a batch of an earlier epoch than the one before it counts as cut off.
+
+        1. A truncation in place takes off batches that were never synced. 2. New ones, of a later epoch, are appended.
+        3. Power is lost before the file system's journal has the cut, and the file keeps its old size. 4. Where a new
+        batch ends an old one begins: whole, its offsets in order, and of records that no leader has.
+        """
+        return self._suspect.from_offset if self._suspect.tearing in _POWER_CUTS else _BEYOND_ALL
+
+    def _goes_back(self, segment: Segment, view: memoryview) -> bool:
+        if segment.next_offset < self._rising_from:
+            return False
+        batch = batch_at(view, segment.size_bytes)
+        return batch is not None and batch.leader_epoch < self._last_epoch
 
     def _is_complete(self, number: int) -> bool:
         """Whether the next segment begins where this one ends; otherwise what is behind the hole is to be cut."""
@@ -220,6 +246,8 @@ class _Scan:
         segment = self._segments[number]
         if segment.next_offset < self._suspect.from_offset:
             return False
+        if self._goes_back(segment, view):
+            return True
         is_last = number + 1 == len(self._segments)
         is_tail = (is_last or self._is_end(number)) and _whole_behind(segment, view) is None
         return is_tail or self._suspect.tearing is Tearing.ANYWHERE
@@ -298,16 +326,25 @@ def _damaged_log(segment: Segment, view: memoryview) -> DamagedLog:
     )
 
 
+class _Lineage(NamedTuple):
+    """The epoch of the batch before, and from which offset on no batch may have an earlier one."""
+
+    last_epoch: int
+    rising_from: int
+
+
 def _note_whole_batches(
-    segment: Segment, view: memoryview, epochs: LeaderEpochCache, end_offset: int | None
-) -> None:
-    """Notes every whole batch from the segment's end on, up to the first that is not.
+    segment: Segment, view: memoryview, epochs: LeaderEpochCache, end_offset: int | None, lineage: _Lineage
+) -> int:
+    """Notes every whole batch from the segment's end on, up to the first that is not, or goes back in epochs; the
+    epoch of the last one.
 
     Written flat: it runs once for each batch of the log, and the CRC should be most of what it does.
     """
     size_bytes = len(view)
     max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if end_offset is None else end_offset - 1
     position = segment.size_bytes
+    last_epoch, rising_from = lineage
     while position + HEADER_BYTES <= size_bytes:
         base_offset, length, epoch, magic, crc, _, last_delta, max_timestamp_ms = SCANNED.unpack_from(
             view, position
@@ -319,9 +356,13 @@ def _note_whole_batches(
             break
         if crc32c(view[position + CRC_START : stop]) != crc:
             break
+        if epoch < last_epoch and segment.next_offset >= rising_from:
+            break
+        last_epoch = epoch
         if epoch > epochs.latest_epoch:
             epochs.assign(epoch, base_offset)
         segment.note(
             BatchPosition(position, stop - position, base_offset, base_offset + last_delta, max_timestamp_ms)
         )
         position = stop
+    return last_epoch

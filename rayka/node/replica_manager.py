@@ -396,7 +396,11 @@ class ReplicaManager:
             image = self._image
             directory.on_room()
             if self._directories.broker_epoch != NO_EPOCH:
-                directory.record_broker_epoch(self._directories.broker_epoch)
+                try:
+                    directory.record_broker_epoch(self._directories.broker_epoch)
+                except StorageError as error:
+                    self._on_directory_failed(directory, error)
+                    return
             self.on_offline.set()
             if image is None:
                 return

@@ -381,9 +381,10 @@ class Partition:
         Raises as `append_as_follower` when the epoch has changed (B26).
         """
         self._check_following(leader_epoch)
-        needed = self.log.truncate_to(following.truncation_offset(self.log, diverging), copied)
-        self._follow_high_watermark(self.high_watermark)
-        return needed
+        try:
+            return self.log.truncate_to(following.truncation_offset(self.log, diverging), copied)
+        finally:  # one that met a full disk half way may have shortened the log all the same
+            self._follow_high_watermark(self.high_watermark)
 
     def on_out_of_range(
         self,
@@ -397,14 +398,15 @@ class Partition:
         `truncate_to`.
         """
         self._check_following(leader_epoch)
-        needed = following.move_into_range(
-            self.log,
-            copied,
-            leader_log_start_offset=leader_log_start_offset,
-            leader_log_end_offset=leader_log_end_offset,
-        )
-        self._follow_high_watermark(self.high_watermark)
-        return needed
+        try:
+            return following.move_into_range(
+                self.log,
+                copied,
+                leader_log_start_offset=leader_log_start_offset,
+                leader_log_end_offset=leader_log_end_offset,
+            )
+        finally:  # as above
+            self._follow_high_watermark(self.high_watermark)
 
     def _follow_high_watermark(self, high_watermark: int) -> bool:
         """Whether the high watermark moved; a follower's may fall (B3)."""

@@ -317,3 +317,22 @@ def test_the_epochs_alone_can_be_made_durable() -> None:  # B20
     assert (log.unsynced_epochs().is_empty, log.has_unsynced, log.flushed_offset) == (True, True, 4)
     log.assign_epoch(3, log.log_end_offset)
     assert not log.unsynced_epochs().is_empty
+
+
+@pytest.mark.parametrize("tearing", [Tearing.TAIL, Tearing.ANYWHERE])
+@pytest.mark.parametrize("kept_batches", [1, 2])
+def test_old_batches_behind_those_that_took_their_place_are_cut(tearing: Tearing, kept_batches: int) -> None:
+    """A power cut brings back what a truncation in place had cut off, exactly where a new batch ends."""
+    disk, log = new_log()
+    fill(log, 2, epoch=1)
+    sync(disk, log)
+    fill(log, 3, epoch=3)
+    old = disk.read_at(segment_path(0), 0, disk.size(segment_path(0)))
+    assert log.truncate_to(4) is None
+    fill(log, kept_batches, epoch=4)
+    new = disk.read_at(segment_path(0), 0, disk.size(segment_path(0)))
+    disk.process_crash()
+    disk.append(segment_path(0), [old[len(new) :]])
+    again = open_log(disk, recovery_point=4, tearing=tearing)
+    assert (again.log_end_offset, again.latest_epoch) == (4 + 2 * kept_batches, 4)
+    assert again.recovery.kept_paths

@@ -4,12 +4,16 @@ Kafka takes such a directory offline until the broker restarts (`LogDirFailureCh
 """
 
 import asyncio
+import errno
 
 import pytest
 
 from rayka.errors import ErrorCode
+from rayka.ids import OffsetAndEpoch
+from rayka.log.disk import storage_error
 from rayka.node.log_dirs import DescribeLogDirsHandler
 from rayka.node.produce import ProduceHandler
+from rayka.ports import Buffer
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
@@ -17,9 +21,11 @@ from rayka.testing.memory_disk import MemoryDisk
 from tests.node.broker_support import records
 from tests.node.replica_support import (
     BROKER,
+    BROKER_EPOCH,
     DATA_DIR,
     LEADER,
     ORDERS,
+    OTHER,
     Broker,
     answered,
     batch,
@@ -28,6 +34,7 @@ from tests.node.replica_support import (
     given,
     positions,
     run,
+    settle,
 )
 
 ROOM = 1 << 40
@@ -228,6 +235,57 @@ def test_a_broker_that_starts_on_a_full_disk_is_read_and_goes_on_when_there_is_r
         await asyncio.sleep(LOOK_S)
         assert await produce(broker) is ErrorCode.NONE
         assert (partition.log.log_end_offset, partition.log.epoch_of(1)) == (2, 1)
+        await broker.stop()
+
+    run(main)
+
+
+class NoRoomFor(MemoryDisk):
+    """A memory disk that has no room for files with a name, until there is room again."""
+
+    name = ""
+
+    def write(self, path: str, data: Buffer) -> None:
+        if self.name and self.name in path:
+            raise storage_error("write", path, errno.ENOSPC)
+        super().write(path, data)
+
+
+def test_a_follower_whose_truncation_met_the_full_disk_half_way_goes_on_when_there_is_room() -> None:  # B27
+    async def main() -> None:
+        disk = NoRoomFor()
+        broker = await Broker.start(disk)
+        await broker.apply(broker.new_partition(leader_epoch=1))
+        records = (batch(b"a"), batch(b"b", offset=1, epoch=1))
+        asked = await broker.begin_session(given(0, *records, leader_epoch=1, high_watermark=2))
+        await broker.apply(changed(leader_id=OTHER, isr=(OTHER,)))  # uncleanly: it has the first record only
+        asked = await broker.next_fetch()
+        disk.name = "leader-epoch-checkpoint"
+        asked.answer(answered(given(0, leader_epoch=2, diverging_epoch=OffsetAndEpoch(1, 0))))
+        await settle()
+        assert broker.directories.full_paths() == (DATA_DIR,)
+        disk.name = ""
+        await asyncio.sleep(LOOK_S)
+        assert broker.crashes == []
+        partition = broker.partition()
+        assert (partition.log.log_end_offset, partition.high_watermark) == (1, 1)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_disk_that_fails_when_there_is_room_again_is_offline() -> None:  # F13
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        disk.fill_up()
+        broker.directories.all[0].record_broker_epoch(BROKER_EPOCH + 1)
+        assert broker.directories.full_paths() == (DATA_DIR,)
+        disk.fill_up(after_bytes=ROOM)
+        disk.fail("write", ".rayka_boot")
+        broker.directories.broker_epoch = BROKER_EPOCH + 1
+        await asyncio.sleep(LOOK_S)
+        assert (broker.crashes, broker.directories.offline_paths()) == ([], (DATA_DIR,))
         await broker.stop()
 
     run(main)
