@@ -56,7 +56,7 @@ class TopicIdPartition(msgspec.Struct, frozen=True, order=True, array_like=True,
 
 
 class ReplicaKey(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A replica is a node *and* the directory it keeps: on an empty disk the same node is somebody else (A55)."""
+    """A replica is a node *and* the directory it keeps: on an empty disk the same node is another replica (A55)."""
 
     node_id: int
     directory_id: UUID

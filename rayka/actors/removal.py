@@ -69,7 +69,7 @@ def remove_everywhere(directories: Collection[str]) -> None:
 
 
 def _find(admin: Admin, broker_id: int, *, is_known: bool) -> BrokerDescription | None:
-    """The broker as it is registered. Raises BrokerIdNotRegistered where nobody knows it."""
+    """The broker as it is registered. Raises BrokerIdNotRegistered where it is neither registered nor in the spec."""
     brokers = {each.node_id: each for each in admin.describe_cluster().brokers}
     if broker_id not in brokers and not is_known:
         listed = ", ".join(map(str, brokers)) or "none"

@@ -25,7 +25,7 @@ class _Holder:
 
 @contextmanager
 def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
-    """Waits until nobody else starts this cluster. Raises UnavailableError when that takes too long."""
+    """Waits until no other process starts this cluster. Raises UnavailableError when that takes too long."""
     deadline = time.monotonic() + timeout_s
     while (holder := _take(cluster_name)) is None:
         if time.monotonic() > deadline:

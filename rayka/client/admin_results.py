@@ -53,7 +53,7 @@ class PartitionDescription:
 
     @property
     def is_offline(self) -> bool:
-        """Whether nobody leads it, so that it can be neither read nor written."""
+        """Whether no broker leads it, so that it can be neither read nor written."""
         return self.leader_id == NO_NODE
 
     def to_dict(self) -> dict[str, Any]:

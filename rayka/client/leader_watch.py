@@ -23,7 +23,7 @@ class LeaderWatch:
         self._failed_epochs.setdefault(topic, {})[partition.partition] = partition.leader_epoch
 
     def on_settled(self, topic: str, partition: int) -> None:
-        """The leader did it, or nobody waits for it any more."""
+        """The leader did it, or no caller waits for it any more."""
         if self._failed_epochs:
             waiting = self._failed_epochs.get(topic, {})
             waiting.pop(partition, None)

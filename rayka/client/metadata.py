@@ -250,7 +250,7 @@ class ClusterMetadata:
         return None
 
     async def _refresh_brokers(self) -> None:
-        """Who is fenced, as the controller knows it; stays as it was when nobody can say."""
+        """Which brokers are fenced, as the controller knows it; stays as it was when no controller answers."""
         try:
             self._store(await self._ask_controller(()))
         except ApiError as error:
@@ -395,7 +395,7 @@ class ClusterMetadata:
             return self._unavailable("no node answered in time")
 
     def _unavailable(self, reason: str, problem: RaykaError | None = None) -> UnavailableError:
-        """Of a cluster of which somebody answers nobody asks whether it runs."""
+        """The hint asks whether the cluster runs only when none of its nodes answers."""
         if self._does_anyone_answer or isinstance(problem, NotController):
             hint = "a majority of its controllers must run, see `rayka quorum status`"
         else:
@@ -412,7 +412,7 @@ class ClusterMetadata:
 
 
 def _no_controller(problem: RaykaError) -> str:
-    """The problem says it itself when the controllers were asked who leads."""
+    """A NotController problem says it already: then the controllers were asked which of them leads."""
     is_said = isinstance(problem, NotController)
     return str(problem) if is_said else f"the active controller did not answer: {problem}"
 

@@ -455,7 +455,7 @@ class Sender:
         self._pump()
 
     def _refresh_again(self, topic: str) -> None:
-        """Soon, as long as somebody waits for a leader."""
+        """Soon, as long as a batch waits for a leader."""
         if self._leaders.is_watched(topic):
             pause_s = self._config.retry_backoff_ms / 1000
             self._next_refreshes[topic] = self._loop.call_later(pause_s, self._refresh, topic)

@@ -78,7 +78,7 @@ class LocalDisk:
         return f"<LocalDisk open={len(self._descriptors)}/{self._max_open_files}>"
 
     def close(self) -> None:
-        """Closes the open files and ends the threads; locks stay with who holds them."""
+        """Closes the open files and ends the threads; locks stay held."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
         self._sync_thread.shutdown()

@@ -458,7 +458,7 @@ class Log:
             self._after_truncation()
 
     def increment_log_start_offset(self, offset: int) -> None:
-        """Whatever lies below the offset is not needed any more, durable or not: nobody reads it, and segments wholly
+        """Whatever lies below the offset is not needed any more, durable or not: it is not read, and segments wholly
         below it are removed (A51). The offset lasts once the directory's checkpoint has it; until then a crash lets the
         log start at its first segment again, so all epochs from there on stay known. One that is not higher changes
         nothing.

@@ -151,7 +151,8 @@ class LogDirectory:
             self._disk.unlink(self._file(CLEAN_SHUTDOWN_FILE))
         elif self._boot.get("bootId") == boot_id:
             self.previous_broker_epoch = self._boot.get("brokerEpoch", NO_EPOCH)
-        # Where it is gone already, too: who removed it may have been killed before this, and power loss brings it back.
+        # Also where it is gone already: the process that removed it may have been killed before this sync, and then a
+        # power cut brings it back.
         await self._disk.sync([], [self.path])
         names = self._disk.list(self.path)
         self.deleted = [self._file(name) for name in names if name.endswith(_DELETED_SUFFIX)]
@@ -378,7 +379,7 @@ class LogDirectory:
             raise
 
     def set_aside_log(self, topic_partition: TopicPartition) -> str | None:
-        """Renames the directory of a partition that nobody knows or needs, so that its name is free (F4); nothing here
+        """Renames the directory of a partition that is not in the metadata, so that its name is free (F4); nothing here
         reads or removes it any more, or misses what was in it. Returns where it is; None when there was none.
         """
         kept = self._rename_log(topic_partition, _STRAY_SUFFIX)

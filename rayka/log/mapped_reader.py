@@ -64,7 +64,7 @@ class MappedReader:
             self._maps.popitem(last=False)
 
     def close(self) -> None:
-        """Lets go of all maps; what was read stays readable as long as somebody holds it."""
+        """Lets go of all maps; what was read stays readable as long as it is held."""
         self._maps.clear()
 
 

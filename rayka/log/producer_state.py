@@ -70,7 +70,7 @@ class ProducerStates:
 
     def __init__(self, name: str, now_ms: int) -> None:
         self._name = name
-        self._now_ms = now_ms  # when somebody last told the time
+        self._now_ms = now_ms  # the time of the last call that gave one
         self._entries: dict[int, ProducerStateEntry] = {}
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ from rayka.ports import Buffer, Disk
 from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
 LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
-CUT_SUFFIX = ".cut"  # what recovery cut off and somebody may still want; never read, never removed
+CUT_SUFFIX = ".cut"  # what recovery cut off and an operator may want; never read, never removed
 MAX_RELATIVE_OFFSET = 2**31 - 1
 GAP_MAX = (
     MAX_RELATIVE_OFFSET // 2

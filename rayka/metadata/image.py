@@ -26,7 +26,7 @@ from rayka.protocol.replication import LeaderRecoveryState
 
 
 class PartitionImage(msgspec.Struct, frozen=True, gc=False):
-    """One partition's replicas, who is in sync, and who leads it in which epoch. `leader_id` -1: nobody."""
+    """One partition's replicas, which are in sync, and which leads it in which epoch. `leader_id` -1: none."""
 
     replicas: tuple[int, ...]
     directories: tuple[UUID, ...]
@@ -167,7 +167,7 @@ class MetadataImage:
 
 
 def named_partition(image: MetadataImage, name: TopicPartition) -> tuple[TopicIdPartition, PartitionImage]:
-    """The partition that somebody asks about by name. Raises UnknownTopicOrPartition, saying which there are."""
+    """The partition that a request names. Raises UnknownTopicOrPartition, saying which there are."""
     topic = image.topics.get(name.topic)
     if topic is None:
         raise UnknownTopicOrPartition(f"there is no topic {name.topic!r}")

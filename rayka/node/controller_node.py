@@ -113,7 +113,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     # ---- Life --------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Returns when the node takes calls; it need not be active, and nobody else either. Raises StorageError when
+        """Returns when the node takes calls; it need not be active, nor any other controller. Raises StorageError when
         its directory cannot be used.
         """
         try:

@@ -69,7 +69,7 @@ class DeleteRecordsHandler:
             raise self._replicas.on_storage_error(replica, error) from error
         self._replicas.parked.wake(
             (asked.topic_id, asked.partition)
-        )  # who fetches learns where the log begins now
+        )  # fetches then say where the log begins now
         return _Deletion(asked, replica, required_offset, replica.partition.leader_epoch)
 
     async def _save(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:

@@ -28,7 +28,7 @@ from rayka.protocol.fetch import (
 )
 from rayka.protocol.fetch_session import next_session_epoch
 
-EVICTION_MS = 120_000  # a session that nobody used for so long makes room; so may one that is as old
+EVICTION_MS = 120_000  # a session that was not used for so long makes room; so may one that is as old
 _ID_BITS = 31
 
 
@@ -54,8 +54,8 @@ class SessionPartition:
         )
 
     def on_told(self, result: FetchPartitionResult) -> None:
-        """The result is on its way. Beside an error, or where the logs part, nobody takes its watermarks (B3): what
-        follows is told whatever it is.
+        """The result is on its way. Beside an error, or where the logs part, the receiver ignores its watermarks
+        (B3): the next result says them again.
         """
         is_unheeded = result.error_code is not ErrorCode.NONE or result.diverging_epoch is not None
         self._high_watermark = NO_OFFSET if is_unheeded else result.high_watermark

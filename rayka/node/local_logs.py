@@ -60,7 +60,7 @@ class LocalLogs:
         return directory
 
     def can_be_copied(self, state: PartitionImage) -> bool:
-        """Whether nobody counts on what this replica has: another broker leads, and this one may not be elected."""
+        """Whether nothing depends on what this replica has: another broker leads, and this one may not be elected."""
         counted_on = (*state.isr, *state.eligible_leader_replicas, *state.last_known_elr, state.leader_id)
         return state.has_leader and self._broker_id not in counted_on
 
@@ -140,7 +140,7 @@ class LocalLogs:
     def _unwanted(
         self, image: MetadataImage
     ) -> tuple[list[tuple[LogDirectory, TopicPartition]], list[tuple[LogDirectory, TopicPartition]]]:
-        """What was moved, and what nobody knows."""
+        """What was moved, and what is not in the metadata."""
         moved, strays = [], []
         for directory in self._directories.all:
             for topic_partition, topic_id in directory.partitions().items():

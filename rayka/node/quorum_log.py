@@ -298,7 +298,7 @@ class QuorumLog(Generic[RecordT]):
         self._quorum.on_no_response(node_id, request, _now_ms())
 
     def fail(self, error: StorageError) -> None:
-        """The disk has failed: the loop ends, and everyone who waits is told."""
+        """The disk has failed: the loop ends, and all callers that wait are told."""
         self.failure = self.failure or error
         self._set_due()
         self.news.notify()
@@ -313,7 +313,7 @@ class QuorumLog(Generic[RecordT]):
             raise
 
     def _tell(self) -> None:
-        """Wakes who waits for a change, if there is one."""
+        """Wakes what waits for a change, if there is one."""
         quorum = self._quorum
         now = (
             quorum.election, quorum.is_leader, self._durable_count, quorum.high_watermark, quorum.log_end_offset,
@@ -343,8 +343,8 @@ class QuorumLog(Generic[RecordT]):
         return await self._when_durable(self._quorum.handle_describe_quorum(request, _now_ms()))
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
-        """The answer to one who follows the log: at once when there is news for him, else when there is, or when the
-        time he gave is over (A32). Raises BrokerNotAvailable when the node stops meanwhile (A28).
+        """The answer to a replica that follows the log: at once when there is news for it, else when there is, or when
+        the time that it gave is over (A32). Raises BrokerNotAvailable when the node stops meanwhile (A28).
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.max_wait_ms / 1000

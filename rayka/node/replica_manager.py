@@ -321,7 +321,7 @@ class ReplicaManager:
         return replica.partition.config.file_delete_delay_ms
 
     def _drop(self, key: PartitionKey) -> Replica | None:
-        """The replica is not here any more, and nobody has its log synced; None when it was not."""
+        """The replica is not here any more, and its log is not synced any more; None when it was not here."""
         replica = self._replicas.pop(key, None)
         if replica is not None:
             replica.flusher.forget(replica.partition)
@@ -348,7 +348,7 @@ class ReplicaManager:
             self._wake(replica.partition)
 
     def on_follower_fetch(self, replica: Replica, update: FollowerUpdate) -> None:
-        """A follower has told how far it is: whoever waits for that looks again, and the ISR may grow (G13)."""
+        """A follower has told how far it is: what waits for that looks again, and the ISR may grow (G13)."""
         if update.is_high_watermark_raised or update.is_low_watermark_raised:
             self._wake(replica.partition)
         if update.proposal is not None:

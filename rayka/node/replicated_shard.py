@@ -228,12 +228,12 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     # ---- End ---------------------------------------------------------------------------------------------------------
 
     def end(self, error: ApiError) -> None:
-        """All who wait are told; what the shard holds is built anew."""
+        """All callers that wait are told; what the shard holds is built anew."""
         self._epoch, self._loading = None, None
         self._complete(self._runtime.deactivate(error))
 
     def abandon(self) -> None:
-        """The end of the process: nobody is told anything."""
+        """The end of the process: no caller is told anything."""
         for future in self._waiting.values():
             future.cancel()
 

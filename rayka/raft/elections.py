@@ -200,7 +200,7 @@ class Elections:
         return BeginQuorumEpochResponse(state.leader_id, state.epoch, error)
 
     def handle_end_quorum_epoch(self, request: EndQuorumEpochRequest, now_ms: int) -> EndQuorumEpochResponse:
-        """A leader has resigned: whoever it prefers stands up first (A14, A22)."""
+        """A leader has resigned: the successor that it prefers stands for election first (A14, A22)."""
         state = self._state
         error = self._leader_error(request.cluster_id, request.leader_id, request.leader_epoch)
         if error is ErrorCode.NONE:

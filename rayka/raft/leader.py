@@ -165,12 +165,12 @@ class Leader:
     # ---- Telling the voters ------------------------------------------------------------------------------------------
 
     def voters_to_remind(self, now_ms: int) -> list[ReplicaKey]:
-        """Those who should be told who leads, for they do not fetch (A13)."""
+        """The voters to be told that this node leads, for they do not fetch (A13)."""
         interval_ms = self._config.begin_quorum_epoch_interval_ms
         return [voter for voter, progress in self._others if progress.next_begin_ms(interval_ms) <= now_ms]
 
     def next_reminder_ms(self, now_ms: int) -> int:
-        """When somebody is to be reminded who is not yet."""
+        """When the next voter is to be reminded."""
         interval_ms = self._config.begin_quorum_epoch_interval_ms
         times_ms = [progress.next_begin_ms(interval_ms) for _, progress in self._others]
         return min((each for each in times_ms if each > now_ms), default=FAR_MS)
@@ -179,7 +179,7 @@ class Leader:
         self._progress(voter, now_ms).last_begin_ms = now_ms
 
     def preferred_successors(self) -> tuple[ReplicaKey, ...]:
-        """The other voters, who holds most first (A22)."""
+        """The other voters; first the one that holds most (A22)."""
         return tuple(voter for voter, _ in sorted(self._others, key=lambda other: -other[1].end_offset))
 
     # ---- Described ---------------------------------------------------------------------------------------------------

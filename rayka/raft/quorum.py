@@ -180,7 +180,7 @@ class Quorum:
         self._following.on_ended(node_id)
         header = response.partitions[0] if isinstance(response, FetchResponse) else response
         if header.leader_epoch < state.epoch:
-            if is_awaited:  # a late answer to who this node was says nothing of who it is
+            if is_awaited:  # an answer of an earlier epoch says nothing of this one
                 state.book.back_off(node_id, now_ms)
             return
         role = state.role
@@ -341,6 +341,6 @@ class Quorum:
 
     @property
     def may_end(self) -> bool:
-        """Whether nobody waits to hear that this node leads no more (A23)."""
+        """Whether no voter has yet to hear that this node leads no more (A23)."""
         role = self._state.role
         return not isinstance(role, Leader) and not (isinstance(role, Resigned) and role.unacknowledged)

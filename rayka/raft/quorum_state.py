@@ -118,7 +118,7 @@ class QuorumState:
     # ---- Beginning ---------------------------------------------------------------------------------------------------
 
     def _role_after_restart(self, now_ms: int) -> Role:
-        """A9. The only voter need not wait for anybody, nor for a timeout (A5)."""
+        """A9. The only voter waits for no other node, nor for a timeout (A5)."""
         election = self.election
         deadline_ms = now_ms if self.is_only_voter else now_ms + self.random_election_timeout_ms()
         if election.leader_id == self.local.node_id:
@@ -142,9 +142,9 @@ class QuorumState:
     # ---- Changing ----------------------------------------------------------------------------------------------------
 
     def learn(self, leader_id: int, epoch: int, now_ms: int) -> None:
-        """Somebody says who leads in an epoch that is not below this one's; -1: he does not know.
+        """Another node says which node leads in an epoch that is not below this one's; -1: it does not know.
 
-        A node that was wiped may hear that it leads. It does not: it was somebody else.
+        A node that was wiped may hear that it leads. It does not: its former self, with another directory id, did.
         """
         if epoch < self.epoch:
             raise InvariantBroken(f"{self!r} learns of epoch {epoch}")

@@ -60,7 +60,7 @@ class RequestBook:
         self._backing_off_until_ms[node_id] = now_ms + (self._retry_backoff_ms << failures)
 
     def reset(self) -> None:
-        """Forgets everything: whoever asks next is somebody else."""
+        """Forgets everything: what asks next is another role."""
         self._sent.clear()
         self._backing_off_until_ms.clear()
         self._failures.clear()

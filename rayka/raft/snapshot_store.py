@@ -173,7 +173,7 @@ class SnapshotStore:
     # ---- Deleting ----------------------------------------------------------------------------------------------------
 
     def delete(self, snapshot_id: OffsetAndEpoch) -> None:
-        """Removes it; whoever has it mapped keeps it. A power cut may bring it back."""
+        """Removes it; a reader that has it mapped keeps it. A power cut may bring it back."""
         self._ids.remove(snapshot_id)
         self._disk.unlink(self.path(snapshot_id))
 

@@ -18,7 +18,7 @@ class VoterChange:
         return f"<VoterChange offset={self.offset} {self.response or 'not committed'}>"
 
     def end_with_leadership(self, leader_id: int, leader_epoch: int) -> None:
-        """Another leader may commit it or not: nobody here knows."""
+        """Another leader may commit it or not: this node cannot know."""
         if self.response is None:
             self.response = VoterChangeResponse(
                 leader_id,

@@ -79,7 +79,7 @@ class VoterSet(msgspec.Struct, frozen=True, array_like=True):
         return _voter_set([*self._entries(), (voter, kraft_versions)])
 
     def without_voter(self, voter: ReplicaKey) -> "VoterSet | None":
-        """These voters but one; None when it is not among them, or nobody would be left (A57)."""
+        """These voters but one; None when it is not among them, or none would be left (A57)."""
         if voter not in self.voters or len(self.voters) == 1:
             return None
         return _voter_set(entry for entry in self._entries() if entry[0] != voter)

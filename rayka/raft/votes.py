@@ -61,7 +61,7 @@ class VoteTally:
         return f"<VoteTally granted={len(self.granting)} of {len(self._voters.voters)}>"
 
     def record(self, voter: ReplicaKey, *, is_granted: bool) -> None:
-        """The first answer of a voter counts; whoever is no voter does not."""
+        """The first answer of a voter counts; that of another node does not."""
         if voter in self._voters:
             self._answers.setdefault(voter, is_granted)
 
@@ -79,5 +79,5 @@ class VoteTally:
 
     @property
     def is_lost(self) -> bool:
-        """Whether those who have not said no are too few."""
+        """Whether the voters that have not said no are too few."""
         return len(self.granting) + len(self.unanswered) < self._voters.majority

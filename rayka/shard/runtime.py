@@ -227,7 +227,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             return
         pending.required_offset = self._log.next_offset
         pending.response, pending.error = response, error
-        # Behind others it waits for its turn, so that whoever waits for those is told by `on_high_watermark`.
+        # Behind others it waits for its turn, so that what waits for those is told by `on_high_watermark`.
         pending.is_done = not self._pending and pending.required_offset <= self._log.high_watermark
         if not pending.is_done:
             self._pending.append(pending)

@@ -88,7 +88,7 @@ def play(scene: Callable[[Exchanged], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("a bug"), NetworkException("gone")])
-def test_the_end_of_a_request_that_was_overtaken_troubles_nobody(error: ApiError) -> None:  # G14
+def test_the_end_of_a_request_that_was_overtaken_is_ignored(error: ApiError) -> None:  # G14
     async def scene(exchanged: Exchanged) -> None:
         node = await exchanged.in_session()
         exchanged.state.read_from(exchanged.ticket(), FOLLOWER, 1_000_000)

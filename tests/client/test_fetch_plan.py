@@ -80,7 +80,7 @@ def test_so_many_partitions_are_placed_at_a_time_and_the_rest_next() -> None:
     play(AT_ONCE + 1, scene)
 
 
-def test_who_reads_from_a_follower_goes_back_to_the_leader_once_that_follower_is_fenced() -> None:  # G15
+def test_a_consumer_goes_back_to_the_leader_once_the_follower_it_reads_from_is_fenced() -> None:  # G15
     async def scene(planned: Planned) -> None:
         ticket = planned.state.ticket(ORDERS)
         assert ticket is not None

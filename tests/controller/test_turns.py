@@ -342,7 +342,7 @@ def test_a_topic_is_created_as_a_whole_or_not_at_all() -> None:  # A68
     assert len(controller.image.topics["many"].partitions) == COUNT
 
 
-def test_who_loses_the_lead_between_two_turns_says_that_it_may_have_happened() -> None:  # A66
+def test_a_controller_that_loses_the_lead_between_two_turns_says_that_it_may_have_happened() -> None:  # A66
     controller = three_brokers()
     pending = controller.begin(controller.heartbeat(1, want_fence=True))
     controller.runtime.deactivate(NotController("another leads", may_have_run=True))

@@ -120,7 +120,7 @@ def test_a_follower_fetches_on_when_there_is_room() -> None:
     run(main)
 
 
-def test_a_leader_gives_way_to_who_is_in_sync_until_there_is_room() -> None:  # B40
+def test_a_leader_on_a_full_disk_hands_over_to_a_replica_in_sync_until_there_is_room() -> None:  # B40
     async def main() -> None:
         disk = MemoryDisk()
         broker = await leading(disk, isr=(BROKER, LEADER))

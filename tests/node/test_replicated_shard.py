@@ -161,7 +161,7 @@ def test_no_answer_overtakes_those_that_wait_for_the_shard_to_look() -> None:  #
     run(main)
 
 
-def test_who_waits_for_a_commit_is_told_when_the_epoch_ends_before_it() -> None:  # A66
+def test_a_caller_that_waits_for_a_commit_is_told_when_the_epoch_ends_before_it() -> None:  # A66
     async def main() -> None:
         running = await Running.start()
         running.log.records = [7]

@@ -278,7 +278,7 @@ def test_of_several_replicas_in_a_rack_the_most_caught_up_is_read() -> None:  # 
     assert partition.preferred_read_replica(rack_id="near", fetch_offset=1, now_ms=7) == 2
 
 
-def test_who_has_everything_is_read_however_long_ago_it_fetched() -> None:  # G15, B10
+def test_a_follower_that_has_everything_is_read_however_long_ago_it_fetched() -> None:  # G15, B10
     partition = leader()
     followed_from(partition, 2, 3)
     far_ms = 100 * LAG_MAX_MS
@@ -286,14 +286,14 @@ def test_who_has_everything_is_read_however_long_ago_it_fetched() -> None:  # G1
 
 
 @pytest.mark.parametrize("rack", ["rack-1", ""])
-def test_who_is_in_the_leaders_rack_or_in_none_reads_from_the_leader(rack: str) -> None:  # G15
+def test_a_consumer_in_the_leaders_rack_or_in_none_reads_from_the_leader(rack: str) -> None:  # G15
     brokers = {each: broker_image(each, rack=rack) for each in REPLICAS}
     partition = leader(brokers=brokers)
     followed_from(partition, 2, 3)
     assert partition.preferred_read_replica(rack_id=rack, fetch_offset=1, now_ms=0) == -1
 
 
-def test_who_was_not_in_sync_when_the_leadership_began_has_to_show_it_first() -> None:  # B16
+def test_a_follower_not_in_sync_when_the_leadership_began_has_to_show_it_first() -> None:  # B16
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)))
     known = {each.replica_id: each.is_caught_up(3, 0, LAG_MAX_MS) for each in partition.remote_replicas}
     assert known == {2: True, 3: False}

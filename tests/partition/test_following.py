@@ -199,7 +199,7 @@ def test_a_followers_log_of_records_without_a_time_begins_a_new_segment_by_the_c
     assert partition.log.segment_count == 2
 
 
-def test_who_follows_has_no_high_watermark_of_its_own() -> None:  # B1
+def test_a_follower_has_no_high_watermark_of_its_own() -> None:  # B1
     partition = follower((5, 1))
     assert not partition.maybe_increment_high_watermark(now_ms=0)
     assert partition.preferred_read_replica(rack_id="rack-2", fetch_offset=0, now_ms=0) == -1

@@ -288,7 +288,7 @@ def test_metadata_that_is_not_newer_leaves_the_proposal() -> None:  # B2, B16
     assert partition.maximal_isr == (BROKER, 2)
 
 
-def test_who_leaves_is_proposed_once_until_the_controller_has_answered() -> None:  # B10, B12
+def test_a_replica_that_leaves_is_proposed_once_until_the_controller_has_answered() -> None:  # B10, B12
     partition = leader(ALL_IN_SYNC)
     assert partition.maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is not None
     assert partition.maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is None
@@ -300,7 +300,7 @@ def test_a_leader_that_the_metadata_does_not_know_yet_says_no_epoch_of_its_own()
     assert expanding(partition).isr == (IsrMember(BROKER, NO_EPOCH), IsrMember(2, 20))
 
 
-def test_an_isr_says_who_is_in_it_and_who_may_be() -> None:  # B2
+def test_an_isr_names_its_members_and_those_that_may_be() -> None:  # B2
     partition = leader()
     item = expanding(partition)
     assert repr(IsrState((BROKER,), item)) == "<IsrState [1] maximal=[1, 2] pending>"

@@ -79,7 +79,7 @@ def test_a_request_for_a_snapshot_is_checked(
     assert (response.error_code, response.leader_id, response.leader_epoch) == (error, 3001, 6)
 
 
-def test_who_asks_for_what_is_only_in_the_snapshot_is_told_so_and_where_the_log_starts() -> None:  # A28, A49
+def test_a_fetch_of_what_is_only_in_the_snapshot_is_told_so_and_where_the_log_starts() -> None:  # A28, A49
     result = leader().fetch(0, -1)
     assert result is not None
     assert (result.snapshot_id, result.log_start_offset) == (SNAPSHOT_ID, SNAPSHOT_ID.offset)

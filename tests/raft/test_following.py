@@ -246,7 +246,7 @@ def test_a_truncation_ends_where_both_have_the_epoch(diverging: OffsetAndEpoch, 
     assert node.log.log_end_offset == end
 
 
-def test_while_what_stays_is_copied_nothing_is_fetched_and_nobody_stands_up() -> None:  # A33
+def test_while_what_stays_is_copied_nothing_is_fetched_and_no_election_begins() -> None:  # A33
     node = two_epochs()
     node.flush()
     respond(node, diverging_epoch=OffsetAndEpoch(6, 3))

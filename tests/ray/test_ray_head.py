@@ -53,7 +53,7 @@ def _listens(port: int) -> bool:
         return knocking.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_with_redis_nobody_notices_a_head_that_is_away(
+def test_with_redis_a_head_that_is_away_goes_unnoticed(
     environment: dict[str, str], redis: str, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "tests.ray.head_loss", str(tmp_path / "data")]

@@ -166,7 +166,7 @@ def test_after_the_deadline_the_response_is_an_error_and_the_records_stay() -> N
     assert running.commit(2) == [patient]
 
 
-def test_who_is_told_of_a_timeout_is_told_what_is_wrong() -> None:
+def test_a_timeout_says_what_is_wrong() -> None:
     running = Running()
     late = running.handle(5, deadline_ms=10)
     running.runtime.expire(10, "two of three voters are silent")
@@ -347,7 +347,7 @@ def test_after_its_deadline_a_long_request_goes_on_and_one_that_waits_for_it_nev
     assert isinstance(long.error, RequestTimedOut)
 
 
-def test_who_leads_no_more_does_not_go_on_with_a_long_request() -> None:  # A66
+def test_a_shard_that_leads_no_more_does_not_go_on_with_a_long_request() -> None:  # A66
     running = Running(steps_per_turn=1)
     long, later = running.handle((1, 1)), running.handle(5)
     assert running.runtime.deactivate(NotController("another leads")) == [long, later]
