@@ -1,6 +1,6 @@
 """The runtime of replicated state machines, with a counter as the machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rayka.errors import (
     ApiError,
     InvalidRequest,
+    InvariantBroken,
     KafkaStorageError,
     NotController,
     RequestTimedOut,
@@ -234,7 +235,10 @@ def test_ten_thousand_records_are_committed_together_and_not_more() -> None:  # 
     while running.runtime.is_busy:
         running.runtime.advance(0)
     assert isinstance(refused.error, InvalidRequest)
-    assert str(refused.error).startswith("the request would write 10,001 records, expected at most 10,000")
+    assert str(refused.error) == (
+        "the request would write 10,001 records, expected at most 10,000, which are committed together; make several"
+        " requests of it"
+    )
     assert running.log.appends == [RECORDS_PER_BATCH_MAX]
 
 
@@ -353,3 +357,54 @@ def test_a_shard_that_leads_no_more_does_not_go_on_with_a_long_request() -> None
     assert running.runtime.deactivate(NotController("another leads")) == [long, later]
     assert not running.runtime.is_busy
     assert [type(long.error), type(later.error), running.log.records] == [NotController, NotController, [1]]
+
+
+# ---- What must not be ------------------------------------------------------------------------------------------------
+
+
+def test_what_a_step_writes_as_a_list_is_written_with_what_the_steps_before_it_wrote() -> None:  # A68
+    running = Running(steps_per_turn=5)
+    pending = running.handle(([1, 2], [3], 4))
+    while running.runtime.is_busy:
+        running.runtime.advance(0)
+    assert running.log.records == [1, 2, 3, 4, 3]
+    assert running.counter.replayed == list(enumerate(running.log.records))
+    assert running.commit(5) == [pending]
+
+
+def test_what_waits_to_run_is_told_the_time_at_which_it_begins() -> None:
+    running = Running(steps_per_turn=1)
+    running.handle((1, 2, 3), now_ms=5)
+    waiting = running.handle(7, now_ms=6)
+    assert repr(waiting).startswith("<Pending runs or waits to run")
+    now_ms = 10
+    while running.runtime.is_busy:
+        now_ms += 1
+        running.runtime.advance(now_ms)
+    assert running.counter.asked_ms == now_ms > 12
+
+
+def test_a_runtime_that_is_used_against_its_rules_says_what_it_is() -> None:
+    standby, leading = Running(is_active=False), Running()
+    standby.runtime.replay_committed([(0, 1)], 1)
+    misuses: list[tuple[Callable[[], object], str]] = [
+        (lambda: standby.handle(5), "<ShardRuntime standby .*does not lead"),
+        (lambda: standby.runtime.advance(0), "<ShardRuntime standby .*does not lead"),
+        (lambda: standby.runtime.replay_committed([], 0), "cannot go back to 0"),
+        (lambda: leading.runtime.replay_committed([], 1), "<ShardRuntime active .*replayed what it appended"),
+        (leading.runtime.begin_snapshot, "<ShardRuntime active .*newer state than any snapshot"),
+    ]
+    for misuse, says in misuses:
+        with pytest.raises(InvariantBroken, match=says):
+            misuse()
+
+
+def test_a_log_that_appends_elsewhere_than_it_said_is_found_out() -> None:
+    class Astray(Log):
+        def append(self, records: Sequence[int]) -> int:
+            return super().append(records) + 1
+
+    runtime: ShardRuntime[Counter, int] = ShardRuntime(Counter, Astray())
+    runtime.activate()
+    with pytest.raises(InvariantBroken, match=r"<ShardRuntime active .*: expected offset 0, got 1"):
+        runtime.handle(5, now_ms=0, deadline_ms=1)
