@@ -139,6 +139,8 @@ def _copy_tree(copy: Path, folder: str, *, is_slow: bool) -> None:
         if source.exists() and not (target.exists() and target.read_bytes() == source.read_bytes()):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)
+            if target.suffix != ".py":  # mutmut copies it only where it is missing
+                (copy / "mutants" / name).unlink(missing_ok=True)
     for path in (copy / "rayka").rglob("*.py"):
         if not (ROOT / path.relative_to(copy)).exists():
             path.unlink()

@@ -1,6 +1,7 @@
 """Which partitions each broker holds, leads and is to lead, kept up to date delta by delta."""
 
 from collections import Counter
+from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +10,10 @@ from rayka.controller.replica_index import ReplicaIndex
 from rayka.ids import NO_NODE
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord
+from rayka.metadata.records import MetadataRecord, PartitionChangeRecord, RemoveTopicRecord
 from rayka.metadata.snapshot import image_of, image_records
 from tests.metadata.strategies import BROKERS, record_runs
+from tests.metadata.support import ORDERS, active, directory, partition, topic
 
 
 def check(index: ReplicaIndex, image: MetadataImage) -> None:
@@ -62,3 +64,40 @@ def test_an_index_begun_with_a_snapshot_is_the_same(records: list[MetadataRecord
     index = ReplicaIndex()
     index.update(delta, delta.apply(len(records)))
     check(index, image)
+
+
+def test_each_step_of_a_partitions_way_from_broker_to_broker_is_followed() -> None:
+    other = UUID(int=77)
+    steps: list[MetadataRecord] = [
+        *active(*BROKERS),
+        topic(),
+        partition(0, (1, 2)),
+        partition(1, (1, 2)),
+        topic("payments", other),
+        partition(0, (1, 3), topic_id=other),
+        partition(1, (3, 1), topic_id=other),
+        PartitionChangeRecord(topic_id=ORDERS, partition=0, leader_id=NO_NODE),
+        PartitionChangeRecord(
+            topic_id=ORDERS,
+            partition=0,
+            replicas=(3, 2),
+            directories=(directory(3).directory_id, directory(2).directory_id),
+        ),
+        PartitionChangeRecord(topic_id=ORDERS, partition=1, leader_id=2),
+        PartitionChangeRecord(
+            topic_id=ORDERS,
+            partition=1,
+            replicas=(2, 3),
+            directories=(directory(2).directory_id, directory(3).directory_id),
+        ),
+        RemoveTopicRecord(topic_id=other),
+    ]
+    index, image = ReplicaIndex(), MetadataImage()
+    for step in steps:
+        delta = MetadataDelta(image)
+        delta.replay(step)
+        image = delta.apply(image.next_offset + 1)
+        index.update(delta, image)
+        check(index, image)
+        for broker_id in BROKERS:
+            assert index.count(broker_id) == index.count_in(broker_id, directory(broker_id).directory_id)
