@@ -57,6 +57,11 @@ class ProducerStateEntry:
         batches = [(each.first_sequence, each.last_sequence) for each in self.batches]
         return f"<ProducerStateEntry epoch={self.producer_epoch} batches={batches}>"
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as many batches as are remembered: nothing before the first of them counts."""
+        return len(self.batches) == CACHED_BATCHES
+
     def add(self, producer_epoch: int, batch: BatchMetadata) -> None:
         """The batch is in the log now; another epoch forgets those of the one before."""
         if producer_epoch != self.producer_epoch:
@@ -160,6 +165,20 @@ class ProducerStates:
         ]
         for producer_id in silent:
             del self._entries[producer_id]
+
+    def reaching(self, offset: int) -> list[int]:
+        """The producers of which a batch lies at or behind an offset."""
+        return [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.batches[-1].last_offset >= offset
+        ]
+
+    def replace(self, entries: dict[int, ProducerStateEntry]) -> None:
+        """This is known of these producers from now on, instead of what was."""
+        for entry in entries.values():
+            entry.seen_ms = self._now_ms
+        self._entries.update(entries)
 
     def clear(self) -> None:
         """Forgets all."""

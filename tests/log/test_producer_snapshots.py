@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rayka.config import TopicConfig
 from rayka.errors import ErrorCode, StorageError
 from rayka.log.log import Log
 from rayka.log.producer_snapshots import decode_snapshot, encode_snapshot
@@ -248,6 +249,39 @@ def test_truncation_takes_the_state_back_to_what_it_was_there(offset: int) -> No
     assert known(log.producers) == states[offset]
     assert all(each <= offset for each in snapshot_offsets(disk))
     assert answer(log, produced(offset)) == (offset, offset)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_truncation_of_a_long_segment_knows_what_a_walk_through_it_would_tell(seed: int) -> None:  # C9
+    random = Random(seed)
+    disk, log = new_log(TopicConfig())
+    sequences = dict.fromkeys(range(4), (0, 0))  # epoch and next sequence; some send often, some hardly ever
+    for _ in range(3_000):
+        (producer_id,) = random.choices(range(4), (100, 100, 3, 0.1))
+        epoch, sequence = sequences[producer_id]
+        if random.random() < 0.01:
+            epoch, sequence = epoch + 1, 0
+        append(log, produced(sequence, epoch=epoch, producer_id=producer_id))
+        sequences[producer_id] = epoch, sequence + 1
+    while log.log_end_offset > 600:
+        truncate(disk, log, log.log_end_offset - random.randint(1, 500))
+        walked = open_log(disk, config=TopicConfig())
+        assert known(log.producers) == known(walked.producers)
+
+
+def test_a_truncation_of_the_end_of_a_long_segment_leaves_the_rest_of_it_alone() -> None:  # C8, C9
+    disk, log = new_log(TopicConfig())
+    append(log, produced(0, producer_id=1))
+    for sequence in range(1_000):
+        append(log, produced(sequence, producer_id=2), now_ms=1_000)
+    log.producers.expire(1_000, 1_000)
+    truncate(disk, log, log.log_end_offset - 10)
+    assert [producer_id for producer_id, _ in log.producers.items()] == [
+        2
+    ]  # a walk would find the first one, too
+    assert answer(log, produced(990, producer_id=2)) == (991, 991)
+    assert answer(log, produced(986, producer_id=2)) == (987, 987)
+    assert answer(log, produced(992, producer_id=2)) is OUT_OF_ORDER
 
 
 def test_a_log_that_begins_anew_elsewhere_knows_nobody() -> None:  # C9, B25
