@@ -522,9 +522,9 @@ class Log:
 
     def on_recovery_point_saved(self, offset: int) -> None:
         """The data directory's checkpoint durably says this: a lower point written by a truncation is
-        obsolete.
+        obsolete, unless that one ended half way.
         """
-        if offset <= self.flushed_offset and self._disk.exists(self._lowered_path):
+        if self._failure is None and offset <= self.flushed_offset and self._disk.exists(self._lowered_path):
             self._disk.unlink(self._lowered_path)
 
     # ---- End -----------------------------------------------------------------------------------------------

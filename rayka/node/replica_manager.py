@@ -391,26 +391,38 @@ class ReplicaManager:
             self._wake(partition)
 
     async def _on_room(self, directory: LogDirectory) -> None:
-        """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files."""
+        """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files. It
+        counts as full until then: else an append to one that has yet to be opened would give all leads away again.
+        """
         async with self._changing:
             image = self._image
-            directory.on_room()
-            if self._directories.broker_epoch != NO_EPOCH:
-                try:
-                    directory.record_broker_epoch(self._directories.broker_epoch)
-                except StorageError as error:
-                    self._on_directory_failed(directory, error)
+            if image is not None:
+                await self._open_stopped(directory, image)
+                if self._stopped_in(directory) or self._closed_in(directory, image):
                     return
-            self.on_offline.set()
-            if image is None:
+            if directory.failure is not None:
                 return
-            reopened = [each for each in self._stopped_in(directory) if await self._reopen(each, image)]
-            local = self._closed_in(directory, image)
-            for each, _ in local:
-                del self._unusable[each.topic_id, each.partition]
-            updated, new_leaders = await self._update_all(local, image)
-            leading = [each for each in reopened if each.partition.is_leader]
-            await self._on_updated([*reopened, *updated], [*leading, *new_leaders])
+            directory.on_room()
+            self._record_broker_epoch(directory)
+            self.on_offline.set()
+
+    async def _open_stopped(self, directory: LogDirectory, image: MetadataImage) -> None:
+        reopened = [each for each in self._stopped_in(directory) if await self._reopen(each, image)]
+        local = self._closed_in(directory, image)
+        for each, _ in local:
+            del self._unusable[each.topic_id, each.partition]
+        updated, new_leaders = await self._update_all(local, image)
+        leading = [each for each in reopened if each.partition.is_leader]
+        await self._on_updated([*reopened, *updated], [*leading, *new_leaders])
+
+    def _record_broker_epoch(self, directory: LogDirectory) -> None:
+        """There may have been no room for it."""
+        if self._directories.broker_epoch == NO_EPOCH:
+            return
+        try:
+            directory.record_broker_epoch(self._directories.broker_epoch)
+        except StorageError as error:
+            self._on_directory_failed(directory, error)
 
     def _stopped_in(self, directory: LogDirectory) -> list[Replica]:
         """Those whose log met the full disk in the middle of a change."""

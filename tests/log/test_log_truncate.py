@@ -1,12 +1,17 @@
 """Truncation: what goes, what stays, what old readers see, and what a crash in between leaves (B20, B25, design §3)."""
 
+import errno
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 
 from rayka.config import TopicConfig
-from rayka.errors import StorageError
+from rayka.errors import DiskFull, StorageError
+from rayka.log.disk import storage_error
 from rayka.log.recovery import Tearing
+from rayka.ports import Buffer
+from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     fill,
     new_log,
@@ -256,3 +261,26 @@ def test_power_lost_after_a_cut_in_place_and_appends_mixes_nothing() -> None:
         offsets = read_offsets(again)
         assert offsets == list(range(len(offsets)))
         assert len(offsets) >= 6
+
+
+def test_a_truncation_that_a_full_disk_stopped_half_way_is_found_by_the_next_process() -> None:  # B32
+    class NoRoomForSegments(MemoryDisk):
+        is_full = False
+
+        def append(self, path: str, buffers: Sequence[Buffer]) -> int:
+            if self.is_full:
+                raise storage_error("append to", path, errno.ENOSPC)
+            return super().append(path, buffers)
+
+    disk = NoRoomForSegments()
+    disk.make_directory("/data")
+    log = open_log(disk, start=50)
+    fill(log, 30)
+    sync(disk, log)
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        log.truncate_to(10)
+    log.on_recovery_point_saved(log.flushed_offset)  # by a checkpoint that has nothing to do with it
+    disk.is_full = False
+    again = open_log(disk, recovery_point=log.flushed_offset)
+    assert (again.log_start_offset, again.log_end_offset) == (10, 10)

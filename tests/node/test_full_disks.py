@@ -5,6 +5,8 @@ Kafka takes such a directory offline until the broker restarts (`LogDirFailureCh
 
 import asyncio
 import errno
+from collections.abc import Callable, Coroutine
+from functools import partial
 
 import pytest
 
@@ -51,8 +53,8 @@ async def leading(disk: MemoryDisk, isr: tuple[int, ...] = (BROKER,), **config: 
     return broker
 
 
-async def produce(broker: Broker, acks: int = ACKS_LEADER) -> ErrorCode:
-    request = ProduceRequest(acks, 1_000, (ProducePartition(ORDERS, 0, records(b"a")),))
+async def produce(broker: Broker, acks: int = ACKS_LEADER, number: int = 0) -> ErrorCode:
+    request = ProduceRequest(acks, 1_000, (ProducePartition(ORDERS, number, records(b"a")),))
     response = await ProduceHandler(broker.replicas, lambda: 1_700_000_000_000).handle(request)
     return response.partitions[0].error_code
 
@@ -286,6 +288,40 @@ def test_a_disk_that_fails_when_there_is_room_again_is_offline() -> None:  # F13
         broker.directories.broker_epoch = BROKER_EPOCH + 1
         await asyncio.sleep(LOOK_S)
         assert (broker.crashes, broker.directories.offline_paths()) == ([], (DATA_DIR,))
+        await broker.stop()
+
+    run(main)
+
+
+class Meddler(MemoryDisk):
+    """A memory disk with a call that is begun when the log of partition 0 is opened."""
+
+    meddle: Callable[[], Coroutine[None, None, ErrorCode]] | None = None
+    answer: asyncio.Task[ErrorCode] | None = None
+
+    def list(self, directory: str) -> list[str]:
+        if self.meddle is not None and directory.endswith("orders-0") and self.answer is None:
+            self.answer = asyncio.get_running_loop().create_task(self.meddle())
+        return super().list(directory)
+
+
+def test_an_append_to_a_log_that_has_yet_to_be_opened_again_gives_no_leads_away() -> None:  # B40
+    async def main() -> None:
+        disk = Meddler()
+        broker = await Broker.start(disk)
+        await broker.apply(
+            *(broker.new_partition(each, leader_id=BROKER, isr=(BROKER, LEADER)) for each in (0, 1))
+        )
+        assert [await produce(broker, number=each) for each in (0, 1)] == [ErrorCode.NONE] * 2
+        disk.fill_up(after_bytes=10)
+        assert [await produce(broker, number=each) for each in (0, 1)] == [ErrorCode.KAFKA_STORAGE_ERROR] * 2
+        disk.fill_up(after_bytes=ROOM)
+        disk.meddle = partial(produce, broker, number=1)
+        await asyncio.sleep(LOOK_S)
+        assert disk.answer is not None
+        assert await disk.answer is ErrorCode.KAFKA_STORAGE_ERROR
+        assert broker.directories.offline_ids() == ()
+        assert [await produce(broker, number=each) for each in (0, 1)] == [ErrorCode.NONE] * 2
         await broker.stop()
 
     run(main)
