@@ -24,10 +24,11 @@ class NodeDescription:
     """One node as it is now. `state` is a NodeState; or `degraded` for a broker that serves, but not with all its
     directories; or `unreachable` when the node does not answer: Ray may be restarting it, and `pid` is None.
 
-    `detail` says why a node is failed; `partition_count` and `size_bytes` are of the partitions on its disks, and
-    `offline_data_dirs` and `full_data_dirs` those of its directories that have failed or have no room. `log_path` is a
-    file on its machine. Of a node that is unreachable, `host` and `data_dirs` are where it was, and `gone_since_ms` is
-    the wall clock when Ray noticed that its machine or process had gone, 0 where that is not known.
+    `detail` says why a node is failed, or why the supervisor cannot bring it back; `partition_count` and `size_bytes`
+    are of the partitions on its disks, and `offline_data_dirs` and `full_data_dirs` those of its directories that have
+    failed or have no room. `log_path` is a file on its machine. Of a node that is unreachable, `host` and `data_dirs`
+    are where it was, and `gone_since_ms` is the wall clock when Ray noticed that its machine or process had gone, 0
+    where that is not known.
 
     Of a controller `quorum_role` is leader, voter or observer, and `lag` how many records of metadata it is behind the
     leader; empty and -1 while there is no leader that knows.
@@ -81,8 +82,11 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     registered broker but has no actor, is `unreachable`.
     """
     nodes = await describe_nodes(network, node_ids)
-    metadata, quorum, spec = await asyncio.gather(
-        ask_metadata(network, nodes), _quorum(network, nodes), _kept_spec(network.cluster_name)
+    metadata, quorum, spec, troubles = await asyncio.gather(
+        ask_metadata(network, nodes),
+        _quorum(network, nodes),
+        _kept_spec(network.cluster_name),
+        _troubles(network.cluster_name),
     )
     members = set(spec.roles) if spec else set[int]()
     members |= {each.node_id for each in metadata.brokers} if metadata else set()
@@ -90,6 +94,7 @@ async def describe(network: RayNetwork, ray_address: str, node_ids: Collection[i
     gone = sorted(members.difference(node_ids))
     nodes = tuple(sorted((*nodes, *await describe_nodes(network, gone)), key=lambda each: each.node_id))
     nodes = await _with_last_places(nodes, spec)
+    nodes = tuple(_with_trouble(each, troubles.get(each.node_id)) for each in nodes)
     if metadata is not None:
         brokers = {each.node_id: BrokerDescription.of(each, ()) for each in metadata.brokers}
         nodes = tuple(_with_registration(each, brokers.get(each.node_id)) for each in nodes)
@@ -148,6 +153,19 @@ async def _kept_spec(cluster_name: str) -> ClusterSpec | None:
     except UnavailableError:
         return None
     return record.spec if record is not None else None
+
+
+async def _troubles(cluster_name: str) -> dict[int, str]:
+    """Why the supervisor could not bring nodes back; nothing where it does not say so."""
+    from rayka.actors.supervise import troubles
+
+    return await troubles(cluster_name, _TIMEOUT_MS / 1000)
+
+
+def _with_trouble(node: NodeDescription, trouble: str | None) -> NodeDescription:
+    if trouble is None or node.state != UNREACHABLE:
+        return node
+    return replace(node, detail="; ".join(filter(None, (node.detail, trouble))))
 
 
 async def _with_last_places(

@@ -18,6 +18,7 @@ from rayka.actors.network import RayNetwork
 from rayka.actors.ray_records import has_exited, has_left
 from rayka.config import ClusterSpec
 from rayka.errors import ApiError, RetriableApiError
+from rayka.ids import node_name
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.protocol.cluster import NodeState, StatusRequest
 from rayka.protocol.replication import ReportExitRequest
@@ -39,6 +40,9 @@ class BrokerProcess:
     ray_node_id: str
     pid: int
 
+    def __str__(self) -> str:
+        return f"process {self.pid} on Ray node {self.ray_node_id}"
+
 
 class ExitWatch:
     """Watches the brokers of one cluster. Made and run on one event loop."""
@@ -58,11 +62,17 @@ class ExitWatch:
         await asyncio.gather(*(self._watch(each) for each in self._broker_ids))
 
     async def _watch(self, broker_id: int) -> None:
+        before: BrokerProcess | None = None
         while True:
             process = await self._serving_process(broker_id)
+            if before is not None and process.worker_id != before.worker_id:
+                _logger.info("%s runs again as %s; it was %s", node_name(broker_id), process, before)
+            before = process
             await self._until_left(process.worker_id)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
                 await self._report(process)
+            else:
+                _logger.info("%s, which was %s, has gone, and not by itself", process, node_name(broker_id))
             await asyncio.sleep(_ASK_AGAIN_S)  # nobody follows sooner
 
     async def _until_left(self, worker_id: str) -> None:

@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random, SystemRandom
 
 import ray
@@ -83,11 +83,24 @@ def own_rack() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A Ray node as a place for nodes: what it has, and which directories there are on it, of the cluster and not."""
+    """A Ray node as a place for nodes: what it has, and which directories there are on it, of the cluster and not.
+
+    `free` is what is free of its resources; None where that is not known.
+    """
 
     resources: Mapping[str, float]
     own: Collection[str] = ()
     foreign: Collection[str] = ()
+    free: Mapping[str, float] | None = None
+
+    def has_free(self, spec: ClusterSpec, node_id: int) -> bool:
+        """Whether Ray could make the node's actor there at once."""
+        return is_able(spec, node_id, self.resources if self.free is None else self.free)
+
+    def with_node(self, spec: ClusterSpec, node_id: int) -> "Site":
+        """The same once it has that node, too."""
+        asked, free = needs(spec, node_id), self.resources if self.free is None else self.free
+        return replace(self, free={name: amount - asked.get(name, 0) for name, amount in free.items()})
 
 
 def needs(spec: ClusterSpec, node_id: int) -> dict[str, float]:
@@ -108,6 +121,14 @@ def able_ray_nodes(
     return [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
 
 
+def shortage(spec: ClusterSpec, node_id: int, free: Mapping[str, float]) -> str:
+    """What a Ray node of which this is free lacks for the node; empty where it lacks nothing."""
+    lacking = {name: asked for name, asked in needs(spec, node_id).items() if free.get(name, 0) < asked}
+    return ", ".join(
+        f"{name} {free.get(name, 0):g} free of {asked:g} asked" for name, asked in lacking.items()
+    )
+
+
 def place(
     spec: ClusterSpec, sites: Mapping[str, Site], node_ids: Collection[int], homes: Mapping[int, str]
 ) -> dict[int, Placement]:
@@ -115,25 +136,30 @@ def place(
 
     `homes` are the Ray nodes of nodes that run. Raises UnavailableError when no Ray node has what the spec asks for.
     """
-    settled = dict(homes)
+    settled, sites = dict(homes), dict(sites)
     for node_id in node_ids:
         others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles.get(id, ())))
         beside = Counter(settled[each] for each in others)
-        settled[node_id] = _home(spec, node_id, sites, beside)
+        settled[node_id] = home = _home(spec, node_id, sites, beside)
+        sites[home] = sites[home].with_node(spec, node_id)
     return {each: Placement(spec, each, settled[each]) for each in node_ids}
 
 
 def _home(spec: ClusterSpec, node_id: int, sites: Mapping[str, Site], beside: Mapping[str, int]) -> str:
-    """The Ray node that has most of the node's directories; of several one that has the resources, with the fewest
-    nodes of this role already, and of those the first. A new node is not put where its path is taken.
+    """The Ray node that has most of the node's directories; of several one that has the resources, and has them free,
+    with the fewest nodes of this role already, and of those the first. A new node is not put where its path is taken.
+
+    Where no Ray node has them free, Ray makes the actor as soon as the one that is chosen has.
     """
     directories = formatted_directories(spec, node_id)
 
-    def fitness(ray_node_id: str) -> tuple[int, bool, bool, int]:
+    def fitness(ray_node_id: str) -> tuple[int, bool, bool, bool, int]:
         site = sites[ray_node_id]
-        is_free = not any(each in site.foreign for each in directories)
+        has_path = not any(each in site.foreign for each in directories)
         own_count = sum(each in site.own for each in directories)
-        return own_count, is_able(spec, node_id, site.resources), is_free, -beside.get(ray_node_id, 0)
+        has_free = site.has_free(spec, node_id)
+        is_able_to = is_able(spec, node_id, site.resources)
+        return own_count, is_able_to, has_path, has_free, -beside.get(ray_node_id, 0)
 
     best = max(sites, key=fitness, default=None)
     if best is None or not is_able(spec, node_id, sites[best].resources):

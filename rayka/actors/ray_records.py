@@ -8,7 +8,7 @@ others, no exit is known: a broker that died is fenced when its session ends.
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -19,6 +19,7 @@ _STATE = part("ray._private.state", "state")
 _ACTOR = part("ray.core.generated.gcs_pb2", "ActorTableData")
 _WORKER = part("ray.core.generated.gcs_pb2", "WorkerTableData")
 _NODES_TIMEOUT_S = 2.0
+_WAITING = ("PENDING_CREATION", "RESTARTING")  # states of an actor
 # Of these exits the raylet has seen the end. A worker that is told to end says goodbye while it still runs.
 _SEEN = tuple(part("ray.core.generated.common_pb2", each) for each in ("SYSTEM_ERROR", "NODE_OUT_OF_MEMORY"))
 
@@ -27,6 +28,13 @@ class LastProcess(NamedTuple):
     """One process that an actor is or was."""
 
     worker_id: str
+    ray_node_id: str
+
+
+class PendingActor(NamedTuple):
+    """An actor that Ray has not made yet, and the Ray node that it is pinned to, empty where there is none."""
+
+    actor_id: str
     ray_node_id: str
 
 
@@ -50,6 +58,27 @@ def has_process(handle: Any) -> bool:
         return True
     found = accessor.get_actor_info(handle._actor_id)
     return found is not None and bool(_ACTOR.FromString(found).state == _ACTOR.ALIVE)
+
+
+def pending_actors(namespace: str) -> dict[str, PendingActor]:
+    """The actors of a Ray namespace, by name, that have no process and wait for one, be it the first or the next; none
+    in a version of Ray whose tables are others.
+    """
+    accessor = _accessor()
+    if accessor is None or _ACTOR is None:
+        return {}
+    records = [each for state in _WAITING for each in accessor.get_actor_table(None, state)]
+    found = [each for each in map(_ACTOR.FromString, records) if each.ray_namespace == namespace]
+    nodes = ray.nodes() if found else []
+    return {each.name: PendingActor(each.actor_id.hex(), _pinned_to(each, nodes)) for each in found}
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """What is free of the resources of each Ray node; without an answer where that is not known."""
+    ask: Callable[[], dict[str, dict[str, float]]] | None = part(
+        "ray._private.state", "available_resources_per_node"
+    )
+    return {} if ask is None else ask()
 
 
 def has_left(worker_id: str) -> bool:
@@ -107,6 +136,15 @@ def log_directories() -> dict[str, str]:
         each: os.path.join(os.path.dirname(os.path.dirname(sockets[each])), "logs")
         for each in sorted(sockets)
     }
+
+
+def _pinned_to(actor: Any, nodes: Collection[Mapping[str, Any]]) -> str:
+    """By its label, where it has one, else where Ray asked for a worker. Empty while no Ray node has the label."""
+    wanted = dict(getattr(actor, "label_selector", {}))
+    if not wanted:
+        return str(actor.address.node_id.hex())
+    having = (each for each in nodes if each["Alive"] and wanted.items() <= each["Labels"].items())
+    return next((str(each["NodeID"]) for each in having), "")
 
 
 def _made_ms(actor: Any) -> int:

@@ -40,6 +40,15 @@ def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
         ray.kill(holder, no_restart=True)
 
 
+def is_starting(cluster_name: str) -> bool:
+    """Whether a process starts this cluster just now."""
+    try:
+        ray.get_actor(start_lock_name(cluster_name), namespace=NAMESPACE)
+    except ValueError:
+        return False
+    return True
+
+
 def _take(cluster_name: str) -> Any | None:
     """The holder of the name; None while another has it."""
     holder = ray.remote(_Holder).options(

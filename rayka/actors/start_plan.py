@@ -19,6 +19,7 @@ from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on, run_on_all
 from rayka.actors.placement import Placement, Site, able_ray_nodes, place
+from rayka.actors.ray_records import free_resources
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError, StorageError
 from rayka.ids import node_name
@@ -124,9 +125,11 @@ def _is_formatted(spec: ClusterSpec, node_id: int, found: Found) -> bool:
 
 
 def _sites(ray_nodes: Mapping[str, Mapping[str, float]], seen: Seen, kept: Seen) -> dict[str, Site]:
+    free = free_resources()
     return {
         ray_node_id: Site(
             ray_nodes[ray_node_id],
+            free=free.get(ray_node_id),
             own=[path for path, each in kept[ray_node_id].items() if each.is_begun],
             foreign=[path for path in found if path not in kept[ray_node_id]],
         )

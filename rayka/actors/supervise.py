@@ -86,6 +86,19 @@ async def _record_of(handle: Any) -> ClusterRecord:
         await asyncio.sleep(_POLL_S)
 
 
+async def troubles(cluster_name: str, timeout_s: float) -> dict[int, str]:
+    """Why the supervisor could not bring nodes back, by node; nothing where it does not answer in time."""
+    handle = await asyncio.to_thread(find, cluster_name)
+    if handle is None:
+        return {}
+    try:
+        async with asyncio.timeout(timeout_s):
+            told: dict[int, str] = await handle.troubles.remote()
+            return told
+    except (TimeoutError, ray.exceptions.RayError):
+        return {}
+
+
 async def keep(record: ClusterRecord, timeout_s: float) -> None:
     """Puts a supervisor that keeps this in the place of the one there is."""
     await stop(record.spec.name)

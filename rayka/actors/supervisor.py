@@ -4,11 +4,13 @@ Ray restarts a process that ended, on the same Ray node. When the Ray node itsel
 it, for good: a machine that comes back is another Ray node to Ray. The supervisor then finds the disk, by its
 `meta.properties`, on whatever Ray node has it, and makes the actor there. It also watches for the exits of processes.
 
-Level-triggered, with nothing of its own to remember: each look compares the spec with the actors there are and the
-directories that are found, so it may be ended and started again at any moment. Invariants: never a second actor of a
-node (one name, and the locks of its directories); never a node on an empty disk in place of a lost one, which only a
-`replace` by a person makes. A cluster's supervisor is the last actor to start and the first to stop. The spec it was
-made with is the cluster's as long as it runs: that of a node's actor is older where brokers came or went since.
+Level-triggered, with nothing of its own to remember but what it has said and since when an actor waits: each look
+compares the spec with the actors there are and the directories that are found, so it may be ended and started again at
+any moment. Invariants: never a second actor of a node (one name, and the locks of its directories); never a node on an
+empty disk in place of a lost one, which only a `replace` by a person makes. An actor that Ray cannot make, because
+something else has the resources, is ended when another Ray node has its disk and room. A cluster's supervisor is the
+last actor to start and the first to stop. The spec it was made with is the cluster's as long as it runs: that of a
+node's actor is older where brokers came or went since.
 """
 
 import asyncio
@@ -16,6 +18,8 @@ import logging
 import os
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord
@@ -23,6 +27,8 @@ from rayka.actors.exit_watch import ExitWatch
 from rayka.actors.found_directories import FoundDirectory, look_at
 from rayka.actors.identities import Seen, sift
 from rayka.actors.names import (
+    NAMESPACE,
+    actor_name,
     formatted_directories,
     nodes_with,
     running_node_ids,
@@ -31,16 +37,30 @@ from rayka.actors.names import (
 )
 from rayka.actors.node_logs import begin_log
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
-from rayka.actors.placement import Placement, Site, able_ray_nodes, is_able, needs, place
+from rayka.actors.pending import PendingTimes
+from rayka.actors.placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
+from rayka.actors.ray_records import PendingActor, free_resources, has_process, last_places, pending_actors
+from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
 from rayka.ids import Role, node_name
+from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0
 _SEARCH_AGAIN_S = 10.0  # while the same Ray nodes live; at once when another one comes
 _ANSWER_TIMEOUT_S = 2.0
 # A Ray node that is slow has a quarter of it, when others have answered: a skipped one may have the only free place.
 _LOOK_TIMEOUT_S = 60.0
+_UNKNOWN: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What came of looking for disks: places for nodes, how many Ray nodes were asked, and what is wrong with some."""
+
+    placements: Mapping[int, Placement]
+    asked_count: int
+    notes: Collection[str]
 
 
 class Supervisor:
@@ -52,6 +72,10 @@ class Supervisor:
         self._spec = spec = record.spec
         self._acting = asyncio.Lock()
         self._is_stopping = False
+        self._repeats = Repeats(_logger)
+        self._pending_times = PendingTimes()
+        self._troubles: dict[int, str] = {}
+        self._move_again_s = 0.0
         watch = ExitWatch(spec, nodes_with(spec, Role.BROKER))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep()), loop.create_task(watch.run())]
@@ -69,6 +93,10 @@ class Supervisor:
         """What it keeps the nodes as, on which disks; a cluster that changes gets another supervisor."""
         return self._record
 
+    def troubles(self) -> dict[int, str]:
+        """Why nodes have no process, as far as it cannot help."""
+        return dict(self._troubles)
+
     async def stop(self) -> None:
         """Returns when nothing is made any more. The actor is to be ended then."""
         self._is_stopping = True
@@ -83,45 +111,107 @@ class Supervisor:
         while not self._is_stopping:
             async with self._acting:
                 missing = await asyncio.to_thread(_missing, self._spec)
-                ray_nodes = await asyncio.to_thread(live_ray_nodes) if missing else {}
+                pending = await asyncio.to_thread(_pending, self._spec)
+                ray_nodes = await asyncio.to_thread(live_ray_nodes) if missing or pending else {}
+                self._forget_all_but({*missing, *pending})
                 situation = (missing, list(ray_nodes))
                 if missing and (situation != searched or loop.time() >= again_s):
                     again_s = loop.time() + _SEARCH_AGAIN_S
                     await self._bring_back(missing, ray_nodes)
                 searched = situation
+                await self._free_stuck(pending, ray_nodes)
             await asyncio.sleep(_LOOK_S)
+
+    def _forget_all_but(self, node_ids: Collection[int]) -> None:
+        if not node_ids:
+            self._repeats = Repeats(_logger)
+        self._troubles = {each: self._troubles[each] for each in node_ids if each in self._troubles}
 
     async def _bring_back(
         self, missing: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
     ) -> None:
+        before = await asyncio.to_thread(_last_ray_nodes, self._spec, missing)
+        found = await self._search(missing, ray_nodes)
+        for node_id in missing:
+            if node_id in found.placements:
+                ray_node_id = found.placements[node_id].ray_node_id
+                reason = _reason(before.get(node_id), ray_nodes)
+                _logger.info("%s is made on Ray node %s: %s", node_name(node_id), ray_node_id, reason)
+                self._troubles.pop(node_id, None)
+                await asyncio.to_thread(launch.create, found.placements[node_id])
+            else:
+                lacking = (
+                    f"none of {found.asked_count} Ray nodes with {needs(self._spec, node_id)} has its disk"
+                )
+                message = f"{node_name(node_id)} has no actor, and {lacking}"
+                self._repeats.failed(message, message)
+                self._troubles[node_id] = "; ".join((lacking, *found.notes))
+
+    async def _free_stuck(
+        self, pending: Mapping[int, PendingActor], ray_nodes: Mapping[str, Mapping[str, float]]
+    ) -> None:
+        """Ends actors that Ray cannot make where they are pinned to, if it can elsewhere: then they are missing.
+
+        A command that starts the cluster waits for the actors that it has made.
+        """
+        now_s = asyncio.get_running_loop().time()
+        waits = self._pending_times.overdue(pending, list(ray_nodes), now_s)
+        free = await asyncio.to_thread(free_resources) if waits else {}
+        stuck: list[int] = []
+        for node_id, wait_s in waits.items():
+            ray_node_id = pending[node_id].ray_node_id
+            lacking = shortage(self._spec, node_id, free.get(ray_node_id, {}))
+            if ray_node_id and free and lacking:
+                stuck.append(node_id)
+                where = f"Ray node {ray_node_id}, which has {lacking}"
+                self._repeats.failed(
+                    (node_id, ray_node_id),
+                    f"Ray has not made {node_name(node_id)} for {wait_s:.0f} s: it is pinned to {where}",
+                )
+                self._troubles[node_id] = f"Ray waits for {where}"
+        can_move = [
+            each for each in stuck if any(not shortage(self._spec, each, has) for has in free.values())
+        ]
+        if not can_move or now_s < self._move_again_s:
+            return
+        if await asyncio.to_thread(is_starting, self._spec.name):
+            return
+        self._move_again_s = now_s + _SEARCH_AGAIN_S
+        found = await self._search(can_move, ray_nodes)
+        for node_id, placement in found.placements.items():
+            if not shortage(self._spec, node_id, free.get(placement.ray_node_id, {})):
+                await asyncio.to_thread(self._end_pending, node_id, pending[node_id].ray_node_id)
+
+    def _end_pending(self, node_id: int, ray_node_id: str) -> None:
+        handle = launch.find(self._spec.name, node_id)
+        if handle is not None and not has_process(handle):
+            _logger.warning(
+                "%s was pinned to Ray node %s, where Ray cannot make it; it is placed again",
+                node_name(node_id),
+                ray_node_id,
+            )
+            launch.end(handle)
+
+    async def _search(
+        self, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
+    ) -> "_Search":
+        """Looks for the disks of nodes without a process on all Ray nodes that can have one of them."""
         name = self._spec.name
-        there = [each for each in wanted_node_ids(self._spec) if each not in missing]
-        handles = {each: await asyncio.to_thread(launch.find, name, each) for each in there}
+        there = [each for each in wanted_node_ids(self._spec) if each not in node_ids]
+        found = {each: await asyncio.to_thread(launch.find, name, each) for each in there}
+        handles = {each: handle for each, handle in found.items() if handle is not None}
         processes = await launch.processes(handles, _ANSWER_TIMEOUT_S)
         homes = {node_id: process.ray_node_id for node_id, process in processes.items()}
-        able = able_ray_nodes(self._spec, missing, ray_nodes)
-        answers = await asyncio.to_thread(_find_disks, self._spec, missing, list(able))
-        found, refused = sift(self._spec, answers.results, self._record.identities)
-        self._say(refused, answers.failures)
-        placements = place_found(self._spec, missing, found, ray_nodes, homes)
-        for node_id in missing:
-            if node_id in placements:
-                ray_node_id = placements[node_id].ray_node_id
-                _logger.info("%s has no actor; made on Ray node %s", node_name(node_id), ray_node_id)
-                await asyncio.to_thread(launch.create, placements[node_id])
-            else:
-                _logger.warning(
-                    "%s has no actor, and none of %d Ray nodes with %s has its disk",
-                    node_name(node_id),
-                    len(able),
-                    needs(self._spec, node_id),
-                )
-
-    def _say(self, refused: Collection[str], skipped: Mapping[str, str]) -> None:
-        for each in refused:
-            _logger.warning("%r: refused: %s", self, each)
-        for ray_node_id, reason in skipped.items():
-            _logger.warning("%r: Ray node %s was skipped: %s", self, ray_node_id, reason)
+        able = able_ray_nodes(self._spec, node_ids, ray_nodes)
+        answers = await asyncio.to_thread(_find_disks, self._spec, node_ids, able)
+        kept, refused = sift(self._spec, answers.results, self._record.identities)
+        skipped = [f"Ray node {each} was skipped: {why}" for each, why in answers.failures.items()]
+        notes = [*(f"refused: {each}" for each in refused), *skipped]
+        for each in notes:
+            self._repeats.failed(each, f"{self!r}: {each}")
+        free = await asyncio.to_thread(free_resources)
+        placements = place_found(self._spec, node_ids, kept, ray_nodes, homes, free=free)
+        return _Search(placements, len(able), notes)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         """Ray starts another process after one that ended itself, and lets tasks die in silence."""
@@ -138,13 +228,20 @@ def place_found(
     found: Seen,
     ray_nodes: Mapping[str, Mapping[str, float]],
     homes: Mapping[int, str],
+    *,
+    free: Mapping[str, Mapping[str, float]] = _UNKNOWN,
 ) -> dict[int, Placement]:
     """Those of the missing nodes whose disk was found where there are the resources that they ask for.
 
-    `found` is what was found on each Ray node of the cluster's disks, `homes` where the other nodes live.
+    `found` is what was found on each Ray node of the cluster's disks, `homes` where the other nodes live, `free` what
+    Ray nodes have free, as far as that is known.
     """
     sites = {
-        ray_node_id: Site(ray_nodes[ray_node_id], [path for path, each in there.items() if each.is_formatted])
+        ray_node_id: Site(
+            ray_nodes[ray_node_id],
+            [path for path, each in there.items() if each.is_formatted],
+            free=free.get(ray_node_id),
+        )
         for ray_node_id, there in found.items()
     }
     placements: dict[int, Placement] = {}
@@ -153,6 +250,8 @@ def place_found(
         if able:
             settled = {**homes, **{id: each.ray_node_id for id, each in placements.items()}}
             placements |= place(spec, able, [node_id], settled)
+            home = placements[node_id].ray_node_id
+            sites[home] = sites[home].with_node(spec, node_id)
     return placements
 
 
@@ -164,6 +263,28 @@ def _can_have(spec: ClusterSpec, node_id: int, site: Site) -> bool:
 def _missing(spec: ClusterSpec) -> tuple[int, ...]:
     running = running_node_ids(spec.name)
     return tuple(each for each in wanted_node_ids(spec) if each not in running)
+
+
+def _pending(spec: ClusterSpec) -> dict[int, PendingActor]:
+    actors = pending_actors(NAMESPACE)
+    names = {each: actor_name(spec.name, each) for each in wanted_node_ids(spec)}
+    return {each: actors[name] for each, name in names.items() if name in actors}
+
+
+def _last_ray_nodes(spec: ClusterSpec, node_ids: Collection[int]) -> dict[int, str]:
+    """On which Ray node the last process of each node was, as Ray remembers it."""
+    names = {actor_name(spec.name, each): each for each in node_ids}
+    places = last_places(NAMESPACE, names)
+    return {names[name]: each.processes[-1].ray_node_id for name, each in places.items() if each.processes}
+
+
+def _reason(before: str | None, ray_nodes: Collection[str]) -> str:
+    """Why a node has no actor, of which Ray remembers the last process on that Ray node."""
+    if before is None:
+        return "Ray remembers no process of it"
+    if before in ray_nodes:
+        return f"its actor, which was on Ray node {before}, was ended"
+    return f"Ray node {before}, where it was, is gone"
 
 
 def _find_disks(
