@@ -65,14 +65,20 @@ class ExitWatch:
         before: BrokerProcess | None = None
         while True:
             process = await self._serving_process(broker_id)
-            if before is not None and process.worker_id != before.worker_id:
+            if before is None:
+                _logger.info("%s runs as %s", node_name(broker_id), process)
+            elif process.worker_id != before.worker_id:
                 _logger.info("%s runs again as %s; it was %s", node_name(broker_id), process, before)
             before = process
             await self._until_left(process.worker_id)
             if await asyncio.to_thread(has_exited, process.worker_id, process.ray_node_id):
                 await self._report(process)
             else:
-                _logger.info("%s, which was %s, has gone, and not by itself", process, node_name(broker_id))
+                _logger.info(
+                    "%s of %s has gone: it was told to end, or its Ray node is lost",
+                    process,
+                    node_name(broker_id),
+                )
             await asyncio.sleep(_ASK_AGAIN_S)  # nobody follows sooner
 
     async def _until_left(self, worker_id: str) -> None:

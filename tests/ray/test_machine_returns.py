@@ -56,6 +56,7 @@ def test_a_machine_that_comes_back_leads_again_and_no_send_is_refused(
             lost = lose_a_machine(machines, cluster)
             await_leaders(admin, {1, 2} - {lost})
             send_to_all(former)
+            await_report(cluster, lost)
             machines.bring_back(is_empty=is_empty)
             if is_empty:
                 Cluster.start(**fields, replace=[lost])
@@ -67,6 +68,15 @@ def test_a_machine_that_comes_back_leads_again_and_no_send_is_refused(
             with new_producer(cluster) as fresh:
                 send_to_all(fresh)
             assert is_in_sync(admin), "no broker left an ISR meanwhile"
+
+
+def await_report(cluster: Cluster, lost: int) -> None:
+    """Waits until the cluster's status says why the supervisor does not bring the broker back."""
+
+    def details() -> list[str]:
+        return [each.detail for each in cluster.describe().nodes if each.node_id == lost]
+
+    wait_until(lambda: any("none of 1 Ray nodes with" in each for each in details()))
 
 
 def new_producer(cluster: Cluster) -> rayka.Producer:

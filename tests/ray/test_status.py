@@ -8,6 +8,7 @@ import pytest
 
 import rayka
 from rayka.actors.node_logs import find_logs, follow, last_lines
+from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.cluster import Cluster
 from rayka.protocol.cluster import NodeState
 from tests.ray.conftest import Said
@@ -33,6 +34,11 @@ def test_each_process_and_each_line_of_its_log_name_the_node_and_the_log_outlive
     described = json.loads(command("status", "--json", "--cluster", cluster.name).out)["nodes"]
     assert f"process {first}" in Path(described[0]["log_path"]).read_text()
 
+    def supervisor_log() -> str:
+        return command("logs", "supervisor", "--cluster", cluster.name).out
+
+    on_ray_node = f"on Ray node {own_ray_node_id()}"
+    wait_until(lambda: f"broker-1 runs as process {first} {on_ray_node}" in supervisor_log())
     (log,) = find_logs(name)
     following = follow(name, log, last_lines([log], 0)[1])
     kill(first)
@@ -46,8 +52,10 @@ def test_each_process_and_each_line_of_its_log_name_the_node_and_the_log_outlive
     assert said.out.index(f"process {first}") < said.out.index(f"process {second}")
     assert said.err.count("==>") == 2
     assert ":actor_name:" not in said.out
-    seen = f"{cluster.name}/supervisor rayka.actors.exit_watch: process {first} of {name} has exited"
-    wait_until(lambda: seen in command("logs", "supervisor", "--cluster", cluster.name).out)
+    exited = f"{cluster.name}/supervisor rayka.actors.exit_watch: process {first} of {name} has exited"
+    wait_until(lambda: exited in supervisor_log())
+    again = f"broker-1 runs again as process {second} {on_ray_node}; it was process {first} {on_ray_node}"
+    wait_until(lambda: again in supervisor_log())
 
 
 def test_a_broker_with_a_failed_directory_is_degraded_and_the_exit_code_says_so(
