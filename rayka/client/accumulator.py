@@ -438,15 +438,17 @@ class Accumulator:
         """When time changes what is to be done for the partition, later than now."""
         if not queue.batches:
             return NEVER
-        events = []
         head, last, following = queue.batches[0], queue.batches[-1], queue.next_to_go()
+        next_ms = NEVER
         if following is not None:
-            events.append(self._due_ms(queue, following))
-        if _is_idle(head):
-            events.append(self.deadline_ms(head))
-        if last.limit_bytes >= 0:
-            events.append(last.stamped_ms + STAMP_AGE_MS)
-        return min((each for each in events if each > now_ms), default=NEVER)
+            due_ms = self._due_ms(queue, following)
+            if due_ms > now_ms:
+                next_ms = due_ms
+        if _is_idle(head) and now_ms < self.deadline_ms(head) < next_ms:
+            next_ms = self.deadline_ms(head)
+        if last.limit_bytes >= 0 and now_ms < last.stamped_ms + STAMP_AGE_MS < next_ms:
+            next_ms = last.stamped_ms + STAMP_AGE_MS
+        return next_ms
 
     def next_ms(self) -> float:
         """When the sender is to look at what is here: -1 for at once, NEVER if only an append can change anything."""

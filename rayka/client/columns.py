@@ -44,21 +44,14 @@ class Columns(NamedTuple):
 
 def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps) -> Columns:
     """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place."""
-    values: list[Any] = []
-    keys: list[Any] = []
-    headers: list[Any] = []
-    own_timestamps: list[tuple[int, int]] = []
-    for index, slot in enumerate(slots):
-        row = slot if type(slot) is Row else Row(slot)
-        values.append(row.value)
-        keys.append(row.key)
-        headers.append(row.headers)
-        if row.timestamp_ms is not None:
-            own_timestamps.append((index, row.timestamp_ms))
-    if own_timestamps:
+    rows = [slot if type(slot) is Row else Row(slot) for slot in slots]
+    values, keys = [each.value for each in rows], [each.key for each in rows]
+    headers, stamps = [each.headers for each in rows], [each.timestamp_ms for each in rows]
+    if stamps.count(None) < len(stamps):
         stamped = np.full(len(slots), timestamps_ms, np.int64)
-        for index, timestamp_ms in own_timestamps:
-            stamped[index] = timestamp_ms
+        for index, timestamp_ms in enumerate(stamps):
+            if timestamp_ms is not None:
+                stamped[index] = timestamp_ms
         timestamps_ms = stamped
     has_keys, has_headers = keys.count(None) < len(keys), any(headers)
     return Columns(values, keys if has_keys else None, headers if has_headers else None, timestamps_ms)
@@ -77,7 +70,7 @@ def concatenated(chunks: Sequence[Columns]) -> Columns:
 
 def encode_columns(
     columns: Columns, codec: Codec, size_bytes_max: int, sequence: ProducerSequence = NO_SEQUENCE
-) -> list[np.ndarray]:
+) -> Sequence[np.ndarray]:
     """One batch of the log; several, each within size_bytes_max as far as single records are, if one would exceed it.
 
     Raises SerializationError and RecordTooLarge, as `encode_batch`.
@@ -92,7 +85,7 @@ def encode_columns(
         sequence=sequence,
     )
     if encoded.size <= size_bytes_max or count == 1:
-        return [encoded]
+        return (encoded,)
     half = count // 2
     return [
         *encode_columns(columns.slice(0, half), codec, size_bytes_max, sequence),

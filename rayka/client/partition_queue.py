@@ -11,27 +11,26 @@ has them in order (C11). Without idempotence only the first may be in flight. Ka
 from collections import deque
 from itertools import takewhile
 
+import msgspec
+
 from rayka.client.producer_batch import ProducerBatch
 from rayka.client.sequences import Sequences
 
 NEVER = float("inf")
 
 
-class PartitionQueue:
-    """See the module. The last batch may be open."""
+class PartitionQueue(msgspec.Struct, eq=False, gc=False):
+    """See the module. The last batch may be open. The garbage collector does not track it: it is part of no cycle, and
+    what refers to it, an alarm for each batch that lingers, need not be tracked then either.
+    """
 
-    __slots__ = (
-        "alarm_ms", "batches", "in_flight_max", "not_before_ms", "partition", "sent_count", "sequences",
-    )  # fmt: skip
-
-    def __init__(self, partition: int, in_flight_max: int) -> None:
-        self.partition = partition
-        self.in_flight_max = in_flight_max
-        self.batches: deque[ProducerBatch] = deque()
-        self.not_before_ms = 0.0  # the end of the pause after a failure
-        self.alarm_ms = NEVER  # the agenda's: when it is to be looked at
-        self.sent_count = 0  # of batches; a batch that is numbered anew counts again
-        self.sequences = Sequences()
+    partition: int
+    in_flight_max: int
+    batches: deque[ProducerBatch] = msgspec.field(default_factory=deque)
+    not_before_ms: float = 0.0  # the end of the pause after a failure
+    alarm_ms: float = NEVER  # the agenda's: when it is to be looked at
+    sent_count: int = 0  # of batches; a batch that is numbered anew counts again
+    sequences: Sequences = msgspec.field(default_factory=Sequences)
 
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.partition} {self.sequences!r} {list(self.batches)}>"
@@ -46,9 +45,10 @@ class PartitionQueue:
 
     def next_to_go(self) -> ProducerBatch | None:
         """The batch that is next, though perhaps not yet; None while only an answer or an append can change that."""
-        for place, batch in enumerate(self.batches):
+        for batch in self.batches:
             if not batch.is_in_flight:
-                may_go = not self.sequences.needs_new_epoch and (place == 0 or self._may_follow(batch))
+                is_first = batch is self.batches[0]
+                may_go = not self.sequences.needs_new_epoch and (is_first or self._may_follow(batch))
                 return batch if may_go and len(batch) else None
         return None
 

@@ -46,7 +46,7 @@ class ProducerBatch:
 
     __slots__ = (
         "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_parts", "_placed",
-        "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
+        "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
         "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
         "last_error", "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence",
         "size_bytes", "stamped_ms", "topic", "went_first",
@@ -80,6 +80,7 @@ class ProducerBatch:
         self._earlier_stamps: list[int] | None = None  # of those before: where it ends, what it is, and so on
         self._timestamps_ms: Timestamps = NO_TIMESTAMP
         self._chunks: list[Columns] | None = None
+        self._slots: list[Any] | None = None  # the records, from when they are sealed until they are encoded
         self._callbacks: list[Callback] | None = None
         self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
         self._encoded_as: ProducerSequence | None = None
@@ -136,12 +137,10 @@ class ProducerBatch:
         self.is_sealed = True
         if not self.count:
             self.count = count = len(self.records)
-            slots = []
-            for index, each in enumerate(islice(self.records, count)):
-                slots.append(each.slot)
+            self._slots = [each.slot for each in islice(self.records, count)]
+            for index, each in zip(range(count), self.records, strict=False):
                 each.slot = index
-            self._chunks = [self._columns_of(slots)]
-            self.records = []
+            self.records.clear()  # what an appender adds meanwhile goes into another batch
 
     def _columns_of(self, slots: list[Any]) -> Columns:
         assert self._stamp_ms is not None, repr(self)
@@ -185,7 +184,10 @@ class ProducerBatch:
         sequence = self.sequence or NO_SEQUENCE
         if not self._parts:
             assert self.is_sealed, repr(self)
-            columns, self._chunks = concatenated(self._chunks or ()), None
+            columns = (
+                concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
+            )
+            self._chunks = self._slots = None
             self._timestamps_ms = columns.timestamps_ms
             self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
         elif self._encoded_as != sequence:
@@ -258,7 +260,7 @@ class ProducerBatch:
 
     def _finish(self) -> Sequence[Callback]:
         assert not self.is_done, repr(self)
-        self._parts, self._chunks, self._earlier_stamps = (), None, None
+        self._parts, self._chunks, self._slots, self._earlier_stamps = (), None, None, None
         with _completion:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, None

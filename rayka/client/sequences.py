@@ -12,23 +12,23 @@ its own: without transactions nobody compares them. Kafka: TransactionManager, T
 for all partitions.
 """
 
+import msgspec
+
 from rayka.protocol.batch_header import NO_PRODUCER_ID, SEQUENCE_MAX, ProducerSequence, sequence_after
 
 PRODUCER_EPOCH_MAX = 2**15 - 1
 
 
-class Sequences:
+class Sequences(msgspec.Struct, eq=False, gc=False):
     """The sequences of one partition."""
 
-    __slots__ = (
-        "_acknowledged_end", "_failed_end", "_next", "has_acknowledged", "needs_new_epoch", "producer_epoch",
-        "producer_id",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.producer_id = NO_PRODUCER_ID
-        self.producer_epoch = 0
-        self._begin_epoch()
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = 0
+    has_acknowledged: bool = False
+    needs_new_epoch: bool = False
+    _next: int = 0
+    _acknowledged_end: int = 0
+    _failed_end: int | None = None
 
     def __repr__(self) -> str:
         gap = " gap?" if self.may_have_gap else ""
@@ -37,7 +37,7 @@ class Sequences:
     def _begin_epoch(self) -> None:
         self._next = 0
         self._acknowledged_end = 0
-        self._failed_end: int | None = None
+        self._failed_end = None
         self.has_acknowledged = False
         self.needs_new_epoch = False
 

@@ -18,6 +18,7 @@ from rayka.errors import RecordTooLarge
 from rayka.ids import NO_EPOCH
 from rayka.ports import Buffer
 from rayka.protocol.batch_columns import (
+    SHORT_LIST,
     BytesColumn,
     HeaderColumns,
     Headers,
@@ -46,6 +47,7 @@ from rayka.protocol.batch_header import (
     bytes_view,
 )
 from rayka.protocol.compression import compress
+from rayka.protocol.few_records import encode_few
 
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
@@ -92,8 +94,13 @@ def encode_batch(
         check_length("keys", len(keys), count)
     if headers is not None:
         check_length("headers", len(headers), count)
-    key_column = None if keys is None else bytes_column(keys, "key")
     timestamps = timestamp_column(timestamps_ms, count)
+    is_usual = headers is None and offset_deltas is None and not is_control and codec is Codec.NONE
+    if is_usual and count < SHORT_LIST and type(values) is list and type(keys) is list:
+        few = encode_few(values, keys, timestamps, sequence)
+        if few is not None:
+            return np.frombuffer(few, np.uint8)
+    key_column = None if keys is None else bytes_column(keys, "key")
     columns = [
         *_bytes_columns(_KEY, key_column),
         *_bytes_columns(_VALUE, bytes_column(values, "value")),

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from rayka.errors import RecordTooLarge, SerializationError, UnsupportedCompressionType
 from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, decode
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX, encode_batch
-from rayka.protocol.batch_header import Codec, RecordBatch
+from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
 
+SEQUENCE = ProducerSequence(7, 1, 5)
 CODECS = [Codec.NONE, Codec.GZIP, Codec.LZ4, Codec.ZSTD]
 TIMES_MS = st.integers(-1, 2**53)
 VALUES = st.none() | st.binary(max_size=40)
@@ -279,3 +280,25 @@ def test_columns_beyond_32_bit_offsets_are_refused() -> None:
 def test_a_short_list_beyond_32_bit_offsets_is_refused() -> None:
     with pytest.raises(RecordTooLarge, match="below 2 GiB"):
         encode_batch([bytes(40 << 20)] * 60, timestamps_ms=0)
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=40)), min_size=1, max_size=12),
+    st.data(),
+)
+def test_a_few_records_with_keys_are_encoded_as_any_others(records, data):
+    """Lists of a few go a quicker way than Arrow arrays."""
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    times = data.draw(st.lists(st.integers(0, 3), min_size=len(records), max_size=len(records)))
+    for timestamps_ms in (times[0], array("q", times)):
+        quick = encode_batch(values, keys=keys, timestamps_ms=timestamps_ms, sequence=SEQUENCE)
+        general = encode_batch(
+            pa.array(values), keys=pa.array(keys), timestamps_ms=timestamps_ms, sequence=SEQUENCE
+        )
+        assert quick.tobytes() == general.tobytes()
+
+
+@pytest.mark.parametrize("wrong", ["text", 7, memoryview(array("i", [1]))])
+def test_a_key_among_a_few_that_is_no_bytes_is_refused(wrong):
+    with pytest.raises(SerializationError, match="a key is bytes or None"):
+        encode_batch([b"a", b"b"], keys=[b"key", wrong], timestamps_ms=0)
