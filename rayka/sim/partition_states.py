@@ -7,7 +7,7 @@ epochs rise. Every topic is looked at, with or without records.
 from collections.abc import Iterator
 
 from rayka.errors import ConfigError
-from rayka.ids import TopicIdPartition
+from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.sim.checkers import Checkers
 from rayka.sim.cluster import SimCluster
@@ -166,7 +166,8 @@ class PartitionStates:
             return
         topic = name.rpartition("-")[0]
         others_are_gone = all(
-            _is_another_process(images, each) for each in old.isr + old.eligible_leader_replicas
+            _is_another_process(images, each) or self._is_registering(each)
+            for each in old.isr + old.eligible_leader_replicas
         )
         is_last_known = others_are_gone and old.last_known_elr == (new.leader_id,)
         if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(images[0], topic)):
@@ -174,6 +175,14 @@ class PartitionStates:
         elif truth is not None:
             self._trace.add(new.leader_id, "unclean", f"{name} in epoch {new.leader_epoch}")
             truth.awaits_loss = truth.awaits_loss or "unclean election"
+
+    def _is_registering(self, broker_id: int) -> bool:
+        """Whether the broker's process waits for its first registration, whose own record is the last that is written:
+        what the process before it held may be dropped in an earlier batch.
+        """
+        broker = self._cluster.machines[broker_id].broker
+        parts = broker._parts if broker is not None else None
+        return parts is not None and parts.lifecycle.broker_epoch == NO_EPOCH
 
     def _is_unclean_allowed(self, image: MetadataImage, topic: str) -> bool:
         config = self._cluster.config.topic_config(image.topic_configs(topic))
@@ -197,7 +206,7 @@ class PartitionStates:
 
 
 def _is_another_process(images: _Images, broker_id: int) -> bool:
-    """Whether the broker registered anew in between, as it must have that left the ELR in the same batch."""
+    """Whether the broker registered anew in between, in the batch in which it left the ELR."""
     epochs = [each.brokers[broker_id].broker_epoch for each in images if broker_id in each.brokers]
     return len({*epochs}) != 1
 
