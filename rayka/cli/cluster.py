@@ -292,8 +292,8 @@ def describe_role(node: "NodeDescription") -> str:
 def describe_place(node: "NodeDescription") -> str:
     """`rayka/broker-1 on 10.0.0.2 (rack b): /data/a, /data/b (offline)`; of one that does not answer, where it was."""
     said = {
-        **dict.fromkeys(node.full_data_dirs, " (full)"),
         **dict.fromkeys(node.offline_data_dirs, " (offline)"),
+        **dict.fromkeys(node.full_data_dirs, " (full)"),  # offline too, to the controller
     }
     paths = [f"{each}{said.get(each, '')}" for each in node.data_dirs]
     place = f"{'was ' if node.state == 'unreachable' else ''}on {node.host or 'an unknown machine'}"

@@ -13,6 +13,7 @@ from rayka.config import BrokerConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log_directory import LogDirectory
+from rayka.node.repeats import Repeats
 from rayka.node.replica import Replica
 
 _State = dict[TopicPartition, tuple[int, int, int]]
@@ -30,6 +31,7 @@ class Checkpoints:
         self._replicas = replicas
         self._on_failed = on_failed
         self._saved: dict[LogDirectory, _State] = {}
+        self._repeats = Repeats(_logger)
 
     def __repr__(self) -> str:
         return f"<Checkpoints directories={len(self._saved)}>"
@@ -58,9 +60,10 @@ class Checkpoints:
             return
         try:
             await directory.checkpoint(partial(self._take, directory))
+            self._repeats.succeeded(directory)
         except DiskFull as error:
             self._saved.pop(directory, None)
-            _logger.warning("%s: no checkpoint: %s", directory.path, error)
+            self._repeats.failed(directory, f"{directory.path}: no checkpoint: {error}")
         except StorageError as error:
             self._on_failed(directory, error)
 

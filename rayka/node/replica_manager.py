@@ -138,8 +138,13 @@ class ReplicaManager:
     def problems(self) -> list[str]:
         """Why something is not usable here, or cannot be copied, one line each."""
         offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
-        failed = [str(each.log.failure) for each in self.partitions if each.log.failure and not each.failure]
         full = [str(each.full) for each in self._directories.all if each.full and not each.failure]
+        failed = [
+            str(each.partition.log.failure)
+            for each in self._replicas.values()
+            if each.partition.log.failure and not each.partition.failure
+            if not (each.directory.full and isinstance(each.partition.log.failure, DiskFull))  # said once
+        ]
         unusable = [str(each.error) for each in self._unusable.values()]
         return list(dict.fromkeys([*offline, *full, *failed, *unusable, *self._fetchers.problems()]))
 

@@ -262,6 +262,16 @@ def test_a_node_without_a_process_has_no_pid(capsys: pytest.CaptureFixture[str])
     assert json.loads(json.dumps(dataclasses.asdict(starting)))["pid"] is None
 
 
+def test_a_full_directory_is_called_full_though_it_is_offline_to_the_controller(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    node = dataclasses.replace(
+        NODES[0], data_dirs=("/a", "/b"), offline_data_dirs=("/a", "/b"), full_data_dirs=("/a",)
+    )
+    print_description(dataclasses.replace(DESCRIPTION, nodes=(node,)))
+    assert "/a (full), /b (offline)" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_status_fits_80_columns_but_for_paths_and_identifiers_are_plain_numbers(
     is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -201,6 +201,35 @@ def test_a_full_directory_is_described_as_full_and_not_as_offline() -> None:
     run(main)
 
 
+def test_a_full_directory_is_one_problem_however_many_logs_found_no_room() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await Broker.start(disk)
+        await broker.apply(
+            *(broker.new_partition(each, leader_id=BROKER, isr=(BROKER,)) for each in range(3))
+        )
+        assert [await produce(broker, number=each) for each in range(3)] == [ErrorCode.NONE] * 3
+        disk.fill_up(after_bytes=10)
+        for each in range(3):
+            assert await produce(broker, number=each) is ErrorCode.KAFKA_STORAGE_ERROR
+        (problem,) = broker.replicas.problems()
+        assert "disk full" in problem
+        await broker.stop()
+
+    run(main)
+
+
+def test_that_no_checkpoint_has_room_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        broker = await leading(disk)
+        await asyncio.sleep(59)
+        await broker.stop()
+
+    run(main)
+    assert len([each for each in caplog.records if "no checkpoint" in each.getMessage()]) == 1
+
+
 def test_a_disk_that_fails_while_it_is_looked_at_is_offline() -> None:  # F13
     async def main() -> None:
         disk = MemoryDisk()
