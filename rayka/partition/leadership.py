@@ -40,6 +40,7 @@ class Leadership:
         self.partition_epoch = NO_EPOCH
         self.recovery_state = LeaderRecoveryState.RECOVERED
         self.replicas: tuple[int, ...] = ()
+        self._directories: tuple[UUID, ...] = ()  # in the order of the replicas
         self.isr = IsrState()
         self.followers: dict[int, FollowerState] = {}
 
@@ -68,7 +69,8 @@ class Leadership:
         is_new_leader_epoch = state.leader_epoch > self.leader_epoch
         is_newer = state.partition_epoch > self.partition_epoch
         self.leader_id, self.leader_epoch = state.leader_id, state.leader_epoch
-        self.partition_epoch, self.replicas = state.partition_epoch, state.replicas
+        self.partition_epoch = state.partition_epoch
+        self.replicas, self._directories = state.replicas, state.directories
         self.recovery_state = state.leader_recovery_state
         if not self.is_leader:
             self.isr, self.followers = IsrState(), {}
@@ -148,9 +150,14 @@ class Leadership:
         return self._propose((*self.isr.committed, follower.replica_id))
 
     def _is_eligible(self, follower: FollowerState) -> bool:
-        """Whether the metadata lets it into the ISR: it is active, and the process that fetched is that one (B11)."""
+        """Whether the metadata lets it into the ISR: it is active, and the process that fetched is that one (B11).
+
+        Beyond Kafka, the directory of its replica is not offline: it would be waited for until it lags.
+        """
         broker = self._brokers(follower.replica_id)
         if broker is None or not broker.is_active or not follower.has_fetched:
+            return False
+        if self._directories[self.replicas.index(follower.replica_id)] in broker.offline_directories:
             return False
         return follower.broker_epoch in (NO_EPOCH, broker.broker_epoch)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -44,11 +45,12 @@ def broker_image(
     rack: str = "",
     is_fenced: bool = False,
     is_in_controlled_shutdown: bool = False,
+    offline_directories: tuple[UUID, ...] = (),
 ) -> BrokerImage:
     registration = RegisterBrokerRecord(
         broker_id=broker_id, broker_epoch=epoch, incarnation_id=ZERO_ID, host="", directories=(), rack=rack
     )
-    return BrokerImage(registration, is_fenced, is_in_controlled_shutdown)
+    return BrokerImage(registration, is_fenced, is_in_controlled_shutdown, offline_directories)
 
 
 def new_partition(
@@ -96,7 +98,8 @@ def read(partition: Partition, offset: int, **changes: Any) -> ReadResult:
 
 def changed(**changes: Any) -> PartitionImage:
     """The state after a change of the metadata."""
-    return msgspec.structs.replace(LED_HERE, **{"partition_epoch": LED_HERE.partition_epoch + 1, **changes})
+    state = msgspec.structs.replace(LED_HERE, **{"partition_epoch": LED_HERE.partition_epoch + 1, **changes})
+    return msgspec.structs.replace(state, directories=(ZERO_ID,) * len(state.replicas))
 
 
 def followed_from(

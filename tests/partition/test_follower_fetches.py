@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rayka.errors import NotLeaderOrFollower, OffsetNotAvailable, OffsetOutOfRange, UnknownLeaderEpoch
-from rayka.ids import OffsetAndEpoch
+from rayka.ids import ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.partition import Partition
 from rayka.partition.reading import FoundOffset
@@ -93,6 +93,7 @@ def test_who_fell_behind_is_not_waited_for_any_more() -> None:  # B1
         broker_image(2, epoch=20, is_fenced=True),
         broker_image(2, epoch=20, is_in_controlled_shutdown=True),
         broker_image(2, epoch=25),
+        broker_image(2, epoch=20, offline_directories=(ZERO_ID,)),
     ],
 )
 def test_who_may_not_join_is_not_waited_for(broker: BrokerImage) -> None:  # B1
