@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import rayka
 from benchmarks import scale_nodes
 from benchmarks.harness import Bar, Row, compare
+from benchmarks.keyed_floor import LeastSends
 from benchmarks.limits import payloads
 from benchmarks.stage import cpu_seconds, local_ray, pid_of, running_cluster
 from rayka.client.accumulator import Accumulator, Limits, Moment
@@ -97,6 +98,13 @@ def keyed_send(stage: Stage) -> Iterator[Row]:
                 limit_what=f"the same with {FEW} partitions",
                 share=many.wall_s() / few.wall_s(),
             )
+        least = compare(many.least_s, few.client_s, rounds=1 if stage.is_quick else 3)
+        yield least.row(
+            "the fewest batches by the least code, the client's CPU a record",
+            f"{MANY:,} partitions, {count:,} records of {RECORD_BYTES} B, acks=all, each batch full",
+            "s",
+            f"keyed send with {FEW} partitions",
+        )
 
 
 class KeyedSends:
@@ -108,6 +116,7 @@ class KeyedSends:
         self._keys = [b"user-%011d" % index for index in range(count)]
         self._value = payloads(1, RECORD_BYTES)[0]
         self._pids = {"client": os.getpid(), "broker": stage.broker_pid}
+        self._least = LeastSends(stage.cluster, self._topic)
         self._costs: list[SendCost] = []
 
     def client_s(self) -> float:
@@ -117,6 +126,11 @@ class KeyedSends:
         wall_s, count = time.perf_counter() - started, len(self._keys)
         self._costs.append(SendCost(spent["client"] / count, spent["broker"] / count, wall_s / count))
         return self._costs[-1].client_s
+
+    def least_s(self) -> float:
+        """The same by the least code (`keyed_floor`)."""
+        spent = cpu_seconds(lambda: self._least.send_all(self._keys, self._value), self._pids)
+        return spent["client"] / len(self._keys)
 
     def _send_all(self) -> None:
         for key in self._keys:
