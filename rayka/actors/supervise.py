@@ -87,7 +87,9 @@ async def _record_of(handle: Any) -> ClusterRecord:
 
 
 async def troubles(cluster_name: str, timeout_s: float) -> dict[int, str]:
-    """Why the supervisor could not bring nodes back, by node; nothing where it does not answer in time."""
+    """Why the supervisor could not bring nodes back, by node; nothing where it does not answer in time, or cannot: one
+    that was made by an older version has no such method, and `status` is to describe that cluster too.
+    """
     handle = await asyncio.to_thread(find, cluster_name)
     if handle is None:
         return {}
@@ -95,7 +97,7 @@ async def troubles(cluster_name: str, timeout_s: float) -> dict[int, str]:
         async with asyncio.timeout(timeout_s):
             told: dict[int, str] = await handle.troubles.remote()
             return told
-    except (TimeoutError, ray.exceptions.RayError):
+    except (TimeoutError, AttributeError, ray.exceptions.RayError):
         return {}
 
 

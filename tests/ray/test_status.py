@@ -1,12 +1,16 @@
 """What an operator sees of nodes that run, of one that was restarted, and of a broker with a failed directory."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 import rayka
+from rayka.actors import supervise
+from rayka.actors.names import NAMESPACE, supervisor_name
 from rayka.actors.node_logs import find_logs, follow, last_lines
 from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.cluster import Cluster
@@ -24,6 +28,25 @@ def cluster(ray_address: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     data_dirs = [str(tmp_path_factory.mktemp(each)) for each in "ab"]
     with Cluster.start(name="seen", data_dir=data_dirs) as cluster:
         yield cluster
+
+
+class OlderSupervisor:
+    """Of a version without `troubles`."""
+
+    def pid(self) -> int:
+        return 1
+
+
+def test_a_supervisor_of_an_older_version_names_no_troubles(ray_address: str) -> None:
+    older = ray.remote(OlderSupervisor).options(
+        name=supervisor_name("older"), namespace=NAMESPACE, lifetime="detached", num_cpus=0
+    )
+    handle = older.remote()
+    try:
+        assert ray.get(handle.pid.remote()) == 1
+        assert asyncio.run(supervise.troubles("older", 30.0)) == {}
+    finally:
+        ray.kill(handle)
 
 
 def test_each_process_and_each_line_of_its_log_name_the_node_and_the_log_outlives_a_restart(
