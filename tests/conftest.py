@@ -1,11 +1,11 @@
 """What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind; and the
 one Ray and the cluster that tests share, which start when the first test asks for them.
 
-Three worker processes of pytest-xdist run the tests, for two cores: the first those on the shared Ray, which wait for
-it half of the time, the second those that start Rays of their own, the third those that need Spark and the simulator;
-then each whatever file is next. Temporary files of a worker, those of Ray and of subprocesses included, go into one
-directory; it must be empty at the end, but for what pytest keeps of failed tests. Every process that a test starts
-inherits its worker's mark in its environment; none may be alive at the end.
+Two worker processes of pytest-xdist run the tests, for two cores: one those that need Ray and mostly wait for it, the
+other those that need Spark and the simulator; then each whatever file is next. Temporary files of a worker, those of
+Ray and of subprocesses included, go into one directory; it must be empty at the end, but for what pytest keeps of
+failed tests. Every process that a test starts inherits its worker's mark in its environment; none may be alive at the
+end.
 """
 
 import logging
@@ -38,8 +38,7 @@ os.environ.update(
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
-_APART = "apart"  # needs Ray, but not the shared one: tests of whole processes
-_GROUPS = ("ray", _APART, "spark", "sim")
+_GROUPS = ("ray", "spark", "sim")
 _BYTECODE = "bytecode"
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
@@ -112,8 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    group = next((each for each in _GROUPS if item.get_closest_marker(each)), item.path.name)
-    return _APART if group == "ray" and "rays" not in getattr(item, "fixturenames", ()) else group
+    return next((each for each in _GROUPS if item.get_closest_marker(each)), item.path.name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

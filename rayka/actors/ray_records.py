@@ -8,8 +8,8 @@ others, no exit is known: a broker that died is fenced when its session ends.
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, cast
 
 import ray
 
@@ -75,10 +75,8 @@ def pending_actors(namespace: str) -> dict[str, PendingActor]:
 
 def free_resources() -> dict[str, dict[str, float]]:
     """What is free of the resources of each Ray node; without an answer where that is not known."""
-    ask: Callable[[], dict[str, dict[str, float]]] | None = part(
-        "ray._private.state", "available_resources_per_node"
-    )
-    return {} if ask is None else ask()
+    ask = part("ray._private.state", "available_resources_per_node")
+    return {} if ask is None else cast("dict[str, dict[str, float]]", ask())
 
 
 def has_left(worker_id: str) -> bool:
