@@ -44,7 +44,7 @@ async def await_made(handle: Any, timeout_s: float) -> None:
     """Waits until the supervisor lives. Raises UnavailableError when Ray could not make it, or not in time."""
     try:
         async with asyncio.timeout(timeout_s):
-            await handle.pid.remote()
+            await _answer(handle.pid)
     except (TimeoutError, ray.exceptions.RayError) as error:
         raise UnavailableError(
             f"Ray did not make the supervisor within {timeout_s:g} s: {error!r}"
@@ -69,7 +69,8 @@ async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | No
         return None
     try:
         async with asyncio.timeout(timeout_s):
-            return await _record_of(handle)
+            record: ClusterRecord = await _answer(handle.record)
+            return record
     except (TimeoutError, ray.exceptions.RayError) as error:
         raise UnavailableError(
             f"{supervisor_name(cluster_name)} did not say within {timeout_s:g} s what it keeps: {error!r}; Ray may be "
@@ -77,12 +78,13 @@ async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | No
         ) from error
 
 
-async def _record_of(handle: Any) -> ClusterRecord:
-    """What it keeps, as soon as it runs: Ray restarts it elsewhere when its machine is lost."""
+async def _answer(method: Any) -> Any:
+    """What the supervisor answers, as soon as it runs: Ray makes it again elsewhere when its machine is lost, or cannot
+    run rayka.
+    """
     while True:
         with suppress(ray.exceptions.ActorUnavailableError):
-            record: ClusterRecord = await handle.record.remote()
-            return record
+            return await method.remote()
         await asyncio.sleep(_POLL_S)
 
 

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from struct import Struct
+from typing import Any
 
 from crc32c import crc32c
 
 from rayka.ids import NO_EPOCH
-from rayka.ports import Buffer
 from rayka.protocol.batch_columns import TimestampColumn
 from rayka.protocol.batch_contents import Column, pack_contents
 from rayka.protocol.batch_header import (
@@ -69,7 +69,7 @@ def encode_few(
         return None
     offsets_bytes = 4 * count + 4
     block_bytes = 2 * (offsets_bytes + 7 & -8) + (key_bytes + 7 & -8) + (value_bytes + 7 & -8)
-    deltas: Buffer = b"" if timestamps.deltas is None else timestamps.deltas
+    deltas: Any = b"" if timestamps.deltas is None else timestamps.deltas  # a numpy array is a buffer, too
     head = _EQUAL_STAMPS if timestamps.deltas is None else _STAMPS
     deltas_fields = () if timestamps.deltas is None else (head.marks[5], 8 * count)
     block_bytes += len(deltas)
@@ -82,7 +82,7 @@ def encode_few(
     )  # fmt: skip
     padding = _PADDING[offsets_bytes & 7]
     batch = bytearray().join(
-        (  # type: ignore[arg-type]  # numpy arrays are buffers too
+        (
             packed, key_offsets, padding, key_data, _PADDING[key_bytes & 7],
             value_offsets, padding, value_data, _PADDING[value_bytes & 7], deltas,
         )
