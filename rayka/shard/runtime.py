@@ -2,7 +2,7 @@
 
 A request is handled on the newest state, its records are appended and replayed at once, so that the next
 request sees them, and its response is kept back until the high watermark passes them. A response without
-records, an error included, waits for everything replayed before it. So nobody is told of state that a
+records, an error included, waits for everything replayed before it. So no caller is told of state that a
 failover could take back, and no request waits for the disk before the next one runs (A65).
 
 A request that is too much for one turn of the event loop runs step by step (`Steps`), and records that are committed
@@ -11,8 +11,8 @@ wait in their order, so between two steps nothing else is decided.
 
 Invariants: a standby has replayed committed records only, from a snapshot or from offset 0 on, in order; everything
 below `log.next_offset` has been replayed before a request runs; responses are released in the order in which their
-requests ran. What a leader replayed may never be committed, so who leads no more begins from nothing: `deactivate`
-gives a new state machine, to be filled from the newest snapshot and the committed log (A66).
+requests ran. What a leader replayed may never be committed, so a node that leads no more begins from nothing:
+`deactivate` gives a new state machine, to be filled from the newest snapshot and the committed log (A66).
 
 Kafka: `CoordinatorRuntime`, `QuorumController`'s deferred event queue. It reverts a leader's state with
 `SnapshotRegistry`; here a change of leaders costs a replay, and state needs no history.
