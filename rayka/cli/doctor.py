@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rayka.actors.description import ClusterDescription
 
 _DISK_LOW_BYTES = 5_000_000_000
-_RAY_DISK_FULL_PERCENT = 95  # Ray makes no objects there any more
+_RAY_DISK_FULL_PERCENT = 95  # Ray spills no objects there any more
 _MEMORY_LOW_BYTES = 4_000_000_000
 _SHARED_MEMORY_LOW_BYTES = 500_000_000
 _PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec")
@@ -123,9 +123,8 @@ def _ray_disk() -> Finding:
     percent = round(100 * (1 - usage.free / usage.total))
     found = f"{directory} is {percent} % full"
     if percent >= _RAY_DISK_FULL_PERCENT:
-        return Finding(
-            "Ray's disk", Verdict.BAD, found, "free some space: from 95 % on, Ray makes no objects"
-        )
+        advice = "free some space: from 95 % on, Ray makes no object once its shared memory is full"
+        return Finding("Ray's disk", Verdict.NOTE, found, advice)
     return Finding("Ray's disk", Verdict.GOOD, found)
 
 

@@ -20,7 +20,7 @@ from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
 from rayka.client.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
-from rayka.errors import RaykaError
+from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import TopicPartition
 from rayka.ports import Network
 from rayka.sim.checkers import Checkers
@@ -254,10 +254,15 @@ class _Consumer(_Client):
         }
 
     async def _read(self, fetcher: Fetcher, delivery: Delivery, polls: int) -> None:
-        """Ends after so many polls, or when there is another partition to read."""
+        """Ends after so many polls, or when there is another partition to read. A poll that tells of a partition
+        without a leader is followed by another: all others are read on."""
         while len(self.partitions) == len(self._sessions) and (polls > 0 or not self.owner.is_asking):
             polls -= 1
-            if not await fetcher.poll(_POLL_MS, delivery.add):
+            try:
+                if not await fetcher.poll(_POLL_MS, delivery.add):
+                    continue
+            except UnavailableError as error:
+                self.tell("consumer", str(error)[:120])
                 continue
             while records := delivery.next_records(100):
                 for record in records:

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from rayka.actors.description import ClusterDescription, NodeDescription
-from rayka.cli import main
+from rayka.cli import doctor, main
 from rayka.cli.cluster import print_description
 from rayka.cli.main import run
 from rayka.cli.output import Count, print_table, size
@@ -333,3 +333,11 @@ def test_doctor_answers_as_json(home: dict[str, str]) -> None:
     assert {"Python", "packages", "Java", "data disk", "memory", "Ray"} <= findings.keys()
     assert findings["Python"]["verdict"] == "ok"
     assert done.returncode == (1 if any(each["verdict"] == "bad" for each in findings.values()) else 0)
+
+
+def test_a_full_disk_of_ray_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray needs the disk only for what its shared memory cannot hold."""
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: types.SimpleNamespace(total=100, free=5))
+    finding = doctor._ray_disk()
+    assert (finding.verdict, "95 % full" in finding.found) == (doctor.Verdict.NOTE, True)
+    assert finding.advice.startswith("free some space")
