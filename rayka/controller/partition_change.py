@@ -21,11 +21,9 @@ from uuid import UUID
 
 import msgspec
 
-from rayka.config import BrokerConfig
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
-from rayka.metadata.configs import topic_config
-from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.metadata.image import PartitionImage
 from rayka.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
 from rayka.protocol.replication import LeaderRecoveryState
 
@@ -231,11 +229,6 @@ def _replaced(partition: PartitionImage, **fields: object) -> PartitionImage:
         if getattr(partition, name) != value:
             return msgspec.structs.replace(partition, **fields)
     return partition
-
-
-def effective_min_isr(image: MetadataImage, config: BrokerConfig, topic_name: str, replica_count: int) -> int:
-    """How many replicas must be in sync before records of the topic are committed; never more than there are (B1)."""
-    return min(topic_config(image, config, topic_name).min_insync_replicas, replica_count)
 
 
 def _with_reassignment_completed(partition: PartitionImage) -> PartitionImage:

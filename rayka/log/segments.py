@@ -4,7 +4,9 @@ Invariants: there is at least one, and the last is the active one; each begins w
 sealed ones only the few in use keep their indexes in memory. Kafka: `LogSegments`.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 
 from rayka.config import TopicConfig
 from rayka.errors import InvariantBroken
@@ -60,11 +62,7 @@ class Segments:
         return holding.size_bytes - holding.position_of(offset) + sum(each.size_bytes for each in later)
 
     def _number_of(self, offset: int) -> int:
-        low, high = 0, len(self._segments)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._segments[middle].base_offset <= offset else (low, middle)
-        return low
+        return bisect_right(self._segments, offset, lo=1, key=attrgetter("base_offset")) - 1
 
     def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool

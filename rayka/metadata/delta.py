@@ -276,10 +276,6 @@ class MetadataDelta:
         """Whether the configuration of this broker, or that of all brokers, was written."""
         return "" in self._reconfigured_brokers or str(broker_id) in self._reconfigured_brokers
 
-    def changed_brokers(self) -> list[int]:
-        """Ids of brokers that registered, changed their state or were unregistered, in that order."""
-        return list(self._brokers)
-
 
 _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
     RegisterBrokerRecord: MetadataDelta._register_broker,

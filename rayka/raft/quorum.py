@@ -42,7 +42,7 @@ from rayka.raft.leading import METADATA_PARTITION, Leading
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
-from rayka.raft.roles import Resigned, Role
+from rayka.raft.roles import Role
 from rayka.raft.snapshot_retention import earliest_to_keep
 from rayka.raft.snapshot_store import SnapshotDownload, SnapshotStore
 from rayka.raft.voter_change import VoterChange
@@ -338,9 +338,3 @@ class Quorum:
         """Resigns, and stands for no election any more; it goes on answering until the driver ends it (A23)."""
         self._state.is_shutting_down = True
         self.resign(now_ms)
-
-    @property
-    def may_end(self) -> bool:
-        """Whether no voter has yet to hear that this node leads no more (A23)."""
-        role = self._state.role
-        return not isinstance(role, Leader) and not (isinstance(role, Resigned) and role.unacknowledged)

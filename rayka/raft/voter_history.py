@@ -54,10 +54,6 @@ class VoterSetHistory:
         """The set that the records below the offset add up to: what a snapshot of them says."""
         return self._at(end_offset).voters
 
-    def kraft_version_at(self, end_offset: int) -> int:
-        """The finalised `kraft.version` that the records below the offset add up to."""
-        return self._at(end_offset).kraft_version
-
     def add_voters(self, offset: int, voters: VoterSet) -> None:
         """A VotersRecord was appended at the offset."""
         before = self._entries[-1]

@@ -59,7 +59,6 @@ class History:
 
     ledger: Ledger
     operations: list[Operation] = field(default_factory=list)
-    stale_reads: int = 0
 
     def begin(self, client_id: int, kind: Kind, name: str, now_ms: int) -> Operation:
         """A client is about to ask."""
@@ -109,8 +108,6 @@ class History:
         operation.metadata_offset = response.metadata_offset
         if response.metadata_offset > self.ledger.end:
             return f"{operation}: answers for offset {response.metadata_offset}, committed is {self.ledger!r}"
-        if response.metadata_offset < operation.floor:
-            self.stale_reads += 1
         image = self.ledger.image(response.metadata_offset)
         if image is None:
             return ""

@@ -6,15 +6,13 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from rayka.config import BrokerConfig
-from rayka.controller.partition_change import Election, PartitionChangeBuilder, effective_min_isr
+from rayka.controller.partition_change import Election, PartitionChangeBuilder
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import changed_partition
 from rayka.metadata.image import PartitionImage
-from rayka.metadata.records import ConfigRecord, PartitionChangeRecord
-from rayka.protocol.configs import ResourceType
+from rayka.metadata.records import PartitionChangeRecord
 from rayka.protocol.replication import LeaderRecoveryState
-from tests.metadata.support import ORDERS, image_of, topic
+from tests.metadata.support import ORDERS
 
 KEY = TopicIdPartition(ORDERS, 0)
 RECOVERING = LeaderRecoveryState.RECOVERING
@@ -227,22 +225,6 @@ def test_without_elrs_the_last_member_stays_in_the_isr() -> None:  # B43
 def test_a_cluster_without_elrs_forgets_those_it_had() -> None:  # B43
     before = partition(isr=(1,), eligible_leader_replicas=(2,))
     assert change(before, has_elr=False).build() == record(eligible_leader_replicas=())
-
-
-@pytest.mark.parametrize(
-    ("configs", "replica_count", "expected"), [({}, 3, 1), ({"o": "2"}, 3, 2), ({"o": "2"}, 1, 1)]
-)
-def test_no_more_replicas_need_be_in_sync_than_there_are(
-    configs: dict[str, str], replica_count: int, expected: int
-) -> None:  # B1
-    set_ones = [
-        ConfigRecord(
-            resource_type=ResourceType.TOPIC, resource_name="orders", name="min.insync.replicas", value=value
-        )
-        for value in configs.values()
-    ]
-    image = image_of([topic(), *set_ones])
-    assert effective_min_isr(image, BrokerConfig(), "orders", replica_count) == expected
 
 
 # ---- Reassignments (B45) ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller import BalanceLeaders
-from rayka.controller.partition_change import effective_min_isr
+from rayka.metadata.configs import topic_config
 from rayka.metadata.image import PartitionImage
 from rayka.protocol.configs import (
     AlterConfigOp,
@@ -202,7 +202,8 @@ class Model:
         self.whole[number] = {new.leader_id}  # what it lacks is lost
 
     def let_high_watermark_move(self, number: int, state: PartitionImage) -> None:
-        needed = effective_min_isr(self.machine.image, BrokerConfig(), "orders", len(state.replicas))
+        wanted = topic_config(self.machine.image, BrokerConfig(), "orders").min_insync_replicas
+        needed = min(wanted, len(state.replicas))  # B1
         if state.has_leader and len(state.isr) >= needed:
             self.whole[number] = set(state.isr)
 

@@ -88,7 +88,6 @@ def test_a_delta_says_what_changed() -> None:
         delta.replay(record)
     assert delta.changed_partitions() == [TopicIdPartition(ORDERS, 1)]
     assert delta.reconfigured_topics() == ["orders"]
-    assert delta.changed_brokers() == [1]
     assert delta.deleted_topics() == []
 
 
