@@ -239,10 +239,10 @@ def test_there_are_no_file_ranges_at_the_end() -> None:
     assert log.file_ranges(2, max_bytes=100, end_offset=2) == ((), 2)
 
 
-# ---- Rolling (F10) ----
+# ---- Rolling ----
 
 
-def test_a_segment_rolls_before_it_would_outgrow_its_size() -> None:
+def test_a_segment_rolls_before_it_would_outgrow_its_size() -> None:  # F10
     disk, log = new_log()
     fill(log, 30)
     assert len(segment_bases(disk)) > 1
@@ -255,21 +255,21 @@ def test_an_append_larger_than_a_segment_is_split_between_batches() -> None:
     assert (segment_bases(disk), read_offsets(log)) == ([0, 2, 4], list(range(6)))
 
 
-def test_a_segment_rolls_when_record_time_has_passed() -> None:
+def test_a_segment_rolls_when_record_time_has_passed() -> None:  # F10
     disk, log = new_log(TopicConfig(segment_ms=1000))
     for timestamp_ms in (10_000, 10_999, 11_000, 11_001):
         log.append_as_leader([batch([b"v"], timestamp_ms)], 0, now_ms=0)
     assert segment_bases(disk) == [0, 3]
 
 
-def test_without_timestamps_a_segment_rolls_by_the_clock() -> None:
+def test_without_timestamps_a_segment_rolls_by_the_clock() -> None:  # F10
     disk, log = new_log(TopicConfig(segment_ms=1000))
     for now_ms in (0, 1000, 1001):
         log.append_as_leader([batch([b"v"], -1)], 0, now_ms=now_ms)
     assert segment_bases(disk) == [0, 2]
 
 
-def test_a_segment_rolls_when_an_index_is_full() -> None:
+def test_a_segment_rolls_when_an_index_is_full() -> None:  # F10
     disk, log = new_log(TopicConfig(segment_index_bytes=96, index_interval_bytes=0))
     fill(log, 20)
     assert (
@@ -277,7 +277,7 @@ def test_a_segment_rolls_when_an_index_is_full() -> None:
     )  # 8 entries of 12 bytes, the last one kept for the seal: 7, and the first batch
 
 
-def test_a_segment_rolls_when_offsets_would_not_fit_its_index() -> None:
+def test_a_segment_rolls_when_offsets_would_not_fit_its_index() -> None:  # F10
     disk, log = new_log(ONE_SEGMENT)
     log.append_as_follower([placed(0)], now_ms=0)
     log.append_as_follower([placed(2**31 - 1)], now_ms=0)
@@ -311,14 +311,13 @@ def test_rolling_an_empty_segment_does_nothing() -> None:
     assert segment_bases(disk) == [0, 2]
 
 
-def test_a_sealed_segment_has_its_indexes_on_disk() -> None:
+def test_a_sealed_segment_has_its_indexes_on_disk() -> None:  # F5
     disk, log = new_log()
     fill(log, 6)
     log.roll(0)
     time_index = disk.read_at(segment_path(0, ".timeindex"), 0, 1000)
-    assert time_index[-12:] == (1110).to_bytes(8, "big") + (11).to_bytes(
-        4, "big"
-    )  # F5: the last entry comes at roll
+    the_last_entry_comes_at_roll = (1110).to_bytes(8, "big") + (11).to_bytes(4, "big")
+    assert time_index[-12:] == the_last_entry_comes_at_roll
     assert disk.size(segment_path(0, ".index")) == 8 * (len(time_index) // 12)
 
 

@@ -34,7 +34,7 @@ TIMES = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=4), min_size=
 @settings(max_examples=60)
 def test_every_look_up_by_time_finds_what_a_scan_finds(
     times: list[list[int]], interval_bytes: int, is_reopened: bool
-) -> None:
+) -> None:  # F6
     log = _log_with(times, interval_bytes)
     if is_reopened:
         log.close()
@@ -43,7 +43,7 @@ def test_every_look_up_by_time_finds_what_a_scan_finds(
     ends = [each.next_offset for each in read_batches(log)]
     for timestamp_ms in range(62):
         for end_offset in (ends[-1], ends[len(ends) // 2]):
-            found = result_of(log.offset_for_timestamp(timestamp_ms, end_offset=end_offset))  # F6
+            found = result_of(log.offset_for_timestamp(timestamp_ms, end_offset=end_offset))
             expected = _first_at_or_after(records, timestamp_ms, end_offset)
             assert (found.offset if found else None) == expected
             assert found is None or (found.timestamp_ms, found.leader_epoch) == (records[found.offset], 3)
@@ -53,11 +53,11 @@ def test_every_look_up_by_time_finds_what_a_scan_finds(
 @settings(max_examples=40)
 def test_the_maximal_timestamp_is_the_first_of_the_largest_below_the_end(
     times: list[list[int]], interval_bytes: int
-) -> None:
+) -> None:  # F6
     log = _log_with(times, interval_bytes)
     records = [each for given in times for each in given]
     for end_offset in [0] + [each.next_offset for each in read_batches(log)]:
-        found = result_of(log.max_timestamp(end_offset=end_offset))  # F6
+        found = result_of(log.max_timestamp(end_offset=end_offset))
         committed = records[:end_offset]
         assert (found.offset if found else None) == (committed.index(max(committed)) if committed else None)
 

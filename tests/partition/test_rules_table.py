@@ -1,19 +1,23 @@
-"""The page that maps the rules of replication to tests is true."""
+"""The pages that link the rules of replication, of fetching and of brokers to tests are true."""
 
 import pytest
 
-from tests.rules import RulesPage, is_test, named_under
+from tests.rule_pages import RulesPage, linked_tests
 
 RULES = {
     "B": [*range(1, 7), *range(10, 19), *range(20, 28), *range(30, 34), *range(40, 48)],
     "G": [*range(1, 19)],
-    "H": [*range(1, 9)],
+    "H": [*range(1, 10)],
 }
-PAGES = {letter: RulesPage("rules-replication.md", letter) for letter in RULES}
+PAGES = {
+    "B": RulesPage("B-replication.md", "B"),
+    "G": RulesPage("G-fetch-and-produce.md", "G"),
+    "H": RulesPage("H-brokers.md", "H"),
+}
 
 
 @pytest.mark.parametrize("letter", RULES)
-def test_every_rule_has_a_row_with_a_test(letter: str) -> None:
+def test_every_rule_has_a_heading_and_a_test(letter: str) -> None:
     assert PAGES[letter].untested(RULES[letter]) == []
 
 
@@ -25,6 +29,7 @@ def test_the_tests_of_a_rule_exist_and_cite_it(letter: str, number: int) -> None
 
 
 def test_the_tests_that_answer_to_kafkas_exist() -> None:
-    named = named_under("What Kafka's own tests assert", "rules-replication.md")
-    assert named
-    assert [each for each in named if not is_test(*each)] == []
+    below = linked_tests("kafkas-tests.md")
+    assert len(below) > 20
+    assert [heading for heading, tests in below.items() if not tests] == []
+    assert [each for tests in below.values() for each in tests if not each.exists()] == []

@@ -1,14 +1,14 @@
-"""The page that maps the rules of the quorum to tests is true."""
+"""The page that links the rules of the quorum to tests is true."""
 
 import pytest
 
-from tests.rules import RulesPage
+from tests.rule_pages import RulesPage
 
-PAGE = RulesPage("rules-quorum.md", "A")
+PAGE = RulesPage("A-quorum.md", "A")
 RULES = [*range(1, 37), 40, 41, *range(45, 52), *range(55, 61), *range(65, 69)]
 
 
-def test_every_rule_has_a_row_with_a_test() -> None:
+def test_every_rule_has_a_heading_and_a_test() -> None:
     assert PAGE.untested(RULES) == []
 
 
