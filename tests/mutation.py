@@ -28,7 +28,6 @@ FOLDERS = ("shard", "partition", "raft", "controller", "log")
 _SLOW = (
     "tests/raft/test_faults.py",
 )  # long runs by seed, which most functions take part in: only with `--slow`
-_SEED = 1
 # A mutant that hangs waits this many times the time of its tests, which may run on a machine with other work.
 _SETTINGS = """
 [tool.mutmut]
@@ -92,6 +91,7 @@ def main() -> int:
     parser.add_argument(
         "--sample", type=int, help="run so many mutants only; a larger sample holds a smaller one"
     )
+    parser.add_argument("--seed", type=int, default=1, help="of the sample: another one is another lot")
     parser.add_argument("--children", type=int, default=1, help="mutants that run at a time")
     parser.add_argument("--survivors", action="store_true", help="print what survived and run nothing")
     wanted = parser.parse_args()
@@ -114,7 +114,7 @@ def _run(copy: Path, wanted: argparse.Namespace) -> int:
                 copy, "run", "none", stdout=says
             )  # makes the mutants, and ends because none has that name
             sample = sorted(_results(copy))
-            random.Random(_SEED).shuffle(sample)
+            random.Random(wanted.seed).shuffle(sample)
             del sample[wanted.sample :]
         names = [*wanted.names, *(_unnoticed(copy) if wanted.again else ())]
         if sample and not wanted.again:

@@ -3,15 +3,11 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
-from uuid import UUID
 
 import pytest
 
-from rayka.config import TopicConfig
 from rayka.errors import InconsistentTopicId, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.checkpoints import LOG_START_OFFSET_FILE as STARTS_FILE
@@ -21,31 +17,23 @@ from rayka.log.disk import LocalDisk
 from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE, LogDirectory
 from rayka.log.mapped_reader import MappedReader
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.directory_support import (
+    DIRECTORY_ID,
+    ORDERS,
+    OTHER_TOPIC_ID,
+    PATH,
+    TOPIC_ID,
+    formatted_disk,
+    open_directory,
+    open_orders,
+    run,
+)
 from tests.log.support import SMALL, fill, read_offsets
-
-DIRECTORY_ID, TOPIC_ID, OTHER_TOPIC_ID = UUID(int=7), UUID(int=8), UUID(int=9)
-ORDERS = TopicPartition("orders", 0)
-PATH = "/data/broker-1"
-T = TypeVar("T")
-
-
-def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(coroutine)
 
 
 @pytest.fixture
 def disk() -> MemoryDisk:
-    disk = MemoryDisk()
-    run(LogDirectory.format(disk, PATH, node_id=1, directory_id=DIRECTORY_ID))
-    return disk
-
-
-def open_directory(disk: MemoryDisk, cluster_id: str = "") -> LogDirectory:
-    return run(LogDirectory.open(disk, PATH, node_id=1, cluster_id=cluster_id))
-
-
-def open_orders(directory: LogDirectory, config: TopicConfig = SMALL) -> Any:
-    return directory.open_log(ORDERS, TOPIC_ID, config, now_ms=0)
+    return formatted_disk()
 
 
 # ---- Whose it is ----
@@ -83,7 +71,7 @@ def test_a_directory_of_another_node_is_refused(disk: MemoryDisk) -> None:
 def test_a_directory_of_another_cluster_is_refused(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     run(directory.adopt_cluster_id("ours"))
-    with pytest.raises(StorageError, match="belongs to cluster ours, expected cluster theirs"):
+    with pytest.raises(StorageError, match=f"{PATH} belongs to cluster ours, expected cluster theirs"):
         run(directory.adopt_cluster_id("theirs"))
     directory.release()
     with pytest.raises(StorageError, match="belongs to cluster ours, expected cluster theirs"):

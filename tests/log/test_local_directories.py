@@ -1,0 +1,52 @@
+"""Which data directories a reader may map files of, and when it stops (design §3)."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+
+from rayka.log.disk import LocalDisk
+from rayka.log.local_directories import LocalDirectories
+from rayka.log.meta_properties import MetaProperties, encode_meta_properties
+from rayka.protocol.cluster import LogDirectory
+
+HERE, ELSEWHERE = UUID(int=5), UUID(int=6)
+
+
+@pytest.fixture
+def path() -> Iterator[str]:
+    root = tempfile.mkdtemp()
+    LocalDisk().write(f"{root}/meta.properties", encode_meta_properties(MetaProperties(1, HERE)))
+    yield root
+    shutil.rmtree(root)
+
+
+def test_only_directories_that_are_what_their_broker_says_may_be_read(path: str) -> None:
+    directories = [
+        LogDirectory(HERE, path),
+        LogDirectory(ELSEWHERE, path),
+        LogDirectory(UUID(int=7), path + "x"),
+    ]
+    local = LocalDirectories()
+    assert local.ids(directories) == (HERE,)
+    assert repr(local) == "<LocalDirectories known=3 misses=0>"
+
+
+def test_a_directory_is_looked_at_once(path: str) -> None:
+    local = LocalDirectories()
+    assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
+    LocalDisk().unlink(f"{path}/meta.properties")
+    assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
+    assert LocalDirectories().ids([LogDirectory(HERE, path)]) == ()
+
+
+def test_a_reader_that_misses_three_files_in_a_row_reads_none_any_more(path: str) -> None:
+    """Another mount stands under the same path."""
+    local = LocalDirectories()
+    for is_found in (False, False, True, False, False):
+        local.on_read(is_found=is_found)
+        assert local.ids([LogDirectory(HERE, path)]) == (HERE,)
+    local.on_read(is_found=False)
+    assert local.ids([LogDirectory(HERE, path)]) == ()
