@@ -34,6 +34,11 @@ def test_no_torn_checkpoint_is_taken_for_a_whole_one() -> None:
     assert [decode_offsets(each) for each in torn + [each + b"\0" for each in torn]] == [None] * 2 * len(data)
 
 
+@pytest.mark.parametrize("data", [b"\xff\xfe\n", b"0\n1\norders \xb2 1\n"])
+def test_bytes_that_are_no_text_are_damage(data: bytes) -> None:
+    assert decode_offsets(data) is None
+
+
 def test_a_damaged_checkpoint_counts_as_missing_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     disk = MemoryDisk()
     disk.append("/checkpoint", [b"0\n1\norders 0"])

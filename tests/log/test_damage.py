@@ -137,9 +137,10 @@ def test_a_header_that_leads_nowhere_makes_the_log_refuse_to_open_and_says_what_
     disk, size_bytes = _filled(5)
     disk.flip_bit(segment_path(0), number * size_bytes + position, bit)
     before = _contents(disk)
+    found = disk.read_at(segment_path(0), number * size_bytes, 17).hex(" ")
     expected = (
         rf"{segment_path(0)}: expected a batch from offset {2 * number} on at position {number * size_bytes},"
-        rf" found .*a whole batch stands at {(number + 1) * size_bytes}; so nothing was cut.*restart"
+        rf" found {found}\..*a whole batch stands at {(number + 1) * size_bytes}; so nothing was cut\. Restore.*restart"
     )
     for _ in range(2):
         with pytest.raises(DamagedLog, match=expected):
@@ -171,6 +172,19 @@ def test_a_whole_batch_whose_offset_goes_back_is_not_torn() -> None:
     disk.append(segment_path(0), batch().stamped(base_offset=3, leader_epoch=0))
     with pytest.raises(DamagedLog, match="expected a batch from offset 6 on"):
         open_log(disk)
+
+
+def test_a_segment_of_one_batch_behind_a_torn_end_shows_that_it_is_not_torn() -> None:
+    """Each append was synced before the next: what stands behind was written after this was whole."""
+    disk, log = new_log()
+    fill(log, 3)
+    size_bytes = log.size_bytes // 3
+    log.roll(0)
+    fill(log, 1)
+    disk.process_crash()
+    disk.flip_bit(segment_path(0), 2 * size_bytes + MAGIC)
+    with pytest.raises(DamagedLog, match="it was synced or has later segments"):
+        open_log(disk, tearing=Tearing.TAIL)
 
 
 def test_a_log_that_was_refused_opens_when_the_bit_is_back() -> None:
@@ -236,6 +250,25 @@ def test_a_tail_torn_by_a_power_cut_is_cut_and_not_kept(tail: bytes) -> None:
         assert (read_offsets(log), log.recovery.kept_paths) == (list(range(10)), ())
 
 
+def test_a_whole_batch_whose_offset_goes_back_is_cut_and_kept_when_a_power_cut_may_have_brought_it() -> None:
+    disk, _ = _filled(3)
+    disk.append(segment_path(0), batch().stamped(base_offset=3, leader_epoch=0))
+    log = open_log(disk, tearing=Tearing.ANYWHERE)
+    assert (read_offsets(log), len(log.recovery.kept_paths)) == (list(range(6)), 1)
+
+
+@pytest.mark.parametrize("tearing", [Tearing.TAIL, Tearing.ANYWHERE])
+def test_a_batch_of_an_earlier_epoch_right_behind_what_was_synced_is_cut_and_kept(tearing: Tearing) -> None:
+    """A truncation in place took it off, and the power cut brought it back."""
+    disk, log = new_log()
+    fill(log, 3, epoch=2)
+    sync(disk, log)
+    disk.append(segment_path(0), [bytes(placed(6, epoch=1).view)])
+    again = open_log(disk, recovery_point=6, tearing=tearing)
+    assert (read_offsets(again), again.latest_epoch) == (list(range(6)), 2)
+    assert len(again.recovery.kept_paths) == 1
+
+
 def test_a_crash_in_the_middle_of_cutting_is_recovered_from() -> None:
     disk, _ = _filled()
     bases = segment_bases(disk)
@@ -281,3 +314,8 @@ def test_a_batch_is_found_wherever_it_stands_and_no_other_bytes_are_taken_for_on
         assert find_batch(memoryview(noise + given), 0, before + 1, 0) == before
         assert find_batch(memoryview(noise + given[:-1]), 0, before + 1, 0) is None
         assert find_batch(memoryview(noise + given), 0, before + 1, 8) is None  # its offsets lie below
+
+
+def test_a_batch_that_begins_before_the_place_looked_at_is_not_found() -> None:
+    given = bytes(placed(7, count=3).view)
+    assert find_batch(memoryview(given * 2), 1, 2 * len(given), 0) == len(given)

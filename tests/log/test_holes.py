@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from rayka.errors import DamagedLog
+from rayka.errors import CorruptRecord, DamagedLog
 from rayka.log.log import Log
 from rayka.log.recovery import Tearing
 from rayka.testing.memory_disk import MemoryDisk
@@ -88,9 +88,30 @@ def test_a_first_segment_that_was_removed_is_missed(tearing: Tearing) -> None:
     disk, bases = _closed()
     disk.unlink(segment_path(0))
     with pytest.raises(
-        DamagedLog, match=rf"offsets 0 to {bases[1] - 1} are missing: the first segment is .*\.log"
+        DamagedLog,
+        match=rf"offsets 0 to {bases[1] - 1} are missing: the first segment is {bases[1]:020d}\.log, .*Restore it",
     ):
         open_log(disk, recovery_point=60, tearing=tearing)
+
+
+def test_wherever_a_sealed_segment_was_shortened_the_missing_offsets_are_named() -> None:
+    """Also where its last index entry points to the end that is left."""
+    disk, bases = _closed()
+    size_bytes = read_batches(open_log(disk))[0].size_bytes
+    for kept_batches in reversed(range((bases[2] - bases[1]) // 2)):
+        _shorten(disk, bases[1], kept_batches * size_bytes)
+        with pytest.raises(DamagedLog, match=f"offsets {bases[1] + 2 * kept_batches} to {bases[2] - 1} are"):
+            open_log(disk, recovery_point=60, tearing=Tearing.NOTHING)
+
+
+def test_a_broken_header_at_the_end_of_a_sealed_segment_makes_no_hole_and_readers_find_it() -> None:
+    disk, bases = _closed()
+    size_bytes = read_batches(open_log(disk))[0].size_bytes
+    disk.flip_bit(segment_path(bases[1]), disk.size(segment_path(bases[1])) - size_bytes + 16)
+    log = open_log(disk, recovery_point=60, tearing=Tearing.NOTHING)
+    assert log.log_end_offset == 60
+    with pytest.raises(CorruptRecord):
+        read_batches(log)
 
 
 @pytest.mark.parametrize(

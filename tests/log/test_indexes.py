@@ -79,6 +79,30 @@ def test_an_index_comes_back_from_its_bytes_and_goes_on() -> None:
     assert (index.lookup(165), index.last_position) == (20_000, 20_000)
 
 
+@pytest.mark.parametrize("entries", [[(0, 1)], [(0, 1), (1, 2)], [(7, 1), (8, 100)]])
+def test_the_closest_entries_that_an_offset_index_can_hold_make_sense(entries: list[tuple[int, int]]) -> None:
+    loaded = OffsetIndex.load(100, b"".join(OffsetIndex.ENTRY.pack(*each) for each in entries))
+    assert loaded is not None
+    assert len(loaded) == len(entries)
+
+
+@pytest.mark.parametrize("entries", [[(0, 5)], [(0, 5), (1, 6)], [(0, 0), (1, 1)]])
+def test_the_closest_entries_that_a_time_index_can_hold_make_sense(entries: list[tuple[int, int]]) -> None:
+    """Given as offset and timestamp."""
+    data = b"".join(TimeIndex.ENTRY.pack(timestamp_ms, offset) for offset, timestamp_ms in entries)
+    loaded = TimeIndex.load(100, data)
+    assert loaded is not None
+    assert len(loaded) == len(entries)
+
+
+def test_a_last_entry_that_lies_too_early_for_its_number_makes_no_sense() -> None:
+    pack, pack_time = OffsetIndex.ENTRY.pack, TimeIndex.ENTRY.pack
+    assert OffsetIndex.load(100, pack(0, 9) + pack(0, 9)) is None
+    assert OffsetIndex.load(100, pack(0, 1) + pack(9, 1)) is None
+    assert TimeIndex.load(100, pack_time(0, 0) + pack_time(0, 9)) is None
+    assert TimeIndex.load(100, pack_time(0, 3) + pack_time(9, -1)) is None
+
+
 @pytest.mark.parametrize("data", [b"1234567", b"\xff" * 8, b"\0" * 80])
 def test_an_offset_index_that_makes_no_sense_is_refused(data: bytes) -> None:
     assert OffsetIndex.load(100, data) is None

@@ -109,6 +109,7 @@ def test_every_change_is_in_the_file() -> None:  # B20
         b"0\n1\nx 7\n",
         b"0\n2\n3 7\n2 9\n",
         b"\0" * 9,
+        b"\xff\xfe",
     ],
 )
 def test_a_damaged_file_is_known_as_one(data: bytes) -> None:

@@ -7,6 +7,7 @@ from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatc
 from rayka.log.recovery import Tearing
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import TimestampType, split_batches
+from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
     SMALL,
@@ -121,6 +122,17 @@ def test_a_full_disk_loses_nothing_that_was_appended_before() -> None:
     assert read_offsets(again) == list(range(8))
 
 
+def test_a_segment_that_something_else_wrote_to_takes_no_appends() -> None:
+    disk, log = new_log()
+    fill(log, 1)
+    size_bytes = log.size_bytes
+    disk.append(segment_path(0), [b"not ours"])
+    expected = f"{segment_path(0)}: expected {size_bytes} bytes, found {size_bytes + 8}; restart the node"
+    with pytest.raises(StorageError, match=expected):
+        fill(log, 1)
+    assert read_offsets(log) == [0, 1]
+
+
 # ---- Reading ----
 
 
@@ -183,6 +195,29 @@ def test_reads_go_on_over_gaps_and_segment_ends() -> None:
             break
         read = log.read(offset, max_bytes=1, end_offset=log.log_end_offset)
         assert read.base_offset == (offset if offset % 10 < 2 else offset + 10) // 10 * 10
+
+
+class _CountingDisk(MemoryDisk):
+    read_bytes = 0
+
+    def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
+        data = super().read_at(path, position, size_bytes)
+        self.read_bytes += len(data)
+        return data
+
+
+def test_a_reader_that_goes_on_where_it_stopped_reads_no_more_than_it_is_given() -> None:
+    disk = _CountingDisk()
+    disk.make_directory("/data")
+    log = open_log(disk, config=ONE_SEGMENT)
+    fill(log, 1)
+    offset = log.read(0, max_bytes=1 << 20, end_offset=2).next_offset
+    for _ in range(20):
+        fill(log, 5)
+        disk.read_bytes = 0
+        read = log.read(offset, max_bytes=1 << 20, end_offset=log.log_end_offset)
+        assert (disk.read_bytes, read.next_offset) == (len(read.records), log.log_end_offset)
+        offset = read.next_offset
 
 
 def test_readers_of_old_segments_keep_working_while_indexes_come_and_go() -> None:
@@ -264,9 +299,17 @@ def test_a_segment_rolls_when_record_time_has_passed() -> None:  # F10
 
 def test_without_timestamps_a_segment_rolls_by_the_clock() -> None:  # F10
     disk, log = new_log(TopicConfig(segment_ms=1000))
-    for now_ms in (0, 1000, 1001):
+    for now_ms in (0, 1000, 1001, 2001, 2002):
         log.append_as_leader([batch([b"v"], -1)], 0, now_ms=now_ms)
-    assert segment_bases(disk) == [0, 2]
+    assert segment_bases(disk) == [0, 2, 4]
+
+
+def test_a_log_that_was_emptied_rolls_by_the_same_clock() -> None:
+    disk, log = new_log(TopicConfig(segment_ms=1000))
+    log.truncate_fully_and_start_at(50)  # B25
+    for now_ms in (1000, 1001):
+        log.append_as_leader([batch([b"v"], -1)], 0, now_ms=now_ms)
+    assert segment_bases(disk) == [50, 51]
 
 
 def test_a_segment_rolls_when_an_index_is_full() -> None:  # F10
@@ -285,6 +328,22 @@ def test_a_segment_rolls_when_offsets_would_not_fit_its_index() -> None:  # F10
     assert (segment_bases(disk), read_offsets(log)) == ([0, 2**31], [0, 2**31 - 1, 2**31])
 
 
+def test_a_segment_may_be_filled_to_the_byte() -> None:  # F10
+    given = batch([b"x" * 1000])
+    disk, log = new_log(TopicConfig(segment_bytes=2 * given.size_bytes))
+    for _ in range(5):
+        log.append_as_leader([given], 0, now_ms=0)
+    assert segment_bases(disk) == [0, 2, 4]
+
+
+def test_a_batch_as_large_as_a_segment_is_taken() -> None:
+    given = batch([b"x" * 2000])
+    disk, log = new_log(TopicConfig(segment_bytes=given.size_bytes))
+    for _ in range(3):
+        log.append_as_leader([given], 0, now_ms=0)
+    assert segment_bases(disk) == [0, 1, 2]
+
+
 def test_a_gap_at_a_roll_lies_within_the_new_segment_so_that_none_lies_between_segments() -> None:
     disk, log = new_log(TopicConfig(segment_ms=10))
     log.append_as_follower([placed(0, timestamp_ms=0)], now_ms=0)
@@ -300,6 +359,8 @@ def test_batches_with_a_gap_that_no_segment_spans_go_into_two() -> None:
     log.close()
     again = open_log(disk, config=ONE_SEGMENT, tearing=Tearing.NOTHING)
     assert read_offsets(again) == [5, 2**31 + 5, 2**33]
+    read = again.read(2**31 + 5, max_bytes=1 << 20, end_offset=2**32)
+    assert read[1:] == (2**31 + 5, 2**32)  # goes on where the reader may read to, in the gap
 
 
 def test_rolling_an_empty_segment_does_nothing() -> None:

@@ -154,6 +154,24 @@ def test_a_missing_or_bogus_index_is_rebuilt_when_it_is_asked_for() -> None:
     assert {suffix: disk.read_at(segment_path(0, suffix), 0, 9999) for suffix in whole} == whole
 
 
+def test_indexes_that_are_whole_are_used_as_they_are() -> None:
+    disk, log = new_log()
+    fill(log, 40)
+    log.close()
+    paths = [segment_path(0, suffix) for suffix in (".index", ".timeindex")]
+    before = [disk.identity(path) for path in paths]
+    again = open_log(disk, tearing=Tearing.NOTHING)
+    found = result_of(again.offset_for_timestamp(1070, end_offset=80))
+    assert found is not None
+    assert (found.offset, [disk.identity(path) for path in paths]) == (7, before)
+
+
+def test_of_equal_timestamps_the_first_from_the_log_start_on_is_the_largest() -> None:  # F6
+    log = _log_with([[9, 5], [5], [5]], 4096)
+    log.increment_log_start_offset(1)  # within the first batch
+    assert result_of(log.max_timestamp(end_offset=4)) == (5, 1, 3)
+
+
 def test_a_broken_batch_is_an_error_of_the_look_up() -> None:
     disk, log = new_log()
     fill(log, 3)

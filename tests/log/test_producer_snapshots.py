@@ -131,6 +131,21 @@ def test_a_producer_that_expired_does_not_come_back_after_a_clean_restart() -> N
     assert len(reopened(disk, log).producers) == 0
 
 
+def test_behind_a_damaged_one_the_one_before_it_is_used() -> None:  # C10
+    """It knows of a producer whose batches are gone with their segment."""
+    disk, log = new_log()
+    append(log, produced(0, producer_id=1))
+    send(log, 40)
+    bases = segment_bases(disk)
+    log.increment_log_start_offset(bases[-2])
+    assert snapshot_offsets(disk) == bases[-2:]
+    disk.flip_bit(snapshot_path(bases[-1]), 20)
+    sync(disk, log)
+    again = open_log(disk, start=bases[-2], recovery_point=log.log_end_offset)
+    assert known(again.producers) == known(log.producers)
+    assert snapshot_offsets(disk) == bases[-2:-1]
+
+
 def test_one_goes_with_its_segment() -> None:  # C9
     disk, log = new_log()
     send(log, 40)

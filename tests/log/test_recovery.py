@@ -244,6 +244,8 @@ def test_a_new_log_begins_at_the_start_it_is_given() -> None:
     log = open_log(disk, start=40)
     fill(log, 1)
     assert read_offsets(log) == [40, 41]
+    disk.process_crash()  # before a checkpoint says where it begins
+    assert read_offsets(open_log(disk)) == [40, 41]
 
 
 # ---- Durability ----
