@@ -36,7 +36,7 @@ from rayka.log.appending import (
     placed_by_leader,
 )
 from rayka.log.holes import check_begin
-from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.leader_epoch_cache import EpochStart, LeaderEpochCache
 from rayka.log.markers import (
     LOWERED_RECOVERY_POINT_FILE,
     lowered_recovery_point,
@@ -107,7 +107,7 @@ class Log:
         self._appender = Appender(self._segments, epochs, self.producers, self._snapshots)
         self._failure: StorageError | None = None
         self._awaited_files: Mapping[str, bytes] | None = None
-        self._truncation_count = 0
+        self.truncation_count = 0
         self.directory = files.directory
         self.log_start_offset = segments[0].base_offset
         self.flushed_offset = self.log_start_offset
@@ -321,6 +321,11 @@ class Log:
         """The leader epoch of an offset below the log end offset; -1 when it is not known."""
         return self._epochs.epoch_of(offset)
 
+    @property
+    def epoch_starts(self) -> Sequence[EpochStart]:
+        """The leader epochs that are known, in their order, each with its first offset."""
+        return self._epochs.entries
+
     # ---- Reading -------------------------------------------------------------------------------------------
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool = True) -> LogRead:
@@ -391,10 +396,10 @@ class Log:
         return self._while_nothing_goes(largest_in_log(self._segments, self.log_start_offset, end_offset))
 
     def _while_nothing_goes(self, search: Search) -> Search:
-        start_offset, truncation_count = self.log_start_offset, self._truncation_count
+        start_offset, truncation_count = self.log_start_offset, self.truncation_count
         while True:
             yield  # before the first slice, too: a request may ask for thousands of logs
-            if (self.log_start_offset, self._truncation_count) != (start_offset, truncation_count):
+            if (self.log_start_offset, self.truncation_count) != (start_offset, truncation_count):
                 raise OffsetNotAvailable(
                     f"{self.name}: records were removed during a search by time; try again"
                 )
@@ -443,7 +448,7 @@ class Log:
         is_untouched = position == segment.size_bytes
         if is_untouched or (offset >= self.flushed_offset and segment.can_be_cut(position)):
             return None
-        return PrefixCopy(*segment.prefix_copy(position), self._truncation_count)
+        return PrefixCopy(*segment.prefix_copy(position), self.truncation_count)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
@@ -483,7 +488,7 @@ class Log:
         3. Power is lost, and the first segment's tail with it. 4. A scan from 100 would miss the hole.
         The name of this file is in the directory of the segments, so it is never lost before theirs.
         """
-        self._truncation_count += 1
+        self.truncation_count += 1
         if offset < self.flushed_offset:
             scan_from = self._segments.holding(offset).base_offset
             self._write_files(lowered_recovery_point(scan_from))
@@ -506,18 +511,18 @@ class Log:
 
     def unsynced(self) -> SyncPlan:
         """What to hand to `Disk.sync`, and then to `on_synced`, so that everything up to now is durable."""
-        return self._files.unsynced.plan(self.log_end_offset, self._truncation_count)
+        return self._files.unsynced.plan(self.log_end_offset, self.truncation_count)
 
     def unsynced_epochs(self) -> SyncPlan:
         """As `unsynced`, but for the epochs alone: where a leader's epoch begins must be durable, and not at once what
         comes before it (B20).
         """
-        return self._files.unsynced.plan_of(self._epochs.path, self.flushed_offset, self._truncation_count)
+        return self._files.unsynced.plan_of(self._epochs.path, self.flushed_offset, self.truncation_count)
 
     def on_synced(self, plan: SyncPlan) -> None:
         """The plan was synced. One made before a truncation says nothing about the offsets after it."""
         self._files.unsynced.on_synced(plan)
-        if plan.truncation == self._truncation_count:
+        if plan.truncation == self.truncation_count:
             self.flushed_offset = max(self.flushed_offset, plan.up_to_offset)
 
     def on_recovery_point_saved(self, offset: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from rayka.errors import BrokerNotAvailable, InvariantBroken
+from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
 from rayka.ids import ZERO_ID, Role, node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -24,11 +24,13 @@ from rayka.node.delete_records import DeleteRecordsHandler
 from rayka.node.fetch import FetchHandler, ListOffsetsHandler
 from rayka.node.log_dirs import DescribeLogDirsHandler
 from rayka.node.metadata_follower import MetadataFollower
+from rayka.node.observation import ObservedBroker
 from rayka.node.produce import ProduceHandler
 from rayka.node.producer_ids import ProducerIdHandler, expire_producers
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
+from rayka.partition.partition import Partition
 from rayka.protocol.cluster import (
     MetadataRequest,
     MetadataResponse,
@@ -65,6 +67,28 @@ class _Parts:
     delete_records: DeleteRecordsHandler
     log_dirs: DescribeLogDirsHandler
 
+    # For `observed`:
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.follower.image
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return self.replicas.partitions
+
+    @property
+    def unusable(self) -> list[StorageError]:
+        return self.replicas.unusable
+
+    @property
+    def offline_directories(self) -> tuple[str, ...]:
+        return self.directories.offline_paths()
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.lifecycle.broker_epoch
+
 
 class BrokerNode:
     """One broker in one process; `settings.data_dirs` are its directories, formatted before."""
@@ -81,6 +105,15 @@ class BrokerNode:
     @property
     def settings(self) -> NodeSettings:
         return self._settings
+
+    @property
+    def state(self) -> NodeState:
+        return self._state
+
+    @property
+    def observed(self) -> ObservedBroker | None:
+        """What a checker may see; None while the directories are not open."""
+        return self._parts
 
     # ---- Life ------------------------------------------------------------------------------------------
 

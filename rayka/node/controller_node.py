@@ -29,6 +29,7 @@ from rayka.controller.controller import (
 )
 from rayka.errors import ApiError, InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
+from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord, decode_record, encode_record
 from rayka.node.controller_admin import ControllerAdminApis, ResponseT
 from rayka.node.controller_requests import (
@@ -37,6 +38,7 @@ from rayka.node.controller_requests import (
     check_register_broker,
     check_report_exit,
 )
+from rayka.node.observation import ObservedController
 from rayka.node.quorum_apis import QuorumApis
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.replicated_shard import ReplicatedShard
@@ -78,6 +80,23 @@ class _Parts:
     log: QuorumLog[MetadataRecord]
     shard: ReplicatedShard[Controller, MetadataRecord]
 
+    # For `observed`:
+
+    @property
+    def quorum(self) -> Quorum:
+        return self.log.quorum
+
+    @property
+    def replayed_offset(self) -> int:
+        return self.shard.replayed_offset
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.shard.takes_requests
+
+    def image(self) -> MetadataImage:
+        return self.shard.shard.image(self.shard.replayed_offset)
+
 
 class ControllerNode(QuorumApis, ControllerAdminApis):
     """One controller in one process; `settings.data_dirs[0]` is its directory, formatted before."""
@@ -105,6 +124,15 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     def is_active(self) -> bool:
         """Whether this is the active controller."""
         return self._parts is not None and self._parts.shard.is_active
+
+    @property
+    def state(self) -> NodeState:
+        return self._state
+
+    @property
+    def observed(self) -> ObservedController | None:
+        """What a checker may see; None while the log is not open."""
+        return self._parts
 
     async def until_active(self) -> None:
         """Returns when this is the active controller."""

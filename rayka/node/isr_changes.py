@@ -53,7 +53,7 @@ class IsrChanges:
         while True:
             await self._has_work.wait()
             self._has_work.clear()
-            sent = {each: item for each, item in self._wanted.items() if each.has_pending_isr}
+            sent = {each: item for each, item in self._wanted.items() if each.pending_isr}
             self._wanted = {}
             if sent and await self._send(sent):
                 await pauses.pause()

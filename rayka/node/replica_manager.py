@@ -131,6 +131,11 @@ class ReplicaManager:
     def partitions(self) -> list[Partition]:
         return [each.partition for each in self._replicas.values()]
 
+    @property
+    def unusable(self) -> list[StorageError]:
+        """Why replicas that belong here could not be opened, one each."""
+        return [each.error for each in self._unusable.values()]
+
     def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
         """By partition, as the checkpoint has them (B4)."""
         return self._checkpoints.high_watermarks(directory)

@@ -76,6 +76,11 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         return self._runtime.is_active and self._epoch == self._log.leading_epoch
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether it leads, as far as it has noticed: its shard may be ahead of what is committed."""
+        return self._runtime.is_active
+
+    @property
     def stands_by(self) -> bool:
         """Whether it holds the committed records up to `replayed_offset` and nothing else; one that has yet to notice
         that it leads no more does not.

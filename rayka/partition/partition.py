@@ -96,7 +96,7 @@ class Partition:
 
     def __repr__(self) -> str:
         role = "leader" if self.is_leader else "follower"
-        pending = f" maximal={list(self.maximal_isr)}" if self.has_pending_isr else ""
+        pending = f" maximal={list(self.maximal_isr)}" if self.pending_isr else ""
         return (
             f"<Partition {self.topic_partition} {role} epoch={self.leader_epoch} hw={self.high_watermark}"
             f" leo={self.log.log_end_offset} isr={list(self.isr)}{pending}>"
@@ -140,9 +140,9 @@ class Partition:
         return self._leadership.isr.maximal
 
     @property
-    def has_pending_isr(self) -> bool:
-        """Whether a proposal is under way; there is no other meanwhile (B12)."""
-        return self._leadership.isr.is_pending
+    def pending_isr(self) -> AlterPartitionItem | None:
+        """The proposal that is under way; there is no other meanwhile (B12)."""
+        return self._leadership.isr.proposal
 
     @property
     def remote_replicas(self) -> tuple[FollowerState, ...]:

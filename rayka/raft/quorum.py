@@ -39,6 +39,7 @@ from rayka.raft.elections import Elections
 from rayka.raft.following import Following
 from rayka.raft.leader import Leader
 from rayka.raft.leading import METADATA_PARTITION, Leading
+from rayka.raft.observation import ObservedQuorum
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
@@ -129,6 +130,11 @@ class Quorum:
     @property
     def log_start_offset(self) -> int:
         return self._log.log_start_offset
+
+    @property
+    def observed(self) -> ObservedQuorum:
+        """All of the state, for checkers to read."""
+        return self._state
 
     # ---- Time --------------------------------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class Checkers:
         if not response.is_granted or request.is_pre_vote or quorum is None:
             return
         self._check_vote(process, local_key(quorum), request.replica, request.replica_epoch)
-        position = (quorum._log.last_epoch, quorum.log_end_offset)
+        position = (quorum.observed.log.last_epoch, quorum.log_end_offset)
         if (request.last_epoch, request.end_offset) < position:
             self.report(
                 "votes-for-full-log", process.node_id,
@@ -282,7 +282,7 @@ class Checkers:
         offset = max(begin, quorum.log_start_offset)
         try:
             while offset < end:
-                read: LogRead = quorum._log.read(offset, max_bytes=1 << 20, end_offset=end)
+                read: LogRead = quorum.observed.log.read(offset, max_bytes=1 << 20, end_offset=end)
                 if not read.records:
                     self.report(
                         "committed-prefix", node_id, f"nothing to read at {offset}, committed up to {end}"
@@ -341,4 +341,4 @@ def quorum_of(machine: Machine) -> Quorum | None:
 
 def local_key(quorum: Quorum) -> ReplicaKey:
     """Whose replica it is."""
-    return quorum._state.local
+    return quorum.observed.local

@@ -7,7 +7,7 @@ violation. Invariant: at most one process of a node is alive.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import replace
 from random import Random
@@ -22,6 +22,7 @@ from rayka.node.controller_node import ControllerNode
 from rayka.node.data_directories import DataDirectories
 from rayka.node.format import format_controller, format_first_voters, metadata_directory
 from rayka.node.inbox import Inbox
+from rayka.node.observation import ObservedBroker
 from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
 from rayka.protocol.cluster import NodeState
 from rayka.sim.disk import SimDisk
@@ -87,13 +88,15 @@ class Machine:
         """Whether the node runs, but cannot use its disk any more: it needs another process. A broker whose disk was
         full goes on by itself.
         """
-        broker = self.broker
-        if broker is not None and broker._parts is not None:
-            failures = [each.log.failure for each in broker._parts.replicas.partitions]
-            is_offline = any(broker._parts.directories.offline_paths())
-            if is_offline or any(not isinstance(each, DiskFull | None) for each in failures):
+        observed = self._observed_broker
+        if observed is not None:
+            failures = [each.log.failure for each in observed.partitions]
+            if observed.offline_directories or any(
+                not isinstance(each, DiskFull | None) for each in failures
+            ):
                 return True
-        return any(node is not None and node._state is NodeState.FAILED for node in (broker, self.controller))
+        nodes = (self.broker, self.controller)
+        return any(node is not None and node.state is NodeState.FAILED for node in nodes)
 
     @property
     def damage(self) -> str:
@@ -105,9 +108,12 @@ class Machine:
         """What a broker that serves says of replicas whose directory it does not have."""
         return "; ".join(str(each) for each in self._unusable() if not isinstance(each, DamagedLog))
 
-    def _unusable(self) -> list[StorageError]:
-        parts = self.broker._parts if self.broker is not None else None
-        return [each.error for each in parts.replicas._unusable.values()] if parts is not None else []
+    def _unusable(self) -> Sequence[StorageError]:
+        return self._observed_broker.unusable if self._observed_broker is not None else ()
+
+    @property
+    def _observed_broker(self) -> ObservedBroker | None:
+        return self.broker.observed if self.broker is not None else None
 
 
 class SimCluster:

@@ -75,7 +75,7 @@ class SimNetwork:
         self._options = options
         self._random = random
         self._trace = trace
-        self._observer = observer
+        self.observer = observer
         self._context = Context()  # messages on their way belong to no process
         self._endpoints: dict[int, _Endpoint] = {}
         self._cuts: dict[Link, int] = {}
@@ -182,7 +182,7 @@ class SimNetwork:
             self._break(exchange, "it is not running")
             return
         self._trace.add(call.node_id, "deliver", str(exchange))
-        self._observer.on_deliver(endpoint.process, exchange.caller.node_id, call)
+        self.observer.on_deliver(endpoint.process, exchange.caller.node_id, call)
         request = call.request
         task = self._loop.create_task(
             endpoint.inbox.handle(call.api.name, call.header, request.body, request.payload()),
@@ -197,7 +197,7 @@ class SimNetwork:
         if task.cancelled() or not endpoint.process.is_alive:
             return
         answer = task.result()
-        self._observer.on_answer(endpoint.process, exchange.call, answer)
+        self.observer.on_answer(endpoint.process, exchange.call, answer)
         exchange.copies -= 1
         if exchange.copies and _is_refusal(answer):
             return  # of the two copies the other one is executed
@@ -239,7 +239,7 @@ class SimPort:
 
     async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
         """The node's answer; see `rayka.ports.Network`."""
-        self._network._observer.on_request(self._process, node_id, request)
+        self._network.observer.on_request(self._process, node_id, request)
         return await self._caller.call(node_id, request, timeout_ms, self._send)
 
     async def node_ids(self) -> Sequence[int]:

@@ -181,8 +181,8 @@ class PartitionStates:
         what the process before it held may be dropped in an earlier batch.
         """
         broker = self._cluster.machines[broker_id].broker
-        parts = broker._parts if broker is not None else None
-        return parts is not None and parts.lifecycle.broker_epoch == NO_EPOCH
+        observed = broker.observed if broker is not None else None
+        return observed is not None and observed.broker_epoch == NO_EPOCH
 
     def _is_unclean_allowed(self, image: MetadataImage, topic: str) -> bool:
         config = self._cluster.config.topic_config(image.topic_configs(topic))

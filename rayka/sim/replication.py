@@ -44,7 +44,7 @@ class ReplicaView:
         self.is_leader = False
         self.leader_epoch = NO_EPOCH
         self.maximal_isr: tuple[int, ...] = ()
-        self.truncations = partition.log._truncation_count
+        self.truncations = partition.log.truncation_count
 
     def __repr__(self) -> str:
         return f"broker {self.node_id}: {self.partition!r}"
@@ -56,7 +56,7 @@ class ReplicaView:
             log.log_end_offset != self.end
             or partition.high_watermark != self.high_watermark
             or partition.leader_epoch != self.leader_epoch
-            or log._truncation_count != self.truncations
+            or log.truncation_count != self.truncations
             or partition.maximal_isr is not self.maximal_isr
         )
 
@@ -130,12 +130,12 @@ class Replication:
     def look(self, view: ReplicaView) -> None:
         """Something of the replica has changed."""
         partition, log = view.partition, view.partition.log
-        before, view.epochs = view.epochs, log._epochs.entries
+        before, view.epochs = view.epochs, log.epoch_starts
         if (
             log.log_start_offset > view.end
         ):  # no deletion goes beyond a log's end: it fetches from the leader's start
             view.truth.begun[view.node_id] = log.log_start_offset
-        if log._truncation_count != view.truncations or log.log_end_offset < view.end:
+        if log.truncation_count != view.truncations or log.log_end_offset < view.end:
             self._on_truncated(view, before)
         if log.log_end_offset != view.end:
             self._on_grown(view)
@@ -157,7 +157,7 @@ class Replication:
         is_committed = first_lost is not None and epoch_at(before, kept) == first_lost.epoch
         if is_committed and not truth.awaits_loss and kept >= truth.log_start_offset:
             self._report("partition-truncation", view, f"it was cut from {view.end} to {kept}")
-        view.truncations = log._truncation_count
+        view.truncations = log.truncation_count
         view.end = log.log_start_offset  # who knows how deep it was cut before it grew again
 
     def _on_grown(self, view: ReplicaView) -> None:
@@ -427,7 +427,7 @@ def agreed_end(view: ReplicaView) -> int:
 
 def proposed_to(view: ReplicaView, partition_epoch: int) -> tuple[int, ...]:
     """The members of the ISR that the leader proposes on top of this partition epoch."""
-    proposal = view.partition._leadership.isr.proposal
+    proposal = view.partition.pending_isr
     if proposal is None or proposal.partition_epoch != partition_epoch:
         return ()
     return tuple(each.broker_id for each in proposal.isr)

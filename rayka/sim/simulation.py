@@ -236,13 +236,13 @@ class Simulation:
             return f"does not serve: {machine.start_failure}"
         end, broker = self.ledger.end, machine.broker
         if broker is not None:
-            parts = broker._parts
-            offset = parts.follower.image.next_offset if parts is not None else 0
+            observed = broker.observed
+            offset = observed.image.next_offset if observed is not None else 0
             if offset < end:
                 return f"has applied up to {offset}, committed is {end}"
         quorum = quorum_of(machine)
         if machine.controller is not None:
-            offset = quorum._state.known_high_watermark if quorum is not None else -1
+            offset = quorum.observed.known_high_watermark if quorum is not None else -1
             if offset < end:
                 return f"knows of commits up to {offset}, committed is {end}"
         return ""

@@ -3,15 +3,13 @@
 A watch remembers what it saw last and compares a handful of values; only what has changed is looked at more closely.
 """
 
-from rayka.controller.controller import Controller
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord
-from rayka.node.replicated_shard import ReplicatedShard
+from rayka.node.observation import ObservedController
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
+from rayka.raft.observation import ObservedQuorum
 from rayka.raft.quorum import Quorum
-from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voters import VoterSet
 from rayka.sim.checkers import Checkers, local_key
 from rayka.sim.cluster import Machine
@@ -34,7 +32,7 @@ class ControllerWatch:
         self._checkers = checkers
         self._loop = loop
         self._fetch_timeout_us = fetch_timeout_ms * 1000
-        self._state: QuorumState | None = None
+        self._state: ObservedQuorum | None = None
         self._quorum: Quorum | None = None
         self._role: object = None
         self._leads = False
@@ -53,14 +51,14 @@ class ControllerWatch:
 
     def __call__(self) -> None:
         node = self._machine.controller
-        parts = node._parts if node is not None else None
-        if parts is None or not self._checkers.is_enabled:
+        observed = node.observed if node is not None else None
+        if observed is None or not self._checkers.is_enabled:
             return
         check_directory(self._checkers, self._machine)
-        quorum = parts.log.quorum
+        quorum = observed.quorum
         if quorum is not self._quorum:
             self._begin(quorum)
-        state = quorum._state
+        state = quorum.observed
         led = self._leads  # one that commits its own removal resigns in the same breath
         if state.role is not self._role:
             self._on_role(quorum, state)
@@ -76,8 +74,8 @@ class ControllerWatch:
             self._on_log_start(quorum)
         if isinstance(self._role, Leader):
             self._look_at_leader(quorum, state, self._role)
-        if parts.shard.replayed_offset != self._replayed_offset:
-            self._on_replayed(parts.shard)
+        if observed.replayed_offset != self._replayed_offset:
+            self._on_replayed(observed)
 
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, self._node_id, evidence)
@@ -91,7 +89,7 @@ class ControllerWatch:
 
     # ---- Elections ---------------------------------------------------------------------------------------------------
 
-    def _on_role(self, quorum: Quorum, state: QuorumState) -> None:
+    def _on_role(self, quorum: Quorum, state: ObservedQuorum) -> None:
         self._role = role = state.role
         self._leads = isinstance(role, Leader)
         self._checkers.trace.add(self._node_id, "role", f"{type(role).__name__} epoch {state.epoch}")
@@ -111,7 +109,7 @@ class ControllerWatch:
 
     def _check_leader_completeness(self, quorum: Quorum) -> None:
         """Whoever is elected has every committed record."""
-        ledger, log = self._checkers.ledger, quorum._log
+        ledger, log = self._checkers.ledger, quorum.observed.log
         if log.log_end_offset < ledger.end:
             self._report("leader-completeness", f"{quorum!r} is elected without what {ledger!r} has")
         elif ledger.end > log.log_start_offset and quorum.epoch_of(ledger.end - 1) != ledger.last_epoch:
@@ -119,12 +117,12 @@ class ControllerWatch:
                 "leader-completeness", f"{quorum!r} holds another record at {ledger.end - 1} than {ledger!r}"
             )
 
-    def _on_election(self, state: QuorumState) -> None:
+    def _on_election(self, state: ObservedQuorum) -> None:
         self._election_count = state.election_count
         if state.leader_id >= 0:
             self._checkers.check_leader(self._node_id, state.leader_id, state.epoch)
 
-    def _look_at_leader(self, quorum: Quorum, state: QuorumState, role: Leader) -> None:
+    def _look_at_leader(self, quorum: Quorum, state: ObservedQuorum, role: Leader) -> None:
         if role is not self._registered and state.is_persisted:
             self._registered = role
             self._on_leader_persisted(state.epoch)
@@ -166,7 +164,7 @@ class ControllerWatch:
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
-    def _on_high_watermark(self, quorum: Quorum, state: QuorumState, *, is_leader: bool) -> None:
+    def _on_high_watermark(self, quorum: Quorum, state: ObservedQuorum, *, is_leader: bool) -> None:
         before, now = self._high_watermark, state.known_high_watermark
         self._high_watermark = now
         if now < before:  # I1
@@ -179,7 +177,7 @@ class ControllerWatch:
         if has_news and checkers.violation is None:
             self._on_news(quorum, state)
 
-    def _on_news(self, quorum: Quorum, state: QuorumState) -> None:
+    def _on_news(self, quorum: Quorum, state: ObservedQuorum) -> None:
         ledger = self._checkers.ledger
         if ledger.last_epoch != state.epoch:
             self._report(
@@ -201,20 +199,20 @@ class ControllerWatch:
     def _on_log_start(self, quorum: Quorum) -> None:
         """I5: a log that does not begin at 0 begins at the end of its earliest snapshot."""
         start = self._log_start_offset = quorum.log_start_offset
-        earliest = quorum._log.snapshots.earliest
+        earliest = quorum.observed.log.snapshots.earliest
         if start > 0 and (earliest is None or earliest.offset != start):
             self._report(
                 "snapshot-at-log-start", f"{quorum!r} begins at {start}; its earliest snapshot is {earliest}"
             )
 
-    def _on_replayed(self, shard: ReplicatedShard[Controller, MetadataRecord]) -> None:
+    def _on_replayed(self, controller: ObservedController) -> None:
         """What a standby has replayed is what is committed."""
-        offset = self._replayed_offset = shard.replayed_offset
-        if shard._runtime.is_active:  # it is ahead of what is committed, and may turn out to be wrong
+        offset = self._replayed_offset = controller.replayed_offset
+        if controller.takes_requests:  # it is ahead of what is committed, and may turn out to be wrong
             if self._leads and offset <= self._high_watermark:
-                self._compare_image(shard.shard.image(offset))
+                self._compare_image(controller.image())
         elif offset <= self._checkers.ledger.end:
-            self._compare_image(shard.shard.image(offset))
+            self._compare_image(controller.image())
         else:
             self._report("standby", f"a standby has replayed up to {offset}, {self._checkers.ledger!r}")
 
@@ -235,14 +233,14 @@ class BrokerWatch:
 
     def __call__(self) -> None:
         node = self._machine.broker
-        parts = node._parts if node is not None else None
-        if parts is None or not self._checkers.is_enabled:
+        observed = node.observed if node is not None else None
+        if observed is None or not self._checkers.is_enabled:
             return
         check_directory(self._checkers, self._machine)
-        if parts.follower.image is not self._image:
-            self._image = image = parts.follower.image
+        if observed.image is not self._image:
+            self._image = image = observed.image
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
-        for partition in parts.replicas.partitions:
+        for partition in observed.partitions:
             view = self._views.get(partition)
             if view is None:
                 self._views[partition] = self._replication.open(self._machine.node_id, partition)

@@ -144,7 +144,7 @@ def test_a_refused_proposal_is_not_sent_again() -> None:  # B12
         await settle()
         fetch(broker, 0)  # it may be eligible by now
         asked = await broker.others.proposals.get()
-        assert broker.partition().has_pending_isr
+        assert broker.partition().pending_isr is not None
         asked.answer(refused(asked.request, ErrorCode.INVALID_UPDATE_VERSION))
         for _ in range(3):
             await settle()

@@ -200,7 +200,7 @@ def test_a_proposal_that_the_controller_turned_down_is_over(error: ErrorCode) ->
     proposal = expanding(partition)
     append(partition, b"b", acks=ACKS_LEADER)
     assert partition.on_alter_partition(proposal, answer(partition, error), now_ms=2 * LAG_MAX_MS) is None
-    assert (partition.maximal_isr, partition.has_pending_isr) == ((BROKER,), False)
+    assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER,), False)
     assert partition.high_watermark == 3  # who is not to join is not waited for
 
 
@@ -209,9 +209,9 @@ def test_a_proposal_of_who_knows_too_little_stays_until_the_metadata_comes(error
     partition = leader()
     proposal = expanding(partition)
     assert partition.on_alter_partition(proposal, answer(partition, error), now_ms=0) is None
-    assert (partition.maximal_isr, partition.has_pending_isr) == ((BROKER, 2), True)
+    assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER, 2), True)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=6, partition_epoch=11), now_ms=0)
-    assert (partition.maximal_isr, partition.has_pending_isr) == ((BROKER,), False)
+    assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER,), False)
 
 
 @pytest.mark.parametrize("error", RETRIED)
@@ -259,7 +259,7 @@ def test_an_answer_that_changed_nothing_ends_the_proposal() -> None:  # B12
     partition = leader()
     proposal = expanding(partition)
     partition.on_alter_partition(proposal, answer(partition, isr=(BROKER,), partition_epoch=10), now_ms=0)
-    assert (partition.isr, partition.has_pending_isr) == ((BROKER,), False)
+    assert (partition.isr, partition.pending_isr is not None) == ((BROKER,), False)
 
 
 @pytest.mark.parametrize("changes", [{"leader_epoch": 7}, {"partition_epoch": 9}])
