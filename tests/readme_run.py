@@ -1,7 +1,8 @@
-"""`python -m tests.readme_run`: the README's snippets run as they stand, in their order, as a user would run them.
+"""`python -m tests.readme_run`: the snippets of the README and then of the guide run as they stand, as a user's would.
 
-In a fresh environment, from the wheel of this tree, in a directory away from it, with a home directory and a Ray of
-their own. Blocks are taken from the page: `sh` line by line, each `python` block as a program of its own (one with
+They run in the order of the pages, and the guide's pages in the order of the README's links to them: in a fresh
+environment, from the wheel of this tree, in a directory away from it, with a home directory and a Ray of
+their own. Blocks are taken from the pages: `sh` line by line, each `python` block as a program of its own (one with
 tests by pytest; one that ends with Ctrl-C gets it as soon as it has printed something); a `yaml` block is a cluster's
 specification. Blocks without a language are no snippets.
 """
@@ -57,15 +58,26 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
+def pages() -> list[Path]:
+    """The README, and the pages of the guide in the order in which it links to them."""
+    readme = ROOT / "README.md"
+    links = re.findall(r"\((rayka/docs/guide/[\w-]+\.md)", readme.read_text())
+    return [readme, *(ROOT / each for each in dict.fromkeys(links))]
+
+
+def all_blocks() -> list[Block]:
+    """The blocks of all pages, in their order."""
+    return [block for page in pages() for block in blocks(page.read_text())]
+
+
 def main() -> int:
     """0 when every snippet did what it says and nothing is left running."""
     # A shell that starts this in the background has SIGINT ignored, and snippets would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    page = blocks((ROOT / "README.md").read_text())
     with tempfile.TemporaryDirectory(prefix="rk-", ignore_cleanup_errors=True) as scratch:
         place = _prepare(Path(scratch))
         try:
-            for block in page:
+            for block in all_blocks():
                 started = time.monotonic()
                 print(f"\n=== {block.heading}: {block.language}\n{block.text}---", flush=True)
                 RUNNERS[block.language](block, place)

@@ -1,4 +1,4 @@
-"""The README's Python: every block parses, and what can run without Ray does."""
+"""The snippets of the README and of the guide: every Python block parses, and what can run without Ray does."""
 
 import ast
 import os
@@ -14,11 +14,21 @@ from rayka.config import ClusterSpec
 from tests import readme_run
 from tests.tidy import ROOT
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README_LINES_MAX = 150
+PAGES = readme_run.pages()
+BLOCKS = [each for page in PAGES for each in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+def test_the_readme_is_short() -> None:
+    assert (ROOT / "README.md").read_text().count("\n") <= README_LINES_MAX
+
+
+def test_the_readme_links_to_every_page_of_the_guide() -> None:
+    assert sorted(PAGES[1:]) == sorted((ROOT / "rayka/docs/guide").glob("*.md"))
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_block_of_the_readme_parses(block: str) -> None:
+def test_a_python_block_parses(block: str) -> None:
     assert ast.parse(block).body
 
 
@@ -32,8 +42,8 @@ def test_snippets_are_found_in_their_order_by_section_and_language() -> None:
     ]
 
 
-def test_every_snippet_of_the_readme_can_be_run() -> None:
-    found = readme_run.blocks((ROOT / "README.md").read_text())
+def test_every_snippet_can_be_run() -> None:
+    found = readme_run.all_blocks()
     assert [each.text for each in found if each.language == "python"] == BLOCKS
     assert {each.language for each in found} == set(readme_run.RUNNERS)
 
@@ -56,7 +66,7 @@ def test_a_snippet_that_fails_is_named(
         readme_run.RUNNERS[block[1]](readme_run.Block(*block), place)
 
 
-def test_the_readmes_own_test_passes(tmp_path: Path) -> None:
+def test_the_guides_own_test_passes(tmp_path: Path) -> None:
     (block,) = [each for each in BLOCKS if "def test_" in each]
     (tmp_path / "test_block.py").write_text(block)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path)]
@@ -80,7 +90,7 @@ def test_the_readmes_producing_and_consuming_work_on_a_cluster_in_this_process(t
     assert run.stdout.count("\n") == 3
 
 
-def test_the_readmes_consumer_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
+def test_the_guides_consumer_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
     (consume,) = (each for each in BLOCKS if "for record in consumer" in each)
     endless = consume[consume.index("with rayka.Consumer") :].replace('cluster="rayka"', "cluster=cluster")
     setup = (
@@ -107,8 +117,8 @@ def test_the_readmes_consumer_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
     assert (process.returncode, said, errors) == (0, "done\n", "")
 
 
-def test_the_shipped_cluster_yaml_and_the_one_of_the_readme_are_valid(tmp_path: Path) -> None:
-    shown = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "cluster.yaml").write_text(shown[0])
+def test_the_shipped_cluster_yaml_and_the_one_of_the_guide_are_valid(tmp_path: Path) -> None:
+    (shown,) = [each.text for each in readme_run.all_blocks() if each.language == "yaml"]
+    (tmp_path / "cluster.yaml").write_text(shown)
     for path in (tmp_path / "cluster.yaml", ROOT / "cluster.yaml"):
         assert ClusterSpec.load(path).name == "rayka"

@@ -262,9 +262,12 @@ def development_dependencies() -> set[str]:
 # ---- The command line ----
 
 
-def readme_commands() -> list[str]:
-    """Every `rayka …` command in the README's code blocks."""
-    blocks = re.findall(r"```\w*\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def documented_commands() -> list[str]:
+    """Every `rayka …` command in the code blocks of the README and the guide."""
+    text = "".join(
+        each.read_text() for each in (ROOT / "README.md", *(ROOT / "rayka/docs/guide").glob("*.md"))
+    )
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
     lines = [
         line.removeprefix("$ ").partition("#")[0].strip() for block in blocks for line in block.split("\n")
     ]
@@ -287,9 +290,9 @@ def unknown_words(command: str, root: click.Command) -> list[str]:
     return unknown
 
 
-def test_the_commands_of_the_readme_exist() -> None:
-    commands = readme_commands()
-    assert len(commands) > 3
+def test_the_commands_of_the_readme_and_the_guide_exist() -> None:
+    commands = documented_commands()
+    assert len(commands) > 20
     assert {each: unknown for each in commands if (unknown := unknown_words(each, main.rayka))} == {}
 
 

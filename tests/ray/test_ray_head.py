@@ -1,6 +1,6 @@
 """What the loss of Ray's head does to a cluster: with a head that keeps what it knows in Redis, and without.
 
-The pages of rayka/docs/ray-head.md say the same to operators.
+The page rayka/docs/guide/ray-head.md says the same to operators.
 """
 
 import json
