@@ -345,6 +345,7 @@ OFFENDERS: list[tuple[Checker, str, str]] = [
     (lambda source: tidy.forbidden_text(source, FORBIDDEN), "url = 'https://py" "pi.org/simple'", "registry"),
     (lambda source: tidy.forbidden_text(source, FORBIDDEN), "path = '/ho" "me/somebody/rayka'", "machine"),
     (tidy.broken_links, "[gone](no/such/page.md)", "no/such/page.md"),
+    (tidy.missing_names, "[`Source.gone`](tests/tidy.py)", "Source.gone"),
 ]  # fmt: skip
 
 

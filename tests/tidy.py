@@ -236,3 +236,39 @@ def broken_links(source: Source) -> list[str]:
     here = (ROOT / source.name).parent
     missing = [each for each in targets if each and "://" not in each and not (here / each).exists()]
     return [f"{source.name}: links to {each}, which is not there" for each in missing]
+
+
+def missing_names(source: Source) -> list[str]:
+    """Names in links to Python files, as [`Class.method`](file.py), that the file does not define."""
+    here = (ROOT / source.name).parent
+    links = re.findall(r"\[`?(\w+(?:\.\w+)?)`?\]\(([^)\s]+\.py)\)", source.text)
+    return [
+        f"{source.name}: names {name}, which {path} does not define; say what does it now"
+        for name, path in links
+        if not name.endswith(".py") and (here / path).exists() and name not in _defined(here / path)
+    ]
+
+
+@cache
+def _defined(path: Path) -> set[str]:
+    """Functions, classes, `Class.method`s and constants of a module."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        names = _names(node)
+        found |= names
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{name}" for each in node.body for name in _names(each)}
+    return found
+
+
+def _names(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
+    return {each.id for each in targets if isinstance(each, ast.Name)}
