@@ -49,6 +49,7 @@ from rayka.log.producer_state import ProducerStates
 from rayka.log.recovery import Recovery, Suspect, Tearing, find_segments, open_segments
 from rayka.log.segment import Segment, SegmentFiles, Span
 from rayka.log.segments import Segments, created_segment, planned_segment
+from rayka.log.slices import Slices, run_to_end
 from rayka.log.time_lookup import Search, TimestampAndOffset, first_in_log, largest_in_log
 from rayka.log.unsynced import SyncPlan, Unsynced
 from rayka.ports import Disk
@@ -86,6 +87,14 @@ class LocalRead(NamedTuple):
     next_offset: int
 
 
+class Left(NamedTuple):
+    """How a log was left: the first two come from the data directory's checkpoints."""
+
+    recovery_point: int
+    log_start_offset: int = 0
+    tearing: Tearing = Tearing.SHORT_TAIL
+
+
 class Log:
     """One partition's log in one directory."""
 
@@ -117,15 +126,24 @@ class Log:
     def open(
         cls, disk: Disk, directory: str, config: TopicConfig, *,
         recovery_point: int, log_start_offset: int = 0, tearing: Tearing = Tearing.SHORT_TAIL, now_ms: int,
-        new_files: Mapping[str, bytes] = NO_FILES,
     ) -> "Log":  # fmt: skip
-        """The log in this directory, new if there is none, recovered as `tearing` asks for (B31, B32).
+        """As `opening`, at once."""
+        left = Left(recovery_point, log_start_offset, tearing)
+        return run_to_end(cls.opening(disk, directory, config, left, now_ms=now_ms))
 
-        `recovery_point` and `log_start_offset` come from the data directory's checkpoints; `tearing` says how
-        the log was left; `new_files` are to stand beside the segments, by name, and are made with the first of
+    @classmethod
+    def opening(
+        cls, disk: Disk, directory: str, config: TopicConfig, left: Left, *, now_ms: int,
+        new_files: Mapping[str, bytes] = NO_FILES,
+    ) -> Slices["Log"]:  # fmt: skip
+        """The log in this directory, new if there is none, recovered as `left.tearing` asks for (B31, B32), by slices:
+        a recovery reads all batches from the recovery point on.
+
+        `new_files` are to stand beside the segments, by name, and are made with the first of
         them. What recovery did is in `recovery`. Raises DamagedLog when it would have to cut off what nothing
         can have torn, or when records that were synced are not there; StorageError when the disk fails.
         """
+        recovery_point, log_start_offset, tearing = left
         files = SegmentFiles(disk, directory, Unsynced())
         epochs = LeaderEpochCache(disk, directory, files.unsynced)
         if not disk.exists(directory):
@@ -141,7 +159,7 @@ class Log:
         segments = find_segments(files, config, now_ms)
         if first_offset is not None:
             check_begin(segments, max(log_start_offset, first_offset))
-        recovery = open_segments(
+        recovery = yield from open_segments(
             segments,
             files,
             epochs,
@@ -162,10 +180,14 @@ class Log:
         if first_offset is None:
             new_files = {**new_files, **raised_log_start(segments[0].base_offset)}
         log._write_files(new_files)
-        log._on_opened(recovery, None if is_clean and not is_new else recovery_point, log_start_offset)
+        yield from log._on_opened(
+            recovery, None if is_clean and not is_new else recovery_point, log_start_offset
+        )
         return log
 
-    def _on_opened(self, recovery: Recovery, recovery_point: int | None, log_start_offset: int) -> None:
+    def _on_opened(
+        self, recovery: Recovery, recovery_point: int | None, log_start_offset: int
+    ) -> Slices[None]:
         self.recovery = recovery
         self.log_start_offset = max(log_start_offset, self._segments.first.base_offset)
         self._epochs.truncate_from_end(self.log_end_offset)
@@ -177,7 +199,9 @@ class Log:
             self._epochs.touch()
         if recovery_point is None and recovery.scanned_bytes:
             recovery_point = self.log_end_offset  # shut down cleanly, and yet damaged
-        self._snapshots.open(self._segments, trusted_offset=recovery_point, damaged=recovery.damaged)
+        yield from self._snapshots.open(
+            self._segments, trusted_offset=recovery_point, damaged=recovery.damaged
+        )
         if self.log_start_offset > self.log_end_offset:
             self.truncate_fully_and_start_at(self.log_start_offset)
 

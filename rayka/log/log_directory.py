@@ -33,7 +33,7 @@ from rayka.log.checkpoints import (
     read_offsets,
 )
 from rayka.log.durable import replace_durably
-from rayka.log.log import Log
+from rayka.log.log import Left, Log
 from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, is_given_up, lowered_recovery_point
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
@@ -48,6 +48,7 @@ from rayka.log.partition_metadata import (
     read_partition_metadata,
 )
 from rayka.log.recovery import Tearing, has_segments
+from rayka.log.slices import Slices, run_to_end
 from rayka.log.unsynced import SyncPlan
 from rayka.ports import Disk, Lock
 
@@ -79,6 +80,7 @@ class LogDirectory:
         self._boot_id = ""
         self._boot: dict[str, Any] = {}
         self._unrecovered: set[str] = set()  # directories of logs not opened since an unclean shutdown
+        self._found_damaged: set[str] = set()  # directories of logs that were open in this process
         self._is_torn = False  # whether the power may have been cut since they were written
         self._checkpointing = asyncio.Lock()  # two at once would rename each other's files away
         self.path = path
@@ -256,7 +258,23 @@ class LogDirectory:
         now_ms: int,
         is_always_synced: bool = False,
     ) -> Log:
-        """The partition's log, new if there is none, recovered if this directory was not shut down cleanly.
+        """As `opening_log`, at once."""
+        return run_to_end(
+            self.opening_log(
+                topic_partition, topic_id, config, now_ms=now_ms, is_always_synced=is_always_synced
+            )
+        )
+
+    def opening_log(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID,
+        config: TopicConfig,
+        *,
+        now_ms: int,
+        is_always_synced: bool = False,
+    ) -> Slices[Log]:
+        """The partition's log, new if there is none, recovered if this directory was not shut down cleanly; by slices.
 
         `is_always_synced`: each append is synced before the next, so that not even a power cut tears more than
         the tail. Raises InconsistentTopicId when the directory there is of another topic of that name,
@@ -266,31 +284,35 @@ class LogDirectory:
         if topic_partition in self.logs:
             raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")
         tearing = self._tearing(self._log_path(topic_partition), is_always_synced)
-        return self._open_log(topic_partition, topic_id, config, tearing, now_ms)
+        return (yield from self._opening_log(topic_partition, topic_id, config, tearing, now_ms))
 
-    def reopen_log(
+    def reopening_log(
         self, topic_partition: TopicPartition, topic_id: UUID, config: TopicConfig, *, now_ms: int
-    ) -> Log:
-        """The log anew, after a change of it ended half way on a full disk: recovered as after the end of a process.
-        Raises as `open_log`; then the log is what it was.
+    ) -> Slices[Log]:
+        """The log anew, after a change of it ended half way on a full disk: recovered as after the end of a process, by
+        slices. Raises as `opening_log`. Until the last slice, and after whatever was raised, the log here is the old
+        one, which is read, and takes no change.
         """
-        log = self.logs.pop(topic_partition)
+        log = self.logs[topic_partition]
         self._recovery_points[topic_partition] = log.flushed_offset
         self._log_start_offsets[topic_partition] = log.log_start_offset
-        try:
-            return self._open_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms)
-        except StorageError:
-            self.logs[topic_partition] = log
-            raise
+        return (yield from self._opening_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms))
 
-    def _open_log(
+    def drop_damaged_log(self, topic_partition: TopicPartition) -> None:
+        """The log of this partition, open here, was found damaged and is not used any more. Whatever opens it next
+        recovers it, also where this directory was, or will be, shut down cleanly.
+        """
+        if self.logs.pop(topic_partition, None) is not None:
+            self._found_damaged.add(self._log_path(topic_partition))
+
+    def _opening_log(
         self,
         topic_partition: TopicPartition,
         topic_id: UUID,
         config: TopicConfig,
         tearing: Tearing,
         now_ms: int,
-    ) -> Log:
+    ) -> Slices[Log]:
         found_id, path = self._topic_id(topic_partition), self._log_path(topic_partition)
         if found_id not in (None, topic_id):
             raise InconsistentTopicId(f"{path} is of topic {found_id}, expected {topic_id}")
@@ -300,21 +322,19 @@ class LogDirectory:
             new_files[PARTITION_METADATA_FILE] = encode_partition_metadata(topic_id)
         if not self._disk.exists(path) and topic_partition in self._saved_recovery_points:
             new_files |= lowered_recovery_point(0)  # what the checkpoint says was true of a deleted log
-        log = Log.open(
-            self._disk,
-            path,
-            config,
-            recovery_point=self._recovery_points.get(topic_partition, 0),
-            log_start_offset=self._log_start_offsets.get(topic_partition, 0),
-            tearing=tearing,
-            now_ms=now_ms,
-            new_files=new_files,
+        left = Left(
+            self._recovery_points.get(topic_partition, 0),
+            self._log_start_offsets.get(topic_partition, 0),
+            tearing,
         )
+        log = yield from Log.opening(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
         self._on_recovered(path)
         self.logs[topic_partition] = log
         return log
 
     def _tearing(self, path: str, is_always_synced: bool) -> Tearing:
+        if path in self._found_damaged:
+            return Tearing.SHORT_TAIL
         if self.was_clean_shutdown:
             return Tearing.NOTHING
         if not self._is_torn or path not in self._unrecovered:
@@ -343,6 +363,7 @@ class LogDirectory:
 
     def _on_recovered(self, path: str) -> None:
         self._unrecovered.discard(path)
+        self._found_damaged.discard(path)
         self._maybe_record_recovery()
 
     async def forget(self, topic_partitions: Sequence[TopicPartition]) -> None:
@@ -552,7 +573,8 @@ class LogDirectory:
             log.close()
         await self.sync(logs)
         await self.checkpoint(lambda: high_watermarks)
-        if not self._unrecovered and all(log.failure is None for log in logs):
+        is_whole = not self._unrecovered and not self._found_damaged
+        if is_whole and all(log.failure is None for log in logs):
             content = json.dumps({"version": 0, "brokerEpoch": broker_epoch}).encode()
             await replace_durably(self._disk, {self._file(CLEAN_SHUTDOWN_FILE): content})
 

@@ -27,6 +27,7 @@ from rayka.log.producer_state import BatchMetadata, ProducerStateEntry, Producer
 from rayka.log.recovery import DamagedBatch
 from rayka.log.segment import Segment, SegmentFiles
 from rayka.log.segments import Segments
+from rayka.log.slices import SLICE_BATCHES, Slices, run_to_end
 from rayka.protocol.batch_header import LENGTH_FIELD_END, NO_PRODUCER_ID, sequence_after
 
 SNAPSHOT_SUFFIX = ".snapshot"
@@ -80,8 +81,8 @@ class ProducerSnapshots:
 
     def open(
         self, segments: Segments, *, trusted_offset: int | None, damaged: Iterable[DamagedBatch] = ()
-    ) -> None:
-        """Makes the state that of the log, which has just been opened.
+    ) -> Slices[None]:
+        """Makes the state that of the log, which has just been opened, by slices.
 
         `trusted_offset` is the recovery point; None: the log was shut down cleanly, so if there was anything to
         say there is a snapshot.
@@ -93,7 +94,7 @@ class ProducerSnapshots:
         end_offset = segments.active.next_offset
         self._remove_above(end_offset if trusted_offset is None else min(trusted_offset, end_offset))
         self._remove_strays([each.base_offset for each in segments])
-        self._load(segments, {(each.path, each.position): None for each in damaged})
+        yield from self._load(segments, {(each.path, each.position): None for each in damaged})
 
     def on_truncated(self, segments: Segments) -> None:
         """The log ends earlier now: the state becomes what it was there (C9)."""
@@ -102,7 +103,7 @@ class ProducerSnapshots:
         producer_ids = self._states.reaching(end_offset)
         if producer_ids and not self._rewind(segments.active, producer_ids):
             self._states.clear()
-            self._load(segments, {})
+            run_to_end(self._load(segments, {}))
 
     def _rewind(self, segment: Segment, producer_ids: Iterable[int]) -> bool:
         """Whether all that is to be known of these producers was found close before the end: mostly it is, and then a
@@ -113,8 +114,10 @@ class ProducerSnapshots:
         distance = _REWOUND_OFFSETS
         while segment.next_offset - distance > first_offset:
             found: dict[int, ProducerStateEntry] = {}
-            for producer_id, epoch, batch in self._batches(segment, segment.next_offset - distance, {}):
-                found.setdefault(producer_id, ProducerStateEntry(epoch)).add(epoch, batch)
+            for each in self._batches(segment, segment.next_offset - distance, {}):
+                if each is not None:
+                    producer_id, epoch, batch = each
+                    found.setdefault(producer_id, ProducerStateEntry(epoch)).add(epoch, batch)
             rewound = {each: found[each] for each in producer_ids if each in found}
             if all(each in rewound and rewound[each].is_full for each in producer_ids):
                 self._states.replace(rewound)
@@ -147,7 +150,7 @@ class ProducerSnapshots:
             self._unsynced.name_changed(self._path(offset))
             self._offsets.remove(offset)
 
-    def _load(self, segments: Segments, damaged: Container[tuple[str, int]]) -> None:
+    def _load(self, segments: Segments, damaged: Container[tuple[str, int]]) -> Slices[None]:
         from_offset = segments.first.base_offset
         for producer_id, producer_epoch, batch in self._newest():
             self._states.add(producer_id, producer_epoch, batch)
@@ -155,8 +158,11 @@ class ProducerSnapshots:
             from_offset = max(from_offset, self._offsets[-1])
         for segment in segments:
             if segment.next_offset > from_offset:
-                for producer_id, producer_epoch, batch in self._batches(segment, from_offset, damaged):
-                    self._states.add(producer_id, producer_epoch, batch)
+                for number, found in enumerate(self._batches(segment, from_offset, damaged), 1):
+                    if found is not None:
+                        self._states.add(*found)
+                    if number % SLICE_BATCHES == 0:
+                        yield
 
     def _newest(self) -> list[ProducerBatch]:
         """What the newest snapshot holds that is whole; damaged ones are removed on the way (C10)."""
@@ -171,8 +177,8 @@ class ProducerSnapshots:
 
     def _batches(
         self, segment: Segment, from_offset: int, damaged: Container[tuple[str, int]]
-    ) -> Iterator[ProducerBatch]:
-        """The batches with a producer id from the offset on, by their headers."""
+    ) -> Iterator[ProducerBatch | None]:
+        """The batches from the offset on, by their headers; None for one without a producer id."""
         position, view = (
             segment.position_of(max(from_offset, segment.base_offset)),
             self._disk.map(segment.path),
@@ -185,6 +191,8 @@ class ProducerSnapshots:
                 last_sequence = sequence_after(sequence, delta)
                 batch = BatchMetadata(last_sequence, base_offset + delta, delta, timestamp_ms)
                 yield producer_id, producer_epoch, batch
+            else:
+                yield None
             position += LENGTH_FIELD_END + length
 
     def _path(self, offset: int) -> str:

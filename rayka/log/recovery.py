@@ -47,6 +47,7 @@ from rayka.log.segment import (
     Segment,
     SegmentFiles,
 )
+from rayka.log.slices import SLICE_BATCHES, SLICE_BYTES, Slices
 from rayka.ports import Disk
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
@@ -137,8 +138,8 @@ def open_segments(
     *,
     scan_from: int | None,
     suspect: Suspect,
-) -> Recovery:
-    """Opens what `find_segments` found; what recovery cuts off is dropped from the list too.
+) -> Slices[Recovery]:
+    """Opens what `find_segments` found, by slices; what recovery cuts off is dropped from the list too.
 
     `scan_from` is the recovery point; None stands for a clean shutdown: nothing is scanned, unless the last
     segment turns out broken. A segment that ends exactly there is scanned too: its indexes may not have been
@@ -159,7 +160,7 @@ def open_segments(
             return Recovery()
     first = max((number for number, each in enumerate(segments) if each.base_offset < scan_from), default=0)
     check_sealed(segments[: first + 1])
-    return _Scan(segments, files, epochs, suspect).run(first)
+    return (yield from _Scan(segments, files, epochs, suspect).run(first))
 
 
 class _Scan:
@@ -176,13 +177,13 @@ class _Scan:
         self._last_epoch = NO_EPOCH  # of the batch noted last
         self._damaged: list[DamagedBatch] = []
 
-    def run(self, first: int) -> Recovery:
+    def run(self, first: int) -> Slices[Recovery]:
         scanned_bytes = 0
         for number in range(first, len(self._segments)):
             segment = self._segments[number]
             view = self._disk.map(segment.path)
             scanned_bytes += len(view)
-            is_whole = self._scan(number, view)
+            is_whole = yield from self._scan(number, view)
             self._unsynced.file_replaced(segment.path)
             if not is_whole:
                 cut, removed, kept = self._cut(number, view)
@@ -191,18 +192,22 @@ class _Scan:
                 segment.next_offset = self._segments[number + 1].base_offset
                 segment.write_indexes()
                 segment.drop_indexes()
+                yield
         return Recovery(scanned_bytes, damaged=tuple(self._damaged))
 
-    def _scan(self, number: int, view: memoryview) -> bool:
+    def _scan(self, number: int, view: memoryview) -> Slices[bool]:
         """Whether the segment keeps all that is in its file; otherwise it ends where the cut is to be."""
         segment = self._segments[number]
         is_last = number + 1 == len(self._segments)
         end_offset = None if is_last else self._segments[number + 1].base_offset
         segment.reset()
         while True:
-            self._last_epoch = _note_whole_batches(
+            self._last_epoch, is_slice_over = _note_whole_batches(
                 segment, view, self._epochs, end_offset, _Lineage(self._last_epoch, self._rising_from)
             )
+            if is_slice_over:
+                yield
+                continue
             if segment.size_bytes == len(view):
                 return self._is_complete(number)
             may_cut = self._may_cut(number, view)
@@ -335,9 +340,9 @@ class _Lineage(NamedTuple):
 
 def _note_whole_batches(
     segment: Segment, view: memoryview, epochs: LeaderEpochCache, end_offset: int | None, lineage: _Lineage
-) -> int:
-    """Notes every whole batch from the segment's end on, up to the first that is not, or goes back in epochs; the
-    epoch of the last one.
+) -> tuple[int, bool]:
+    """Notes every whole batch from the segment's end on, up to the first that is not, or goes back in epochs, or to the
+    end of a slice. The epoch of the last one, and whether it is the slice that ended.
 
     Written flat: it runs once for each batch of the log, and the CRC should be most of what it does.
     """
@@ -345,19 +350,24 @@ def _note_whole_batches(
     max_offset = segment.base_offset + MAX_RELATIVE_OFFSET if end_offset is None else end_offset - 1
     position = segment.size_bytes
     last_epoch, rising_from = lineage
-    while position + HEADER_BYTES <= size_bytes:
+    slice_end = position + SLICE_BYTES
+    for _ in range(SLICE_BATCHES):
+        if position >= slice_end:
+            break
+        if position + HEADER_BYTES > size_bytes:
+            return last_epoch, False
         base_offset, length, epoch, magic, crc, _, last_delta, max_timestamp_ms = SCANNED.unpack_from(
             view, position
         )
         stop = position + LENGTH_FIELD_END + length
         if magic != MAGIC or not position + HEADER_BYTES <= stop <= size_bytes:
-            break
+            return last_epoch, False
         if base_offset < segment.next_offset or not 0 <= last_delta <= max_offset - base_offset:
-            break
+            return last_epoch, False
         if crc32c(view[position + CRC_START : stop]) != crc:
-            break
+            return last_epoch, False
         if epoch < last_epoch and segment.next_offset >= rising_from:
-            break
+            return last_epoch, False
         last_epoch = epoch
         if epoch > epochs.latest_epoch:
             epochs.assign(epoch, base_offset)
@@ -365,4 +375,4 @@ def _note_whole_batches(
             BatchPosition(position, stop - position, base_offset, base_offset + last_delta, max_timestamp_ms)
         )
         position = stop
-    return last_epoch
+    return last_epoch, True

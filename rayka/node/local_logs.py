@@ -6,6 +6,7 @@ failure of a disk is handed to its owner, once. Kafka: the parts of `LogManager`
 single logs.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
@@ -15,6 +16,7 @@ from rayka.errors import DamagedLog, DiskFull, StorageError
 from rayka.ids import TopicPartition, node_name
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
+from rayka.log.slices import Slices
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.node.data_directories import DataDirectories
 from rayka.node.deleted_logs import DeletedLogs
@@ -64,7 +66,7 @@ class LocalLogs:
         counted_on = (*state.isr, *state.eligible_leader_replicas, *state.last_known_elr, state.leader_id)
         return state.has_leader and self._broker_id not in counted_on
 
-    def open(
+    async def open(
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig, now_ms: int
     ) -> tuple[LogDirectory, Log]:  # fmt: skip
         """The log, recovered where that is necessary, and where it is. One that is damaged is kept aside when it can be
@@ -73,7 +75,9 @@ class LocalLogs:
         """
         directory = self.directory_of(topic_partition, state)
         try:
-            log = directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
+            log = await self._opened(
+                directory, directory.opening_log(topic_partition, topic_id, config, now_ms=now_ms)
+            )
         except DamagedLog as error:
             if not self.can_be_copied(state):
                 raise
@@ -86,15 +90,33 @@ class LocalLogs:
         kept = directory.set_aside_log(topic_partition)
         if kept is not None:
             _logger.warning("%s: the damaged log is kept in %s", topic_partition, kept)
-        return directory, directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
+        copied_anew = directory.opening_log(topic_partition, topic_id, config, now_ms=now_ms)
+        return directory, await self._opened(directory, copied_anew)
 
-    def reopen(self, replica: Replica, now_ms: int) -> None:
-        """The replica goes on with what is in its log's files. Raises StorageError."""
-        partition = replica.partition
-        log = replica.directory.reopen_log(
+    async def reopen(self, replica: Replica, now_ms: int) -> None:
+        """The replica goes on with what is in its log's files, and until that is known with the log that it had. Raises
+        StorageError.
+        """
+        partition, directory = replica.partition, replica.directory
+        reopening = directory.reopening_log(
             partition.topic_partition, partition.topic_id, partition.config, now_ms=now_ms
         )
+        log = await self._opened(directory, reopening)
         partition.on_log_reopened(log, now_ms)
+
+    async def _opened(self, directory: LogDirectory, opening: Slices[Log]) -> Log:
+        """The log, after as many turns of the event loop as its recovery takes. Raises what the disk fails with
+        meanwhile: nothing would tell the replica later.
+        """
+        while True:
+            if directory.failure is not None:
+                raise directory.failure
+            try:
+                next(opening)
+            except StopIteration as end:
+                log: Log = end.value
+                return log
+            await asyncio.sleep(0)
 
     # ---- Going -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from rayka.errors import (
     ApiError,
     DamagedLog,
     DiskFull,
-    InvariantBroken,
     KafkaStorageError,
     NotLeaderOrFollower,
     StorageError,
@@ -220,17 +219,19 @@ class ReplicaManager:
         clients wait for them (H10)."""
         updated, new_leaders = [], []
         for each, state in sorted(local, key=lambda each: each[1].leader_id != self._settings.node_id):
-            await asyncio.sleep(0)  # a recovery takes long: others get their turn between two
+            await asyncio.sleep(0)  # there may be thousands
             known = self._replicas.get((each.topic_id, each.partition))
             epoch = None if known is None else known.partition.leader_epoch
-            replica = self._update(each, state, image)
+            replica = await self._update(each, state, image)
             if replica is not None:
                 updated.append(replica)
                 if replica.partition.is_leader and replica.partition.leader_epoch != epoch:
                     new_leaders.append(replica)
         return updated, new_leaders
 
-    def _update(self, each: TopicIdPartition, state: PartitionImage, image: MetadataImage) -> Replica | None:
+    async def _update(
+        self, each: TopicIdPartition, state: PartitionImage, image: MetadataImage
+    ) -> Replica | None:
         """The replica in its new state; None when it is not usable."""
         key = (each.topic_id, each.partition)
         if key in self._unusable and not self._may_try_again(self._unusable[key], state):
@@ -239,7 +240,8 @@ class ReplicaManager:
         try:
             replica = self._replicas.get(key)
             if replica is None:
-                replica = self._replicas[key] = self._open(topic_partition, each.topic_id, state, image)
+                replica = await self._open(topic_partition, each.topic_id, state, image)
+                self._replicas[key] = replica
                 self._unusable.pop(key, None)
             replica.partition.update_state(state, now_ms=_now_ms())
         except StorageError as error:
@@ -257,12 +259,12 @@ class ReplicaManager:
         """What is damaged may be had from a leader by now."""
         return isinstance(unusable.error, DamagedLog) and self._logs.can_be_copied(state)
 
-    def _open(
+    async def _open(
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, image: MetadataImage
     ) -> Replica:
         settings = self._settings
         config = topic_config(image, settings.config, topic_partition.topic, settings.node_id)
-        directory, log = self._logs.open(topic_partition, topic_id, state, config, _now_ms())
+        directory, log = await self._logs.open(topic_partition, topic_id, state, config, _now_ms())
         partition = Partition(
             topic_partition,
             topic_id,
@@ -404,26 +406,38 @@ class ReplicaManager:
         """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files. It
         counts as full until then: else an append to one that has yet to be opened would give all leads away again.
         """
+        for key in self._waiting_for_room(directory):
+            await asyncio.sleep(0)  # there may be thousands
+            # For each anew: what the metadata says meanwhile does not wait for all of them.
+            async with self._changing:
+                await self._try_again(key, directory)
         async with self._changing:
-            image = self._image
-            if image is not None:
-                await self._open_stopped(directory, image)
-                if self._stopped_in(directory) or self._closed_in(directory, image):
-                    return
-            if directory.failure is not None:
+            if directory.failure is not None or self._waiting_for_room(directory):
                 return
             directory.on_room()
             self._record_broker_epoch(directory)
             self.on_offline.set()
 
-    async def _open_stopped(self, directory: LogDirectory, image: MetadataImage) -> None:
-        reopened = [each for each in self._stopped_in(directory) if await self._reopen(each, image)]
-        local = self._closed_in(directory, image)
-        for each, _ in local:
-            del self._unusable[each.topic_id, each.partition]
-        updated, new_leaders = await self._update_all(local, image)
-        leading = [each for each in reopened if each.partition.is_leader]
-        await self._on_updated([*reopened, *updated], [*leading, *new_leaders])
+    def _waiting_for_room(self, directory: LogDirectory) -> list[PartitionKey]:
+        """Those whose log met the full disk in the middle of a change, or could not be opened on it."""
+        stopped = [key for key, each in self._replicas.items() if _is_stopped(each, directory)]
+        closed = [key for key, each in self._unusable.items() if each.is_for_want_of_room(directory)]
+        return [*stopped, *closed]
+
+    async def _try_again(self, key: PartitionKey, directory: LogDirectory) -> None:
+        """Unless it is not here any more, or goes on already."""
+        each, image = TopicIdPartition(*key), self._image
+        state = None if image is None else image.partition(each)
+        if image is None or state is None or not self._holds(state):
+            return
+        replica, unusable = self._replicas.get(key), self._unusable.get(key)
+        if replica is not None and _is_stopped(replica, directory):
+            self._fetchers.remove([key])  # an answer that comes meanwhile is for the log of before
+            if await self._reopen(replica, state):
+                await self._on_updated([replica], [replica] if replica.partition.is_leader else [])
+        elif unusable is not None and unusable.is_for_want_of_room(directory):
+            del self._unusable[key]
+            await self._on_updated(*await self._update_all([(each, state)], image))
 
     def _record_broker_epoch(self, directory: LogDirectory) -> None:
         """There may have been no room for it."""
@@ -434,32 +448,14 @@ class ReplicaManager:
         except StorageError as error:
             self._on_directory_failed(directory, error)
 
-    def _stopped_in(self, directory: LogDirectory) -> list[Replica]:
-        """Those whose log met the full disk in the middle of a change."""
-        return [
-            each
-            for each in self._replicas.values()
-            if each.directory is directory and isinstance(each.partition.log.failure, DiskFull)
-        ]
-
-    def _closed_in(self, directory: LogDirectory, image: MetadataImage) -> list[_Local]:
-        """Those whose log could not be opened on the full disk, and that are to be here."""
-        keys = [key for key, each in self._unusable.items() if each.is_for_want_of_room(directory)]
-        states = [(each, image.partition(each)) for each in (TopicIdPartition(*key) for key in keys)]
-        return [(each, state) for each, state in states if state is not None and self._holds(state)]
-
-    async def _reopen(self, replica: Replica, image: MetadataImage) -> bool:
+    async def _reopen(self, replica: Replica, state: PartitionImage) -> bool:
         """Whether the replica has a log again that takes changes."""
-        await asyncio.sleep(0)  # a recovery takes long: others get their turn between two
         partition = replica.partition
-        key = key_of(partition)
         try:
-            self._logs.reopen(replica, _now_ms())
+            await self._logs.reopen(replica, _now_ms())
         except DamagedLog as error:
-            state = image.partition(TopicIdPartition(*key))
-            if state is None:
-                raise InvariantBroken(f"{partition!r} is hosted here and not in the metadata") from error
-            self._on_unusable(key, partition.topic_partition, state, error)
+            replica.directory.drop_damaged_log(partition.topic_partition)
+            self._on_unusable(key_of(partition), partition.topic_partition, state, error)
         except StorageError as error:
             self.on_storage_error(replica, error)
         else:
@@ -478,6 +474,11 @@ class ReplicaManager:
 
     def _wake(self, partition: Partition) -> None:
         self.parked.wake(key_of(partition))
+
+
+def _is_stopped(replica: Replica, directory: LogDirectory) -> bool:
+    """Whether its log, in this directory, met a full disk in the middle of a change."""
+    return replica.directory is directory and isinstance(replica.partition.log.failure, DiskFull)
 
 
 def _now_ms() -> int:

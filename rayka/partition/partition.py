@@ -16,6 +16,7 @@ from uuid import UUID
 from rayka.config import FlushPolicy, TopicConfig
 from rayka.errors import (
     ApiError,
+    DamagedLog,
     FencedLeaderEpoch,
     InvariantBroken,
     KafkaStorageError,
@@ -180,9 +181,14 @@ class Partition:
             self.maybe_increment_high_watermark(now_ms)
 
     def on_log_reopened(self, log: Log, now_ms: int) -> None:
-        """The log of before ended half way through a change; this is what is there. Raises StorageError."""
+        """The log of before ended half way through a change; this is what is there. Raises StorageError, and DamagedLog
+        when that is less than was committed.
+        """
         if log.log_end_offset < self.high_watermark:
-            raise InvariantBroken(f"{self!r}: {log!r} lacks what was committed")
+            raise DamagedLog(
+                f"{log.directory} ends at offset {log.log_end_offset}, and was committed up to {self.high_watermark}:"
+                " a file in it was shortened while its disk was full. Restore it from a copy; then restart the node"
+            )
         self.log = log
         self.load_high_watermark(self.high_watermark)
         if self.is_leader:

@@ -5,7 +5,6 @@ Kafka takes such a directory offline until the broker restarts (`LogDirFailureCh
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
 from functools import partial
 
 import pytest
@@ -14,13 +13,11 @@ from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.log.disk import storage_error
 from rayka.node.log_dirs import DescribeLogDirsHandler
-from rayka.node.produce import ProduceHandler
 from rayka.ports import Buffer
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
-from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.testing.memory_disk import MemoryDisk
-from tests.node.broker_support import records
+from tests.node.full_disk_support import LOOK_S, ROOM, TRY_S, Meddler, leading, produce
 from tests.node.replica_support import (
     BROKER,
     BROKER_EPOCH,
@@ -32,31 +29,11 @@ from tests.node.replica_support import (
     answered,
     batch,
     changed,
-    configured,
     given,
     positions,
     run,
     settle,
 )
-
-ROOM = 1 << 40
-LOOK_S, TRY_S = 1.1, 31
-
-
-async def leading(disk: MemoryDisk, isr: tuple[int, ...] = (BROKER,), **config: object) -> Broker:
-    """Broker 1 leads partition 0, with one record, and its disk has no room for another."""
-    broker = await Broker.start(disk)
-    await broker.apply(*configured(**config), broker.new_partition(leader_id=BROKER, isr=isr))
-    assert await produce(broker) is ErrorCode.NONE
-    disk.fill_up(after_bytes=10)
-    assert await produce(broker) is ErrorCode.KAFKA_STORAGE_ERROR
-    return broker
-
-
-async def produce(broker: Broker, acks: int = ACKS_LEADER, number: int = 0) -> ErrorCode:
-    request = ProduceRequest(acks, 1_000, (ProducePartition(ORDERS, number, records(b"a")),))
-    response = await ProduceHandler(broker.replicas, lambda: 1_700_000_000_000).handle(request)
-    return response.partitions[0].error_code
 
 
 def test_a_leader_alone_takes_appends_again_when_there_is_room() -> None:
@@ -320,18 +297,6 @@ def test_a_disk_that_fails_when_there_is_room_again_is_offline() -> None:  # F13
         await broker.stop()
 
     run(main)
-
-
-class Meddler(MemoryDisk):
-    """A memory disk with a call that is begun when the log of partition 0 is opened."""
-
-    meddle: Callable[[], Coroutine[None, None, ErrorCode]] | None = None
-    answer: asyncio.Task[ErrorCode] | None = None
-
-    def list(self, directory: str) -> list[str]:
-        if self.meddle is not None and directory.endswith("orders-0") and self.answer is None:
-            self.answer = asyncio.get_running_loop().create_task(self.meddle())
-        return super().list(directory)
 
 
 def test_an_append_to_a_log_that_has_yet_to_be_opened_again_gives_no_leads_away() -> None:  # B40
