@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rayka.cli import catch_up
 from rayka.cli.groups import Group
 from rayka.cli.options import (
     admin_of,
@@ -22,11 +23,8 @@ from rayka.cli.options import (
 )
 from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
 from rayka.cli.partition import print_plan
-from rayka.cli.replica_plans import drain_plan
 
 if TYPE_CHECKING:
-    from rayka.cli.replica_plans import Plan
-    from rayka.client.admin import Admin
     from rayka.client.admin_partition_results import BrokerLogDirs, ConfigValue
     from rayka.client.admin_results import BrokerDescription
 
@@ -83,10 +81,11 @@ def drain(
     """Move every replica off the broker BROKER, so that it can be removed."""
     with admin_of(name, address) as admin:
         if is_dry_run():
-            topics = admin.describe_topics()
-            print_plan(drain_plan(broker_id, admin.describe_cluster().brokers, topics), topics, as_json)
+            print_plan(admin.drain_broker(broker_id, dry_run=True), admin.describe_topics(), as_json)
             return
-        plan = drain_broker(admin, broker_id, is_waiting=is_waiting, timeout_s=timeout_s)
+        plan = admin.drain_broker(broker_id)
+        if is_waiting and plan:
+            catch_up.wait_until_moved(admin, plan, timeout_s=timeout_s)
     if as_json:
         moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
         print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
@@ -182,21 +181,6 @@ def alter_config(
         print_json(changes)
         return
     click.echo(f"altered {'all brokers' if broker_name == 'all' else f'broker {broker_name}'}")
-
-
-def drain_broker(
-    admin: "Admin", broker_id: int, *, is_waiting: bool = True, timeout_s: float | None = None
-) -> "Plan":
-    """Gives every replica on the broker to others; returns where they go, nothing when it had none.
-
-    Raises as `drain_plan` and `catch_up.move`.
-    """
-    from rayka.cli import catch_up
-
-    plan = drain_plan(broker_id, admin.describe_cluster().brokers, admin.describe_topics())
-    if plan:
-        catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)
-    return plan
 
 
 def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:

@@ -23,10 +23,10 @@ from rayka.errors import UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from rayka.cli.replica_plans import Plan
     from rayka.client.admin import Admin
     from rayka.client.admin_partition_results import ElectionOutcome
     from rayka.client.admin_results import TopicDescription
+    from rayka.client.drain_plan import Plan
 
 _topic_option = click.option("--topic", "-t", "topic_name", metavar="NAME", help="Of which topic.")
 _partition_option = click.option(

@@ -29,6 +29,7 @@ from rayka.client.admin_partition_results import (
 from rayka.client.admin_results import ClusterSummary, QuorumInfo, TopicDescription
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
+from rayka.client.drain_plan import drain_plan
 from rayka.config import AdminConfig, TopicConfig
 from rayka.errors import ClosedError, InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.ids import TopicPartition
@@ -207,6 +208,20 @@ class Admin:
         assignment = assignment_of(reassignments)
         self._run(self._open().partitions.alter_reassignments(assignment, self._timeout_ms))
 
+    def drain_broker(self, broker_id: int, *, dry_run: bool = False) -> dict[TopicPartition, tuple[int, ...]]:
+        """Gives every replica on the broker to others; returns the new replicas of each partition, nothing when it had
+        none. With `dry_run` it returns them and changes nothing.
+
+        Each replica goes to an active broker that has none of the partition, in a rack that has none if there is one,
+        with the fewest replicas by then. Returns when the new replicas are known; `list_partition_reassignments` says
+        which still catch up. Raises BrokerIdNotRegistered, and InvalidReplicationFactor that names the topics for which
+        too few brokers remain.
+        """
+        plan = drain_plan(node_id_of(broker_id), self.describe_cluster().brokers, self.describe_topics())
+        if plan and not dry_run:
+            self.alter_partition_reassignments(plan)
+        return plan
+
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> list[PartitionReassignment]:
@@ -247,7 +262,7 @@ class Admin:
     def unregister_broker(self, broker_id: int) -> None:
         """Forgets a broker that was stopped for good, and its configuration.
 
-        Raises BrokerIdNotRegistered, and InvalidRequest while it runs, or holds replicas (`rayka broker drain` moves
+        Raises BrokerIdNotRegistered, and InvalidRequest while it runs, or holds replicas (`drain_broker` moves
         them). Kafka: UnregisterBrokerRequest, which does not look.
         """
         self._run(self._open().unregister_broker(node_id_of(broker_id)))

@@ -8,7 +8,7 @@ import pytest
 
 from rayka.cli import broker, partition, topic
 from rayka.cli.main import run
-from rayka.cli.replica_plans import drain_plan, parse_json, parse_replicas
+from rayka.cli.replica_plans import parse_json, parse_replicas
 from rayka.client.admin_arguments import assignment_of, assignments_of
 from rayka.client.admin_partition_results import BrokerLogDirs, ElectionOutcome, LogDir
 from rayka.client.admin_results import (
@@ -17,6 +17,7 @@ from rayka.client.admin_results import (
     PartitionDescription,
     TopicDescription,
 )
+from rayka.client.drain_plan import drain_plan
 from rayka.errors import (
     BrokerIdNotRegistered,
     ElectionNotNeeded,

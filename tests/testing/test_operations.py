@@ -16,7 +16,6 @@ import pytest
 import rayka
 import rayka.testing
 from rayka import Admin, Producer, TopicPartition
-from rayka.cli.broker import drain_broker
 from rayka.cli.catch_up import move, wait_until_moved
 from rayka.cli.partition import cancel_all, print_plan
 from rayka.client.admin_results import TopicDescription
@@ -253,7 +252,11 @@ def test_a_broker_is_drained(cluster: InProcessCluster, admin: Admin, name: str)
     admin.create_topic(name, partitions=4, replication_factor=3)
     send(cluster, name, 50, partition=1)
     before = {each.partition: each.replicas for each in admin.describe_topic(name).partitions}
-    plan = drain_broker(admin, 3, timeout_s=30)
+    planned = admin.drain_broker(3, dry_run=True)
+    assert admin.list_partition_reassignments() == []
+    plan = admin.drain_broker(3)
+    assert plan == planned
+    wait_until_moved(admin, plan, timeout_s=30)
     after = {each.partition: each.replicas for each in admin.describe_topic(name).partitions}
     for partition, replicas in before.items():
         assert len(set(after[partition])) == 3
@@ -263,7 +266,7 @@ def test_a_broker_is_drained(cluster: InProcessCluster, admin: Admin, name: str)
     (drained,) = (each for each in admin.describe_cluster().brokers if each.node_id == 3)
     assert (drained.replica_count, drained.leader_count) == (0, 0)
     assert plan
-    assert drain_broker(admin, 3) == {}
+    assert admin.drain_broker(3) == {}
     assert values(cluster, name) == list(range(50))
 
 
@@ -272,7 +275,7 @@ def test_a_broker_that_is_gone_for_good_is_forgotten() -> None:
         admin.create_topic("orders", assignments=[[2]])
         with pytest.raises(InvalidRequest, match="broker 2 runs"):
             admin.unregister_broker(2)
-        drain_broker(admin, 2, timeout_s=30)
+        wait_until_moved(admin, admin.drain_broker(2), timeout_s=30)
         cluster.kill(2)
         wait_until(lambda: admin.describe_cluster().brokers[1].is_fenced)
         cluster.fail_calls("unregister_broker", is_executed=True)
@@ -287,11 +290,11 @@ def test_a_broker_that_the_others_cannot_stand_in_for_is_not_drained(admin: Admi
     with pytest.raises(
         InvalidReplicationFactor, match=rf"3 active brokers remain .*{name} \(replication factor 4\)"
     ):
-        drain_broker(admin, 1)
+        admin.drain_broker(1)
     assert admin.list_partition_reassignments() == []
     admin.delete_topic(name)
     with pytest.raises(BrokerIdNotRegistered, match="no broker 9; the cluster has 1, 2, 3, 4"):
-        drain_broker(admin, 9)
+        admin.drain_broker(9)
 
 
 def test_the_cluster_counts_replicas_and_leaders(admin: Admin, name: str) -> None:
