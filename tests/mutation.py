@@ -28,7 +28,8 @@ FOLDERS = ("shard", "partition", "raft", "controller", "log")
 _SLOW = (
     "tests/raft/test_faults.py",
 )  # long runs by seed, which most functions take part in: only with `--slow`
-# A mutant that hangs waits this many times the time of its tests, which may run on a machine with other work.
+# The machine may have other work, so the clock ends only what waits and computes nothing. What computes for ever is
+# ended by the time that one test has the processor (`_CONFTEST`).
 _SETTINGS = """
 [tool.mutmut]
 source_paths = ["rayka"]
@@ -37,17 +38,22 @@ do_not_mutate = ["rayka/log/disk.py"]
 pytest_add_cli_args_test_selection = ["tests/{folder}"]
 pytest_add_cli_args = ["-n0", "-pno:cacheprovider", "--durations=0", "-qq"{ignored}]
 also_copy = ["README.md", "benchmarks", "examples", "cluster.yaml"]
-timeout_multiplier = 2.0
+timeout_multiplier = 24.0
 timeout_constant = 5.0
 use_git_change_detection = false
 """
 # Instead of that of the tree, which proves that a run leaves nothing behind: a broken function may. The same examples
 # for each mutant, and none is refused because the machine is slow.
 _CONFTEST = """
+import os
+import signal
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
 
 EXAMPLES_MAX = {examples_max}
+TEST_CPU_S = 20
 CALM = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(hypothesis.HealthCheck))
 hypothesis.settings.register_profile("mutation", **CALM)
 hypothesis.settings.load_profile("mutation")
@@ -65,6 +71,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             test._hypothesis_internal_use_settings = bounded(own or hypothesis.settings())
         elif isinstance(getattr(item.cls, "settings", None), hypothesis.settings):
             item.cls.settings = bounded(item.cls.settings)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if os.environ.get("MUTANT_UNDER_TEST", "").startswith("rayka."):
+        signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGXCPU))
+        signal.setitimer(signal.ITIMER_PROF, TEST_CPU_S)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 """
 _STATUS = {
     0: "survived",
@@ -117,7 +134,7 @@ def _run(copy: Path, wanted: argparse.Namespace) -> int:
             random.Random(wanted.seed).shuffle(sample)
             del sample[wanted.sample :]
         names = [*wanted.names, *(_unnoticed(copy) if wanted.again else ())]
-        if sample and not wanted.again:
+        if sample:
             names += [
                 name for name, status in _results(copy).items() if name in sample and status == "not run"
             ]

@@ -10,6 +10,7 @@ from rayka.log.log import Log
 from rayka.log.log_directory import BOOT_FILE, LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import (
+    DIRECTORY_ID,
     ORDERS,
     PATH,
     TOPIC_ID,
@@ -171,6 +172,23 @@ def test_the_first_failure_is_logged_and_what_follows_is_not(caplog: pytest.LogC
     directory.go_offline(first)
     directory.go_offline(StorageError("cannot read orders-1"))
     assert (directory.failure, _said(caplog, logging.ERROR)) == (first, [f"{PATH} is offline: {first}"])
+
+
+def test_a_failed_disk_that_keeps_what_its_next_start_must_not_believe_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # H3
+    class Stuck(MemoryDisk):
+        def unlink(self, path: str) -> None:
+            raise StorageError(f"cannot remove {path}")
+
+    disk = Stuck()
+    run(LogDirectory.format(disk, PATH, node_id=1, directory_id=DIRECTORY_ID))
+    directory = open_directory(disk)
+    directory.record_broker_epoch(5)
+    directory.go_offline(StorageError("broken"))
+    assert _said(caplog, logging.ERROR)[1] == (
+        f"{PATH}: cannot remove {PATH}/{BOOT_FILE}; its next start may report a clean shutdown"
+    )
 
 
 def test_a_failed_disk_that_cannot_even_say_so_is_logged_with_what_the_next_start_will_not_know(

@@ -140,6 +140,15 @@ def test_no_more_segments_are_kept_mapped_than_allowed(log: Log) -> None:
     assert _offsets(views) == list(range(0, 120, 2))
 
 
+def test_the_segment_that_was_not_read_for_longest_is_let_go(log: Log) -> None:
+    fill(log, 60)
+    first, second, third = _local(log).ranges[:3]
+    reader = MappedReader(max_maps=2)
+    for each in (first, second, first, third):
+        assert reader.read(each) is not None
+    assert [_open_files(each.path)[1] for each in (first, second, third)] == [1, 0, 1]
+
+
 def test_a_map_in_use_is_shared_also_when_many_other_segments_were_read_meanwhile(log: Log) -> None:
     fill(log, 60)
     ranges = _local(log).ranges

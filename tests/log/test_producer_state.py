@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
-from rayka.errors import ErrorCode, StorageError
+from rayka.errors import ApiError, ErrorCode, StorageError
 from rayka.log.log import Log
 from tests.log.producer_support import LAST, PRODUCER, answer, append, known, produced
-from tests.log.support import batch, new_log, read_offsets, sync
+from tests.log.support import DIRECTORY, SMALL, batch, new_log, read_offsets, sync
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 FENCED = ErrorCode.INVALID_PRODUCER_EPOCH
@@ -83,6 +83,8 @@ def test_an_epoch_that_is_over_is_refused(log: Log) -> None:  # C4
 def test_a_new_epoch_begins_with_sequence_zero(log: Log) -> None:  # C4
     append(log, produced(0, 5, epoch=3))
     assert answer(log, produced(5, epoch=4)) is OUT_OF_ORDER
+    with pytest.raises(ApiError, match="orders-0: producer 4711 begins epoch 4 with sequence 5; expected 0"):
+        append(log, produced(5, epoch=4))
     assert answer(log, produced(0, 2, epoch=4)) == (5, 6)
     assert known(log.producers) == {PRODUCER: (4, [(0, 1, 5, 6)])}
 
@@ -143,6 +145,16 @@ def test_a_producer_that_is_silent_for_long_is_forgotten(log: Log) -> None:  # C
     log.producers.expire(11_000, 10_000)
     assert list(known(log.producers)) == [9]
     assert answer(log, produced(7)) == (2, 2)  # C5
+
+
+def test_the_silence_of_a_producer_found_at_a_start_counts_from_the_start() -> None:  # C8
+    disk, log = new_log()
+    append(log, produced(0))
+    again = Log.open(disk, DIRECTORY, SMALL, recovery_point=0, now_ms=5_000)
+    again.producers.expire(5_999, 1_000)
+    assert list(known(again.producers)) == [PRODUCER]
+    again.producers.expire(6_000, 1_000)
+    assert list(known(again.producers)) == []
 
 
 def test_an_old_timestamp_is_no_silence(log: Log) -> None:  # C8

@@ -229,6 +229,14 @@ def test_a_log_start_beyond_the_end_empties_the_log_there() -> None:
     assert (log.log_start_offset, log.log_end_offset, segment_bases(disk)) == (500, 500, [500])
 
 
+def test_records_that_were_given_up_are_not_missed_although_they_were_synced() -> None:  # A51
+    disk = _filled(5)
+    content = disk.read_at(segment_path(0), 0, 9999)
+    disk.write(segment_path(0), content[: 4 * len(content) // 5])
+    log = open_log(disk, recovery_point=10, start=10)
+    assert (log.log_start_offset, log.log_end_offset) == (10, 10)
+
+
 def test_nothing_below_the_log_start_waits_for_a_sync() -> None:
     assert open_log(_filled(5), start=4).flushed_offset == 4
 
@@ -314,6 +322,7 @@ def test_the_epochs_alone_can_be_made_durable() -> None:  # B20
     fill(log, 2, epoch=1)
     log.assign_epoch(2, log.log_end_offset)
     plan = log.unsynced_epochs()
+    assert (plan.files, plan.directories) == ((f"{DIRECTORY}/leader-epoch-checkpoint",), (DIRECTORY,))
     disk.sync_now(plan.files, plan.directories)
     log.on_synced(plan)
     assert (log.unsynced_epochs().is_empty, log.has_unsynced, log.flushed_offset) == (True, True, 4)

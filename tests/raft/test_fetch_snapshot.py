@@ -10,6 +10,7 @@ from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchRequest
 from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.election_state import ElectionState
+from rayka.raft.follower import Follower
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.voters import VoterSet
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, answer, write_snapshot
@@ -174,6 +175,24 @@ def test_a_snapshot_that_is_gone_or_another_is_dropped_and_the_log_asked_for_aga
     ((_, request),) = node.settle(20)
     assert isinstance(request, FetchRequest)
     assert not [name for name in node.disk.list("/data/__cluster_metadata-0") if name.endswith(".part")]
+
+
+def test_a_part_of_a_node_that_does_not_lead_any_more_changes_nothing() -> None:  # A36, A49
+    node, source = loading()
+    exchange(node, source)
+    role = node.quorum.role
+    assert isinstance(role, Follower)
+    assert role.download is not None
+    before = role.download.size_bytes
+    ((node_id, request),) = node.settle()
+    found = {
+        "snapshot_id": SNAPSHOT_ID,
+        "position": before,
+        "data": np.zeros(9, np.uint8),
+        "size_bytes": 1 << 20,
+    }
+    node.quorum.on_response(node_id, request, FetchSnapshotResponse(-1, 6, **found), 0)
+    assert (role.download.size_bytes, node.quorum.leader_id) == (before, 3001)
 
 
 def test_a_download_ends_with_the_leader_it_is_from() -> None:  # A49

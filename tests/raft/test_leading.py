@@ -201,6 +201,41 @@ def test_the_leader_change_names_who_voted_for_it() -> None:  # A24
     )
 
 
+# ---- Telling the voters ----------------------------------------------------------------------------------------------
+
+
+def test_a_voter_that_does_not_fetch_is_told_at_once_and_then_once_in_an_interval() -> None:  # A13
+    found = leader(1, 2, 3)
+    assert found.voters_to_remind(0) == [OTHER, THIRD]
+    for voter in (OTHER, THIRD):
+        found.on_reminded(voter, 100)
+    assert (found.voters_to_remind(1_099), found.next_reminder_ms(100)) == ([], 1_100)
+    assert found.voters_to_remind(1_100) == [OTHER, THIRD]
+
+
+def test_a_voter_that_fetches_is_told_when_it_has_not_for_an_interval() -> None:  # A13
+    found = leader(1, 2, 3)
+    found.on_fetch(OTHER, 10, 10, 300)  # before it was told: it knows already
+    assert (found.voters_to_remind(1_299), found.next_reminder_ms(0)) == ([THIRD], 1_300)
+    assert found.voters_to_remind(1_300) == [OTHER, THIRD]
+    found.on_reminded(OTHER, 1_300)
+    found.on_fetch(OTHER, 10, 10, 1_400)
+    assert found.voters_to_remind(2_399) == [THIRD]
+    assert found.voters_to_remind(2_400) == [OTHER, THIRD]
+
+
+def test_a_leader_alone_reminds_no_voter() -> None:  # A13
+    found = leader(1)
+    assert (found.voters_to_remind(1 << 50), found.next_reminder_ms(0) > 1 << 50) == ([], True)
+
+
+def test_the_most_advanced_of_the_others_is_to_succeed() -> None:  # A22
+    found = leader(1, 2, 3, 4)
+    for voter, offset in ((OTHER, 11), (THIRD, 14), (key(4), 12)):
+        found.on_fetch(voter, offset, 15, 0)
+    assert found.preferred_successors() == (THIRD, key(4), OTHER)
+
+
 # ---- Described -------------------------------------------------------------------------------------------------------
 
 

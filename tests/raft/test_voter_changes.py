@@ -277,6 +277,35 @@ def test_a_follower_whose_entry_is_right_leaves_it() -> None:  # A58
     assert all(not isinstance(request, UpdateRaftVoterRequest) for _, request in node.settle(50_000))
 
 
+def test_a_follower_that_may_join_asks_to_and_first_that_its_former_self_goes() -> None:  # A55, A60
+    config = QuorumConfig(auto_join=True, request_timeout_ms=700)
+    for local, asked in (
+        (FOURTH, AddRaftVoterRequest(CLUSTER_ID, FOURTH, 700, ack_when_committed=False)),
+        (key(1, 9), RemoveRaftVoterRequest(CLUSTER_ID, ME, 700)),
+    ):
+        node = Node(local, voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
+        role = node.quorum._state.role
+        role.on_fetched(9_000)  # type: ignore[union-attr]
+        role.next_voter_request_ms = 50  # type: ignore[union-attr]
+        ((_, fetch),) = node.settle(0)
+        node.quorum.on_no_response(3002, fetch, 0)
+        assert node.settle(50) == [(3002, asked)]
+        assert role.next_voter_request_ms == 2_050  # type: ignore[union-attr]
+
+
+def test_a_replica_that_never_votes_does_not_ask_to() -> None:  # A60
+    config = QuorumConfig(auto_join=True, can_become_voter=False)
+    node = Node(FOURTH, voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
+    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
+    assert [type(request).__name__ for _, request in node.settle(50_000)] == ["FetchRequest"]
+
+
+def test_a_follower_that_has_heard_of_no_voters_asks_for_nothing() -> None:  # A55
+    node = Node(FOURTH, voters=None, stored=ElectionState(4, 3002), config=QuorumConfig(auto_join=True))
+    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
+    assert [type(request).__name__ for _, request in node.settle(50_000)] == ["FetchRequest"]
+
+
 # ---- In a cluster ----------------------------------------------------------------------------------------------------
 
 

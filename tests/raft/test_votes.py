@@ -271,6 +271,17 @@ def test_who_does_not_answer_is_asked_again_after_the_back_off() -> None:  # A11
     assert [to for to, _ in node.quorum.requests(2_120)] == [3002]
 
 
+def test_a_voter_that_answers_with_an_error_is_asked_again_after_the_back_off() -> None:  # A11, A20
+    node, requests = prospective()
+    for node_id, request in requests:
+        error = ErrorCode.INCONSISTENT_CLUSTER_ID if node_id == OTHER.node_id else ErrorCode.NONE
+        response = VoteResponse(-1, 5, is_granted=False, error_code=error)
+        node.quorum.on_response(node_id, request, response, 2_100)
+    assert node.role == "Prospective"  # an error is no refusal
+    assert node.quorum.requests(2_119) == []
+    assert [to for to, _ in node.quorum.requests(2_120)] == [OTHER.node_id]
+
+
 def test_a_candidate_asks_a_voter_at_once_whose_pre_vote_comes_late() -> None:  # A11, A20
     node = Node(voters=(ME, OTHER, THIRD))
     now_ms = node.quorum.next_poll_ms(0)
