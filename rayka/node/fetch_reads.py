@@ -188,7 +188,6 @@ def _result(
         fetch.topic_id,
         fetch.partition,
         high_watermark=read.high_watermark,
-        last_stable_offset=read.high_watermark,
         log_start_offset=read.log_start_offset,
         next_offset=read.next_offset,
         leader_id=partition.leader_id,

@@ -3,7 +3,6 @@
 Kafka: FetchRequest/FetchResponse, ListOffsetsRequest (G1-G8, G12, A27-A32).
 """
 
-from enum import IntEnum
 from uuid import UUID
 
 import msgspec
@@ -25,13 +24,6 @@ NO_RECORDS = np.empty(0, dtype=np.uint8)
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
 NO_SESSION = 0
 FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH = 0, -1  # begin a session; have none, or end it (G14)
-
-
-class IsolationLevel(IntEnum):
-    """Up to where a consumer reads (G1)."""
-
-    READ_UNCOMMITTED = 0
-    READ_COMMITTED = 1
 
 
 class FileRange(Message, frozen=True, array_like=True):
@@ -78,7 +70,6 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
     high_watermark: int = NO_OFFSET
-    last_stable_offset: int = NO_OFFSET
     log_start_offset: int = NO_OFFSET
     next_offset: int = NO_OFFSET
     leader_id: int = NO_NODE
@@ -117,7 +108,6 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
     min_bytes: int
     max_bytes: int
     partitions: tuple[FetchPartition, ...]
-    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     replica_id: int = NO_NODE
     replica_directory_id: UUID = ZERO_ID
     cluster_id: str = ""
@@ -162,5 +152,4 @@ class ListOffsetsRequest(Request[ListOffsetsResponse], frozen=True, array_like=T
     """Offsets by time or by position in the log. For the follower `replica_id` latest is the log end (G12)."""
 
     partitions: tuple[ListOffsetsPartition, ...]
-    isolation_level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
     replica_id: int = NO_NODE

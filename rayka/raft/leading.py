@@ -145,7 +145,6 @@ class Leading:
             METADATA_PARTITION,
             error_code=error_code,
             high_watermark=state.high_watermark,
-            last_stable_offset=state.high_watermark,
             log_start_offset=state.log.log_start_offset,
             leader_id=state.leader_id,
             leader_epoch=state.epoch,

@@ -42,7 +42,7 @@ _POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterDescription:
+class InProcessDescription:
     """The cluster's name, and each running node's own account of itself."""
 
     name: str
@@ -145,7 +145,7 @@ class InProcessCluster:
         """A new caller to the nodes; its calls are awaited on the IO thread."""
         return self.switch.network()
 
-    def describe(self) -> ClusterDescription:
+    def describe(self) -> InProcessDescription:
         """What the running nodes say of themselves."""
         return io_thread.run(self._describe(), _START_TIMEOUT_S)
 
@@ -336,12 +336,12 @@ class InProcessCluster:
         if running is not None:
             self._end(node_id, running)
 
-    async def _describe(self) -> ClusterDescription:
+    async def _describe(self) -> InProcessDescription:
         network = self.network()
         nodes = [
             await network.call(each, StatusRequest(), _CALL_TIMEOUT_MS) for each in sorted(self._running)
         ]
-        return ClusterDescription(self._name, tuple(nodes))
+        return InProcessDescription(self._name, tuple(nodes))
 
     # ---- The end ---------------------------------------------------------------------------------------
 
