@@ -2,7 +2,8 @@
 for ends.
 
 On the caller's own Ray node they run in the caller: a task there would cost the start of a process and see the same
-files. Not every Ray node can run them: another one's image may lack rayka, or it has no worker to spare.
+files. Not every Ray node can run them: another one's image may lack rayka, or it has no worker to spare. They run with
+this process's interpreter, and with whatever environment Ray gives its workers.
 """
 
 import sys
@@ -73,8 +74,10 @@ def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs:
     """
     if ray_node_id == own_ray_node_id():
         return job(*args, **kwargs)
+    errand = _Errand(ray_node_id, partial(job, *args, **kwargs))
+    _await_all([errand], JOB_TIMEOUT_S)
     try:
-        result: ResultT = ray.get(_task(ray_node_id, job, *args, **kwargs), timeout=JOB_TIMEOUT_S)
+        return errand.result()
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, RaykaError):
@@ -82,7 +85,6 @@ def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs:
         raise UnavailableError(
             f"Ray node {ray_node_id} did not run {job.__name__}: {_reason(error)}"
         ) from error
-    return result
 
 
 def run_on_all(
@@ -97,36 +99,97 @@ def run_on_all(
     All have that time together. Once another machine has answered, the rest have a quarter of it: a start that is slow
     on every machine is over by then.
     """
-    own, began_s = own_ray_node_id(), time.monotonic()
-    tasks = {each: _task(each, job, *args, **kwargs) for each in ray_node_ids if each != own}
+    own, deadline_s = own_ray_node_id(), time.monotonic() + timeout_s
+    run = partial(job, *args, **kwargs)
+    errands = {each: _Errand(each, run) for each in ray_node_ids if each != own}
+    here = _in_thread(run) if own in ray_node_ids else None
+    _await_all(errands.values(), timeout_s)
     answers: Answers[ResultT] = Answers({}, {})
-    if own in ray_node_ids:
-        here = _in_thread(partial(job, *args, **kwargs))
-        if not answers.add(own, partial(here.result, timeout_s)) and not here.done():
-            _hanging.append(here)
-    deadline_s = began_s + timeout_s
-    if tasks:
-        ray.wait(list(tasks.values()), timeout=_left_s(deadline_s))
-        deadline_s = min(deadline_s, time.monotonic() + timeout_s / 4)
-    for ray_node_id, task in tasks.items():
-        if not answers.add(ray_node_id, partial(ray.get, task, timeout=_left_s(deadline_s))):
-            with suppress(ray.exceptions.RayError):
-                ray.cancel(task, force=True)  # else it would run whenever there is a worker
+    if (
+        here is not None
+        and not answers.add(own, partial(here.result, _left_s(deadline_s)))
+        and not here.done()
+    ):
+        _hanging.append(here)
+    for ray_node_id, errand in errands.items():
+        if not answers.add(ray_node_id, errand.result):
+            errand.cancel()
     return answers
+
+
+class _Errand(Generic[ResultT]):
+    """A job on its way to another Ray node.
+
+    It goes to a worker as Ray starts one there by itself. One whose interpreter was named costs twice as much to start,
+    since Ray starts another process first to read the name, and Ray has none in stock. So the interpreter is named only
+    when the worker has turned out to run another one than this process, or one without rayka.
+    """
+
+    def __init__(self, ray_node_id: str, job: Callable[[], ResultT]) -> None:
+        self._ray_node_id = ray_node_id
+        self._job = job
+        # A task inherits what is named for this process: `uv run` may do so, and an actor's process has its own named.
+        self._is_named = bool(ray.get_runtime_context().runtime_env.get("py_executable"))
+        self.task = self._send()
+
+    def has_ended(self) -> bool:
+        """Of a task that is done: False where the job is sent once more, as another task."""
+        try:
+            ray.get(self.task, timeout=0)
+        except ray.exceptions.RayTaskError as error:
+            if not self._is_named and not isinstance(error.cause, RaykaError):
+                self._is_named = True
+                self.task = self._send()
+                return False
+        except ray.exceptions.RayError:
+            pass  # it is the job's end, which `result` raises
+        return True
+
+    def result(self) -> ResultT:
+        """What the job gave. Raises what Ray raises, a GetTimeoutError too: nothing is waited for."""
+        result: ResultT = ray.get(self.task, timeout=0)
+        return result
+
+    def cancel(self) -> None:
+        """Else the job would run whenever there is a worker."""
+        with suppress(ray.exceptions.RayError):
+            ray.cancel(self.task, force=True)
+
+    def _send(self) -> Any:
+        options: dict[str, Any] = {"runtime_env": {"py_executable": sys.executable}} if self._is_named else {}
+        remote = ray.remote(_run_with).options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(self._ray_node_id, soft=False),
+            **options,
+        )
+        return remote.remote(None if self._is_named else sys.prefix, self._job)
+
+
+def _run_with(prefix: str | None, job: Callable[[], ResultT]) -> ResultT:
+    """Runs in the worker; `prefix` is where the interpreter is that it has to have, if that matters."""
+    if prefix not in (None, sys.prefix):
+        raise OSError(f"the worker runs the Python in {sys.prefix}, expected that in {prefix}")
+    return job()
+
+
+def _await_all(errands: Collection[_Errand[Any]], timeout_s: float) -> None:
+    """Waits until all have ended, or that time is over; it is a quarter once one of them has ended."""
+    deadline_s = time.monotonic() + timeout_s
+    waiting = {each.task: each for each in errands}
+    while waiting:
+        done, _ = ray.wait(list(waiting), timeout=_left_s(deadline_s))
+        if not done:
+            return
+        errand = waiting.pop(done[0])
+        if errand.has_ended():
+            deadline_s = min(deadline_s, time.monotonic() + timeout_s / 4)
+        else:
+            waiting[errand.task] = errand
 
 
 def _left_s(deadline_s: float) -> float:
     return max(0.0, deadline_s - time.monotonic())
-
-
-def _task(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs: P.kwargs) -> Any:
-    remote = ray.remote(job).options(
-        num_cpus=0,
-        max_retries=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(ray_node_id, soft=False),
-        runtime_env={"py_executable": sys.executable},
-    )
-    return remote.remote(*args, **kwargs)
 
 
 def _in_thread(job: Callable[[], ResultT]) -> Future[ResultT]:

@@ -1,12 +1,16 @@
-"""Ray nodes that cannot run rayka, in a Ray that others use, too: one whose image lacks it, and one that starts no
-worker. Both are real; a `sitecustomize` makes their workers so.
+"""Ray nodes that are not as rayka's own, in a Ray that others use, too: one whose image lacks rayka, one that starts no
+worker, one that Ray runs on with another Python. All are real; a `sitecustomize` makes their workers so.
 """
 
 import shutil
+import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import ray
 from ray.cluster_utils import Cluster as RayNodes
 
 from rayka.actors import launch
@@ -88,3 +92,36 @@ def test_all_ray_nodes_are_asked_and_one_that_starts_no_worker_holds_up_no_other
     answers = run_on_all([silent, *able], 12, look_at, [str(tmp_path)])
     assert sorted(answers.results) == sorted(able)
     assert "no free worker" in answers.failures[silent]
+
+
+def interpreters() -> tuple[str, bool]:
+    """Where the worker's Python is, and whether it was named to Ray."""
+    return sys.prefix, "py_executable" in ray.get_runtime_context().runtime_env
+
+
+def test_jobs_run_in_a_worker_as_ray_starts_it_where_that_runs_the_callers_interpreter(
+    machines: Machines,
+) -> None:
+    (ray_node_id,) = machines.ray_node_ids
+    assert run_on(ray_node_id, interpreters) == (sys.prefix, False)
+    assert run_on_all([ray_node_id], 60, interpreters).results == {ray_node_id: (sys.prefix, False)}
+
+
+@pytest.mark.parametrize("program", ["", NO_RAYKA])
+def test_jobs_run_with_the_callers_interpreter_where_ray_runs_with_another_one(
+    rays: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    venv.create(tmp_path, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
+    packages.joinpath("all.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
+    )
+    packages.joinpath("sitecustomize.py").write_text(program)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))  # Ray starts its workers with it
+        other = rays.add_node(num_cpus=1)
+    try:
+        assert run_on(other.node_id, interpreters) == (sys.prefix, True)
+        assert run_on_all([other.node_id], 60, interpreters).results == {other.node_id: (sys.prefix, True)}
+    finally:
+        rays.remove_node(other)
