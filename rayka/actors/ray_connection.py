@@ -129,6 +129,7 @@ def _join(address: str) -> bool:
     ray_internals.use_token_at_hand()
     try:
         with _reconnecting_for_ever() as is_for_ever:
+            ray_internals.try_token(address)
             ray.init(address=address, **_QUIET)
     except (AssertionError, ConnectionError, ray.exceptions.RayError, RuntimeError) as error:
         if "twice" in str(error) and _have_others_connected():
@@ -228,10 +229,11 @@ def _probe(address: str) -> None:
 
 
 def _refused(address: str, error: BaseException) -> str:
-    cause = str(error.__cause__ or error)
-    if "AuthenticationError" in cause:
+    cause = error.__cause__ or error
+    if "AuthenticationError" in f"{type(cause).__name__} {cause}":
         return (
-            f"the Ray at {address} asks for a token; set RAY_AUTH_MODE=token and have its token in ~/.ray/auth_token "
-            "or RAY_AUTH_TOKEN"
+            f"the Ray at {address} asks for a token, and was given none or another one than its own; one is looked for "
+            "in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, and in ~/.ray/auth_token, and is given "
+            "unless RAY_AUTH_MODE is disabled"
         )
     return f"cannot connect to the Ray at {address}: {error}"

@@ -1,6 +1,7 @@
 """What rayka needs of Ray beyond its public interface, each piece with what happens in a version that lacks it."""
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 _TOKENS = "ray._private.authentication.authentication_token_setup"
+_logger = logging.getLogger(__name__)
 
 
 def part(module: str, name: str) -> Any | None:
@@ -35,6 +37,25 @@ def make_token() -> None:
     ensure = part(_TOKENS, "ensure_token_if_auth_enabled")
     if ensure is not None:
         ensure(create_token_if_missing=True)
+
+
+def try_token(address: str) -> None:
+    """Asks the head of a Ray once whether this process may talk to it. Raises Ray's AuthenticationError. Without it:
+    `ray.init` asks twenty times in as many seconds, and prints a line about each.
+    """
+    ensure, client = part(_TOKENS, "ensure_token_if_auth_enabled"), part("ray._raylet", "GcsClient")
+    refusal: type[Exception] | None = part("ray.exceptions", "AuthenticationError")
+    if ensure is None or client is None or refusal is None:
+        return
+    ensure(
+        create_token_if_missing=False
+    )  # a client that is to have a token, and has none, would end the process
+    try:
+        client(address=address)
+    except refusal:
+        raise
+    except Exception as error:  # `ray.init` tries again, or says what is wrong
+        _logger.debug("the head of the Ray at %s did not answer: %r", address, error)
 
 
 def address_file() -> Path:

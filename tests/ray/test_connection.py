@@ -16,6 +16,7 @@ from rayka.actors.bring_up import wait_for
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from tests import tidy
+from tests.ray.support import RAYKA
 
 pytestmark = pytest.mark.ray
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -133,11 +134,15 @@ print(msgspec.json.encode(ray_process.start()).decode())
 @pytest.fixture
 def own_ray(run: Run) -> Iterator[ray_process.RayProcess]:
     """A Ray as `rayka start` leaves it running, that no other test uses."""
-    done = run(sys.executable, "-c", START)
-    assert done.returncode == 0, done.stderr
-    started = msgspec.json.decode(done.stdout, type=ray_process.RayProcess)
+    started = start_ray(run)
     yield started
     end_at_once(started)
+
+
+def start_ray(run: Run, **variables: str) -> ray_process.RayProcess:
+    done = run(sys.executable, "-c", START, **variables)
+    assert done.returncode == 0, done.stderr
+    return msgspec.json.decode(done.stdout, type=ray_process.RayProcess)
 
 
 def end_at_once(started: ray_process.RayProcess) -> None:
@@ -183,6 +188,32 @@ def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their
 def test_a_question_to_ray_that_is_never_answered_ends_as_unavailable_error() -> None:
     with pytest.raises(UnavailableError, match="Ray: sleep did not end within"):
         wait_for(asyncio.sleep(60), timeout_s=0.1, slack_s=0.1)
+
+
+# ---- A Ray that asks for a token ----
+
+
+def test_a_token_that_is_missing_or_wrong_is_refused_at_the_first_try_with_where_it_is_looked_for(
+    run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Ray itself tries twenty times, with a line about each."""
+    started = start_ray(run, RAY_AUTH_MODE="token")
+    try:
+        for others in ({"RAY_AUTH_MODE": "disabled"}, {}, {"RAY_AUTH_TOKEN": "a" * 64}):
+            variables = {"RAY_AUTH_MODE": "token", "HOME": str(tmp_path), **others}
+            done = run(*RAYKA, "topic", "list", "--address", started.address, **variables)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr.count("InvalidAuthToken") <= 1
+            told = done.stderr.splitlines()[-1]
+            assert f"the Ray at {started.address} asks for a token" in told
+            assert (
+                "RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, and in ~/.ray/auth_token" in told
+            )
+        assert run(*RAYKA, "topic", "list", "--address", started.address, RAY_AUTH_MODE="token").stderr.count(
+            "no cluster 'rayka'"
+        )
+    finally:
+        end_at_once(started)
 
 
 # ---- What Ray prints ----
