@@ -3,6 +3,7 @@
 Kafka: `kafka-log-dirs`, `kafka-configs`.
 """
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -44,12 +45,12 @@ def list_brokers(name: str, address: str, as_json: bool) -> None:
     """List the registered brokers: state, rack, how many replicas they have and lead."""
     with admin_of(name, address) as admin:
         found = admin.describe_cluster()
+        unsure = [each.node_id for each in found.brokers if each.offline_data_dirs]
+        disks = admin.log_dirs(unsure, topics=()) if unsure and not as_json else []
     if as_json:
         print_json(found.to_dict()["brokers"])
         return
-    rows = [_row(each) for each in found.brokers]
-    columns = ("broker", "state", "host", "rack", "replicas", "leaders", "data")
-    print_table("Brokers", columns, rows, [_STYLES[each.state] for each in found.brokers])
+    print_brokers(found.brokers, disks)
 
 
 @broker.command()
@@ -183,6 +184,16 @@ def alter_config(
     click.echo(f"altered {'all brokers' if broker_name == 'all' else f'broker {broker_name}'}")
 
 
+def print_brokers(brokers: "Sequence[BrokerDescription]", disks: "Sequence[BrokerLogDirs]") -> None:
+    """A table of brokers. `disks` are of those that the controller counts as without some directory: only the broker
+    knows which of these are full.
+    """
+    full = {(each.broker_id, own.path) for each in disks for own in each.directories if own.is_full}
+    rows = [_row(each, {path for broker_id, path in full if broker_id == each.node_id}) for each in brokers]
+    columns = ("broker", "state", "host", "rack", "replicas", "leaders", "data")
+    print_table("Brokers", columns, rows, [_STYLES[each.state] for each in brokers])
+
+
 def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
     """What the cluster knows of a broker, and the broker of its disks."""
     click.echo(
@@ -210,15 +221,11 @@ def print_configs(values: "list[ConfigValue]") -> None:
     print_table("Configuration", ("key", "value", "source", "alterable"), rows)
 
 
-def _row(found: "BrokerDescription") -> tuple[object, ...]:
+def _row(found: "BrokerDescription", full: Collection[str]) -> tuple[object, ...]:
+    said = {**dict.fromkeys(found.offline_data_dirs, " (offline)"), **dict.fromkeys(full, " (full)")}
+    paths = ", ".join(f"{each}{said.get(each, '')}" for each in found.data_dirs)
     counts = Count(found.replica_count), Count(found.leader_count)
-    return found.node_id, found.state, found.host, found.rack, *counts, _dirs(found)
-
-
-def _dirs(found: "BrokerDescription") -> str:
-    return ", ".join(
-        f"{each} (offline)" if each in found.offline_data_dirs else each for each in found.data_dirs
-    )
+    return found.node_id, found.state, found.host, found.rack, *counts, paths
 
 
 def _broker(text: str) -> int | str:

@@ -252,6 +252,23 @@ def test_a_broker_is_shown_with_its_disks(capsys: pytest.CaptureFixture[str]) ->
     assert "its disks are not known: broker-1 did not answer" in capsys.readouterr().out
 
 
+def test_a_list_of_brokers_tells_a_full_directory_from_a_failed_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The controller counts both as offline."""
+    paths = ("/a", "/b", "/c")
+    brokers = [
+        BrokerDescription(each, "here", False, paths, offline_data_dirs=("/a", "/b")) for each in (1, 2)
+    ]
+    full = LogDir("/a", uuid.UUID(int=1), "disk full", 0, (), is_full=True)
+    failed = LogDir("/b", uuid.UUID(int=2), "I/O error", 0, ())
+    silent = BrokerLogDirs(2, (), "broker-2 did not answer")
+    broker.print_brokers(brokers, [BrokerLogDirs(1, (full, failed)), silent])
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert first.endswith("/a (full), /b (offline), /c")
+    assert second.endswith("/a (offline), /b (offline), /c")
+
+
 def test_elections_are_shown_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
     errors = (None, ElectionNotNeeded("x"), PreferredLeaderNotAvailable("broker 2 is fenced"))
     partition.print_outcomes([ElectionOutcome(TopicPartition("a", n), each) for n, each in enumerate(errors)])
