@@ -7,6 +7,7 @@ B46, G11).
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from rayka.client.admin_partition_results import (
@@ -171,26 +172,26 @@ class AsyncPartitionAdmin:
             problem = await self._delete_once(left, low_watermarks, retry.remaining_ms)
             if problem is None:
                 return {tp: low_watermarks[tp] for tp in offsets}
-            if not problem.retriable or not await retry.pause():
-                raise problem
+            if problem.is_final or not await retry.pause():
+                raise problem.error
 
     async def _delete_once(
         self,
         offsets: Mapping[TopicPartition, int],
         low_watermarks: dict[TopicPartition, int],
         timeout_ms: int,
-    ) -> ApiError | None:
+    ) -> "_Refusal | None":
         """Asks each leader once; adds to `low_watermarks`, and returns the gravest error."""
         by_leader = await self._by_leader(offsets, timeout_ms)
         asking = [self._delete_at(each, parts, timeout_ms) for each, parts in by_leader.items()]
-        problems: list[ApiError] = []
+        problems: list[_Refusal] = []
         for outcomes in await asyncio.gather(*asking):
             for tp, outcome in outcomes:
                 if isinstance(outcome, int):
                     low_watermarks[tp] = outcome
                 else:
                     problems.append(outcome)
-        return min(problems, key=lambda each: each.retriable, default=None)
+        return max(problems, key=lambda each: each.is_final, default=None)
 
     async def _by_leader(
         self, offsets: Mapping[TopicPartition, int], timeout_ms: int
@@ -210,27 +211,41 @@ class AsyncPartitionAdmin:
 
     async def _delete_at(
         self, leader_id: int, parts: Sequence[tuple[TopicPartition, DeleteRecordsPartition]], timeout_ms: int
-    ) -> list[tuple[TopicPartition, int | ApiError]]:
+    ) -> "list[tuple[TopicPartition, int | _Refusal]]":
         if leader_id == NO_NODE:
-            return [(tp, LeaderNotAvailable(f"{tp} has no leader just now")) for tp, _ in parts]
+            return [(tp, _refusal(LeaderNotAvailable(f"{tp} has no leader just now"))) for tp, _ in parts]
         timeout_ms = min(timeout_ms, self._request_timeout_ms)
         request = DeleteRecordsRequest(timeout_ms, tuple(part for _, part in parts))
         try:
             response = await self._network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
         except ApiError as error:
-            return [(tp, error) for tp, _ in parts]
-        outcomes: list[tuple[TopicPartition, int | ApiError]] = []
+            return [(tp, _refusal(error)) for tp, _ in parts]
+        outcomes: list[tuple[TopicPartition, int | _Refusal]] = []
         for (tp, _), result in zip(parts, response.partitions, strict=True):
             if result.error_code is ErrorCode.NONE:
                 outcomes.append((tp, result.low_watermark))
             else:
                 said, name = f"{node_name(leader_id)}: {result.error_message}", self._metadata.cluster_name
-                outcomes.append((tp, refusal(result.error_code, said, subject=repr(tp), cluster_name=name)))
+                refused = _refusal(refusal(result.error_code, said, subject=repr(tp), cluster_name=name))
+                # Its leader has waited already, and has deleted the records.
+                has_waited = result.error_code is ErrorCode.REQUEST_TIMED_OUT
+                outcomes.append((tp, refused._replace(is_final=refused.is_final or has_waited)))
         return outcomes
 
     async def _names(self, timeout_ms: int) -> list[str]:
         response = await self._metadata.describe(None, timeout_ms)
         return sorted(each.name for each in response.topics)
+
+
+class _Refusal(NamedTuple):
+    """Why a partition's records were not deleted everywhere, and whether asking again is of no use."""
+
+    error: ApiError
+    is_final: bool
+
+
+def _refusal(error: ApiError) -> _Refusal:
+    return _Refusal(error, not error.retriable)
 
 
 def check_broker(broker_id: int, cluster_name: str, registered: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
+from rayka.ids import NO_OFFSET, node_name
 from rayka.node.replica import PartitionKey, Replica
 from rayka.node.replica_manager import ReplicaManager
 from rayka.protocol.partition_admin import (
@@ -18,6 +19,8 @@ from rayka.protocol.partition_admin import (
     DeleteRecordsResponse,
     DeleteRecordsResult,
 )
+
+_LOOK_S = 1  # a broker that is fenced, or that no longer fetches, wakes nothing here
 
 
 class _Deletion(NamedTuple):
@@ -41,7 +44,8 @@ class DeleteRecordsHandler:
 
     async def handle(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
         """One result for each partition, in order; those that are refused do not hold up the others."""
-        deadline_s = asyncio.get_running_loop().time() + request.timeout_ms / 1000
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + request.timeout_ms / 1000
         results: list[DeleteRecordsResult] = []
         waiting: dict[int, _Deletion] = {}  # by place in the request
         for place, asked in enumerate(request.partitions):
@@ -55,7 +59,8 @@ class DeleteRecordsHandler:
         await self._save(waiting, results)
         with self._replicas.parked.watch(each.key for each in waiting.values()) as watch:
             self._answer(waiting, results)
-            while waiting and await watch.wait(deadline_s):
+            while waiting and (now_s := loop.time()) < deadline_s:
+                await watch.wait(min(deadline_s, now_s + _LOOK_S))
                 self._answer(waiting, results)
         for place, deletion in waiting.items():
             results[place] = _refused(deletion.asked, _timed_out(deletion, request.timeout_ms))
@@ -103,15 +108,24 @@ class DeleteRecordsHandler:
     def _low_watermark(self, deletion: _Deletion) -> int:
         partition = self._replicas.get(*deletion.key).partition
         partition.check_readable(deletion.leader_epoch)
-        return partition.low_watermark()
+        return partition.low_watermark(_now_ms())
 
 
 def _timed_out(deletion: _Deletion, timeout_ms: int) -> ApiError:
-    low_watermark = deletion.replica.partition.low_watermark()
+    partition, offset = deletion.replica.partition, deletion.required_offset
+    behind = [
+        node_name(each) + (" has not fetched" if start == NO_OFFSET else f" begins at {start}")
+        for each, start in partition.live_replicas_below(offset, _now_ms()).items()
+    ]
     return RequestTimedOut(
-        f"{deletion.replica.partition.topic_partition}: the log begins at {deletion.required_offset} here, but not"
-        f" on every replica within {timeout_ms} ms (one begins at {low_watermark}); they follow"
+        f"{partition.topic_partition}: the log begins at {offset} on its leader, but not on every live replica within"
+        f" {timeout_ms} ms ({', '.join(behind)}); the others follow by themselves as soon as they fetch, so there is no"
+        f" need to delete again. `rayka topic describe {partition.topic_partition.topic}` says how far they are behind"
     )
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _refused(asked: DeleteRecordsPartition, error: ApiError) -> DeleteRecordsResult:

@@ -12,7 +12,7 @@ from uuid import UUID
 from rayka.errors import InvariantBroken, NotLeaderOrFollower
 from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
 from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.partition.follower_states import FollowerFetch, FollowerState, new_states
+from rayka.partition.follower_states import NEVER_MS, FollowerFetch, FollowerState, new_states
 from rayka.partition.isr import IsrState, Outcome, outcome_of
 from rayka.partition.watermarks import low_watermark
 from rayka.protocol.replication import (
@@ -43,6 +43,7 @@ class Leadership:
         self._directories: tuple[UUID, ...] = ()  # in the order of the replicas
         self.isr = IsrState()
         self.followers: dict[int, FollowerState] = {}
+        self._led_since_ms = NEVER_MS  # since when in this leader epoch
 
     def __repr__(self) -> str:
         return (
@@ -77,6 +78,8 @@ class Leadership:
             return
         if is_newer:
             self.isr = IsrState(state.isr)
+        if is_new_leader_epoch:
+            self._led_since_ms = now_ms
         self._update_followers({} if is_new_leader_epoch else self.followers, now_ms)
 
     def _update_followers(self, known: dict[int, FollowerState], now_ms: int) -> None:
@@ -126,18 +129,34 @@ class Leadership:
         is_caught_up = follower.is_caught_up(log_end_offset, now_ms, self._lag_max_ms)
         return is_caught_up and self._is_eligible(follower)
 
-    def low_watermark(self, own_start_offset: int) -> int:
+    def low_watermark(self, own_start_offset: int, now_ms: int) -> int:
         """The lowest log start offset of all live replicas; -1 while one of them has not told it (G11)."""
-        return low_watermark(own_start_offset, self.followers.values(), self._is_alive)
+        return low_watermark(own_start_offset, self.live_followers(now_ms))
+
+    def live_followers(self, now_ms: int) -> list[FollowerState]:
+        """Those that can be expected to have soon what this log has: their brokers are not fenced.
+
+        Beyond Kafka, a replica is not waited for whose directory is offline, or that is out of sync and has not fetched
+        for as long as takes a member out of the ISR: its disk may be full. Before it is in sync again, it begins where
+        this log begins.
+        """
+        return [each for each in self.followers.values() if self._is_alive(each, now_ms)]
 
     def in_sync_followers(self, log_end_offset: int, now_ms: int) -> list[FollowerState]:
         """Who is in the committed ISR, and is not about to leave it."""
         members = [each for each in self.followers.values() if each.replica_id in self.isr.committed]
         return [each for each in members if each.is_caught_up(log_end_offset, now_ms, self._lag_max_ms)]
 
-    def _is_alive(self, replica_id: int) -> bool:
-        broker = self._brokers(replica_id)
-        return broker is not None and not broker.is_fenced
+    def _is_alive(self, follower: FollowerState, now_ms: int) -> bool:
+        broker = self._brokers(follower.replica_id)
+        if broker is None or broker.is_fenced or self._is_offline(follower, broker):
+            return False
+        heard_ms = max(follower.last_fetch_ms, self._led_since_ms)
+        return follower.replica_id in self.isr.maximal or now_ms - heard_ms <= self._lag_max_ms
+
+    def _is_offline(self, follower: FollowerState, broker: BrokerImage) -> bool:
+        """Whether its broker has told that the directory of this replica failed, or is full."""
+        return self._directories[self.replicas.index(follower.replica_id)] in broker.offline_directories
 
     # ---- Proposals -------------------------------------------------------------------------------------
 
@@ -157,7 +176,7 @@ class Leadership:
         broker = self._brokers(follower.replica_id)
         if broker is None or not broker.is_active or not follower.has_fetched:
             return False
-        if self._directories[self.replicas.index(follower.replica_id)] in broker.offline_directories:
+        if self._is_offline(follower, broker):
             return False
         return follower.broker_epoch in (NO_EPOCH, broker.broker_epoch)
 

@@ -293,12 +293,12 @@ class Partition:
         if not 0 <= fetch.fetch_offset <= log_end_offset:
             raise InvariantBroken(f"{self!r}: {fetch!r} is outside the log")
         is_moved = fetch.fetch_offset != follower.log_end_offset
-        old_low = self.low_watermark() if fetch.log_start_offset != follower.log_start_offset else None
+        old_low = self.low_watermark(now_ms) if fetch.log_start_offset != follower.log_start_offset else None
         follower.on_fetch(fetch, log_end_offset, now_ms)
         needed_offset = max(self.high_watermark, self.leader_epoch_start_offset)
         proposal = self._leadership.maybe_expand(follower, needed_offset)
         is_raised = is_moved and self.maybe_increment_high_watermark(now_ms)
-        is_low_raised = old_low is not None and self.low_watermark() > old_low
+        is_low_raised = old_low is not None and self.low_watermark(now_ms) > old_low
         if not (is_raised or is_low_raised or proposal):
             return _NO_UPDATE
         return FollowerUpdate(is_raised, is_low_raised, proposal)
@@ -328,9 +328,14 @@ class Partition:
         self.maybe_increment_high_watermark(now_ms)
         return again
 
-    def low_watermark(self) -> int:
+    def low_watermark(self, now_ms: int) -> int:
         """The lowest log start offset of all live replicas; -1 while one of them has not told it (G11)."""
-        return self._leadership.low_watermark(self.log.log_start_offset)
+        return self._leadership.low_watermark(self.log.log_start_offset, now_ms)
+
+    def live_replicas_below(self, offset: int, now_ms: int) -> dict[int, int]:
+        """The live followers whose logs begin below an offset, and where; -1 of one that has not told it (G11)."""
+        live = self._leadership.live_followers(now_ms)
+        return {each.replica_id: each.log_start_offset for each in live if each.log_start_offset < offset}
 
     def delete_records(self, before_offset: int) -> int:
         """Deletes the records below an offset, -1 for the high watermark. They are gone everywhere once the low

@@ -3,18 +3,14 @@
 Kafka: `Partition.lowWatermarkIfLeader`, `UnifiedLog.updateHighWatermark`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from rayka.partition.follower_states import FollowerState
 
 
-def low_watermark(
-    own_start_offset: int, followers: Iterable[FollowerState], is_alive: Callable[[int], bool]
-) -> int:
-    """The lowest log start offset of this replica and of all that are alive (G11)."""
-    return min(
-        [own_start_offset, *(each.log_start_offset for each in followers if is_alive(each.replica_id))]
-    )
+def low_watermark(own_start_offset: int, followers: Iterable[FollowerState]) -> int:
+    """The lowest log start offset of this replica and of these (G11)."""
+    return min([own_start_offset, *(each.log_start_offset for each in followers)])
 
 
 def followed_high_watermark(leader_high_watermark: int, log_start_offset: int, log_end_offset: int) -> int:

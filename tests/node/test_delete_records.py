@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rayka.errors import ErrorCode
+from rayka.metadata.records import BrokerRegistrationChangeRecord
 from rayka.node.delete_records import DeleteRecordsHandler
 from rayka.node.fetch import FetchHandler
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
@@ -15,7 +16,7 @@ from rayka.protocol.partition_admin import (
     DeleteRecordsResult,
 )
 from rayka.testing.memory_disk import MemoryDisk
-from tests.metadata.support import ORDERS
+from tests.metadata.support import ORDERS, directory
 from tests.node.broker_support import create_topic, memory_cluster, values_in
 from tests.node.fetch_support import (
     FOLLOWER,
@@ -28,27 +29,30 @@ from tests.node.fetch_support import (
     led,
     passed_ms,
 )
-from tests.node.replica_support import DATA_DIR, Broker, changed, run
+from tests.node.replica_support import BROKER, DATA_DIR, OTHER, Broker, changed, run
 
 TIMEOUT_MS = 1_000
 
 
-async def filled(count: int = 3, **config: object) -> tuple[Broker, FetchHandler]:
+async def filled(
+    count: int = 3, isr: tuple[int, ...] = (BROKER, *FOLLOWERS), **config: object
+) -> tuple[Broker, FetchHandler]:
     """A partition of so many records, all of them committed."""
     broker, handler = await led(**config)
     for _ in range(count):
         append(broker, b"a")
     await commit(handler, count)
+    if isr != broker.partition().isr:
+        await broker.apply(changed(isr=isr))
     return broker, handler
 
 
-def deletion(before_offset: int, number: int = 0) -> DeleteRecordsRequest:
-    return DeleteRecordsRequest(TIMEOUT_MS, (DeleteRecordsPartition(ORDERS, number, before_offset),))
-
-
-async def delete(broker: Broker, before_offset: int) -> "asyncio.Task[DeleteRecordsResponse]":
+async def delete(
+    broker: Broker, before_offset: int, timeout_ms: int = TIMEOUT_MS
+) -> "asyncio.Task[DeleteRecordsResponse]":
     """A deletion under way."""
-    task = asyncio.create_task(DeleteRecordsHandler(broker.replicas).handle(deletion(before_offset)))
+    request = DeleteRecordsRequest(timeout_ms, (DeleteRecordsPartition(ORDERS, 0, before_offset),))
+    task = asyncio.create_task(DeleteRecordsHandler(broker.replicas).handle(request))
     await asyncio.sleep(0.01)
     return task
 
@@ -110,8 +114,46 @@ def test_a_replica_that_does_not_follow_in_time_is_a_timeout_and_the_records_are
         broker, handler = await filled()
         (result,) = (await (await delete(broker, 2))).partitions
         assert (result.error_code, passed_ms()) == (ErrorCode.REQUEST_TIMED_OUT, TIMEOUT_MS)
-        assert "the log begins at 2 here, but not on every replica" in result.error_message
+        assert result.error_message == (
+            "orders-0: the log begins at 2 on its leader, but not on every live replica within 1000 ms (broker-2 begins"
+            " at 0, broker-3 begins at 0); the others follow by themselves as soon as they fetch, so there is no need"
+            " to delete again. `rayka topic describe orders` says how far they are behind"
+        )
         assert (await consume(handler, at(1))).error_code is ErrorCode.OFFSET_OUT_OF_RANGE
+        await broker.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        BrokerRegistrationChangeRecord(broker_id=OTHER, broker_epoch=1, is_fenced=True),
+        BrokerRegistrationChangeRecord(
+            broker_id=OTHER, broker_epoch=1, offline_directories=(directory(OTHER).directory_id,)
+        ),
+    ],
+    ids=["fenced", "offline directory"],
+)
+def test_a_replica_that_is_lost_is_waited_for_no_longer(lost: BrokerRegistrationChangeRecord) -> None:
+    async def main() -> None:
+        broker, handler = await filled(isr=(BROKER, FOLLOWER))
+        deleting = await delete(broker, 2, timeout_ms=60_000)
+        await follow(handler, at(3, log_start_offset=2))
+        await broker.apply(lost)
+        assert ((await deleting).partitions[0].low_watermark, passed_ms() < 2_000) == (2, True)
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_replica_that_fetches_no_more_is_waited_for_until_it_would_leave_the_isr() -> None:
+    async def main() -> None:
+        broker, handler = await filled(isr=(BROKER, FOLLOWER))
+        deleting = await delete(broker, 2, timeout_ms=60_000)
+        await follow(handler, at(3, log_start_offset=2))
+        assert (await deleting).partitions[0].low_watermark == 2
+        assert 30_000 <= passed_ms() <= 32_000  # replica.lag.time.max.ms
         await broker.stop()
 
     run(main)

@@ -222,13 +222,48 @@ def test_out_of_range_comes_before_diverging_below_the_logs_begin() -> None:  # 
 def test_records_are_deleted_everywhere_once_every_live_replica_has_deleted_them() -> None:  # G11
     brokers = {**ACTIVE, 3: broker_image(3, is_fenced=True)}
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)), brokers=brokers)
-    assert partition.low_watermark() == -1
+    assert partition.low_watermark(0) == -1
     followed_from(partition, 2, 3)
     assert partition.delete_records(2) == 2
-    assert (partition.log.log_start_offset, partition.low_watermark()) == (2, 0)
+    assert (partition.log.log_start_offset, partition.low_watermark(0)) == (2, 0)
     assert not followed_from(partition, 2, 3).is_low_watermark_raised
     assert followed_from(partition, 2, 3, log_start_offset=2).is_low_watermark_raised
-    assert partition.low_watermark() == 2
+    assert partition.low_watermark(0) == 2
+
+
+def test_a_replica_in_an_offline_directory_is_not_waited_for() -> None:  # G11
+    brokers = {**ACTIVE, 3: broker_image(3, offline_directories=(ZERO_ID,))}
+    partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)), brokers=brokers)
+    followed_from(partition, 2, 3, log_start_offset=1)
+    partition.delete_records(2)
+    assert partition.low_watermark(0) == 1
+    assert partition.live_replicas_below(2, 0) == {2: 1}
+
+
+def test_a_replica_out_of_sync_is_waited_for_while_it_fetches() -> None:  # G11
+    partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)))
+    followed_from(partition, 2, 3, log_start_offset=2)
+    partition.delete_records(2)
+    assert partition.live_replicas_below(2, LAG_MAX_MS) == {3: -1}
+    assert partition.low_watermark(LAG_MAX_MS + 1) == 2
+    followed_from(partition, 3, 0, now_ms=LAG_MAX_MS + 1)
+    assert partition.low_watermark(2 * LAG_MAX_MS + 1) == 0
+    assert partition.low_watermark(2 * LAG_MAX_MS + 2) == 2
+
+
+def test_a_replica_in_sync_is_waited_for_whether_it_fetches_or_not() -> None:  # G11
+    partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
+    partition.delete_records(0)
+    assert partition.low_watermark(10 * LAG_MAX_MS) == -1
+
+
+def test_a_replica_has_time_to_fetch_in_each_new_leadership() -> None:  # G11
+    partition = leader(ALONE)
+    state = changed(replicas=REPLICAS, leader_epoch=6, partition_epoch=11)
+    partition.update_state(state, now_ms=10 * LAG_MAX_MS)
+    assert partition.live_replicas_below(1, 11 * LAG_MAX_MS) == {2: -1, 3: -1}
+    partition.update_state(msgspec.structs.replace(state, partition_epoch=12), now_ms=11 * LAG_MAX_MS)
+    assert partition.live_replicas_below(1, 11 * LAG_MAX_MS + 1) == {}
 
 
 def test_minus_one_deletes_up_to_the_high_watermark() -> None:  # G11
