@@ -96,6 +96,19 @@ def test_a_damaged_body_stays_is_counted_and_logged_and_its_readers_can_seek_pas
     assert _offsets_read_around_damage(log) == [0, 1, 2, 3, *range(6, 16)]
 
 
+def test_an_epoch_whose_first_batch_is_damaged_begins_with_that_batch() -> None:  # B20
+    disk, log = new_log()
+    fill(log, 2, epoch=1)
+    fill(log, 2, epoch=3)
+    size_bytes = log.size_bytes // 4
+    disk.process_crash()
+    disk.flip_bit(segment_path(0), 2 * size_bytes + BODY)
+    disk.unlink(f"{DIRECTORY}/leader-epoch-checkpoint")
+    again = open_log(disk)
+    assert [again.epoch_of(offset) for offset in (3, 4, 7)] == [1, 3, 3]
+    assert again.end_offset_for_epoch(1).offset == 4
+
+
 def test_a_damaged_batch_is_found_again_by_each_recovery() -> None:
     disk, size_bytes = _filled(5)
     disk.flip_bit(segment_path(0), size_bytes + BODY)

@@ -68,6 +68,16 @@ def test_a_directory_of_another_node_is_refused(disk: MemoryDisk) -> None:
         run(LogDirectory.open(disk, PATH, node_id=3001))
 
 
+def test_a_directory_formatted_for_a_cluster_is_that_clusters() -> None:
+    disk = MemoryDisk()
+    run(LogDirectory.format(disk, PATH, node_id=1, directory_id=DIRECTORY_ID, cluster_id="ours"))
+    assert open_directory(disk, "ours").cluster_id == "ours"
+
+
+def test_a_directory_that_has_no_cluster_yet_opens_in_any(disk: MemoryDisk) -> None:
+    assert open_directory(disk, "ours").cluster_id == ""
+
+
 def test_a_directory_of_another_cluster_is_refused(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     run(directory.adopt_cluster_id("ours"))
@@ -329,6 +339,13 @@ def test_a_directory_of_another_topic_of_that_name_is_refused(disk: MemoryDisk) 
     directory.release()
     with pytest.raises(InconsistentTopicId, match=f"is of topic {TOPIC_ID}, expected {OTHER_TOPIC_ID}"):
         open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+
+
+def test_a_log_is_opened_once(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    open_orders(directory)
+    with pytest.raises(AssertionError, match=f"{PATH} of broker-1 .*has the log of orders-0 open already"):
+        open_orders(directory)
 
 
 def test_a_deleted_log_is_gone_and_its_name_is_free(disk: MemoryDisk) -> None:

@@ -166,6 +166,12 @@ def test_indexes_that_are_whole_are_used_as_they_are() -> None:
     assert (found.offset, [disk.identity(path) for path in paths]) == (7, before)
 
 
+def test_no_record_of_a_batch_that_reaches_beyond_the_end_is_the_largest() -> None:  # F6, G12
+    log = _log_with([[1, 5, 9]], 4096)
+    log.increment_log_start_offset(1)
+    assert result_of(log.max_timestamp(end_offset=2)) is None
+
+
 def test_of_equal_timestamps_the_first_from_the_log_start_on_is_the_largest() -> None:  # F6
     log = _log_with([[9, 5], [5], [5]], 4096)
     log.increment_log_start_offset(1)  # within the first batch

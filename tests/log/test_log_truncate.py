@@ -193,6 +193,8 @@ def test_what_no_reader_was_given_and_no_sync_covers_is_cut_in_place() -> None:
     disk.fill_up()
     assert log.truncate_to(8) is None
     assert (log.log_end_offset, disk.identity(segment_path(0)).inode) == (8, before.inode)
+    assert log.truncate_to(6) is None  # exactly what was given and synced is left
+    assert (log.log_end_offset, disk.identity(segment_path(0)).inode) == (6, before.inode)
 
 
 @pytest.mark.parametrize(

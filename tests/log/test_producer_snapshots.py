@@ -284,6 +284,17 @@ def test_a_truncation_of_a_long_segment_knows_what_a_walk_through_it_would_tell(
         assert known(log.producers) == known(walked.producers)
 
 
+def test_the_silence_of_a_producer_that_a_truncation_finds_again_counts_from_then() -> None:  # C8
+    disk, log = new_log()
+    send(log, 50)
+    log.producers.expire(5_000, 10_000)
+    truncate(disk, log, 9)
+    log.producers.expire(14_999, 10_000)
+    assert len(log.producers) == 1
+    log.producers.expire(15_000, 10_000)
+    assert len(log.producers) == 0
+
+
 def test_a_truncation_of_the_end_of_a_long_segment_leaves_the_rest_of_it_alone() -> None:  # C8, C9
     disk, log = new_log(TopicConfig())
     append(log, produced(0, producer_id=1))

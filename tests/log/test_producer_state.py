@@ -78,6 +78,9 @@ def test_an_epoch_that_is_over_is_refused(log: Log) -> None:  # C4
     append(log, produced(0, epoch=3))
     assert answer(log, produced(1, epoch=2)) is FENCED
     assert answer(log, produced(0, epoch=2)) is FENCED
+    expected = "orders-0: producer 4711 sends in epoch 2, which ended: its epoch is 3"
+    with pytest.raises(ApiError, match=expected):
+        append(log, produced(0, epoch=2))
 
 
 def test_a_new_epoch_begins_with_sequence_zero(log: Log) -> None:  # C4

@@ -363,6 +363,13 @@ def test_an_observer_whose_leader_is_silent_asks_others() -> None:  # A36
     assert (node.role, node.epoch) == ("Follower", 1)
 
 
+def test_an_observer_searches_while_it_knows_no_leader_or_its_leader_is_silent() -> None:  # A36
+    observer = Node(THIRD, voters=(ME, OTHER), stored=ElectionState(1, 3001))
+    assert [observer.quorum.is_searching(now_ms) for now_ms in (0, 1_999, 2_000)] == [False, False, True]
+    assert Node(THIRD, voters=(ME, OTHER)).quorum.is_searching(0)
+    assert not follower().quorum.is_searching(90_000)  # a voter stands for election instead
+
+
 def test_an_observer_finds_the_leader_and_follows_it_and_the_next_one() -> None:  # A36
     cluster = Cluster(3, observers=1)
     cluster.commit(b"a")

@@ -256,6 +256,13 @@ def test_the_leader_describes_voters_and_observers() -> None:  # A15
     )
 
 
+def test_what_happened_when_the_clock_began_is_as_long_ago_as_the_clock_says() -> None:  # A15
+    found = Node.leading()
+    found.fetched_by(OTHER, now_ms=0)
+    described = found.quorum.handle_describe_quorum(DescribeQuorumRequest(), 100)
+    assert described.observers == (QuorumReplica(OTHER, 3, 100, 100),)
+
+
 def test_a_replica_was_caught_up_when_it_had_all_that_there_was_then() -> None:  # A56
     found = leader(1, 2)
     found.on_fetch(OTHER, 10, 12, 100)  # behind

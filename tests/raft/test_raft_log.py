@@ -116,7 +116,7 @@ def test_a_snapshot_before_the_start_of_the_log_is_refused() -> None:  # A46
         node.quorum.create_snapshot_allowed(OffsetAndEpoch(4, 1))
 
 
-@pytest.mark.parametrize(("offset", "epoch"), [(3, 1), (4, 1), (5, 1), (8, 2)])
+@pytest.mark.parametrize(("offset", "epoch"), [(3, 1), (4, 1), (5, 1), (6, 2), (8, 2)])
 def test_what_is_committed_and_ends_a_batch_may_be_a_snapshot(offset: int, epoch: int) -> None:  # A46
     assert two_epochs().quorum.create_snapshot_allowed(OffsetAndEpoch(offset, epoch))
 

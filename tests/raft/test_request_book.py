@@ -85,6 +85,25 @@ def test_the_defaults_are_kafkas() -> None:  # A10, A11, A12, A13, A14
     assert (config.check_quorum_timeout_ms, config.begin_quorum_epoch_interval_ms) == (3_000, 1_000)
 
 
+def test_every_timeout_and_switch_is_that_of_the_node() -> None:  # A10, A11, A12, A13, A14, A60
+    given = BrokerConfig(
+        controller_quorum_election_timeout_ms=11,
+        controller_quorum_fetch_timeout_ms=2_222,
+        controller_quorum_election_backoff_max_ms=33,
+        controller_quorum_request_timeout_ms=4_444,
+        controller_quorum_retry_backoff_ms=55,
+        controller_quorum_auto_join_enable=True,
+    )
+    assert QuorumConfig.of(given) == QuorumConfig(
+        election_timeout_ms=11,
+        fetch_timeout_ms=2_222,
+        election_backoff_max_ms=33,
+        request_timeout_ms=4_444,
+        retry_backoff_ms=55,
+        auto_join=True,
+    )
+
+
 def test_a_fetch_that_waits_is_back_long_before_anybody_gives_the_leader_up() -> None:  # A10, A32
     """A quiet leader was deposed again and again when its followers' timeouts were shorter than their waits."""
     config = QuorumConfig.of(BrokerConfig(controller_quorum_fetch_timeout_ms=301))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.ids import ZERO_ID, ReplicaKey
+from rayka.ids import ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.quorum import (
     AddRaftVoterRequest,
     RemoveRaftVoterRequest,
@@ -162,6 +162,16 @@ def test_voters_are_fixed_below_version_1() -> None:  # A55
     node = leader()
     node.quorum._log.history.add_kraft_version(9, 0)
     assert outcome(add(node)) is ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_voters_that_a_snapshot_names_may_change() -> None:  # A49, A55
+    node = Node.leading()
+    node.write_snapshot(OffsetAndEpoch(3, 1), b"state")
+    node.log.truncate_fully_and_start_at(3)
+    again = node.restarted()
+    again.settle()
+    again.fetched_by(FOURTH)
+    assert add(again, now_ms=0).response is None  # it is under way
 
 
 def test_who_loses_the_lead_does_not_know_the_outcome() -> None:  # A55
