@@ -68,6 +68,11 @@ def test_a_beginning_is_checked(request_: BeginQuorumEpochRequest, error: ErrorC
     assert node.quorum.handle_begin_quorum_epoch(request_, 0) == BeginQuorumEpochResponse(3002, 5, error)
 
 
+def test_a_node_whose_id_is_zero_may_lead() -> None:  # A21
+    node = voter(ElectionState(5))
+    assert node.quorum.handle_begin_quorum_epoch(begin(0, 5), 0) == BeginQuorumEpochResponse(0, 5)
+
+
 def test_a_beginning_restarts_the_fetch_timeout() -> None:  # A11
     node = voter(ElectionState(5, 3002))
     node.quorum.handle_begin_quorum_epoch(begin(3002, 5), 1_500)

@@ -203,6 +203,14 @@ def test_a_lost_pre_vote_leads_back_to_unattached_when_no_leader_is_known() -> N
     assert node.quorum.next_poll_ms(2_000) >= 2_000
 
 
+def test_a_prospective_that_has_voted_for_another_and_loses_keeps_its_vote() -> None:  # A4, A19, A20
+    node, _ = prospective()
+    assert node.quorum.handle_vote(vote_request(5, candidate=THIRD), 2_000).is_granted
+    for node_id, request in node.settle(2_000):
+        node.quorum.on_response(node_id, request, VoteResponse(-1, 5, is_granted=False), 2_000)
+    assert (node.role, node.quorum.election) == ("Unattached", ElectionState(5, -1, THIRD))
+
+
 def test_a_lost_pre_vote_leads_back_to_the_last_leader() -> None:  # A2, A20
     node = voter(ElectionState(5, 3002))
     requests = node.settle(2_000)
