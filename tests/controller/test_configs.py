@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from rayka.config import BrokerConfig
+from rayka.controller.configs import unheeded_min_isr
 from rayka.errors import ErrorCode
 from rayka.metadata.records import (
     ELIGIBLE_LEADER_REPLICAS,
@@ -186,7 +187,19 @@ def test_what_is_not_there_is_refused_and_the_others_go_on(
     assert response.metadata_offset == len(machine.records)
     assert machine.image.topic_configs("orders") == {"flush": "batch"}
     described = machine.handle(DescribeConfigsRequest((ConfigResourceName(kind, name),))).resources
-    assert [each.error_code for each in described] == [code]
+    assert [(each.resource_type, each.resource_name, each.error_code) for each in described] == [
+        (kind, name, code)
+    ]
+
+
+def test_a_specification_whose_min_isr_is_not_in_force_is_told_what_is() -> None:
+    image = cluster(3, BrokerConfig(min_insync_replicas=2)).image
+    assert unheeded_min_isr(image, BrokerConfig()) == ""  # it says nothing of it
+    assert unheeded_min_isr(image, BrokerConfig(min_insync_replicas=2)) == ""
+    assert unheeded_min_isr(image, BrokerConfig(min_insync_replicas=3)) == (
+        "the specification says min.insync.replicas 3, which counts when a cluster is created; in force is 2: set it"
+        " for all brokers to change it"
+    )
 
 
 # ---- What follows ----------------------------------------------------------------------------------------------------

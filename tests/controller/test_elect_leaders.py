@@ -26,6 +26,14 @@ def elect(machine: Machine, kind: ElectionType, *partitions: TopicPartition) -> 
     return outcomes(machine.handle(ElectLeadersRequest(kind, partitions)).partitions)
 
 
+def refusal(machine: Machine, kind: ElectionType) -> str:
+    """What is said of the partition."""
+    (result,) = machine.handle(ElectLeadersRequest(kind, (ORDERS_0,))).partitions
+    assert (result.topic, result.partition) == ("orders", 0)
+    message: str = result.error_message
+    return message
+
+
 def test_the_preferred_replica_leads_again_once_it_is_in_sync(machine: Machine) -> None:  # B46
     report_isr(machine, 2, 3, 1)
     epoch = machine.partition().leader_epoch
@@ -36,6 +44,14 @@ def test_the_preferred_replica_leads_again_once_it_is_in_sync(machine: Machine) 
 def test_a_preferred_replica_that_is_not_in_sync_is_not_available(machine: Machine) -> None:  # B46
     assert elect(machine, ElectionType.PREFERRED, ORDERS_0) == [ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE]
     assert machine.partition().leader_id == 2
+    assert (
+        refusal(machine, ElectionType.PREFERRED)
+        == "orders-0: its preferred replica, broker 1, is not in sync"
+    )
+    fence(machine, 1)
+    assert (
+        refusal(machine, ElectionType.PREFERRED) == "orders-0: its preferred replica, broker 1, does not run"
+    )
 
 
 def test_a_preferred_replica_that_leads_needs_no_election(machine: Machine) -> None:  # B46
@@ -80,6 +96,10 @@ def test_where_no_replica_runs_there_is_no_unclean_election_either(machine: Mach
     fence(machine, 1, 2, 3)
     codes = elect(machine, ElectionType.UNCLEAN, ORDERS_0)
     assert codes == [ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE]
+    assert refusal(machine, ElectionType.UNCLEAN) == (
+        "orders-0: none of its replicas [1, 2, 3] runs with the directory that holds it; start one that does, or"
+        " delete the topic if what they held is lost"
+    )
 
 
 def test_a_partition_that_is_led_needs_no_unclean_election(machine: Machine) -> None:  # B46

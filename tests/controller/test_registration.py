@@ -52,6 +52,7 @@ def test_the_same_process_may_amend_its_registration_and_keeps_its_epoch() -> No
     assert machine.register(1, host="elsewhere") == epoch
     broker = machine.image.brokers[1]
     assert (broker.registration.host, broker.is_fenced, broker.broker_epoch) == ("elsewhere", False, epoch)
+    assert machine.written_by(registration(1, host="elsewhere")) == []  # once is enough
 
 
 def test_a_process_that_took_over_the_same_directories_replaces_the_old_one_at_once() -> None:  # design §4

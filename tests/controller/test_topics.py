@@ -176,9 +176,15 @@ def test_a_deleted_topic_is_gone_with_its_configs_and_the_name_is_free(machine: 
 
 def test_deleting_what_is_not_there_is_an_error_for_that_name_only(machine: Machine) -> None:
     machine.create(NewTopic("orders", 1, 1))
+    topic_id = machine.image.topics["orders"].topic_id
     response = machine.handle(DeleteTopicsRequest(("absent", "orders")))
-    codes = [result.error_code for result in response.topics]
-    assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE]
+    absent, orders = response.topics
+    assert (absent.name, absent.error_code, absent.error_message) == (
+        "absent",
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "there is no topic 'absent'",
+    )
+    assert (orders.name, orders.topic_id, orders.error_code) == ("orders", topic_id, ErrorCode.NONE)
     assert response.metadata_offset == len(machine.records)
 
 

@@ -29,7 +29,7 @@ from tests.log.support import (
     sync,
 )
 
-LENGTH, MAGIC, BODY = 8, 16, 100  # positions within a batch
+LENGTH, MAGIC, CRC, BODY = 8, 16, 17, 100  # positions within a batch
 
 
 def _filled(batch_count: int = 30) -> tuple[MemoryDisk, int]:
@@ -254,7 +254,25 @@ def test_a_second_cut_of_a_segment_leaves_the_first_ones_file_alone() -> None:
         fill(log, 4)
 
 
-@pytest.mark.parametrize("tail", [bytes(4096), b"garbage", bytes(placed(10).view)[:80] + bytes(24)])
+def _header_that_leads_to(length: int) -> bytes:
+    """A header whose CRC is that of no bytes, and with it a length that no batch has."""
+    header = bytearray(bytes(placed(10).view))
+    header[LENGTH : LENGTH + 4] = length.to_bytes(4, "big", signed=True)
+    header[CRC : CRC + 4] = bytes(4)
+    return bytes(header)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        bytes(4096),
+        b"garbage",
+        bytes(placed(10).view)[:80] + bytes(24),
+        _header_that_leads_to(0),
+        _header_that_leads_to(-12),  # to itself
+        _header_that_leads_to(-40),
+    ],
+)
 def test_a_tail_torn_by_a_power_cut_is_cut_and_not_kept(tail: bytes) -> None:
     for tearing in (Tearing.TAIL, Tearing.ANYWHERE):
         disk, _ = _filled(5)

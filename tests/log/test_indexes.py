@@ -79,14 +79,14 @@ def test_an_index_comes_back_from_its_bytes_and_goes_on() -> None:
     assert (index.lookup(165), index.last_position) == (20_000, 20_000)
 
 
-@pytest.mark.parametrize("entries", [[(0, 1)], [(0, 1), (1, 2)], [(7, 1), (8, 100)]])
+@pytest.mark.parametrize("entries", [[], [(0, 1)], [(0, 1), (1, 2)], [(7, 1), (8, 100)]])
 def test_the_closest_entries_that_an_offset_index_can_hold_make_sense(entries: list[tuple[int, int]]) -> None:
     loaded = OffsetIndex.load(100, b"".join(OffsetIndex.ENTRY.pack(*each) for each in entries))
     assert loaded is not None
     assert len(loaded) == len(entries)
 
 
-@pytest.mark.parametrize("entries", [[(0, 5)], [(0, 5), (1, 6)], [(0, 0), (1, 1)]])
+@pytest.mark.parametrize("entries", [[], [(0, 5)], [(0, 5), (1, 6)], [(0, 0), (1, 1)]])
 def test_the_closest_entries_that_a_time_index_can_hold_make_sense(entries: list[tuple[int, int]]) -> None:
     """Given as offset and timestamp."""
     data = b"".join(TimeIndex.ENTRY.pack(timestamp_ms, offset) for offset, timestamp_ms in entries)

@@ -68,6 +68,12 @@ def test_a_beginning_is_checked(request_: BeginQuorumEpochRequest, error: ErrorC
     assert node.quorum.handle_begin_quorum_epoch(request_, 0) == BeginQuorumEpochResponse(3002, 5, error)
 
 
+def test_the_vote_of_an_epoch_ends_with_it() -> None:  # A4, A21
+    node = voter(ElectionState(5, -1, OTHER))
+    node.quorum.handle_begin_quorum_epoch(begin(3003, 6), 0)
+    assert node.quorum.election == ElectionState(6, 3003)
+
+
 def test_a_node_whose_id_is_zero_may_lead() -> None:  # A21
     node = voter(ElectionState(5))
     assert node.quorum.handle_begin_quorum_epoch(begin(0, 5), 0) == BeginQuorumEpochResponse(0, 5)
