@@ -64,6 +64,13 @@ def test_brokers_that_cannot_be_are_refused(
     assert len(machine.image.topics["orders"].partitions) == 2
 
 
+def test_brokers_that_are_not_known_are_named_with_those_that_are(machine: Machine) -> None:
+    wanted = NewPartitions("orders", 4, ((3, 1), (9, 8)))
+    (result,) = machine.handle(CreatePartitionsRequest((wanted,))).topics
+    assert result.name == "orders"
+    assert "brokers [8, 9] are not registered; expected some of [1, 2, 3]" in result.error_message
+
+
 def test_somebody_named_must_be_able_to_lead(machine: Machine) -> None:
     fence(machine, 3)
     assert extend(machine, NewPartitions("orders", 3, ((3, 1),))) == [ErrorCode.NONE]

@@ -107,6 +107,10 @@ def test_a_fetch_that_makes_no_sense_is_invalid(
     assert found(node.fetch(offset, last_epoch, **given)).error_code is ErrorCode.INVALID_REQUEST
 
 
+def test_a_fetch_that_waits_for_nothing_is_answered(node: Node) -> None:  # A27
+    assert found(node.fetch(3, 1, max_wait_ms=0)).error_code is ErrorCode.NONE
+
+
 def test_the_cluster_id_is_checked_first(node: Node) -> None:  # A27
     result = found(node.fetch(-1, -1, cluster_id="another"))
     assert result.error_code is ErrorCode.INCONSISTENT_CLUSTER_ID
