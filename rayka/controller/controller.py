@@ -172,7 +172,12 @@ class Controller:
         """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
         broker = self.image(next_offset).brokers.get(request.broker_id)
         if broker is not None and broker.broker_epoch == request.broker_epoch:
-            self._sessions.touch(broker, metadata_offset=request.current_metadata_offset, now_ms=now_ms)
+            self._sessions.touch(
+                broker,
+                metadata_offset=request.current_metadata_offset,
+                number=request.number,
+                now_ms=now_ms,
+            )
 
     def on_exit(self, request: ReportExitRequest, *, next_offset: int) -> None:
         """The process of a broker has ended; what it sent before and comes late does not count."""

@@ -38,7 +38,8 @@ _FENCED_STATES = (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
 def heartbeat(
     elections: Elections, request: HeartbeatRequest, sessions: BrokerSessions
 ) -> Result[MetadataRecord, HeartbeatResponse] | Steps[MetadataRecord, HeartbeatResponse]:
-    """The broker's next state, and the records that lead there; none while it stays what it is (H4).
+    """The broker's next state, and the records that lead there; none while it stays what it is (H4). A heartbeat that
+    comes after a later one of the same process changes nothing.
 
     Raises BrokerIdNotRegistered, StaleBrokerEpoch.
     """
@@ -47,6 +48,8 @@ def heartbeat(
         raise StaleBrokerEpoch(
             f"broker {broker.broker_id}: the exit of this process was reported; start another"
         )
+    if sessions.is_late(broker, request.number):
+        return Result((), HeartbeatResponse(_is_caught_up(broker, request), broker.is_fenced, False))
     state = _next_state(elections, broker, request, sessions)
     becomes = msgspec.structs.replace(
         broker,
@@ -60,7 +63,12 @@ def heartbeat(
         is_fenced=becomes.is_fenced,
         should_shut_down=state is BrokerState.SHUTDOWN_NOW,
     )
-    return Result((), response) if becomes == broker else _changed(elections, broker, becomes, response)
+    if becomes == broker:
+        may_lack_leads = broker.is_active and sessions.may_lack_leads(broker)
+        return _elect_rest(elections, broker, response, sessions) if may_lack_leads else Result((), response)
+    if broker.is_fenced and not becomes.is_fenced:
+        sessions.on_unfencing(broker)
+    return _changed(elections, broker, becomes, response)
 
 
 def fence(elections: Elections, broker: BrokerImage, response: ResponseT) -> Steps[MetadataRecord, ResponseT]:
@@ -156,4 +164,19 @@ def _changed(
         return Result([change], response)
     yield change
     yield from elections.after(becomes)
+    return Result((), response)
+
+
+def _elect_rest(
+    elections: Elections, broker: BrokerImage, response: ResponseT, sessions: BrokerSessions
+) -> Steps[MetadataRecord, ResponseT]:
+    """Looks again at what the broker holds, until there is nothing to do: the log may have refused some of the records
+    that were to follow when it was unfenced.
+    """
+    is_done = True
+    for change in elections.after(broker):
+        is_done = is_done and change is None
+        yield change
+    if is_done:
+        sessions.on_leads_taken(broker)
     return Result((), response)

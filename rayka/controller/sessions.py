@@ -18,6 +18,7 @@ class _Contact(NamedTuple):
     broker_epoch: int
     last_ms: int
     metadata_offset: int
+    number: int
 
 
 class BrokerSessions:
@@ -28,6 +29,7 @@ class BrokerSessions:
         self._contacts: dict[int, _Contact] = {}
         self._shutdown_offsets: dict[int, int] = {}
         self._exited: dict[int, int] = {}
+        self._unfenced: dict[int, int] = {}  # epochs of brokers that may lack leads
         self._active_since_offset = 0
 
     def __repr__(self) -> str:
@@ -37,9 +39,18 @@ class BrokerSessions:
         """The controller becomes active; what it writes itself begins at this offset."""
         self._active_since_offset = next_offset
 
-    def touch(self, broker: BrokerImage, *, metadata_offset: int, now_ms: int) -> None:
-        """The broker was heard of; it has applied the metadata up to this offset, inclusive."""
-        self._contacts[broker.broker_id] = _Contact(broker.broker_epoch, now_ms, metadata_offset)
+    def touch(self, broker: BrokerImage, *, metadata_offset: int, number: int = 0, now_ms: int) -> None:
+        """The broker was heard of; it has applied the metadata up to this offset, inclusive. Of a heartbeat that comes
+        after one with a larger number nothing counts.
+        """
+        if not self.is_late(broker, number):
+            contact = _Contact(broker.broker_epoch, now_ms, metadata_offset, number)
+            self._contacts[broker.broker_id] = contact
+
+    def is_late(self, broker: BrokerImage, number: int) -> bool:
+        """Whether a later heartbeat of the same process came before the one of this number."""
+        contact = self._contact(broker)
+        return contact is not None and number < contact.number
 
     def end(self, broker: BrokerImage) -> None:
         """The broker's process is known to have ended: nothing in its name counts any more."""
@@ -48,6 +59,18 @@ class BrokerSessions:
     def has_exited(self, broker: BrokerImage) -> bool:
         """Whether the process that is registered is known to have ended."""
         return self._exited.get(broker.broker_id) == broker.broker_epoch
+
+    def on_unfencing(self, broker: BrokerImage) -> None:
+        """The broker is being unfenced, and leads are to follow."""
+        self._unfenced[broker.broker_id] = broker.broker_epoch
+
+    def may_lack_leads(self, broker: BrokerImage) -> bool:
+        """Whether some of them may not have followed."""
+        return self._unfenced.get(broker.broker_id) == broker.broker_epoch
+
+    def on_leads_taken(self, broker: BrokerImage) -> None:
+        """There are none left for the broker to take."""
+        self._unfenced.pop(broker.broker_id, None)
 
     def begin(self, brokers: Mapping[int, BrokerImage], now_ms: int) -> None:
         """Starts the clocks of those that count as alive and were not heard of in their epoch."""

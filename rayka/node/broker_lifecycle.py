@@ -58,6 +58,7 @@ class BrokerLifecycle:
         self._unfenced = asyncio.Event()
         self._may_end = asyncio.Event()
         self.incarnation_id = random_uuid(settings.random)
+        self._heartbeat_count = 0
         self.broker_epoch = NO_EPOCH
 
     def __repr__(self) -> str:
@@ -146,6 +147,7 @@ class BrokerLifecycle:
                 await self._wait(self._interval_ms())
 
     def _heartbeat(self) -> HeartbeatRequest:
+        self._heartbeat_count += 1
         return HeartbeatRequest(
             broker_id=self._settings.node_id,
             broker_epoch=self.broker_epoch,
@@ -154,6 +156,7 @@ class BrokerLifecycle:
             want_shut_down=self._wants_shut_down,
             offline_directory_ids=self._directories.offline_ids(),
             recovered_directory_ids=self._directories.recovered_ids(),
+            number=self._heartbeat_count,
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:

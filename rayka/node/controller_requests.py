@@ -74,6 +74,7 @@ def check_heartbeat(request: HeartbeatRequest) -> None:
     _require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
     _require(request.broker_epoch >= 0, "broker_epoch", "that of the registration", request.broker_epoch)
     _check_each_once("offline_directory_ids", [str(each) for each in request.offline_directory_ids])
+    _require(request.number >= 0, "number", "0 or more", request.number)
 
 
 def check_alter_partition(request: AlterPartitionRequest) -> None:

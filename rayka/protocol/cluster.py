@@ -119,7 +119,8 @@ class HeartbeatResponse(Message, frozen=True, array_like=True):
 
 class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True):
     """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied;
-    `recovered_directory_ids`: directories that were full, and are not offline any more.
+    `recovered_directory_ids`: directories that were full, and are not offline any more; `number`: rises with each
+    heartbeat of a process, for one that comes late would say what was so before.
     """
 
     broker_id: int
@@ -129,6 +130,7 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     want_shut_down: bool
     offline_directory_ids: tuple[UUID, ...] = ()
     recovered_directory_ids: tuple[UUID, ...] = ()
+    number: int = 0
 
 
 # ---- Status --------------------------------------------------------------------------------------------------------

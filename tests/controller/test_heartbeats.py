@@ -198,6 +198,37 @@ def test_a_directory_that_has_room_again_is_online_and_what_is_there_is_led() ->
     assert machine.partition().leader_id == -1
 
 
+def test_a_heartbeat_that_comes_after_a_later_one_changes_nothing() -> None:  # H4
+    machine = Machine()
+    machine.start(1)
+    machine.create(NewTopic("orders", 1, 1))
+    full = machine.partition().directories
+    machine.heartbeat(1, offline_directory_ids=full, number=7)
+    late = machine.heartbeat(1, recovered_directory_ids=full, want_fence=True, want_shut_down=True, number=6)
+    assert (late.is_fenced, late.should_shut_down) == (False, False)
+    assert machine.image.brokers[1].offline_directories == full
+    machine.heartbeat(1, recovered_directory_ids=full, number=7)  # the same once more
+    assert machine.image.brokers[1].offline_directories == ()
+
+
+def test_a_heartbeat_that_comes_after_a_later_one_keeps_no_session_alive() -> None:  # H6
+    machine = Machine()
+    machine.start(1)
+    machine.heartbeat(1, number=7)
+    machine.now_ms = SESSION_MS
+    machine.heartbeat(1, number=6)
+    machine.sweep()
+    assert machine.image.brokers[1].is_fenced
+
+
+def test_the_next_process_of_a_broker_counts_its_heartbeats_anew() -> None:  # H3
+    machine = Machine()
+    machine.start(1)
+    machine.heartbeat(1, number=7)
+    machine.restart(1)
+    assert not machine.heartbeat(1, number=1).is_fenced
+
+
 def test_a_broker_says_nothing_of_the_directories_of_another() -> None:  # H4
     machine = Machine(records=[*active(1, 2), topic(), partition(0, (1, 2))])
     count = len(machine.records)

@@ -12,7 +12,7 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller import BalanceLeaders, Controller, ElectLeaderless, FenceStaleBroker
-from rayka.errors import NotController
+from rayka.errors import NotController, TooManyRequests
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord
 from rayka.protocol.cluster import HeartbeatRequest, RegisterBrokerRequest, RegisterBrokerResponse
@@ -43,10 +43,11 @@ FIRST_PROCESS = UUID(int=1001)  # of broker 1
 
 
 class Log:
-    """What is appended is committed at once."""
+    """What is appended is committed at once, unless the log takes nothing."""
 
     def __init__(self) -> None:
         self.records: list[MetadataRecord] = []
+        self.is_full = False
 
     @property
     def next_offset(self) -> int:
@@ -57,6 +58,8 @@ class Log:
         return len(self.records)
 
     def append(self, records: Sequence[MetadataRecord]) -> int:
+        if self.is_full:
+            raise TooManyRequests("much waits for the disk")
         self.records += records
         return len(self.records) - len(records)
 
@@ -245,6 +248,34 @@ def test_an_unfencing_that_a_dead_controller_began_is_finished_by_the_next() -> 
     controller.fail_over()
     assert max(controller.turns(ElectLeaderless())) == STEPS
     assert controller.leaders == [1] * COUNT
+
+
+@pytest.mark.parametrize("turns", [1, COUNT // STEPS])
+def test_an_unfencing_that_the_log_refused_in_the_middle_is_finished_at_the_next_heartbeats(
+    turns: int,
+) -> None:  # B44
+    controller = all_fenced_but_first()
+    controller.run(controller.heartbeat(1, want_fence=True))
+    for _ in range(2):  # what is tried again may be refused, too
+        heartbeat = controller.begin(controller.heartbeat(1))
+        for _ in range(turns - 1):
+            controller.runtime.advance(controller.now_ms)
+        controller.log.is_full = True
+        controller.runtime.advance(controller.now_ms)
+        controller.log.is_full = False
+        assert isinstance(heartbeat.error, TooManyRequests)
+    led_count = turns * STEPS
+    assert controller.leaders == [1] * led_count + [-1] * (COUNT - led_count)
+    controller.run(controller.heartbeat(1))
+    assert controller.leaders == [1] * COUNT
+
+
+def test_a_broker_that_has_taken_its_leads_is_not_looked_through_at_each_heartbeat() -> None:
+    controller = all_fenced_but_first()
+    controller.run(controller.heartbeat(1, want_fence=True))
+    controller.run(controller.heartbeat(1))
+    assert controller.turns(controller.heartbeat(1)) == [0] * (COUNT // STEPS + 1)
+    assert controller.turns(controller.heartbeat(1)) == [0]
 
 
 def test_elections_that_a_new_controller_holds_are_clean_ones() -> None:  # B44, B46

@@ -216,6 +216,20 @@ def test_heartbeats_go_on_while_no_controller_answers() -> None:  # H4
     run(main)
 
 
+def test_heartbeats_are_numbered_whether_they_are_answered_or_not() -> None:  # H4
+    async def main() -> None:
+        process, beating = await serving()
+        first = await process.heartbeat()
+        first.fail(NetworkException("gone"))
+        second = await process.heartbeat()
+        second.answer(granted())
+        third = await process.heartbeat()
+        assert first.request.number < second.request.number < third.request.number
+        process.stop(beating)
+
+    run(main)
+
+
 def test_a_failed_directory_is_told_at_once_and_in_every_heartbeat_from_then_on() -> None:  # H4
     async def main() -> None:
         process, beating = await serving()
