@@ -447,7 +447,7 @@ class NodeSpec(_Config):
 def _check_nodes(nodes: tuple[NodeSpec, ...]) -> tuple[NodeSpec, ...]:
     """In the order of ids. Raises ValueError that says why these nodes are no cluster.
 
-    Controllers are all alone or all combined, so the ids of a cluster's nodes say whom to ask for the active one
+    Controllers are all alone or all combined, so the ids of a cluster's nodes say which to ask for the active one
     (decision 032).
     """
     if len({each.id for each in nodes}) < len(nodes):

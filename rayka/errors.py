@@ -248,7 +248,7 @@ class InvalidConfig(ApiError):
 
 
 class NotController(InvalidMetadataError):
-    """The node asked is not the active controller. `leader_id` is who it thinks is, -1 for nobody, in that epoch.
+    """The node asked is not the active controller. `leader_id` is the one that it knows of, -1 for none, in that epoch.
 
     `may_have_run`: it was the active one when the request came, and what it appended may be committed yet.
     """

@@ -5,9 +5,10 @@ Every partition has its own answer. One that names later epochs than this contro
 another one is active. A proposal that is committed may end a reassignment and with it the proposer's lead: then it has
 an effect and is answered by an error, NEW_LEADER_ELECTED, so that the proposer waits for the metadata.
 
-Whoever proposed a member that is not eligible goes on without it, so the refusal raises the partition epoch. Else: 1. A
-proposal reaches this controller twice. 2. The first time a member is fenced; the leader hears of it, and commits what
-that member lacks. 3. The member is active again when the proposal comes the second time, and is in sync by mistake.
+A leader that proposed a member that is not eligible goes on without it, so the refusal raises the partition epoch.
+Else: 1. A proposal reaches this controller twice. 2. The first time a member is fenced; the leader hears of it, and
+commits what that member lacks. 3. The member is active again when the proposal comes the second time, and is in sync by
+mistake.
 
 Beyond Kafka, a member whose directory is offline is not eligible either: it would stay in the ISR until it lags.
 """
@@ -87,7 +88,7 @@ def _refusal_of_epochs(
 
 
 def _refusal_of_isr(partition: PartitionImage, item: AlterPartitionItem) -> tuple[ErrorCode, str] | None:
-    """Whether such an ISR may be, whoever runs."""
+    """Whether such an ISR may be, whichever brokers run."""
     isr = [member.broker_id for member in item.isr]
     if len(set(isr)) != len(isr) or not set(isr) <= set(partition.replicas):
         return (

@@ -1,4 +1,4 @@
-"""From time to time leaders are put right: where nobody leads but somebody could, and where too many partitions of a
+"""From time to time leaders are put right: where no replica leads but one could, and where too many partitions of a
 broker are not led by their preferred replica, the first one (B46).
 
 Leaderless partitions get an election by themselves when a broker becomes electable, or when a request allows unclean

@@ -6,7 +6,7 @@ files, so nothing is in force that could not stand there. Two keys have conseque
 (B42); where unclean elections become allowed, partitions without a leader get one.
 
 While there are eligible leader replicas, `min.insync.replicas` has a value for all brokers in the log from the first
-record on: one in the nodes' own configuration could change between two runs, and nobody would forget them.
+record on: one in the nodes' own configuration could change between two runs, and no broker would forget them.
 
 Kafka: `ConfigurationControlManager`, `ControllerConfigurationValidator`, `ConfigHelper` (sources of values).
 """
@@ -62,7 +62,7 @@ def bootstrap_configs(config: BrokerConfig) -> list[MetadataRecord]:
 
 
 def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
-    """What to tell those in whose specification `min.insync.replicas` is not what is in force; or nothing."""
+    """What to tell operators in whose specification `min.insync.replicas` is not what is in force; or nothing."""
     in_force = broker_config(image, config).min_insync_replicas
     if snake(MIN_ISR) not in config.model_fields_set or in_force == config.min_insync_replicas:
         return ""

@@ -106,8 +106,8 @@ class FenceStaleBroker(msgspec.Struct, frozen=True):
 
 
 class BalanceLeaders(msgspec.Struct, frozen=True):
-    """A timer's request: put right who leads the partitions that this broker is the first replica of. The response:
-    whether there is more to do (B46).
+    """A timer's request: put right the leaders of the partitions that this broker is the first replica of. The
+    response: whether there is more to do (B46).
     """
 
     broker_id: int

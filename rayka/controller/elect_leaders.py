@@ -1,4 +1,4 @@
-"""Leaders elected because somebody asks: the preferred one, or an unclean one where there is none (B46).
+"""Leaders elected because an operator asks: the preferred one, or an unclean one where there is none (B46).
 
 Kafka: `ReplicationControlManager.electLeaders`.
 """

@@ -1,8 +1,8 @@
 """What changes of partitions follow when a broker comes, goes or loses a directory.
 
-A broker is electable for a partition while it is active and the directory of its replica works. Who then leads is
-decided in `partition_change`; here is which partitions are concerned, and with what rules of their topics. Kafka:
-`ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor` (B44).
+A broker is electable for a partition while it is active and the directory of its replica works. Which of them then
+leads is decided in `partition_change`; here is which partitions are concerned, and with what rules of their topics.
+Kafka: `ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor` (B44).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -83,8 +83,8 @@ class Elections:
         """What follows when a broker becomes as given: fenced or not, shutting down, a directory offline; for each
         partition that it holds.
 
-        Where it is not electable any more it leaves the ISR and the lead; where nobody leads and it is electable now
-        there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
+        Where it is not electable any more it leaves the ISR and the lead; where no replica leads and it is electable
+        now there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
         """
         brokers = {**self.image.brokers, broker.broker_id: broker}
         then = Elections(self.image, self._config, self._replicas, brokers=brokers)

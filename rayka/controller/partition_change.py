@@ -1,8 +1,8 @@
-"""What one partition becomes, as one record: who leads it, who is in sync, who else may lead, which replicas it has.
+"""What one partition becomes, as one record: its leader, its ISR, which others may lead, which replicas it has.
 
-Whoever changes a partition says what is to be different; `build` draws the conclusions, in this order: a reassignment
-that is through ends (B45), the eligible leader replicas follow the ISR (B42), a leader is elected (B40, B41), and the
-leader epoch rises when the leader changes or replicas are dropped, not when the ISR shrinks (B14).
+A caller that changes a partition says what is to be different; `build` draws the conclusions, in this order: a
+reassignment that is through ends (B45), the eligible leader replicas follow the ISR (B42), a leader is elected (B40,
+B41), and the leader epoch rises when the leader changes or replicas are dropped, not when the ISR shrinks (B14).
 
 With eligible leader replicas an ISR may be empty: its last members hold everything below the high watermark, which
 does not move without enough of them. Without, the last member stays in the ISR (B43).
@@ -40,11 +40,11 @@ _FIELDS = (
 
 
 class Election(Enum):
-    """Who is wanted as leader."""
+    """Which leader is wanted."""
 
     NORMAL = "normal"  # the present one while it may stay
     PREFERRED = "preferred"  # the first replica if it is in sync
-    UNCLEAN = "unclean"  # any replica that runs, where nobody in sync does
+    UNCLEAN = "unclean"  # any replica that runs, where none in sync does
 
 
 class PartitionChangeBuilder:
@@ -133,7 +133,7 @@ class PartitionChangeBuilder:
         return self._difference(self._rehomed(target))
 
     def _eligible_replicas(self, target: PartitionImage) -> tuple[int, ...]:
-        """B42: who left the ISR while it was too small for the high watermark to move holds all that is below it."""
+        """B42: a replica that left the ISR while it was too small for the high watermark to move holds all below it."""
         if not self._has_elr or len(target.isr) >= self._min_isr:
             return ()
         known = (*self._partition.eligible_leader_replicas, *self._partition.isr)
@@ -175,7 +175,7 @@ class PartitionChangeBuilder:
         )
 
     def _unclean_leader(self, target: PartitionImage) -> int:
-        """The one that led last, when nobody is known to be whole; else, if that is allowed, anybody (B40)."""
+        """The one that led last, when none is known to be whole; else, if that is allowed, any replica (B40)."""
         last_known = self._partition.last_known_elr
         is_nobody_whole = not target.isr and not target.eligible_leader_replicas
         if self._has_elr and is_nobody_whole and len(last_known) == 1:
@@ -187,7 +187,7 @@ class PartitionChangeBuilder:
         return NO_LEADER
 
     def _last_known_leader(self, target: PartitionImage) -> tuple[int, ...]:
-        """Kept from when the ISR became empty until somebody leads again (B42)."""
+        """Kept from when the ISR became empty until a replica leads again (B42)."""
         if not self._has_elr or target.has_leader:
             return ()
         before = self._partition
@@ -196,7 +196,7 @@ class PartitionChangeBuilder:
         return (before.leader_id if before.has_leader else before.isr[0],)
 
     def _rehomed(self, target: PartitionImage) -> PartitionImage:
-        """Who is not counted on may be copied anew, into a directory that there is (H3)."""
+        """A replica that is not counted on may be copied anew, into a directory that there is (H3)."""
         counted_on = (*target.isr, *target.eligible_leader_replicas, *target.last_known_elr)
         homes = list(target.directories)
         for place, broker_id in enumerate(target.replicas):
@@ -232,7 +232,7 @@ def _replaced(partition: PartitionImage, **fields: object) -> PartitionImage:
 
 
 def _with_reassignment_completed(partition: PartitionImage) -> PartitionImage:
-    """B45: the replicas without those being removed, once all that are being added are in sync, somebody who stays
+    """B45: the replicas without those being removed, once all that are being added are in sync, one that stays
     is, and, where fewer replicas remain than there were, all of them are.
     """
     adding, removing = partition.adding_replicas, partition.removing_replicas

@@ -1,6 +1,6 @@
 """Which brokers hold the replicas of new partitions, and in which of their directories (B47).
 
-Who asks may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
+A caller may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
 rack, starting at a random one; the others from the racks after it, and inside a rack brokers take turns. Unfenced
 brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. When all
 have had their turn they are shuffled: else what one broker leads would all go to the same one when it fails.
@@ -112,7 +112,7 @@ class ReplicaPlacer:
 
 
 class _Rack:
-    """The brokers of one rack. Whose turn it is moves on each time that the rack gives a first replica."""
+    """The brokers of one rack. The turn moves on each time that the rack gives a first replica."""
 
     def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
         unfenced = sorted(broker.broker_id for broker in brokers if not broker.is_fenced)
@@ -147,9 +147,9 @@ class _Directories:
 
 
 def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: Placement) -> PartitionRecord:
-    """A partition as it begins: in sync are those who are active, and the first of them leads.
+    """A partition as it begins: in sync are those that are active, and the first of them leads.
 
-    Raises InvalidReplicaAssignment when nobody is.
+    Raises InvalidReplicaAssignment when none is.
     """
     isr = tuple(each for each in placement.replicas if image.brokers[each].is_active)
     if not isr:

@@ -3,7 +3,7 @@
 A reassignment begins with one record: the new replicas join the old ones, and the record says which are being added and
 which removed. It ends by itself, in the builder, with the change that brings the last of the added ones into the ISR.
 Another one may replace it on the way; whatever is under way, `replicas` less those being added are what a cancel goes
-back to. So replicas that only the replaced one was adding are dropped at once, unless nobody else is in sync.
+back to. So replicas that only the replaced one was adding are dropped at once, unless no other is in sync.
 
 Kafka: `ReplicationControlManager.alterPartitionReassignments`, `PartitionReassignmentReplicas`,
 `PartitionReassignmentRevert`. There, what the replaced reassignment was adding is kept until the new one ends, and a
@@ -155,7 +155,7 @@ def _begun(name: TopicPartition, partition: PartitionImage, wanted: tuple[int, .
 
 
 def _whole(partition: PartitionImage) -> tuple[int, ...]:
-    """Who holds all records: those in sync, or where nobody is the eligible leaders."""
+    """Replicas that hold all records: those in sync, or where none is the eligible leaders."""
     return partition.isr or partition.eligible_leader_replicas
 
 

@@ -4,7 +4,7 @@ A new process of a broker normally waits for the old one's session to end. It ne
 directory that the old one registered, and the epoch of that registration, which it has read there: it held their locks
 after the old process did, which is dead (design §4). The directories alone prove nothing, for a call may be late:
 1. A process sends its registration, and dies. 2. Its successor takes over the locks, registers, and serves. 3. The call
-arrives, and names the same directories; who sent it knew no epoch but an earlier one.
+arrives, and names the same directories; its sender knew no epoch but an earlier one.
 A process starts fenced, and its epoch is the offset of its registration record, which is written last: if this
 controller dies before it, the broker registers again.
 

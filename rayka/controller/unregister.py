@@ -1,5 +1,5 @@
 """A broker that is gone for good is forgotten. Kafka: `QuorumController.unregisterBroker`, which also forgets one that
-runs or holds replicas; here that is refused, since nobody could say any more where those replicas were.
+runs or holds replicas; here that is refused, since no node could say any more where those replicas were.
 """
 
 from rayka.controller.replica_index import ReplicaIndex

@@ -100,7 +100,7 @@ class LeaderEpochCache:
 
     def truncate_from_start(self, offset: int) -> None:
         """No segment holds anything below the offset: epochs are forgotten that ended before the record in front of it,
-        whose own is still asked for by who has no more than a snapshot that ends there.
+        whose own is still asked for by a replica that has no more than a snapshot that ends there.
         """
         ends = [entry.start_offset for entry in self._entries[1:]]
         kept = [entry for entry, end in zip(self._entries, [*ends, offset], strict=False) if end >= offset]

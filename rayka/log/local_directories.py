@@ -1,8 +1,8 @@
 """Which data directories of brokers can be read on this machine (design §3).
 
-A directory counts as local only when its `meta.properties` can be opened here and names the same directory id. Who
-keeps finding other files than it was told of (another mount under the same path) reads none any more. Kafka has no such
-thing.
+A directory counts as local only when its `meta.properties` can be opened here and names the same directory id. A reader
+that keeps finding other files than it was told of (another mount under the same path) reads none any more. Kafka has no
+such thing.
 """
 
 from collections.abc import Iterable

@@ -105,7 +105,7 @@ class LogDirectory:
     async def format(
         disk: Disk, path: str, *, node_id: int, directory_id: UUID, cluster_id: str = ""
     ) -> None:
-        """Makes the directory this node's, durably. Raises StorageError when it is somebody's already."""
+        """Makes the directory this node's, durably. Raises StorageError when it is a node's already."""
         properties_path = posixpath.join(path, META_PROPERTIES_FILE)
         if disk.exists(properties_path):
             raise StorageError(f"{path} is formatted already; remove it first if its data is not wanted")

@@ -96,8 +96,8 @@ def _map(file_range: FileRange) -> mmap.mmap | None:
 
 
 def copy_range(file_range: FileRange) -> np.ndarray | None:
-    """The range's bytes in memory of this process's own; None when they are not to be had here any more. For who reads
-    each range once: then copying is cheaper than mapping a file that grows.
+    """The range's bytes in memory of this process's own; None when they are not to be had here any more. For a reader
+    that reads each range once: then copying is cheaper than mapping a file that grows.
     """
     try:
         descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)

@@ -4,7 +4,7 @@
 `log-start-raised`: the first segment begins here, because what was before it was removed on purpose.
 Each is written before the change that it tells of, and into the directory of the segments, so a power cut takes
 its name after theirs. It may tear the content: then everything is scanned, and what is found counts as all there
-was. So may somebody who wants to go on without records that are lost: he makes an empty file. Kafka has no such
+was. So may an operator that wants to go on without records that are lost, and makes an empty file. Kafka has no such
 files; it does not notice what is missing.
 """
 
@@ -39,7 +39,7 @@ def read_raised_log_start(disk: Disk, directory: str) -> int | None:
 
 
 def is_given_up(disk: Disk, directory: str) -> bool:
-    """Whether somebody has made one of the files, to go on without records that are lost."""
+    """Whether an operator has made one of the files, to go on without records that are lost."""
     paths = (posixpath.join(directory, name) for name in (LOWERED_RECOVERY_POINT_FILE, RAISED_LOG_START_FILE))
     return any(disk.exists(path) and not disk.size(path) for path in paths)
 

@@ -1,4 +1,5 @@
-"""What one log knows of the producers that wrote to it: which batch of whom must come next, and which came already.
+"""What one log knows of the producers that wrote to it: which batch of which producer must come next, and which came
+already.
 
 Of each producer id the last five batches are kept (C2), by sequences and offsets. From them follow: a batch that
 was appended already is answered with its old offsets (C3), one whose predecessor is missing is refused (C5), one of
@@ -9,7 +10,7 @@ Invariants: `check` changes nothing, and what it let pass is appended before any
 of an entry are of its one epoch, oldest first. Nothing here depends on how many records a batch holds.
 
 Silence is counted on this process's clock, from the producer's last append or from when the log was opened (C8 counts
-from the timestamp of the last record: somebody who sends the records of last year would be forgotten between a
+from the timestamp of the last record: a producer that sends the records of last year would be forgotten between a
 request and its retry). Kafka: `ProducerStateManager`, `ProducerAppendInfo`, `ProducerStateEntry`,
 `BatchMetadata` (C1-C8). Left out: transactions.
 """
@@ -130,7 +131,7 @@ class ProducerStates:
                 f" {batch.base_sequence}; expected 0"
             )
 
-    # ---- After an append: whoever it is from ------------------------------------------------------------------
+    # ---- After an append, of a producer or of the leader ------------------------------------------------------------
 
     def on_appended(self, batch: RecordBatch, first_offset: int, now_ms: int, timestamp_ms: int) -> None:
         """The batch stands in the log at this offset, with this as its largest timestamp."""

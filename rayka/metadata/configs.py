@@ -1,4 +1,4 @@
-"""Which configuration is in force: one answer for brokers, controllers and whoever asks to see it.
+"""Which configuration is in force: one answer for brokers, controllers and callers that ask to see it.
 
 A topic's key is its own, or else what the broker has under the synonym; a broker's key is its own, or else that of all
 brokers, or else what the node was started with, or else the default. Kafka: `KafkaConfigSchema`, `ConfigurationsImage`.

@@ -160,14 +160,15 @@ class MetadataDelta:
         topic.changed[record.partition] = changed_partition(partition, record)
 
     def _clear_elr(self, record: ClearElrRecord) -> None:
-        """Who leads and who is in sync stays as it is, but every partition epoch rises.
+        """The leader and the ISR stay as they are, but every partition epoch rises.
 
         Else this could happen: 1. The controller makes it two that must be in sync; the leader has yet to hear of it.
-        2. The leader proposes itself alone as the ISR. 3. The controller agrees, and holds who leaves for eligible.
+        2. The leader proposes itself alone as the ISR. 3. The controller agrees, and holds those that leave for
+        eligible.
         4. The leader, for which one is still enough, commits more than those have. So its proposals are refused until
         it has applied this record, and the configuration with it.
 
-        Where the ISR is empty they stay: nothing is committed until one of them leads, and nobody else has it all.
+        Where the ISR is empty they stay: nothing is committed until one of them leads, and no other replica has it all.
         """
         known = {topic.name: topic.topic_id for topic in self.image.topics_by_id.values()}
         known |= {topic.name: topic_id for topic_id, topic in self._topics.items() if topic is not None}

@@ -1,4 +1,5 @@
-"""An image as records and back: what a snapshot of the metadata holds, and what it means to who had an older image.
+"""An image as records and back: what a snapshot of the metadata holds, and what it means to a node that had an older
+image.
 
 `image_of(image_records(image), image.next_offset) == image`, the order of its maps included, except that the
 configurations come in the order of their topics: which order they had depended on how the records were grouped into

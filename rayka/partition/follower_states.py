@@ -65,7 +65,7 @@ class FollowerState:
 
 
 def new_states(replica_ids: Iterable[int], in_sync: tuple[int, ...], now_ms: int) -> dict[int, FollowerState]:
-    """The followers at the begin of a leader epoch: who is in sync gets time to show it (B16)."""
+    """The followers at the begin of a leader epoch: one in sync gets time to show it (B16)."""
     return {
         each: FollowerState(each, last_caught_up_ms=now_ms if each in in_sync else NEVER_MS)
         for each in replica_ids

@@ -1,4 +1,4 @@
-"""Who leads a partition, in which epoch, and for its leader: who follows, who is in sync, who is proposed to be.
+"""The leader of a partition and its epoch, and for the leader: its followers, the ISR, and the ISR that it proposes.
 
 Invariants: neither epoch falls; of two states of one partition epoch the first counts, for the answer to a proposal may
 come before the metadata says the same; one proposal is pending at a time; no proposal lacks the leader; a follower's
@@ -83,7 +83,7 @@ class Leadership:
         self._update_followers({} if is_new_leader_epoch else self.followers, now_ms)
 
     def _update_followers(self, known: dict[int, FollowerState], now_ms: int) -> None:
-        """What is known of a follower counts within a leader epoch; who is new has not fetched (B16)."""
+        """What is known of a follower counts within a leader epoch; a new one has not fetched (B16)."""
         others = [each for each in self.replicas if each != self._broker_id]
         fresh = new_states(others, self.isr.committed, now_ms)
         self.followers = {each: known.get(each, fresh[each]) for each in others}
@@ -112,7 +112,7 @@ class Leadership:
         return follower
 
     def committed_offset(self, own_offset: int, log_end_offset: int, now_ms: int) -> int:
-        """What the maximal ISR has, and everyone who is about to join it (B1).
+        """What the maximal ISR has, and every follower that is about to join it (B1).
 
         The latter, because a follower that is as far as the leader would otherwise never stay so: a leader alone in the
         ISR would commit each record at once, and the follower would be behind whenever it is looked at.
@@ -143,7 +143,7 @@ class Leadership:
         return [each for each in self.followers.values() if self._is_alive(each, now_ms)]
 
     def in_sync_followers(self, log_end_offset: int, now_ms: int) -> list[FollowerState]:
-        """Who is in the committed ISR, and is not about to leave it."""
+        """Members of the committed ISR that are not about to leave it."""
         members = [each for each in self.followers.values() if each.replica_id in self.isr.committed]
         return [each for each in members if each.is_caught_up(log_end_offset, now_ms, self._lag_max_ms)]
 

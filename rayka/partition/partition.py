@@ -1,10 +1,10 @@
-"""One replica of one partition: who leads it in which epoch, its log, and how far that is committed.
+"""One replica of one partition: its leader and epoch, its log, and how far that is committed.
 
 Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark of one leadership never falls;
 the committed ISR is a subset of the maximal ISR, and a leader counts the latter; an append of a producer happens only
 while this broker leads, an append of a leader's records only while it follows, in the epoch they were fetched in; with
-`flush=batch` the high watermark stays below what a power cut would take of this leader's log, so nobody reads, and
-nobody was told of, a record that can vanish.
+`flush=batch` the high watermark stays below what a power cut would take of this leader's log, so no reader gets, and
+no producer was told of, a record that can vanish.
 
 Kafka: `cluster/Partition.scala` (B1-B28; reads G1-G4, G12; G11, G13, G15).
 """
@@ -132,12 +132,12 @@ class Partition:
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """Who is in sync, as the controller has committed it; only a leader knows."""
+        """The ISR as the controller has committed it; only a leader knows."""
         return self._leadership.isr.committed
 
     @property
     def maximal_isr(self) -> tuple[int, ...]:
-        """Who may be in sync once the controller has answered (B2)."""
+        """The replicas that may be in sync once the controller has answered (B2)."""
         return self._leadership.isr.maximal
 
     @property
@@ -306,8 +306,8 @@ class Partition:
     def maybe_shrink_isr(self, *, now_ms: int) -> AlterPartitionItem | None:
         """A proposal without the members that have not been caught up for too long (B10). To be asked regularly.
 
-        None when the disk has failed: nobody can follow then, and alone in the ISR this replica would take along what
-        the others have.
+        None when the disk has failed: no replica can follow then, and alone in the ISR this replica would take along
+        what the others have.
         """
         if self.failure is not None:
             return None

@@ -1,7 +1,7 @@
 """How much replication traffic a broker allows itself, and which replicas count (B45, G17).
 
 The rate is what was recorded in the last 11 samples of a second, over the time since the oldest of them, at least one
-second. Nothing is refused in the middle: who reads or fetches asks first, and goes without while the rate is exceeded.
+second. Nothing is refused in the middle: a reader or fetcher asks first, and goes without while the rate is exceeded.
 Replicas in the ISR are exempt; the caller knows which those are. Kafka: `ReplicationQuotaManager`, `SimpleRate`,
 `ReplicaManager.shouldLeaderThrottle`.
 """

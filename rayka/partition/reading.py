@@ -1,4 +1,4 @@
-"""What is read of a partition's log: records up to an end that depends on who asks, and offsets by place or time.
+"""What is read of a partition's log: records up to an end that depends on the reader, and offsets by place or time.
 
 Kafka: `LocalLog.read`, `UnifiedLog.fetchOffsetByTimestamp` (G1-G4, G12).
 """

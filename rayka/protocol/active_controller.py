@@ -3,7 +3,7 @@
 Every controller's status names the leader and epoch that it knows. The highest epoch heard of counts, so a leader that
 was cut off from its quorum does not keep a caller that has heard of its successor. Invariants: the epoch never falls;
 a leader that failed to answer is believed again only when it says itself that it leads, so hints of those who have not
-noticed yet lead nobody in circles; a controller that did not answer is asked last.
+noticed yet lead no caller in circles; a controller that did not answer is asked last.
 
 Kafka: `NodeToControllerChannelManager`, `ControllerNodeProvider`.
 """
@@ -30,7 +30,7 @@ class ActiveController:
         return f"<ActiveController {self.leader_id} epoch={self.epoch}>"
 
     def learn(self, leader_id: int, epoch: int) -> bool:
-        """Somebody said who leads, -1: nobody, in an epoch. Whether that was news."""
+        """A node named the leader of an epoch, -1 for none. Whether that was news."""
         if epoch > self.epoch:
             self.leader_id, self.epoch, self._is_doubted = leader_id, epoch, False
             return True

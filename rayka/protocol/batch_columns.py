@@ -127,7 +127,7 @@ def _array_of(values: Sequence[bytes | None], name: str) -> pa.Array:
 
 
 def _from_list(values: Sequence[bytes | None], name: str) -> BytesColumn:
-    """By hand: `pa.array` is faster with many values, but imports pandas, 0.9 s in which nobody is served."""
+    """By hand: `pa.array` is faster with many values, but imports pandas, 0.9 s in which no caller is served."""
     validity = None
     if None in values:
         validity = np.packbits([value is not None for value in values], bitorder="little")

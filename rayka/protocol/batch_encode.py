@@ -82,7 +82,7 @@ def encode_batch(
     headers: for each record a sequence of (str, bytes | None) or None, or a `list<struct<key, value>>` array.
     timestamps_ms: one for all records, or one for each (`array("q")` and numpy int64 without a copy).
     offset_deltas: rising offsets from the base, only where compaction made gaps.
-    sequence: who the producer is and where the batch stands among his (C1).
+    sequence: which producer it is of and where it stands among its batches (C1).
 
     Raises SerializationError (wrong types, columns of unequal length), RecordTooLarge (the uncompressed
     columns exceed UNCOMPRESSED_BYTES_MAX) or UnsupportedCompressionType (snappy).

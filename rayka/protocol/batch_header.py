@@ -52,7 +52,7 @@ class Codec(IntEnum):
 
 
 class TimestampType(IntEnum):
-    """Who set the records' timestamps: attribute bit 3 (F2)."""
+    """What set the records' timestamps: attribute bit 3 (F2)."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1

@@ -36,7 +36,7 @@ class MetadataBroker(Message, frozen=True, array_like=True):
 
 
 class MetadataPartition(Message, frozen=True, array_like=True):
-    """Who holds and leads one partition; `leader_id` is -1 and the error LEADER_NOT_AVAILABLE while nobody leads."""
+    """The replicas and leader of one partition; `leader_id` is -1 and the error LEADER_NOT_AVAILABLE without one."""
 
     partition: int
     leader_id: int

@@ -1,4 +1,4 @@
-"""Fetch and ListOffsets: reading partitions, by consumers and by those who follow a log.
+"""Fetch and ListOffsets: reading partitions, by consumers and by replicas that follow a log.
 
 Kafka: FetchRequest/FetchResponse, ListOffsetsRequest (G1-G8, G12, A27-A32).
 """

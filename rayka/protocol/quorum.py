@@ -1,9 +1,9 @@
-"""The quorum's own requests: votes, the beginning and end of an epoch, snapshots, and who votes.
+"""The quorum's own requests: votes, the beginning and end of an epoch, snapshots, and changes of the voters.
 
-Every answer names the leader and epoch that the answering replica knows, and whoever asked adopts a higher epoch from
-it (A28). A node is reached by its id, so no request carries endpoints. Kafka: VoteRequest, BeginQuorumEpochRequest,
-EndQuorumEpochRequest, FetchSnapshotRequest, DescribeQuorumRequest, AddRaftVoterRequest, RemoveRaftVoterRequest,
-UpdateRaftVoterRequest (A16-A23, A49, A55-A60).
+Every answer names the leader and epoch that the answering replica knows, and the asking replica adopts a higher epoch
+from it (A28). A node is reached by its id, so no request carries endpoints. Kafka: VoteRequest,
+BeginQuorumEpochRequest, EndQuorumEpochRequest, FetchSnapshotRequest, DescribeQuorumRequest, AddRaftVoterRequest,
+RemoveRaftVoterRequest, UpdateRaftVoterRequest (A16-A23, A49, A55-A60).
 """
 
 from uuid import UUID
@@ -104,7 +104,7 @@ class FetchSnapshotRequest(Request[FetchSnapshotResponse], frozen=True, array_li
     current_leader_epoch: int = NO_EPOCH
 
 
-# ---- Who votes -----------------------------------------------------------------------------------------------------
+# ---- The voters -----------------------------------------------------------------------------------------------------
 
 
 class QuorumReplica(Message, frozen=True, array_like=True):
@@ -128,11 +128,11 @@ class DescribeQuorumResponse(Message, frozen=True, array_like=True):
 
 
 class DescribeQuorumRequest(Request[DescribeQuorumResponse], frozen=True, array_like=True):
-    """Who leads, who votes, who follows, and how far each is."""
+    """The leader, the voters and the observers, and how far each is."""
 
 
 class VoterChangeResponse(Message, frozen=True, array_like=True):
-    """The outcome of a change of the voters, with the leader known to who answers."""
+    """The outcome of a change of the voters, with the leader that the answering node knows."""
 
     leader_id: int
     leader_epoch: int
@@ -141,8 +141,8 @@ class VoterChangeResponse(Message, frozen=True, array_like=True):
 
 
 class AddRaftVoterRequest(Request[VoterChangeResponse], frozen=True, array_like=True):
-    """Makes a caught-up observer a voter; answered once that is committed, or as soon as it is appended, for one who
-    adds itself must go on fetching to have it committed (A56, A60).
+    """Makes a caught-up observer a voter; answered once that is committed, or as soon as it is appended, for a replica
+    that adds itself must go on fetching to have it committed (A56, A60).
     """
 
     cluster_id: str

@@ -1,4 +1,4 @@
-"""What brokers tell the controller about replicas: who is in sync, and which process has ended.
+"""What brokers tell the controller about replicas: the ISR, and which process has ended.
 
 Kafka: AlterPartitionRequest/AlterPartitionResponse (B11-B13). `ReportExit` is rayka's own (design §4).
 """

@@ -27,7 +27,7 @@ _NOTHING = np.empty(0, dtype=np.uint8)
 
 
 class Failure(Message, frozen=True, array_like=True):
-    """The answer to a request that failed as a whole, whatever its API; NOT_CONTROLLER says who leads instead."""
+    """The answer to a request that failed as a whole, whatever its API; NOT_CONTROLLER names the leader."""
 
     error_code: ErrorCode
     error_message: str = ""

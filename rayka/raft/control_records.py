@@ -1,4 +1,4 @@
-"""The records that the quorum writes for itself, in control batches: who leads, who votes, where a snapshot
+"""The records that the quorum writes for itself, in control batches: the leader, the voters, where a snapshot
 ends.
 
 A record's key is its version and type as two big-endian int16 (F3), its value MessagePack. Readers of
@@ -26,7 +26,7 @@ _RECORD_VERSION = 0
 
 
 class LeaderChangeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The first record of every epoch: its leader, who may vote, and who voted for it (A24)."""
+    """The first record of every epoch: its leader, the voters, and which of them voted for it (A24)."""
 
     leader_id: int
     voters: tuple[ReplicaKey, ...]

@@ -1,4 +1,4 @@
-"""The quorum as its leader sees it: who votes, who follows, how far each is. Kafka: `DescribeQuorumRequest`."""
+"""The quorum as its leader sees it: the voters, the observers, how far each is. Kafka: `DescribeQuorumRequest`."""
 
 from rayka.errors import ErrorCode
 from rayka.protocol.quorum import DescribeQuorumResponse, QuorumReplica

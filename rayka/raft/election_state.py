@@ -18,8 +18,8 @@ _NO_VOTE = ReplicaKey(NO_NODE, ZERO_ID)
 
 
 class ElectionState(msgspec.Struct, frozen=True):
-    """The newest epoch known, its leader (-1: unknown), and whom this node gave its one vote in it (None:
-    nobody).
+    """The newest epoch known, its leader (-1: unknown), and the replica that this node gave its one vote in it
+    (None: no replica).
     """
 
     leader_epoch: int = 0

@@ -1,7 +1,7 @@
-"""Elections: who asks for votes and when, who gets them, and how a leader begins and ends (A10-A14, A16-A23).
+"""Elections: when a replica asks for votes, which gets them, and how a leader begins and ends (A10-A14, A16-A23).
 
-`poll` turns timers that are due into changes of role; `targets` says whom the role has to tell or ask something,
-`request_to` what. Kafka: the election half of `KafkaRaftClient`.
+`poll` turns timers that are due into changes of role; `targets` says which replicas the role has to tell or ask
+something, `request_to` what. Kafka: the election half of `KafkaRaftClient`.
 """
 
 from rayka.errors import ErrorCode, InvariantBroken
@@ -46,7 +46,7 @@ class Elections:
         return role.fetch_deadline_ms if isinstance(role, Follower) else role.election_deadline_ms
 
     def poll(self, now_ms: int) -> None:
-        """Runs what is due. Who shuts down stands for no election any more (A23)."""
+        """Runs what is due. A replica that shuts down stands for no election any more (A23)."""
         while self.deadline_ms() <= now_ms:
             self._on_deadline(now_ms)
 
@@ -62,7 +62,7 @@ class Elections:
             state.become_prospective(now_ms)
 
     def _on_election_lost(self, now_ms: int) -> None:
-        """A2: back to the last leader, if one is known; nobody else may have noticed that it was away."""
+        """A2: back to the last leader, if one is known; no other may have noticed that it was away."""
         state = self._state
         if state.leader_id == NO_NODE:
             state.become_unattached(state.epoch, now_ms)
@@ -188,7 +188,7 @@ class Elections:
     def handle_begin_quorum_epoch(
         self, request: BeginQuorumEpochRequest, now_ms: int
     ) -> BeginQuorumEpochResponse:
-        """Somebody leads, and wants to be followed (A21)."""
+        """A replica leads, and wants to be followed (A21)."""
         state = self._state
         error = self._leader_error(request.cluster_id, request.leader_id, request.leader_epoch)
         if error is ErrorCode.NONE:

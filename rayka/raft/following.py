@@ -27,10 +27,10 @@ class Following:
     def __init__(self, state: QuorumState, bootstrap_ids: Sequence[int]) -> None:
         self._state = state
         self._bootstrap_ids = bootstrap_ids
-        self._asked_id = NO_NODE  # who may know the leader
+        self._asked_id = NO_NODE  # the node that may know the leader
         self._asked_until_ms = 0
 
-    # ---- Whom to fetch from ------------------------------------------------------------------------------------------
+    # ---- Where to fetch ------------------------------------------------------------------------------------------
 
     def deadline_ms(self) -> int:
         """When an observer stops believing in its leader, and asks others (A36)."""

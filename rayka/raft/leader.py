@@ -48,7 +48,7 @@ class Progress:
         self.last_fetch_ms = now_ms
 
     def next_begin_ms(self, interval_ms: int) -> int:
-        """When it is to be reminded of who leads (A13)."""
+        """When it is to be reminded of the leader (A13)."""
         if self.last_begin_ms is None:
             return self.last_fetch_ms + interval_ms if self.last_fetch_ms >= 0 else 0
         return max(self.last_begin_ms, self.last_fetch_ms) + interval_ms
@@ -82,8 +82,8 @@ class Leader:
     # ---- High watermark ----------------------------------------------------------------------------------------------
 
     def update_voters(self, voters: VoterSet) -> None:
-        """Others vote from now on. Who did not vote before counts from his next fetch on: an observer's was not held to
-        what a voter's must be.
+        """Others vote from now on. One that did not vote before counts from its next fetch on: an observer's was not
+        held to what a voter's must be.
         """
         former, self.voters = self.voters, voters
         for voter in voters.voters:
@@ -124,7 +124,7 @@ class Leader:
             found = self._replicas[replica] = Progress()
         return found
 
-    # ---- Who is there ------------------------------------------------------------------------------------------------
+    # ---- The replicas ------------------------------------------------------------------------------------------------
 
     def on_heard_of(self, replica: ReplicaKey, now_ms: int) -> None:
         """A replica fetches records or a snapshot in this epoch: it counts for check quorum (A12, A50)."""

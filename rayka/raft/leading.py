@@ -1,4 +1,4 @@
-"""What the leader does with the log: appending, committing, and answering those who fetch (A24-A32, A40, A49, A50).
+"""What the leader does with the log: appending, committing, and answering fetches (A24-A32, A40, A49, A50).
 
 Appending is three steps, so that any number of appends share one flush: `append` gives offsets, `drain` writes what was
 appended, and once the log is synced `on_flushed` counts it. Kafka: the leader's half of `KafkaRaftClient`.
@@ -138,7 +138,7 @@ class Leading:
         return self._result(next_offset=read.next_offset, records=records)
 
     def _result(self, error_code: ErrorCode = ErrorCode.NONE, **found: Any) -> FetchPartitionResult:
-        """Whatever the answer, it says who leads in which epoch (A28)."""
+        """Whatever the answer, it names the leader and the epoch (A28)."""
         state = self._state
         return FetchPartitionResult(
             METADATA_TOPIC_ID,

@@ -62,7 +62,8 @@ class Quorum:
         bootstrap_ids: Sequence[int],
     ) -> None:  # fmt: skip
         """`stored` is what `quorum-state` holds, None if there is none. The 0-0 checkpoint, if any, names the first
-        voters, later ones come from snapshot and log; who knows no voters asks `bootstrap_ids` for the leader.
+        voters, later ones come from snapshot and log; a replica that knows no voters asks `bootstrap_ids` for the
+        leader.
         """
         self._log = RaftLog(log, snapshots)
         self._state = QuorumState(
@@ -96,7 +97,7 @@ class Quorum:
 
     @property
     def voters(self) -> VoterSet | None:
-        """The newest set, effective from the moment it is appended; None when nobody said yet."""
+        """The newest set, effective from the moment it is appended; None while there is none."""
         return self._state.voters
 
     @property
@@ -109,7 +110,7 @@ class Quorum:
 
     @property
     def leader_id(self) -> int:
-        """-1 while nobody is known to lead."""
+        """-1 while no leader is known."""
         return self._state.leader_id
 
     @property
@@ -316,7 +317,7 @@ class Quorum:
     def clean_snapshots(self, *, retention_bytes: int, retention_ms: int, timestamp_ms: int) -> bool:
         """Deletes snapshots, and the log before them, that are too many or too old; one stays (A51). Whether any.
 
-        -1 is no limit. The log is smaller only by whole segments: who makes a snapshot rolls the log.
+        -1 is no limit. The log is smaller only by whole segments: a snapshot's maker rolls the log.
         """
         keep = earliest_to_keep(
             self._log.snapshots,
@@ -330,7 +331,7 @@ class Quorum:
         return keep is not None
 
     def voters_at(self, end_offset: int) -> VoterSet | None:
-        """Who votes by the records below the offset: what a snapshot of them says."""
+        """The voters by the records below the offset: what a snapshot of them says."""
         return self._log.history.voters_at(end_offset)
 
     # ---- End ---------------------------------------------------------------------------------------------------------

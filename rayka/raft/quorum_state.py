@@ -1,4 +1,4 @@
-"""Who this replica is, what it is now, and every way to become something else (A1-A5, A9, A10).
+"""This replica's identity, its role, and every way to another role (A1-A5, A9, A10).
 
 It holds the role, the election that must be durable, the log, and what is committed; each `become_…` is one row of
 `LEGAL_CHANGES`, and there is no other way. Invariants: the epoch and the known high watermark never fall; in one epoch
@@ -62,7 +62,7 @@ class QuorumState:
 
     @property
     def leader_id(self) -> int:
-        """-1 while nobody is known to lead the epoch."""
+        """-1 while no leader of the epoch is known."""
         return self.election.leader_id
 
     @property
@@ -167,7 +167,7 @@ class QuorumState:
         return epoch == self.epoch and self.leader_id not in (NO_NODE, leader_id)
 
     def become_unattached(self, epoch: int, now_ms: int) -> None:
-        """A higher epoch without a leader, in which nobody here has voted; or nobody was elected in this one (A10)."""
+        """A higher epoch without a leader and without this replica's vote; or none was elected in this one (A10)."""
         voted_key = self.election.voted_key if epoch == self.epoch else None
         deadline_ms = self._remaining_election_deadline_ms(now_ms)
         self._become(Unattached(deadline_ms), ElectionState(epoch, NO_NODE, voted_key))
@@ -243,7 +243,7 @@ class QuorumState:
         self._become(self._follower(leader_id, now_ms), ElectionState(epoch, leader_id, voted_key))
 
     def become_resigned(self, now_ms: int) -> None:
-        """Leads no more, and tells the voters, the most advanced of whom should follow (A22)."""
+        """Leads no more, and tells the voters, the most advanced of which should follow (A22)."""
         leader = self.role
         if not isinstance(leader, Leader):
             raise InvariantBroken(f"{self!r} does not lead")

@@ -1,8 +1,8 @@
 """Which requests are under way, one for each node, and when the next may be sent to it (A11).
 
 A request is under way until its response, its failure or the request timeout. After a failure the node is left alone
-for the retry back-off, which doubles with each further one: nobody calls a dead node a hundred times a second. A change
-of role forgets what is under way: its late responses are nobody's. Kafka: `RequestManager`, and the reconnect back-off
+for the retry back-off, which doubles with each further one: no node calls a dead one a hundred times a second. A change
+of role forgets what is under way: its late responses are dropped. Kafka: `RequestManager`, and the reconnect back-off
 of its `NetworkClient`.
 """
 

@@ -15,7 +15,7 @@ from rayka.raft.votes import VoteTally
 
 
 class Unattached:
-    """Knows an epoch, and nobody who leads in it."""
+    """Knows an epoch, and no leader of it."""
 
     __slots__ = ("election_deadline_ms",)
 

@@ -136,7 +136,8 @@ class SnapshotStore:
     async def freeze(self, download: SnapshotDownload) -> None:
         """Makes it one of the store's, durably.
 
-        Raises CorruptRecord, and forgets it, when what was fetched is no whole snapshot: whoever gave it has damage.
+        Raises CorruptRecord, and forgets it, when what was fetched is no whole snapshot: the replica that gave it has
+        damage.
         """
         content = self._disk.map(download.path)
         try:

@@ -6,7 +6,7 @@ from rayka.protocol.quorum import VoterChangeResponse
 
 
 class VoterChange:
-    """`response` is None until the outcome is known; who waits for it asks again after every event."""
+    """`response` is None until the outcome is known; a caller that waits for it asks again after every event."""
 
     __slots__ = ("offset", "response")
 

@@ -1,4 +1,4 @@
-"""Changing who votes: one change at a time, effective as soon as it is appended (A55-A60).
+"""Changes of the voters: one at a time, effective as soon as it is appended (A55-A60).
 
 The leader's side checks and appends; the other side is a follower that keeps its own entry right, or joins by itself.
 Kafka: `AddVoterHandler`, `RemoveVoterHandler`, `UpdateVoterHandler`, `KafkaRaftClient.maybeSendAddOrRemove…`. Left

@@ -1,9 +1,9 @@
 """The voter sets that snapshot and log hold, each with the offset from which it counts (A24, A56, A59).
 
 A set counts from the moment its record is appended, committed or not, and a truncation brings the set before it back.
-Invariants: offsets strictly rise; neighbours, but for the 0-0 checkpoint's, which is a guess of whoever formatted the
-disk, differ by at most one voter that came and one that went. Kafka:
-`VoterSetHistory`, `TreeMapLogHistory`, `KRaftVersionHistory`.
+Invariants: offsets strictly rise; neighbours, but for the 0-0 checkpoint's, which is a guess of the operator that
+formatted the disk, differ by at most one voter that came and one that went. Kafka: `VoterSetHistory`,
+`TreeMapLogHistory`, `KRaftVersionHistory`.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class VoterSetHistory:
 
     @property
     def voters(self) -> VoterSet | None:
-        """The newest; None when nobody ever said who votes."""
+        """The newest; None when no record ever named the voters."""
         return self._entries[-1].voters
 
     @property
@@ -76,7 +76,7 @@ class VoterSetHistory:
         self._entries = [_Entry(end_offset - 1, voters, kraft_version, end_offset - 1)]
 
     def forget_before(self, end_offset: int) -> None:
-        """Keeps what is needed to say who voted at the offset and later."""
+        """Keeps what is needed to name the voters at the offset and later."""
         while len(self._entries) > 1 and self._entries[1].offset < end_offset:
             self._entries.pop(0)
 

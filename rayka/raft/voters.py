@@ -1,4 +1,4 @@
-"""Who votes. A voter is a node *and* its directory (A55). Pure values.
+"""The voters. A voter is a node *and* its directory (A55). Pure values.
 
 Invariant: at least one voter, ascending by node id, each id once. Kafka: `VoterSet`; without endpoints, for a node is
 reached by its id.

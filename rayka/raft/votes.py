@@ -1,4 +1,4 @@
-"""Who gets a vote, and who has been given enough of them (A17-A20). Pure.
+"""Which candidate gets a vote, and which has enough of them (A17-A20). Pure.
 
 Kafka: `QuorumState.canGrantVote`, `EpochElection`.
 """
@@ -33,7 +33,7 @@ _PRE_VOTERS = ("Unattached", "Prospective", "Candidate", "Resigned")
 def can_grant_vote(
     elector: Elector, candidate: ReplicaKey, position: LogPosition, *, is_pre_vote: bool
 ) -> bool:
-    """Whether the candidate, who asks in the elector's own epoch, gets the vote."""
+    """Whether the candidate, which asks in the elector's own epoch, gets the vote."""
     if position < elector.position:
         return False
     if is_pre_vote:

@@ -270,7 +270,7 @@ class Checkers:
             self.check_leader(machine.node_id, written.leader_id, written.leader_epoch)
 
     def check_leader(self, node_id: int, leader_id: int, epoch: int) -> None:
-        """One leader for each epoch, whoever says so (I4)."""
+        """One leader for each epoch, whichever node says so (I4)."""
         known = self.leaders.setdefault(epoch, (leader_id, 0))[0]
         if known != leader_id:
             self.report("single-leader", node_id, f"nodes {known} and {leader_id} lead epoch {epoch}")
@@ -340,5 +340,5 @@ def quorum_of(machine: Machine) -> Quorum | None:
 
 
 def local_key(quorum: Quorum) -> ReplicaKey:
-    """Whose replica it is."""
+    """The replica that it is."""
     return quorum.observed.local

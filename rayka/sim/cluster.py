@@ -1,7 +1,7 @@
 """The machines of one simulation: each a disk, a wall clock, and the node that runs there just now, if any.
 
-A node is the real one, in a process of its own (`rayka.sim.process`). Whoever would restart it on Ray does so here:
-a node that could not start tries again, one whose process ended is started by whoever ended it, and one that found its
+A node is the real one, in a process of its own (`rayka.sim.process`). What would restart it on Ray does so here:
+a node that could not start tries again, one whose process ended is started by what ended it, and one that found its
 incarnation over (StaleBrokerEpoch) comes back at once. Any other exception that reaches `crash` is a bug, and a
 violation. Invariant: at most one process of a node is alive.
 """
@@ -252,7 +252,7 @@ class SimCluster:
                 return
 
     def kill(self, node_id: int, *, is_silent: bool = False) -> None:
-        """The process ends where it stands. `is_silent`: nobody is told, for the whole machine is gone."""
+        """The process ends where it stands. `is_silent`: no node is told, for the whole machine is gone."""
         machine = self.machines[node_id]
         process = machine.process
         if process is None:

@@ -129,7 +129,7 @@ class _Client(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """What it does until it is cancelled, or nobody asks any more."""
+        """What it does until it is cancelled, or clients stop asking."""
 
     def tell(self, event: str, what: str) -> None:
         self.owner.trace.add(self.process.node_id, event, what)

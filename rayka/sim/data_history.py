@@ -104,7 +104,7 @@ class DataHistory:
         return None
 
     def on_lost(self, batches: Iterable[Batch]) -> None:
-        """These were committed, and are gone legally. Who sent them may send them again."""
+        """These were committed, and are gone legally. Their producer may send them again."""
         for batch in batches:
             for value in batch.values:
                 self.places.pop(value, None)

@@ -24,7 +24,7 @@ class FaultKind(StrEnum):
     ISOLATE = "isolate"  # a node and all others, both ways
     CUT_LINK = "cut-link"  # one link, both ways
     CUT_ONE_WAY = "cut-one-way"  # one link, one way
-    DEAFEN = "deafen"  # a node hears nobody, but is heard
+    DEAFEN = "deafen"  # a node hears no other, but is heard
     SPLIT = "split"  # two halves
     CLOG = "clog"  # one link is slow
     SLOW_DISK = "slow-disk"
@@ -42,7 +42,9 @@ _RARE = (*DAMAGING, FaultKind.POWER_LOSS_ALL, FaultKind.FULL_DISK, FaultKind.DIS
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: when it begins, how long it lasts, whom it hits. `amount` is what the kind makes of it, in [0, 1)."""
+    """One fault: when it begins, how long it lasts, which node it hits. `amount` is what the kind makes of it, in [0,
+    1).
+    """
 
     number: int
     kind: FaultKind

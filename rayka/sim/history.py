@@ -3,7 +3,7 @@
 Every attempt is an operation of its own, and ends as ACKNOWLEDGED, REFUSED (the answer says that it changed nothing),
 or UNKNOWN (no answer, or one that leaves it open: the change may have been made, or may yet be). An acknowledged
 change is in the log, at an offset that was free when it was asked for; a refused one is not; a topic that exists was
-asked for by somebody. A read is an image that the log has had. Reads of a leader that has a successor and does not
+asked for by a client. A read is an image that the log has had. Reads of a leader that has a successor and does not
 know it may be old, as Kafka's may; they are counted, not refused.
 """
 

@@ -194,7 +194,7 @@ class Injector:
             self._cluster.start(machine.node_id)
 
     def restart_homeless(self) -> None:
-        """What an operator does with a broker on a new disk whose replicas could not move there: nobody led them."""
+        """What an operator does with a broker on a new disk whose replicas could not move there: no broker led them."""
         for machine in self._cluster.brokers:
             is_new = self._loop.now_ms - self._restarted_ms.get(machine.node_id, 0) < _RESTART_PAUSE_MS
             if machine.is_serving and machine.lacks_replicas and not is_new:
@@ -205,7 +205,7 @@ class Injector:
 
     def replace_rotten(self, since_ms: int) -> None:
         """What an operator does with a node that reports that its disk is damaged; and, when the others had their time
-        to copy what can be read there, with a broker that gives rotten batches to whoever reads them."""
+        to copy what can be read there, with a broker that gives rotten batches to their readers."""
         is_late = self._loop.now_ms - since_ms > _PATIENCE_MS
         for node_id in self.damaged:
             machine = self._cluster.machines[node_id]

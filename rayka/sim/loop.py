@@ -26,7 +26,7 @@ _NO_CONTEXT = Context()
 
 
 class Deadlock(Exception):
-    """Somebody waits, and nothing is left that could end it."""
+    """A task waits, and nothing is left that could end it."""
 
 
 class Livelock(Exception):
@@ -118,7 +118,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         when_us = int(min(when, _NEVER_S) * 1e6 + 0.25)
         if (
             (when_us + 0.4) / 1e6 < when < _NEVER_S
-        ):  # whoever is woken must find that it is time, however he counts
+        ):  # a task that is woken must find that it is time, however it counts
             when_us += 1
         return self.call_at_us(when_us, callback, *args, context=context)
 

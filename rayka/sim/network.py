@@ -29,7 +29,7 @@ Link = tuple[int, int]  # from, to
 
 
 class Observer(Protocol):
-    """Who watches what crosses the network: the checkers."""
+    """What watches the calls that cross the network: the checkers."""
 
     def on_request(self, process: Process, node_id: int, request: Request[Any]) -> None: ...
 

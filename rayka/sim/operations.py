@@ -41,7 +41,7 @@ _TIMEOUT_MS = 3_000
 
 
 class PartitionOperator:
-    """One who administers the partitions of a run."""
+    """An operator of the partitions of a run."""
 
     def __init__(
         self, loop: VirtualLoop, options: SimOptions, network: SimNetwork, trace: Trace, replication: Replication,
@@ -131,7 +131,7 @@ class PartitionOperator:
     # ---- The end -----------------------------------------------------------------------------------------------------
 
     def rescue(self) -> None:
-        """What an operator does in the end about a partition that nobody may lead: whoever lives leads it."""
+        """What an operator does in the end about a partition that no replica may lead: one that lives leads it."""
         leaderless = [each for each in self._replication.truths.values() if self._states.needs_rescue(each)]
         if leaderless and (self._rescue is None or self._rescue.done()):
             self._rescue = self._loop.create_task(

@@ -95,7 +95,7 @@ class SimOptions:
 
     @property
     def damage_limits(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """How many of whom may lose what they had synced: a minority of the voters; one of several brokers."""
+        """How many nodes may lose what they had synced: a minority of the voters; one of several brokers."""
         return (self.controller_ids, (self.voters - 1) // 2), (self.broker_ids, min(1, self.brokers - 1))
 
 
@@ -158,7 +158,7 @@ def with_faults(options: SimOptions, numbers: Sequence[int]) -> SimOptions:
 
 
 def _data(seed: int, brokers: int) -> dict[str, Any]:
-    """Topics with records, in most runs; who writes and reads them, and what is asked about them."""
+    """Topics with records, in most runs; their producers and consumers, and what is asked about them."""
     random = Random(f"data swarm {seed}")
     replication = _replication(random)
     if random.random() < 0.25:

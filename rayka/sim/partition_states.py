@@ -1,7 +1,7 @@
 """What must hold of the controller's decisions about partitions, looked at whenever metadata is committed.
 
-B13, B14, B40-B44 as they can be seen in two images that follow each other: who may be in the ISR, who may lead, which
-epochs rise. Every topic is looked at, with or without records.
+B13, B14, B40-B44 as they can be seen in two images that follow each other: which replicas may be in the ISR, which may
+lead, which epochs rise. Every topic is looked at, with or without records.
 """
 
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ class PartitionStates:
     # ---- One state ---------------------------------------------------------------------------------------------------
 
     def _check_state(self, name: str, image: MetadataImage, state: PartitionImage) -> None:
-        """B13, B42: who may be where."""
+        """B13, B42: which replica may be where."""
         isr, elr, replicas = state.isr, state.eligible_leader_replicas, state.replicas
         if len({*isr}) < len(isr) or not {*isr, *elr} <= {*replicas} or {*isr} & {*elr}:
             self._report("partition-state", name, f"ISR and ELR do not fit the replicas: {state!r}")
@@ -132,7 +132,7 @@ class PartitionStates:
         old: PartitionImage,
         new: PartitionImage,
     ) -> None:
-        """B14: epochs rise; B40, B41: who is elected."""
+        """B14: epochs rise; B40, B41: which replica is elected."""
         if new.partition_epoch <= old.partition_epoch or new.leader_epoch < old.leader_epoch:
             self._report("partition-epochs", name, f"{old!r}, then {new!r}")
         if new.leader_id != old.leader_id and new.leader_epoch == old.leader_epoch:
@@ -189,7 +189,7 @@ class PartitionStates:
         return config.unclean_leader_election_enable or self._cluster.config.unclean_leader_election_enable
 
     def _on_members(self, key: TopicIdPartition, old: PartitionImage, new: PartitionImage) -> None:
-        """Who joins the ISR has everything (B11); who was damaged and is complete again, counts again."""
+        """A replica that joins the ISR has everything (B11); one that was damaged and is whole again counts again."""
         truth = self._replication.truths[key]
         for node_id in new.isr:
             if node_id in old.isr or new.leader_epoch > old.leader_epoch:

@@ -59,7 +59,7 @@ class PartitionTruth:
     )  # by base offset: committed once, gone by a legal loss
     losses: list[Loss] = field(default_factory=list)
     awaits_loss: str = ""  # why the next leader may lack something
-    leaders: dict[int, int] = field(default_factory=dict)  # by leader epoch: who led it
+    leaders: dict[int, int] = field(default_factory=dict)  # by leader epoch: its leader
     held: dict[int, dict[int, int]] = field(
         default_factory=dict
     )  # by node and epoch: the end of what it ever held
@@ -106,7 +106,7 @@ class PartitionTruth:
         return self.held.get(node_id, {}).get(epoch, 0) >= end
 
     def begun_by_leader(self, epoch: int) -> int:
-        """Where the log of this epoch's leader began: of records below it, it never knew who had sent them (C5)."""
+        """Where the log of this epoch's leader began: of records below it, it never knew the producers (C5)."""
         return self.begun.get(self.leaders.get(epoch, NO_NODE), 0)
 
     # ---- What is committed -------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class PartitionTruth:
         self.end = batch.next_offset
 
     def lose(self, at_ms: int, offset: int, epoch: int) -> list[Batch]:
-        """What is committed from the offset on is gone, and that is nobody's fault; returns it."""
+        """What is committed from the offset on is gone legally; returns it."""
         gone: list[Batch] = []
         while self.committed and self.committed[-1].next_offset > offset:
             gone.append(self.committed.pop())

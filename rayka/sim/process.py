@@ -1,6 +1,6 @@
 """A process, if there were one: whatever a node's incarnation, or a client, runs in the simulator belongs to one.
 
-The process is found through a context variable, which every task and timer inherits from whoever started it. So a
+The process is found through a context variable, which every task and timer inherits from what started it. So a
 whole process can be paused (its callbacks are kept, in order) or be gone (it reaches no disk and no network any more).
 """
 

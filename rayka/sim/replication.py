@@ -150,7 +150,7 @@ class Replication:
     # ---- Logs --------------------------------------------------------------------------------------------------------
 
     def _on_truncated(self, view: ReplicaView, before: Sequence[EpochStart]) -> None:
-        """Nobody cuts off what is committed (B22, B27)."""
+        """No replica cuts off what is committed (B22, B27)."""
         truth, log = view.truth, view.partition.log
         kept = log.log_end_offset
         first_lost = truth.at(kept) if kept < min(view.end, truth.end) else None
@@ -158,7 +158,7 @@ class Replication:
         if is_committed and not truth.awaits_loss and kept >= truth.log_start_offset:
             self._report("partition-truncation", view, f"it was cut from {view.end} to {kept}")
         view.truncations = log.truncation_count
-        view.end = log.log_start_offset  # who knows how deep it was cut before it grew again
+        view.end = log.log_start_offset  # it may have been cut deeper before it grew again
 
     def _on_grown(self, view: ReplicaView) -> None:
         """Batches are new here: of one epoch and offset there is one batch in the world (P3)."""
@@ -198,7 +198,7 @@ class Replication:
             self._check_completeness(view, is_newest=state.leader_epoch == view.leader_epoch)
 
     def _check_completeness(self, view: ReplicaView, *, is_newest: bool) -> None:
-        """Whoever leads has everything that was committed before (P2), unless this is the loss that was expected."""
+        """A leader has everything that was committed before (P2), unless this is the loss that was expected."""
         truth = view.truth
         agreed = agreed_end(view)
         if truth.awaits_loss and is_newest:
@@ -252,7 +252,7 @@ class Replication:
             self._check_members(view)
 
     def _extend(self, view: ReplicaView) -> bool:
-        """Whether the leader has said that more is committed than anybody before."""
+        """Whether the leader has said that more is committed than any leader before."""
         truth = view.truth
         news = list(committed_by(view, truth.end))
         for batch in news:
@@ -373,7 +373,7 @@ class Replication:
                 self.expect_loss(view.truth, f"{why} of broker {node_id}")
 
     def expect_loss(self, truth: PartitionTruth, why: str) -> None:
-        """If nobody who may be elected is sure to have what is committed, the next leader may lack it (B33)."""
+        """If no replica that may be elected is sure to have what is committed, the next leader may lack it (B33)."""
         state = self.state_of(truth)
         candidates = () if state is None else state.isr + state.eligible_leader_replicas
         if all(each in truth.damaged for each in candidates) and not truth.awaits_loss:

@@ -101,14 +101,14 @@ class ControllerWatch:
             self._check_leader_completeness(quorum)
 
     def _on_leader_persisted(self, epoch: int) -> None:
-        """From now on it may append: nobody else has led the epoch, nor has it itself before (A9)."""
+        """From now on it may append: no other has led the epoch, nor has it itself before (A9)."""
         own, known = (self._node_id, self._incarnation), self._checkers.leaders.get(epoch)
         if known is not None and (known[0] != self._node_id or known[1] != 0):
             self._report("single-leader", f"node and incarnation {known} led epoch {epoch} before {own} does")
         self._checkers.leaders[epoch] = own
 
     def _check_leader_completeness(self, quorum: Quorum) -> None:
-        """Whoever is elected has every committed record."""
+        """An elected leader has every committed record."""
         ledger, log = self._checkers.ledger, quorum.observed.log
         if log.log_end_offset < ledger.end:
             self._report("leader-completeness", f"{quorum!r} is elected without what {ledger!r} has")
@@ -143,7 +143,7 @@ class ControllerWatch:
         )
         busy_until_us = (
             self._machine.disk.busy_until_ms * 1000
-        )  # who waits for the disk waits before the time
+        )  # a leader cannot resign while it waits for the disk
         resumed_us = self._machine.process.resumed_us if self._machine.process is not None else 0
         of_majority_us = max(times_us[(len(times_us) - 1) // 2], busy_until_us, resumed_us, self._voters_us)
         self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SLACK_US
@@ -249,7 +249,7 @@ class BrokerWatch:
 
 
 def check_directory(checkers: Checkers, machine: Machine) -> None:
-    """Nobody opens a directory that is another node's (F4)."""
+    """No node opens a directory that is another's (F4)."""
     if machine.swapped_with is not None:
         checkers.report(
             "foreign-directory", machine.node_id, f"it has opened {machine.swapped_with.data_dir}"

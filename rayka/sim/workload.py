@@ -146,7 +146,7 @@ class _Client:
                 task.add_done_callback(self._outstanding.pop)
 
     async def _knows_active(self) -> bool:
-        """Whoever finds no active controller sends nothing."""
+        """A client that finds no active controller sends nothing."""
         try:
             return await self.active.find() != NO_NODE
         except NotController:
@@ -217,7 +217,7 @@ class _Client:
 
 
 class _Operator:
-    """Changes who votes, now and then: what the quorum refuses is as good as what it does."""
+    """Changes the voters, now and then: what the quorum refuses is as good as what it does."""
 
     def __init__(self, client: _Client, seed: int) -> None:
         self._client = client

@@ -22,7 +22,7 @@ from rayka.log.disk import TEMPORARY_SUFFIX, storage_error
 from rayka.ports import Buffer, FileIdentity, Lock
 
 Operation = Literal["write", "read", "sync"]
-_DEVICE = -1  # no real file system has it, so nobody mistakes a path of this disk for a file of his own
+_DEVICE = -1  # no real file system has it, so no reader mistakes a path of this disk for a file of its own
 
 
 class DurableFile(NamedTuple):
@@ -48,7 +48,7 @@ class _Inode:
         self.snapshot = b""
 
     def image(self) -> bytes:
-        """The bytes as they are now, shared by all who map the file before it grows."""
+        """The bytes as they are now, shared by all that map the file before it grows."""
         if len(self.snapshot) != len(self.data):
             self.snapshot = bytes(self.data)
         return self.snapshot
@@ -447,7 +447,7 @@ class _MemoryLock:
         self._path = path
 
     def release(self) -> None:
-        if self._locks.get(self._path) is self:  # after a crash somebody else may hold it
+        if self._locks.get(self._path) is self:  # after a crash another process may hold it
             del self._locks[self._path]
 
 

@@ -1,9 +1,9 @@
 """The network port inside one process: every call is encoded, numbered and dispatched as Ray would carry it.
 
 Invariants: a call reaches a node only through its inbox, as bytes; payloads arrive read-only; when a node
-is detached, whoever waits for it gets NetworkException, and what it still does is cancelled. Calls can be
+is detached, a caller that waits for it gets NetworkException, and what it still does is cancelled. Calls can be
 made to fail, before or after the node has executed them. Between two nodes that are parted nothing arrives, neither
-calls nor answers; what was sent meanwhile arrives when the parting has healed, if anybody still waits for it.
+calls nor answers; what was sent meanwhile arrives when the parting has healed, if a caller still waits for it.
 """
 
 import asyncio
