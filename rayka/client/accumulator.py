@@ -56,14 +56,25 @@ class Moment(NamedTuple):
 
 
 class TopicQueues:
-    """The partitions of a topic; `batch_bytes` is what a batch for it may grow to."""
+    """The partitions of a topic; `batch_bytes` is what a batch for it may grow to.
 
-    __slots__ = ("batch_bytes", "last_sticky", "queues")
+    `filling` holds, for each partition, the batch that takes single records now, if there is one. It is the last of
+    its queue, but a record for one of thousands of partitions finds each object that it touches outside the
+    processor's caches, and on this way there are fewest.
+    """
+
+    __slots__ = ("batch_bytes", "filling", "last_sticky", "queues")
 
     def __init__(self, queues: list[PartitionQueue], batch_bytes: int) -> None:
         self.queues = queues
+        self.filling: list[ProducerBatch | None] = [None] * len(queues)
         self.batch_bytes = batch_bytes
         self.last_sticky = len(queues) - 1
+
+    def replace(self, begin: int, queues: list[PartitionQueue]) -> None:
+        """These are the partitions from `begin` on; those that were there are gone."""
+        self.queues[begin:] = queues
+        self.filling[begin:] = [None] * len(queues)
 
     def next_sticky(self) -> int:
         """The partition with the fewest batches; among equals the first after the last one chosen."""
@@ -129,7 +140,8 @@ class Accumulator:
             self._close(batch)
         known.last_sticky = min(known.last_sticky, partition_count - 1)
         self._forget(known.queues[partition_count:])
-        known.queues[partition_count:] = self._new_queues(len(known.queues), partition_count)
+        begin = min(len(known.queues), partition_count)
+        known.replace(begin, self._new_queues(begin, partition_count))
         return gone
 
     def _new_queues(self, begin: int, end: int) -> list[PartitionQueue]:
@@ -164,14 +176,17 @@ class Accumulator:
         batch = self._batch_for(topic, partition, size_bytes, at.now_ms)
         if batch is None:
             return None
-        if batch.limit_bytes < 0:
-            batch.stamp(at.timestamp_ms, at.now_ms)
-            if partition is None:
-                self.agenda.set_alarm(self._queue_of(batch), at.now_ms + STAMP_AGE_MS)
-        if not batch.records and self._queue_of(batch).first is batch:  # else the end of another brings it up
-            self.agenda.set_alarm(self._queue_of(batch), batch.created_ms + self._limits.linger_ms)
         if type(slot) is Row:
             batch.has_rows = True
+            if slot.timestamp_ms is None:
+                slot.timestamp_ms = at.timestamp_ms
+        elif batch.limit_bytes < 0:
+            batch.stamp(at.timestamp_ms, at.now_ms)
+        if partition is None and batch.limit_bytes < 0:
+            batch.stamp(at.timestamp_ms, at.now_ms)  # also of values to come, which take no lock
+            self.agenda.set_alarm(self._queue_of(batch), at.now_ms + STAMP_AGE_MS)
+        if not batch.records and self._queue_of(batch).first is batch:  # else the end of another brings it up
+            self.agenda.set_alarm(self._queue_of(batch), batch.created_ms + self._limits.linger_ms)
         batch.size_bytes += size_bytes
         future = DeliveryFuture(batch, slot)
         batch.records.append(future)
@@ -227,7 +242,7 @@ class Accumulator:
     ) -> ProducerBatch | None:
         """The open batch that the record fits, or a new one."""
         target = self._target(topic, partition)
-        batch = self.sticky.get(topic) if partition is None else target.queues[partition].last
+        batch = self.sticky.get(topic) if partition is None else target.filling[partition]
         if batch is not None and batch.takes(columns=False):
             if batch.size_bytes + size_bytes <= target.batch_bytes:
                 return batch if self._grant(batch, size_bytes) else None
@@ -247,12 +262,14 @@ class Accumulator:
         granted = generous if self._pool.has_room(generous) else needed
         if not self._pool.has_room(granted):
             return None
-        queue = self._topics[topic].queues[partition]
-        if queue.batches:
+        target = self._topics[topic]
+        queue = target.queues[partition]
+        if queue.batches and not queue.batches[-1].is_closed:
             self._close(queue.batches[-1])
         batch = ProducerBatch(topic, partition, now_ms)
         queue.batches.append(batch)
         self._pool.reserve(batch, granted)
+        target.filling[partition] = batch
         return batch
 
     def _grant(self, batch: ProducerBatch, size_bytes: int) -> bool:
@@ -279,6 +296,9 @@ class Accumulator:
         batch.close()
         if self.sticky.get(batch.topic) is batch:
             del self.sticky[batch.topic]
+        filling = self._topics[batch.topic].filling
+        if filling[batch.partition] is batch:
+            filling[batch.partition] = None
 
     # ---- Draining, on the IO thread ----
 
@@ -315,7 +335,10 @@ class Accumulator:
         """
         queue = self._queue_of(batch)
         self.agenda.hold_back(queue, leader_id)
-        self.agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
+        if queue.batches[-1].limit_bytes >= 0:  # its timestamp ages
+            self.agenda.set_alarm(queue, self._next_event_ms(queue, batch, now_ms))
+        elif queue.batches[0] is batch:  # else the end of what is in flight before it brings it up
+            self.agenda.set_alarm(queue, self.deadline_ms(batch))
 
     def start(self, batch: ProducerBatch) -> None:
         """The batch goes now: fixes its records, and their sequence."""
@@ -413,7 +436,13 @@ class Accumulator:
         def is_over(batch: ProducerBatch) -> bool:
             return _is_idle(batch) and self.deadline_ms(batch) <= now_ms
 
-        return [batch for queue in self.agenda.pending(now_ms) for batch in takewhile(is_over, queue.batches)]
+        begun_ms = now_ms - self._limits.delivery_timeout_ms
+        late = [
+            each
+            for each in self.agenda.pending(now_ms)
+            if each.batches and each.batches[0].created_ms <= begun_ms
+        ]
+        return [batch for queue in late for batch in takewhile(is_over, queue.batches)]
 
     def deadline_ms(self, batch: ProducerBatch) -> float:
         """When the batch is given up."""
@@ -428,17 +457,17 @@ class Accumulator:
             last, following = queue.last, queue.next_to_go()
             if last is not None and last.limit_bytes >= 0 and last.stamped_ms + STAMP_AGE_MS <= now_ms:
                 last.limit_bytes = NOT_OPEN
-            self.agenda.set_alarm(queue, self._next_event_ms(queue, now_ms))
+            self.agenda.set_alarm(queue, self._next_event_ms(queue, following, now_ms))
             if following is None or self._due_ms(queue, following) > now_ms:
                 self.agenda.done(queue)
         next_ms = self.agenda.next_ms()
         return None if next_ms == NEVER else next_ms
 
-    def _next_event_ms(self, queue: PartitionQueue, now_ms: float) -> float:
-        """When time changes what is to be done for the partition, later than now."""
+    def _next_event_ms(self, queue: PartitionQueue, following: ProducerBatch | None, now_ms: float) -> float:
+        """When time changes what is to be done for the partition, whose next batch is given, later than now."""
         if not queue.batches:
             return NEVER
-        head, last, following = queue.batches[0], queue.batches[-1], queue.next_to_go()
+        head, last = queue.batches[0], queue.batches[-1]
         next_ms = NEVER
         if following is not None:
             due_ms = self._due_ms(queue, following)

@@ -3,6 +3,7 @@
 Kafka: MemoryRecordsBuilder, which takes rows one by one.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,8 +18,8 @@ from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 
-class Row(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A record that has more than a value."""
+class Row(msgspec.Struct, gc=False, eq=False):
+    """A record that has more than a value. Without a timestamp it gets one when a batch takes it."""
 
     value: bytes | None
     key: bytes | None = None
@@ -42,19 +43,35 @@ class Columns(NamedTuple):
         return Columns(*(_slice(each, begin, end) for each in self))
 
 
-def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps) -> Columns:
-    """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place."""
+def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps | None) -> Columns:
+    """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place, which may
+    be None when all have their own.
+    """
     rows = [slot if type(slot) is Row else Row(slot) for slot in slots]
     values, keys = [each.value for each in rows], [each.key for each in rows]
     headers, stamps = [each.headers for each in rows], [each.timestamp_ms for each in rows]
-    if stamps.count(None) < len(stamps):
-        stamped = np.full(len(slots), timestamps_ms, np.int64)
-        for index, timestamp_ms in enumerate(stamps):
-            if timestamp_ms is not None:
-                stamped[index] = timestamp_ms
-        timestamps_ms = stamped
     has_keys, has_headers = keys.count(None) < len(keys), any(headers)
-    return Columns(values, keys if has_keys else None, headers if has_headers else None, timestamps_ms)
+    return Columns(
+        values,
+        keys if has_keys else None,
+        headers if has_headers else None,
+        _merged_timestamps(stamps, timestamps_ms),
+    )
+
+
+def _merged_timestamps(stamps: list[Any], given: Timestamps | None) -> Timestamps:
+    """Those that rows bring; where one brings none, what is given for its place."""
+    missing_count = stamps.count(None)
+    if not missing_count:
+        return stamps[0] if stamps.count(stamps[0]) == len(stamps) else array("q", stamps)
+    assert given is not None, f"{missing_count} of {len(stamps)} records have no timestamp"
+    if missing_count == len(stamps):
+        return given
+    stamped = np.full(len(stamps), given, np.int64)
+    for index, timestamp_ms in enumerate(stamps):
+        if timestamp_ms is not None:
+            stamped[index] = timestamp_ms
+    return stamped
 
 
 def concatenated(chunks: Sequence[Columns]) -> Columns:

@@ -45,11 +45,13 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
 
     def next_to_go(self) -> ProducerBatch | None:
         """The batch that is next, though perhaps not yet; None while only an answer or an append can change that."""
+        first = None
         for batch in self.batches:
+            if first is None:
+                first = batch
             if not batch.is_in_flight:
-                is_first = batch is self.batches[0]
-                may_go = not self.sequences.needs_new_epoch and (is_first or self._may_follow(batch))
-                return batch if may_go and len(batch) else None
+                may_go = not self.sequences.needs_new_epoch and (batch is first or self._may_follow(batch))
+                return batch if may_go and (batch.count or batch.records) else None
         return None
 
     def _may_follow(self, batch: ProducerBatch) -> bool:

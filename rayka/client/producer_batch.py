@@ -143,15 +143,14 @@ class ProducerBatch:
             self.records.clear()  # what an appender adds meanwhile goes into another batch
 
     def _columns_of(self, slots: list[Any]) -> Columns:
-        assert self._stamp_ms is not None, repr(self)
-        timestamps_ms: Timestamps = self._stamp_ms
+        timestamps_ms: Timestamps | None = self._stamp_ms
         if self._earlier_stamps is not None:
+            assert self._stamp_ms is not None, repr(self)
             timestamps_ms = _each_timestamp([*self._earlier_stamps, len(slots), self._stamp_ms])
-        return (
-            columns_of_rows(slots, timestamps_ms)
-            if self.has_rows
-            else Columns(slots, None, None, timestamps_ms)
-        )
+        if self.has_rows:
+            return columns_of_rows(slots, timestamps_ms)
+        assert timestamps_ms is not None, repr(self)
+        return Columns(slots, None, None, timestamps_ms)
 
     # ---- Sending ----
 

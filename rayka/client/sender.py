@@ -220,9 +220,8 @@ class Sender:
                 break
             if leader_id not in by_node:
                 by_node[leader_id] = _Requests(self._free_requests(leader_id), self._free_places(leader_id))
-            if by_node[leader_id].has_room_for(batch):
+            if by_node[leader_id].take(batch):
                 self.accumulator.start(batch)
-                by_node[leader_id].add(batch)
             else:
                 self.accumulator.hold_back(batch, leader_id, now_ms)
         return {node_id: each for node_id, each in by_node.items() if each.requests}
@@ -542,19 +541,22 @@ class _Requests:
         self._batches_left = batches_max
         self._last_bytes = 0
 
-    def has_room_for(self, batch: ProducerBatch) -> bool:
-        """Whether it goes into the last request, or into another that the leader still takes."""
-        return self._batches_left > 0 and (self._fits(batch) or len(self.requests) < self._count_max)
-
-    def add(self, batch: ProducerBatch) -> None:
-        if not self._fits(batch):
+    def take(self, batch: ProducerBatch) -> bool:
+        """Adds it to the last request, or to another that the leader still takes; False when there is no room."""
+        if self._batches_left <= 0:
+            return False
+        size_bytes = batch.size_bytes
+        if not self._last_takes(size_bytes):
+            if len(self.requests) >= self._count_max:
+                return False
             self.requests.append([])
             self._last_bytes = 0
         self.requests[-1].append(batch)
-        self._last_bytes += batch.size_bytes
+        self._last_bytes += size_bytes
         self._batches_left -= 1
+        return True
 
-    def _fits(self, batch: ProducerBatch) -> bool:
+    def _last_takes(self, size_bytes: int) -> bool:
         if not self.requests or len(self.requests[-1]) == REQUEST_BATCHES_MAX:
             return False
-        return self._last_bytes + batch.size_bytes <= REQUEST_BYTES_MAX
+        return self._last_bytes + size_bytes <= REQUEST_BYTES_MAX

@@ -99,11 +99,13 @@ def timestamp_column(timestamps_ms: Timestamps, count: int) -> TimestampColumn:
 
 
 def _few_timestamps(timestamps_ms: "array[int]") -> TimestampColumn:
-    base_ms, max_ms = timestamps_ms[0], max(timestamps_ms)
-    if min(timestamps_ms) == max_ms:
+    base_ms, min_ms, max_ms = timestamps_ms[0], min(timestamps_ms), max(timestamps_ms)
+    if min_ms == max_ms:
         return TimestampColumn(base_ms, max_ms, None)
-    deltas = array("q", [(each - base_ms + _WRAP // 2) % _WRAP - _WRAP // 2 for each in timestamps_ms])
-    return TimestampColumn(base_ms, max_ms, memoryview(deltas).cast("B"))
+    deltas = [each - base_ms for each in timestamps_ms]
+    if max_ms - min_ms >= _WRAP // 2:
+        deltas = [(each + _WRAP // 2) % _WRAP - _WRAP // 2 for each in deltas]
+    return TimestampColumn(base_ms, max_ms, array("q", deltas).tobytes())
 
 
 def check_length(name: str, length: int, count: int) -> None:

@@ -99,7 +99,7 @@ def encode_batch(
     if is_usual and count < SHORT_LIST and type(values) is list and type(keys) is list:
         few = encode_few(values, keys, timestamps, sequence)
         if few is not None:
-            return np.frombuffer(few, np.uint8)
+            return _owned(few)
     key_column = None if keys is None else bytes_column(keys, "key")
     columns = [
         *_bytes_columns(_KEY, key_column),
@@ -127,6 +127,16 @@ def with_sequence(batch: np.ndarray, sequence: ProducerSequence) -> np.ndarray:
     _SEQUENCE.pack_into(view, _SEQUENCE_POSITION, *sequence)
     _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))
     return copy
+
+
+def _owned(data: bytearray) -> np.ndarray:
+    """A copy that owns its bytes. A view of them would hold two objects that the garbage collector tracks, and a
+    producer of many partitions has thousands of batches. By way of `data`, for numpy's own copy releases the
+    interpreter's lock.
+    """
+    array = np.empty(len(data), np.uint8)
+    array.data[:] = data
+    return array
 
 
 def _bytes_columns(first: int, column: BytesColumn | None) -> _Columns:

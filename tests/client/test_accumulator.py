@@ -250,6 +250,62 @@ def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
     assert filling.expired(100) == [batch]
 
 
+def test_a_batch_behind_one_in_flight_is_held_back_without_an_alarm():
+    limits = Limits(10_000, 1 << 20, 0, 100, is_idempotent=True, in_flight_max=5)
+    filling = Accumulator(limits)
+    filling.set_topic("orders", 1, 1 << 20)
+    filling.producer_id = 7
+    first = append(filling, partition=0).batch
+    filling.start(first)
+    filling.finish(first, is_acknowledged=True)
+    filling.start(append(filling, partition=0).batch)
+    behind = append(filling, partition=0).batch
+    filling.hurry()
+    assert filling.ready(0) == [behind]
+    filling.hold_back(behind, 1, 0)
+    assert filling.tick(0) is None
+
+
+def test_the_timestamp_of_a_batch_that_is_held_back_ages():
+    filling = accumulator(linger_ms=0)
+    batch = append(filling, now_ms=0).batch
+    filling.open(batch)
+    assert filling.ready(0) == [batch]
+    filling.hold_back(batch, 1, 0)
+    assert filling.tick(0) == STAMP_AGE_MS
+    assert batch.limit_bytes > 0
+    filling.tick(STAMP_AGE_MS)
+    assert batch.limit_bytes < 0
+
+
+def test_a_record_behind_a_batch_in_flight_is_no_reason_to_look_at_its_partition():
+    filling = accumulator(linger_ms=0)
+    first = append(filling, partition=0).batch
+    filling.start(first)
+    filling.tick(0)
+    behind = append(filling, partition=0).batch
+    assert behind is not first
+    assert not filling.agenda.has_pending
+    filling.finish(first, is_acknowledged=True)
+    assert filling.ready(0) == [behind]
+
+
+def test_a_partition_whose_batch_is_over_keeps_none_of_it():
+    filling = accumulator()
+    batch = append(filling, partition=1).batch
+    assert filling._topics["orders"].filling == [None, batch, None]
+    filling.start(batch)
+    assert filling._topics["orders"].filling == [None, None, None]
+
+
+def test_a_topic_made_anew_with_more_partitions_fills_those_that_it_had():
+    filling = accumulator(partitions=2)
+    batch = append(filling, partition=1).batch
+    filling.set_topic("orders", 4, 1 << 20)
+    assert append(filling, partition=1).batch is batch
+    assert append(filling, partition=3).batch.partition == 3
+
+
 def test_a_removed_topic_gives_its_batches_back():
     filling = accumulator()
     batch = append(filling).batch
@@ -331,6 +387,42 @@ def test_rows_and_plain_values_make_one_batch():
     assert decoded.keys_list() == [None, b"key"]
     assert decoded.headers_list() == [[], [("source", None)]]
     assert decoded.timestamps_ms.tolist() == [1, 77]
+
+
+def append_row(to: Accumulator, at_ms: int, timestamp_ms: int | None = None) -> ProducerBatch:
+    row = Row(b"row", b"key", None, timestamp_ms)
+    future = to.append("orders", 0, row, 50, Moment(at_ms, at_ms))
+    assert future is not None
+    return future.batch
+
+
+def timestamps_of(to: Accumulator, batch: ProducerBatch) -> list[int]:
+    to.start(batch)
+    (encoded,) = split_batches(batch.encode(Codec.NONE, 1 << 20))
+    return decode(encoded).timestamps_ms.tolist()
+
+
+def test_each_row_without_a_timestamp_gets_that_of_its_append():
+    filling = accumulator()
+    batches = {append_row(filling, 3), append_row(filling, 4), append_row(filling, 9, timestamp_ms=1)}
+    assert [timestamps_of(filling, each) for each in batches] == [[3, 4, 1]]
+
+
+def test_rows_of_one_moment_have_one_timestamp():
+    filling = accumulator()
+    batch = append_row(filling, 3)
+    append_row(filling, 3)
+    assert timestamps_of(filling, batch) == [3, 3]
+
+
+def test_a_row_that_begins_an_open_batch_leaves_a_timestamp_for_the_values_behind_it():
+    filling = accumulator()
+    row = Row(b"row", None, [("source", None)])
+    first = filling.append("orders", None, row, 50, Moment(3, 3))
+    assert first is not None
+    filling.open(first.batch)
+    first.batch.records.append(DeliveryFuture(first.batch, b"value"))  # as `send` does without the lock
+    assert timestamps_of(filling, first.batch) == [3, 3]
 
 
 def test_a_batch_that_grew_too_large_becomes_several():
