@@ -134,6 +134,8 @@ def _run(copy: Path, wanted: argparse.Namespace) -> int:
             random.Random(wanted.seed).shuffle(sample)
             del sample[wanted.sample :]
         names = [*wanted.names, *(_unnoticed(copy) if wanted.again else ())]
+        if wanted.again:
+            _forget_durations(copy)
         if sample:
             names += [
                 name for name, status in _results(copy).items() if name in sample and status == "not run"
@@ -186,6 +188,14 @@ def _results(copy: Path) -> dict[str, str]:
 
 def _unnoticed(copy: Path) -> list[str]:
     return [name for name, status in _results(copy).items() if status in ("survived", "no tests")]
+
+
+def _forget_durations(copy: Path) -> None:
+    """mutmut finds out which functions a test calls when it knows no duration of it: a test that was changed may call
+    others than before.
+    """
+    path = copy / "mutants/mutmut-stats.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"duration_by_test": {}}))
 
 
 def _score(copy: Path, names: Collection[str] = ()) -> str:

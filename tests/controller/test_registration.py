@@ -20,6 +20,17 @@ def test_the_broker_epoch_is_the_offset_of_the_registration_and_it_starts_fenced
     assert machine.image.brokers[1].is_fenced
 
 
+def test_a_registration_keeps_all_that_the_broker_says_of_itself() -> None:
+    machine = Machine()
+    directories = (directory(1, 0), directory(1, 1))
+    machine.register(
+        1, host="elsewhere", rack="a", directories=directories, min_metadata_version=1, max_metadata_version=3
+    )
+    registered = machine.image.brokers[1].registration
+    assert (registered.host, registered.rack, registered.directories) == ("elsewhere", "a", directories)
+    assert (registered.min_metadata_version, registered.max_metadata_version) == (1, 3)
+
+
 def test_a_broker_of_another_cluster_is_refused_naming_both() -> None:  # H2
     with pytest.raises(InconsistentClusterId, match=r"cluster-b.*cluster-a.*/data/broker-1/0"):
         Machine().register(1, cluster_id="cluster-b")

@@ -101,3 +101,18 @@ def test_each_step_of_a_partitions_way_from_broker_to_broker_is_followed() -> No
         check(index, image)
         for broker_id in BROKERS:
             assert index.count(broker_id) == index.count_in(broker_id, directory(broker_id).directory_id)
+
+
+def test_a_replica_that_moves_to_another_directory_of_its_broker_is_counted_there() -> None:
+    first, second = directory(1, 0).directory_id, directory(1, 1).directory_id
+    moved = PartitionChangeRecord(
+        topic_id=ORDERS, partition=0, directories=(second, directory(2).directory_id)
+    )
+    index, image = ReplicaIndex(), MetadataImage()
+    for step in (*active(1, 2), topic(), partition(0, (1, 2)), moved):
+        delta = MetadataDelta(image)
+        delta.replay(step)
+        image = delta.apply(image.next_offset + 1)
+        index.update(delta, image)
+    check(index, image)
+    assert (index.count_in(1, first), index.count_in(1, second), index.count(1)) == (0, 1, 1)

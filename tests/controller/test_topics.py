@@ -90,6 +90,8 @@ def test_what_one_request_creates_is_bounded_by_the_records_of_a_batch(machine: 
     response = machine.create(NewTopic("d", PARTITIONS_MAX - 2, 1), NewTopic("e", 2, 1), NewTopic("f", 1, 1))
     codes = [result.error_code for result in response.topics]
     assert codes == [ErrorCode.NONE, ErrorCode.INVALID_PARTITIONS, ErrorCode.NONE]
+    configured = NewTopic("g", PARTITIONS_MAX, 1, {"flush": "batch"})
+    assert error_of(machine, configured) is ErrorCode.INVALID_PARTITIONS  # its configuration is a record, too
 
 
 @pytest.mark.parametrize("replication_factor", [0, -2, 2])

@@ -281,6 +281,15 @@ def test_a_follower_whose_entry_is_out_of_date_updates_it() -> None:  # A58
     assert node.settle(2_000) == [(3002, UpdateRaftVoterRequest(CLUSTER_ID, ME, 4, 0, 1))]
 
 
+def test_a_follower_wakes_up_to_update_its_entry() -> None:  # A58
+    config = QuorumConfig(kraft_versions=VersionRange(0, 1), request_timeout_ms=50_000)
+    node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
+    node.quorum._log.history.add_kraft_version(0, 1)
+    node.settle(0)
+    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
+    assert node.quorum.next_poll_ms(0) == 2_000
+
+
 def test_a_follower_whose_entry_is_right_leaves_it() -> None:  # A58
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002))
     node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]

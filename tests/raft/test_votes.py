@@ -142,6 +142,13 @@ def test_a_pre_vote_changes_nothing() -> None:  # A18
     assert (node.quorum.election_count, node.quorum.next_poll_ms(0), node.role) == before
 
 
+def test_a_follower_that_was_only_told_of_its_leader_gives_a_pre_vote() -> None:  # A18
+    node = voter(ElectionState(5, 3002))
+    assert node.quorum.handle_vote(vote_request(5, candidate=THIRD, is_pre_vote=True), 0).is_granted
+    node.quorum._state.role.on_fetched(2_000)  # type: ignore[union-attr]
+    assert not node.quorum.handle_vote(vote_request(5, candidate=THIRD, is_pre_vote=True), 0).is_granted
+
+
 def test_who_asks_need_not_be_a_voter_here() -> None:  # A6
     assert voter().quorum.handle_vote(vote_request(6, candidate=key(9)), 0).is_granted
 
