@@ -21,6 +21,7 @@ _RAYS_OWN = (b":job_id:", b":actor_name:", b":task_name:")  # lines by which Ray
 _PROCESSES_MAX = 2  # the one that runs, and the one before it
 _CHUNK_BYTES = 1 << 20
 _POLL_S = 0.5
+_NEXT_PROCESS_POLL_S = 2.0  # all actors that Ray knows are read for it
 
 
 class LogFile(NamedTuple):
@@ -28,6 +29,7 @@ class LogFile(NamedTuple):
 
     path: str
     ray_node_id: str
+    worker_id: str
 
 
 def begin_log(name: str) -> None:
@@ -57,7 +59,7 @@ def find_logs(name: str) -> list[LogFile]:
     for each in processes:
         if each.ray_node_id in live:
             paths = run_on(each.ray_node_id, _paths_of, directories[each.ray_node_id], each.worker_id)
-            found += [LogFile(path, each.ray_node_id) for path in paths]
+            found += [LogFile(path, each.ray_node_id, each.worker_id) for path in paths]
     if not found:
         where = ", ".join(
             directories[each.ray_node_id] for each in processes if each.ray_node_id in directories
@@ -79,17 +81,31 @@ def last_lines(files: Sequence[LogFile], count: int) -> tuple[list[tuple[LogFile
 
 
 def follow(name: str, file: LogFile, position: int) -> Iterator[str]:
-    """The lines that are written from now on, for ever; after a restart those of the next process."""
+    """The lines that are written from now on, for ever, by this process and those that come after it.
+
+    Between two looks it sleeps in the caller's thread.
+    """
     rest = b""
     while True:
+        has_ended = ray_records.has_left(file.worker_id)  # first: then what it wrote last is in what is read
         data, position = run_on(file.ray_node_id, _read_from, file.path, position)
         *lines, rest = (rest + data).split(b"\n")
+        if has_ended and rest and not data:
+            lines, rest = [rest], b""
         yield from (each.decode(errors="replace") for each in lines if not each.startswith(_RAYS_OWN))
-        if not data:
-            newest = find_logs(name)[-1]
-            if newest != file:
-                file, position, rest = newest, 0, b""
-            time.sleep(_POLL_S)
+        if data:
+            continue
+        successor = _after(file, find_logs(name)) if has_ended else None
+        if successor is not None:
+            file, position = successor, 0
+        else:
+            time.sleep(_NEXT_PROCESS_POLL_S if has_ended else _POLL_S)
+
+
+def _after(file: LogFile, files: Sequence[LogFile]) -> LogFile | None:
+    """The log of the process that came next, or of the oldest that is remembered; None while there is none."""
+    later = files[files.index(file) + 1 :] if file in files else files
+    return next(iter(later), None)
 
 
 def _paths_of(directory: str, worker_id: str) -> list[str]:

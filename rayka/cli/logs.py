@@ -1,12 +1,13 @@
 """`rayka logs`: what a node's process logged, wherever it runs, and the one before it."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from rayka.cli.options import cluster_options
-from rayka.errors import ConfigError
+from rayka.errors import ClusterNotFound, ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from rayka.actors.node_logs import LogFile
@@ -38,7 +39,11 @@ def logs(node: str, is_following: bool, lines: int, name: str, address: str) -> 
 
     connect(address)
     actor = log_owner(name, node)
-    files = find_logs(actor)
+    try:
+        files = find_logs(actor)
+    except UnavailableError:
+        _refuse_unknown(name, actor, address)
+        raise
     found, position = last_lines(files, lines)
     _print(found)
     if is_following:
@@ -60,6 +65,18 @@ def log_owner(cluster_name: str, node: str) -> str:
             f"NODE: expected a node's id or name, as 3 or broker-3, or supervisor, found {node!r}"
         )
     return actor_name(cluster_name, int(number))
+
+
+def _refuse_unknown(cluster_name: str, actor: str, address: str) -> None:
+    """Raises ConfigError that names the nodes of a cluster that runs, if the actor would be of none of them."""
+    from rayka.actors.names import supervisor_name
+    from rayka.cluster import Cluster
+
+    with suppress(ClusterNotFound):
+        nodes = Cluster.connect(cluster_name, address=address).describe().nodes
+        if actor not in (supervisor_name(cluster_name), *(each.actor_name for each in nodes)):
+            number = actor.rpartition("-")[2]
+            raise ConfigError(f"no node {number}; there are {', '.join(str(each.node_id) for each in nodes)}")
 
 
 def _print(lines: "Sequence[tuple[LogFile, str]]") -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -81,6 +82,45 @@ def test_each_process_and_each_line_of_its_log_name_the_node_and_the_log_outlive
     wait_until(lambda: again in supervisor_log())
 
 
+class Speaker:
+    """Writes to its log, also at its end, without the end of a line."""
+
+    def say(self, text: str) -> None:
+        os.write(2, text.encode())
+
+    def end(self, text: str) -> None:
+        self.say(text)
+        os._exit(1)
+
+
+def test_who_follows_a_log_reads_all_that_each_process_has_written(ray_address: str) -> None:
+    name = "speaking/broker-1"
+    speaker = (
+        ray.remote(Speaker).options(name=name, namespace=NAMESPACE, max_restarts=-1, num_cpus=0).remote()
+    )
+
+    def has_said(text: str) -> bool:
+        try:
+            return ray.get(speaker.say.remote(text)) is None
+        except ray.exceptions.RayError:
+            return False  # Ray makes the next process
+
+    try:
+        wait_until(lambda: has_said("begins\n"))
+        (log,) = find_logs(name)
+        following = follow(name, log, last_lines([log], 0)[1])
+        for number in range(2):
+            speaker.end.remote(f"last words {number}")
+            wait_until(lambda: has_said("lives again\n"))
+        has_said("that is all\n")
+        told = [next(following)]
+        while told[-1] != "that is all":
+            told.append(next(following))
+        assert told == ["last words 0", "lives again", "last words 1", "lives again", "that is all"]
+    finally:
+        ray.kill(speaker)
+
+
 def test_a_broker_with_a_failed_directory_is_degraded_and_the_exit_code_says_so(
     cluster: Cluster, command: Command, tmp_path: Path
 ) -> None:
@@ -109,6 +149,12 @@ def test_logs_are_those_of_a_node(command: Command, node: str) -> None:
     said = command("logs", "--cluster", "none", "--", node)
     assert (said.code, said.out) == (1, "")
     assert "expected a node's id or name" in said.err
+
+
+def test_logs_of_a_node_that_is_not_there_name_those_that_are(cluster: Cluster, command: Command) -> None:
+    for node in ("9", "broker-9"):
+        said = command("logs", node, "--cluster", cluster.name)
+        assert (said.code, said.err) == (1, "error: no node 9; there are 1, 3001\n")
 
 
 def test_a_node_without_a_log_is_named(command: Command) -> None:
