@@ -166,7 +166,8 @@ class Cluster:
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
             kept = self._kept_record()
         wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
-        handles, processes = self._processes()
+        unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=_ANSWER_TIMEOUT_S)
+        handles, processes = self._processes(besides=unplaced)
         roles = _roles(handles, processes)
         combined = {each: handles[each] for each in handles if len(roles[each]) > 1}
         wait_for(launch.stop_brokers(self._name, combined), launch.STOP_TIMEOUT_S)
@@ -272,9 +273,9 @@ class Cluster:
         """
         return wait_for(supervise.kept_record(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
-    def _processes(self) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
-        """The actors of the nodes, and the processes of those that answer."""
-        handles = ask_ray(_handles, self._name, timeout_s=_ANSWER_TIMEOUT_S)
+    def _processes(self, *, besides: Collection[int] = ()) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
+        """The actors of the other nodes, and the processes of those that answer."""
+        handles = ask_ray(_handles, self._name, besides, timeout_s=_ANSWER_TIMEOUT_S)
         return handles, wait_for(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
     def _refuse_other_spec(
@@ -321,8 +322,9 @@ def find(name: str) -> Cluster:
     return Cluster.connect(name)
 
 
-def _handles(cluster_name: str) -> dict[int, Any]:
-    return {node_id: launch.find(cluster_name, node_id) for node_id in running_node_ids(cluster_name)}
+def _handles(cluster_name: str, besides: Collection[int]) -> dict[int, Any]:
+    chosen = [each for each in running_node_ids(cluster_name) if each not in besides]
+    return {node_id: launch.find(cluster_name, node_id) for node_id in chosen}
 
 
 def _roles(node_ids: Collection[int], processes: "Mapping[int, NodeProcess]") -> dict[int, tuple[Role, ...]]:

@@ -21,9 +21,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayka.actors.broker import Broker
 from rayka.actors.controller import Controller
-from rayka.actors.names import NAMESPACE, actor_name
+from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
 from rayka.actors.on_ray_node import HOST_LABEL, host_label
 from rayka.actors.placement import Placement
+from rayka.actors.ray_records import pending_actors
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of
 
@@ -122,6 +123,19 @@ async def stop(cluster_name: str, handles: Mapping[int, Any]) -> None:
 def end(handle: Any) -> None:
     """Ends the actor at once and for good."""
     ray.kill(handle, no_restart=True)
+
+
+def end_unplaced(cluster_name: str) -> list[int]:
+    """Ends at once the actors for which Ray has no room, so that nothing of them runs; which nodes these were."""
+    pending = pending_actors(NAMESPACE)
+    ended = []
+    for node_id in running_node_ids(cluster_name):
+        waiting = pending.get(actor_name(cluster_name, node_id))
+        handle = find(cluster_name, node_id) if waiting is not None and not waiting.is_placed else None
+        if handle is not None:
+            end(handle)
+            ended.append(node_id)
+    return ended
 
 
 def await_exit(pid: int) -> None:

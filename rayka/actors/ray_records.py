@@ -32,10 +32,14 @@ class LastProcess(NamedTuple):
 
 
 class PendingActor(NamedTuple):
-    """An actor that Ray has not made yet, and the Ray node that it is pinned to, empty where there is none."""
+    """An actor that Ray has not made yet, and the Ray node that it is pinned to, empty where there is none.
+
+    `is_placed`: Ray has begun to make it, or makes again what ran on that Ray node.
+    """
 
     actor_id: str
     ray_node_id: str
+    is_placed: bool
 
 
 class LastPlace(NamedTuple):
@@ -70,7 +74,7 @@ def pending_actors(namespace: str) -> dict[str, PendingActor]:
     records = [each for state in _WAITING for each in accessor.get_actor_table(None, state)]
     found = [each for each in map(_ACTOR.FromString, records) if each.ray_namespace == namespace]
     nodes = ray.nodes() if found else []
-    return {each.name: PendingActor(each.actor_id.hex(), _pinned_to(each, nodes)) for each in found}
+    return {each.name: _pending(each, nodes) for each in found}
 
 
 def free_resources() -> dict[str, dict[str, float]]:
@@ -134,6 +138,12 @@ def log_directories() -> dict[str, str]:
         each: os.path.join(os.path.dirname(os.path.dirname(sockets[each])), "logs")
         for each in sorted(sockets)
     }
+
+
+def _pending(actor: Any, nodes: Collection[Mapping[str, Any]]) -> PendingActor:
+    ray_node_id = _pinned_to(actor, nodes)
+    is_placed = bool(actor.address.worker_id) or (actor.num_restarts > 0 and ray_node_id != "")
+    return PendingActor(actor.actor_id.hex(), ray_node_id, is_placed)
 
 
 def _pinned_to(actor: Any, nodes: Collection[Mapping[str, Any]]) -> str:

@@ -101,7 +101,8 @@ def test_what_a_ray_node_lacks_is_named_with_what_is_asked(tmp_path: Path) -> No
 
 
 def test_an_actor_is_overdue_when_it_waits_too_long_for_the_same_ray_nodes() -> None:
-    times, first, second = PendingTimes(), {2: PendingActor("1st", "a")}, {2: PendingActor("2nd", "a")}
+    times = PendingTimes()
+    first, second = ({2: PendingActor(each, "a", is_placed=False)} for each in ("1st", "2nd"))
     assert times.overdue(first, ["a"], 0) == {}
     assert times.overdue(first, ["a"], 29) == {}
     assert times.overdue(first, ["a"], 31) == {2: 31}

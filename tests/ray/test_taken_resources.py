@@ -54,16 +54,22 @@ def add_guest(machines: Machines) -> Iterator[Callable[[str], Any]]:
         ray.kill(each)
 
 
+def crowd_out(cluster: Cluster, machines: Machines, add_guest: Callable[[str], Any]) -> dict[str, Any]:
+    """Fills the machines, so that Ray has no room for the broker any more; what has it, by Ray node."""
+    home = homes(cluster)[1]
+    guests = {each: add_guest(each) for each in sorted(machines.ray_node_ids, key=home.__eq__)}
+    wait_until(lambda: any(has_process(each) for each in guests.values()))
+    launch.end(launch.find("crowded", 1))  # and the guest that waits for its room is first
+    wait_until(lambda: BROKER in pending_actors(NAMESPACE))
+    return guests
+
+
 def test_a_broker_whose_room_is_taken_goes_where_room_is_and_until_then_status_says_what_lacks(
     machines: Machines, add_guest: Callable[[str], Any], tmp_path: Path, command: Callable[..., Said]
 ) -> None:
     fields: dict[str, Any] = {"name": "crowded", "data_dir": str(tmp_path), "resources": RESOURCES}
     with Cluster.start(**fields) as cluster:
-        home = homes(cluster)[1]
-        guests = {each: add_guest(each) for each in sorted(machines.ray_node_ids, key=home.__eq__)}
-        wait_until(lambda: any(has_process(each) for each in guests.values()))
-        launch.end(launch.find("crowded", 1))  # and the guest that waits for its room is first
-        wait_until(lambda: BROKER in pending_actors(NAMESPACE))
+        guests = crowd_out(cluster, machines, add_guest)
         pinned = pending_actors(NAMESPACE)[BROKER].ray_node_id
         wait_until(lambda: "free of 0.6 asked" in command("status", "--cluster", "crowded").out)
 
@@ -75,3 +81,16 @@ def test_a_broker_whose_room_is_taken_goes_where_room_is_and_until_then_status_s
         assert f"broker-1 was pinned to Ray node {pinned}, where Ray cannot make it" in said
         assert f"broker-1 is made on Ray node {other}" in said
         assert said.count("Ray has not made broker-1") == 1, "said once a minute"
+
+
+def test_a_stop_does_not_wait_for_a_broker_that_waits_for_room_and_deletes_its_data_too(
+    machines: Machines,
+    add_guest: Callable[[str], Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = Cluster.start(name="crowded", data_dir=str(tmp_path), resources=RESOURCES)
+    crowd_out(cluster, machines, add_guest)
+    cluster.stop(delete_data=True)
+    assert list(tmp_path.iterdir()) == []
+    assert "did not stop by itself" not in caplog.text
