@@ -49,13 +49,16 @@ class LocalLogs:
     # ---- Opening ---------------------------------------------------------------------------------------
 
     def directory_of(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory:
-        """Where the replica is, or is to be. Raises StorageError when that is not here, or its disk has failed."""
+        """Where the replica is, or is to be. Raises StorageError when its disk has failed, and when it is not here, as
+        after a disk was replaced: instead of a directory that the broker has not registered a controller names another.
+        """
         directory_id = state.directory_of(self._broker_id)
         directory = self._directories.get(directory_id)
         if directory is None:
             raise StorageError(
                 f"{topic_partition} lives in directory {directory_id}, which is none of"
-                f" {[each.path for each in self._directories.all]}; start the broker with all its data directories"
+                f" {[each.path for each in self._directories.all]}; it begins anew in one of these as soon as the"
+                " controller has said in which"
             )
         if directory.failure is not None:
             raise directory.failure

@@ -283,8 +283,9 @@ class ReplicaManager:
     def _on_unusable(
         self, key: PartitionKey, topic_partition: TopicPartition, state: PartitionImage, error: StorageError
     ) -> None:
-        _logger.error("%s is not usable: %s", topic_partition, error)
         directory = self._directories.get(state.directory_of(self._settings.node_id))
+        level = logging.INFO if directory is None else logging.ERROR
+        _logger.log(level, "%s is not usable: %s", topic_partition, error)
         self._unusable[key] = Unusable(topic_partition, directory, error)
         replica = self._drop(key)
         self._fetchers.remove([key])

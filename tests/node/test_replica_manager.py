@@ -4,6 +4,7 @@ Kafka: `ReplicaManagerTest`, `HighwatermarkPersistenceTest`.
 """
 
 import asyncio
+import logging
 from typing import Any
 from uuid import UUID
 
@@ -228,6 +229,28 @@ def test_a_replica_that_came_back_into_another_directory_begins_there_anew() -> 
         await broker.stop()
 
     run(main)
+
+
+def test_a_replica_whose_directory_was_replaced_waits_for_its_new_one_and_that_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # B45
+    async def main() -> None:
+        broker = await Broker.start(MemoryDisk())
+        partition = broker.new_partition(isr=(LEADER,))
+        own_id, *others = partition.directories
+        lost = msgspec.structs.replace(partition, directories=(UUID(int=99), *others))
+        await broker.apply(lost)
+        assert broker.replicas.problems() == [
+            f"orders-0 lives in directory {UUID(int=99)}, which is none of ['{DATA_DIR}']; it begins anew in one of "
+            "these as soon as the controller has said in which"
+        ]
+        await broker.apply(changed(replicas=partition.replicas, directories=(own_id, *others)))
+        assert broker.replicas.problems() == []
+        assert broker.partition().log.log_end_offset == 0
+        await broker.stop()
+
+    run(main)
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 def test_a_log_that_was_left_in_another_directory_is_deleted_when_the_broker_is_back() -> None:

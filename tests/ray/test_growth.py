@@ -43,6 +43,18 @@ def move(cluster: Cluster, broker_id: int) -> None:
         wait_until(lambda: admin.describe_topic("words").partitions[0].replicas == (broker_id,))
 
 
+def refuse_another_disk(spec: Path, cluster_directory: Path) -> None:
+    """Fails where a start makes broker 2 in a directory that is another broker's."""
+    foreign = cluster_directory / "broker-2"
+    foreign.mkdir()
+    shutil.copy(cluster_directory / "broker-1" / "meta.properties", foreign)
+    with pytest.raises(
+        StorageError, match=f"{foreign} is to be made for broker-2, but another disk is there"
+    ):
+        Cluster.start(str(spec))
+    shutil.rmtree(foreign)
+
+
 def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
     start: Callable[..., Cluster],
     tmp_path: Path,
@@ -61,15 +73,8 @@ def test_a_broker_comes_while_the_cluster_runs_takes_a_partition_and_goes_again(
 
     larger = tmp_path / "cluster.yaml"
     larger.write_text("".join(f"{key}: {value}\n" for key, value in declared.items()) + "brokers: 2\n")
-    foreign = tmp_path / "data" / "grown" / "broker-2"
-    foreign.mkdir()
-    shutil.copy(tmp_path / "data" / "grown" / "broker-1" / "meta.properties", foreign)
-    with pytest.raises(
-        StorageError, match=f"{foreign} is to be made for broker-2, but another disk is there"
-    ):
-        Cluster.start(str(larger))
+    refuse_another_disk(larger, tmp_path / "data" / "grown")
     assert running(cluster) == [1, 3001]
-    shutil.rmtree(foreign)
 
     assert run(["start", str(larger)]) == 0
     assert "Added broker 2 to the running cluster" in capsys.readouterr().out

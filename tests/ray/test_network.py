@@ -180,6 +180,7 @@ def test_an_actor_made_anew_after_its_ray_node_was_lost_is_found_again(rays: Ray
     wait_until(lambda: _has_no_actor("homeless/broker-1"))
     make(ray.get_runtime_context().get_node_id())
     wait_until(lambda: reaches(network))
+    assert reaches(network), "the handle of the new actor is kept"
     ray.kill(ray.get_actor("homeless/broker-1", NAMESPACE))
 
 

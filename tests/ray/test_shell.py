@@ -92,11 +92,11 @@ def test_a_node_that_refuses_to_start_is_failed_and_answers_only_status_with_the
 
 
 def test_it_tries_again_and_serves_when_the_cause_is_gone(tmp_path: Path) -> None:
-    async def check(shell: NodeShell) -> None:
-        await status_when(shell, NodeState.FAILED)
-        await status_when(shell, NodeState.RUNNING)
+    async def check(shell: NodeShell) -> list[str]:
+        found = [await status_when(shell, each) for each in (NodeState.FAILED, NodeState.RUNNING)]
+        return [each.detail for each in found]
 
-    in_shell(tmp_path, [StorageError("locked")], check)
+    assert in_shell(tmp_path, [StorageError("locked")], check) == ["locked", ""]
 
 
 def test_arguments_that_are_no_call_are_answered(tmp_path: Path) -> None:
