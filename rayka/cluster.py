@@ -215,7 +215,7 @@ class Cluster:
         return ask_ray(running_node_ids, self._name, timeout_s=_ANSWER_TIMEOUT_S)
 
     def _stop_order(self, roles: Mapping[int, Collection[Role]]) -> list[list[int]]:
-        """Brokers need the controllers to end well; a leader that stops last has nobody to hand over to."""
+        """Brokers need the controllers to end well; a leader that stops last has no node to hand over to."""
         brokers = [each for each in roles if Role.CONTROLLER not in roles[each]]
         controllers = [each for each in roles if Role.CONTROLLER in roles[each]]
         leader_id = wait_for(find_leader(self.network(), controllers), _ANSWER_TIMEOUT_S)

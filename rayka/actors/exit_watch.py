@@ -79,7 +79,7 @@ class ExitWatch:
                     process,
                     node_name(broker_id),
                 )
-            await asyncio.sleep(_ASK_AGAIN_S)  # nobody follows sooner
+            await asyncio.sleep(_ASK_AGAIN_S)  # no other node follows sooner
 
     async def _until_left(self, worker_id: str) -> None:
         while True:

@@ -9,7 +9,7 @@ on an empty disk is not the node it was (design §4). What a start that broke of
 A start that broke off in phase 1 left nothing that anyone has used: all controllers are formatted anew. One that broke
 off in phase 2 left a whole controller, whose checkpoint and cluster id say how the others, which have the same
 checkpoint, become what they were to be. A controller with neither file has lost its disk: it may have voted, and comes
-back only as somebody else, an observer. Kafka: `StorageTool`, `Formatter` (A48, A55).
+back only under another identity, as an observer. Kafka: `StorageTool`, `Formatter` (A48, A55).
 """
 
 from collections.abc import Collection, Mapping
@@ -131,7 +131,7 @@ def _to_be_there(spec: ClusterSpec, plan: FormatPlan, awaited: Collection[int]) 
 
 
 def _prepared(spec: ClusterSpec, found: Found, node_id: int, whole: Collection[int]) -> ReplicaKey | None:
-    """Who the node was to be, if phase 2 did not come to it and it never ran."""
+    """Which replica the node was to be, if phase 2 did not come to it and it never ran."""
     own = _of(spec, found, node_id)
     if own.has_log or own.voters is None:
         return None

@@ -25,7 +25,7 @@ def supervisor_name(cluster_name: str) -> str:
 
 
 def start_lock_name(cluster_name: str) -> str:
-    """`rayka/start`: who holds it may start the cluster."""
+    """`rayka/start`: its holder may start the cluster."""
     return f"{cluster_name}/start"
 
 

@@ -2,7 +2,7 @@
 
 Ray reruns only the constructor when it restarts an actor, keeps an actor alive after an exception, and lets
 background tasks die in silence. So the constructor starts the node, the task that does so is watched, and an
-exception that nobody expected ends the process (`os._exit`: Ray takes `exit_actor` for a wish), upon which Ray starts
+exception that no code expected ends the process (`os._exit`: Ray takes `exit_actor` for a wish), upon which Ray starts
 another one (design §2, crash-only).
 
 A start that is refused (a directory that is missing, locked, of another node or cluster) is no crash, and neither is
@@ -101,7 +101,7 @@ class NodeShell:
     async def stop(self) -> None:
         """Stops the node under control, or the attempts to start it; nothing is left to do but end the process.
 
-        Until it has stopped it is handed calls: a controller that hands over answers those who vote (A23).
+        Until it has stopped it is handed calls: a controller that hands over answers those that vote (A23).
         """
         self._starting.cancel()
         await asyncio.wait([self._starting])

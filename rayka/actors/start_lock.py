@@ -2,7 +2,7 @@
 take the files from under each other.
 
 The lock is a name that an actor holds: the head of Ray gives it to one, wherever the starters run. The actor does
-nothing, and is not detached: Ray ends it with the process that made it, so a start that was killed locks nobody out.
+nothing, and is not detached: Ray ends it with the process that made it, so a start that was killed locks no other out.
 """
 
 import sys

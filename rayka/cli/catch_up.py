@@ -1,6 +1,6 @@
 """Waits until replicas have moved, and shows meanwhile how far they are: a bar on a terminal, else plain lines.
 
-A reassignment goes on in the cluster whoever waits for it, so Ctrl-C ends the waiting only, and says so.
+A reassignment goes on in the cluster whether the command waits or not, so Ctrl-C ends the waiting only, and says so.
 """
 
 import sys
@@ -29,7 +29,7 @@ def move(admin: "Admin", plan: "Plan", *, is_waiting: bool, timeout_s: float | N
     """Begins the reassignment and, if asked to, waits for its end.
 
     Raises what `Admin.alter_partition_reassignments` does, RequestTimedOut after `timeout_s`, and
-    NoReassignmentInProgress when somebody else cancelled or changed it.
+    NoReassignmentInProgress when another caller cancelled or changed it.
     """
     admin.alter_partition_reassignments(plan)
     if is_waiting:

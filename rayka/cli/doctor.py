@@ -179,7 +179,7 @@ def _quorum(name: str) -> Iterator[Finding]:
 
 
 def quorum_finding(description: "ClusterDescription") -> Finding:
-    """Who leads, and how far the others are."""
+    """The leader, and how far the others are."""
     from rayka.cli.cluster import describe_role
 
     controllers = [each for each in description.nodes if Role.CONTROLLER in each.roles]

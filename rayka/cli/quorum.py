@@ -21,7 +21,7 @@ _directory_option = click.option(
 
 @click.group(cls=Group)
 def quorum() -> None:
-    """Show the controllers' quorum, and change who votes."""
+    """Show the controllers' quorum, and change its voters."""
 
 
 @quorum.command()
@@ -31,7 +31,7 @@ def quorum() -> None:
 @cluster_options
 @json_option
 def status(replication: bool, name: str, address: str, as_json: bool) -> None:
-    """Show who leads, who votes and who follows."""
+    """Show the leader, the voters and the observers."""
     with admin_of(name, address, default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Asking the controllers of {name} …"):
             info = admin.describe_quorum()
@@ -45,7 +45,7 @@ def status(replication: bool, name: str, address: str, as_json: bool) -> None:
 
 @quorum.group()
 def voters() -> None:
-    """Change who votes, one at a time."""
+    """Change the voters, one at a time."""
 
 
 @voters.command()
@@ -75,7 +75,7 @@ def remove(node_id: int, directory_id: UUID | None, is_sure: bool, name: str, ad
 
 
 def print_summary(info: "QuorumInfo") -> None:
-    """Who leads and votes, and how far the voter that is furthest behind is."""
+    """The leader and the voters, and how far the voter that is furthest behind is."""
     followers = [each for each in info.voters if each.node_id != info.leader_id]
     silent = tuple(each for each in followers if each.lag < 0)
     lag = max((each.lag for each in followers), default=0)

@@ -232,7 +232,7 @@ def print_partitions(partitions: "list[PartitionDescription]") -> None:
 
 
 def remedies(description: "TopicDescription") -> list[str]:
-    """What each partition that nobody leads waits for, and how it goes on without that, one line each."""
+    """What each partition without a leader waits for, and how it goes on without that, one line each."""
     return [
         f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only "
         f"that has is lost with: rayka partition elect-leaders --topic {description.name} "

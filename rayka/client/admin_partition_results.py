@@ -150,7 +150,7 @@ class ConfigValue:
 
     @property
     def is_default(self) -> bool:
-        """Whether nobody has set it."""
+        """Whether it was never set."""
         return self.source is ConfigSource.DEFAULT
 
     def to_dict(self) -> dict[str, Any]:

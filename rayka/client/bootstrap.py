@@ -1,4 +1,4 @@
-"""How a client finds its cluster: by name, through Ray, or by a handle that somebody hands over.
+"""How a client finds its cluster: by name, through Ray, or by a handle that the caller hands over.
 
 The client package knows no Ray. One lazy function leads from a name to `rayka.cluster`: the only exception in
 the import contract. Kafka has `bootstrap.servers` for this.

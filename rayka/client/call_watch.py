@@ -2,13 +2,13 @@
 
 A process that was killed refuses nothing. The network finds out after a second or two, of a machine that is gone only a
 timeout tells, and by then another node may lead long since. So a node that has calls and says nothing for several times
-as long as it usually does counts as silent. The owner hears of it, asks somebody else for metadata, and has the calls
+as long as it usually does counts as silent. The owner hears of it, asks another node for metadata, and has the calls
 given up whose node has lost what they are about. It hears again and again while the silence lasts: often at first,
-because most elections are over within a second, then more seldom, so as to be no burden on those who still answer. A
+because most elections are over within a second, then more seldom, so as to be no burden on those that still answer. A
 call that alone stays without answer, from a node that talks otherwise, is looked at when it has been out for long.
 
 Invariants: one timer in all, and none while no call is out; what is given up ends like a call whose connection broke:
-it may or may not have been executed, and an answer that still comes is nobody's. Kafka has no such thing: there it is
+it may or may not have been executed, and an answer that still comes is dropped. Kafka has no such thing: there it is
 the operating system that closes a dead process's connections.
 """
 

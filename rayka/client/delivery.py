@@ -162,7 +162,7 @@ class Delivery:
         self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
 
     def _decode(self, topic_partition: TopicPartition, batch: RecordBatch) -> DecodedBatch:
-        """The batch's columns. A broken batch stays where it is, and is met again until somebody seeks past it."""
+        """The batch's columns. A broken batch stays there, and is met again until the application seeks past it."""
         try:
             return decode(batch, check_crc=self._check_crcs)
         except CorruptRecord as error:

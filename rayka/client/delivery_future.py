@@ -1,5 +1,5 @@
 """The futures of a producer: one per `send`, one per `send_batch`. They hold a batch and a place in it, and wait for
-nothing of their own: whoever waits registers with the batch. Kafka: FutureRecordMetadata.
+nothing of their own: a waiting thread registers with the batch. Kafka: FutureRecordMetadata.
 """
 
 import asyncio

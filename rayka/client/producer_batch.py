@@ -213,13 +213,13 @@ class ProducerBatch:
             self.sequence = self._encoded_as = self.sequence.after(count)
 
     def acknowledge(self, base_offset: int, log_append_time_ms: int) -> Sequence[Callback]:
-        """The log has it; returns whom to call."""
+        """The log has it; returns the callbacks."""
         self.base_offset = base_offset
         self.log_append_time_ms = log_append_time_ms
         return self._finish()
 
     def fail(self, error: Exception) -> Sequence[Callback]:
-        """It will never be sent again; returns whom to call."""
+        """It will never be sent again; returns the callbacks."""
         self.error = error
         return self._finish()
 

@@ -50,7 +50,7 @@ class Record(
 
 
 class _NoHeaders(list[Header]):
-    """The empty list that records without headers share. It stays empty: nobody can put anything in by mistake.
+    """The empty list that records without headers share. It stays empty: no caller can put anything in by mistake.
 
     A list for each would be ten thousand more objects a batch for the garbage collector to walk over (iterating over
     records took four times as long).

@@ -1,14 +1,14 @@
 """Which sequences the batches of one partition get, and what their ends say about the log (C11).
 
 A batch gets its sequence when it is first sent, and keeps it over retries, so that the broker knows it again. When
-one that was sent has failed for good, nobody knows whether the log has it: there may be a gap, and what was sent after
+one that was sent has failed for good, no node knows whether the log has it: there may be a gap, and what was sent after
 it goes on being retried as it is. Either a later one is acknowledged, which says that there is no gap; or the log
 refuses the first of them, which says that it has none of them. Only then they are numbered anew, in the next epoch of
 the producer id, from 0.
 
 Invariants: two epochs are never in flight together; the first batch of an epoch is alone until it is acknowledged,
 because a log that does not know the producer takes any sequence for the first (C5). Each partition has an epoch of
-its own: without transactions nobody compares them. Kafka: TransactionManager, TxnPartitionEntry, which have one epoch
+its own: without transactions nothing compares them. Kafka: TransactionManager, TxnPartitionEntry, which have one epoch
 for all partitions.
 """
 

@@ -3,8 +3,8 @@
 Each is the whole node that it would be alone, with its own state and its own directory: the controller's lies inside
 the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of its own. Between them
 are the same calls as between two processes. Invariant: a call reaches the node that its caller means. Most APIs are
-served by one of them only; what both serve is told apart here: `fetch` by topic, `metadata` by who leads, `status` is
-of both (decision 032).
+served by one of them only; what both serve is told apart here: `fetch` by topic, `metadata` by the active controller,
+`status` is of both (decision 032).
 """
 
 import logging
@@ -100,8 +100,8 @@ class CombinedNode:
     async def metadata(self, request: MetadataRequest) -> MetadataResponse:
         """The newest metadata where this is the active controller, else what the broker knows.
 
-        An offset to wait for is the broker's in any case: who waits wants it to have heard. A broker that has not heard
-        yet of the end of its own controller's lead does not send anybody here.
+        An offset to wait for is the broker's in any case: a caller that waits wants the broker to have it. A broker
+        that has not heard yet of the end of its own controller's lead sends no caller here.
         """
         if not self.controller.is_active:
             response = await self.broker.metadata(request)

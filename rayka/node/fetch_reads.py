@@ -1,4 +1,4 @@
-"""What a fetch reads of each partition: up to its bounds, by the rules for whoever asks.
+"""What a fetch reads of each partition: up to its bounds, by the rules for its kind of reader.
 
 One `FetchReads` is one look at the partitions of one request. A follower reads to the log end, and its first look
 counts for the ISR and the high watermark (B5, B6); a consumer reads what is committed, here or at the replica that it

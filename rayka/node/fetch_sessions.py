@@ -87,7 +87,7 @@ class FetchSession:
 
     @property
     def rank(self) -> tuple[bool, int]:
-        """Who makes room for whom: followers beat consumers, larger sessions smaller ones."""
+        """Which session makes room for which: followers beat consumers, larger sessions smaller ones."""
         return self.is_privileged, len(self.partitions)
 
 
@@ -220,7 +220,7 @@ class FetchSessions:
                 f"fetch session {session.session_id}: expected epoch {session.epoch}, found {request.session_epoch}"
             )
         session.epoch = next_session_epoch(session.epoch)
-        session.watch.release()  # an older request that still waits is answered by nobody's wish
+        session.watch.release()  # an older request that still waits is answered
         self._want(session, request.partitions)
         self._forget(session, [(each.topic_id, each.partition) for each in request.forgotten])
         session.used_ms = now_ms

@@ -27,7 +27,7 @@ class ReplicaFetchers:
         return f"<ReplicaFetchers {list(self._fetchers.values())}>"
 
     def assign(self, replicas: Iterable[Replica]) -> None:
-        """Follows each of these partitions from its leader, if another broker is that, and from nobody else (B17).
+        """Follows each of these partitions from its leader, if another broker is that, and from no other (B17).
 
         While leader and epoch stay the same nothing changes.
         """

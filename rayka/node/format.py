@@ -1,4 +1,4 @@
-"""Making a controller's data directory: whose it is, and who the first voters are.
+"""Making a controller's data directory: whose it is, and the first voters.
 
 Formatting is refused where something is formatted already. `meta.properties` comes last, so a directory is either
 formatted whole or can be formatted again. Kafka: `Formatter`, `StorageTool` (A48, design §4).
@@ -53,7 +53,7 @@ async def format_controller(
 
 
 async def prepare_controller(settings: NodeSettings, voters: VoterSet) -> None:
-    """Writes who the first voters are: what precedes the formatting of any of them, so that one which broke off can be
+    """Writes the first voters: what precedes the formatting of any of them, so that one which broke off can be
     finished. Raises StorageError as `format_controller`.
     """
     _check_not_formatted(settings)

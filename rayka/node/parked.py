@@ -2,7 +2,7 @@
 
 Invariants: a request watches its partitions from before its last look at them until it is answered, so no
 wake-up is lost (G9; nothing runs between a look and a wait); any number of wake-ups between two looks count
-as one. A watch remembers which keys were woken: who watches many, and for many requests, looks only at those.
+as one. A watch remembers which keys were woken: a request that watches many looks only at those.
 When the node stops, all waits end. Kafka: `DelayedOperationPurgatory`.
 """
 
@@ -64,7 +64,7 @@ class Watch(Generic[KeyT]):
         self.release()
 
     def release(self) -> None:
-        """Whoever waits goes on."""
+        """Every request that waits goes on."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

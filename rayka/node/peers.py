@@ -19,7 +19,7 @@ _LOOKS_PER_TIMEOUT = 8  # it costs a description of the quorum
 _GONE_AFTER_FAILURES = 3
 _logger = logging.getLogger(__name__)
 
-# What says that this node, or the one asked, is not who it should be.
+# What says that this node, or the one asked, is not the replica that it should be.
 _REFUSALS = {
     ErrorCode.INCONSISTENT_CLUSTER_ID: "they belong to different clusters; check the data directories",
     ErrorCode.INVALID_VOTER_KEY: "its directory id is not the one that the voters know; it was replaced or wiped",
@@ -75,7 +75,7 @@ class Peers:
         self._silent.clear()
 
     def look(self, now_ms: int) -> None:
-        """To be called now and then: a leader that loses its majority must know afterwards who was missing."""
+        """To be called now and then: a leader without its majority must know which voters were missing."""
         if now_ms >= self._next_look_ms:
             self._look(now_ms)
 

@@ -1,8 +1,8 @@
 """The producer ids that a broker hands out, from blocks that the controller gives it (C12), and those that its
 partitions forget (C8).
 
-Invariants: an id is handed out once; one block is asked for at a time, and whoever needs an id meanwhile waits for
-that one. What is left of a block when the broker ends is never used. Kafka: `RPCProducerIdManager`.
+Invariants: an id is handed out once; one block is asked for at a time, and a producer that needs an id meanwhile waits
+for that one. What is left of a block when the broker ends is never used. Kafka: `RPCProducerIdManager`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The data directory of one quorum replica: its log, its snapshots, `quorum-state`, and whose they are.
 
-Nobody votes or leads on a guess. A log with a damaged record, and a `quorum-state` that is damaged, or missing beside a
-log that others count on, stop the node with the path: a voter that forgot its vote could vote twice in one epoch (A8).
-Kafka: `KafkaRaftManager`, `FileQuorumStateStore`, `MetaPropertiesEnsemble`.
+No replica votes or leads on a guess. A log with a damaged record, and a `quorum-state` that is damaged, or missing
+beside a log that others count on, stop the node with the path: a voter that forgot its vote could vote twice in one
+epoch (A8). Kafka: `KafkaRaftManager`, `FileQuorumStateStore`, `MetaPropertiesEnsemble`.
 """
 
 import posixpath
@@ -89,7 +89,7 @@ class QuorumDirectory:
         return ReplicaKey(self._settings.node_id, self._directory.directory_id)
 
     def make_quorum(self, node_ids: Sequence[int], *, now_ms: int) -> Quorum:
-        """The core on this directory; of these nodes it may ask the controllers who leads.
+        """The core on this directory; of these nodes it may ask the controllers for the leader.
 
         Raises StorageError when `quorum-state` or a snapshot is damaged.
         """
@@ -139,7 +139,7 @@ class QuorumDirectory:
     async def sync(self) -> None:
         """Makes all that is in the log durable. Raises StorageError, and the directory is offline for good.
 
-        The first time a checkpoint follows, before anybody is told of the records: from then on a log that is gone is
+        The first time a checkpoint follows, before any node is told of the records: from then on a log that is gone is
         missed, and no voter that held committed records begins again without them.
         """
         await self._directory.sync([self.log])

@@ -1,4 +1,4 @@
-"""What a node is told when it is made: who it is, where its disks are, and the outside world it may use."""
+"""What a node is told when it is made: its identity, its disks, and the outside world it may use."""
 
 import posixpath
 from collections.abc import Callable

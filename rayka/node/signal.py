@@ -1,4 +1,4 @@
-"""Wakes all who wait for news, in the order in which they began to wait."""
+"""Wakes all tasks that wait for news, in the order in which they began to wait."""
 
 import asyncio
 import math

@@ -1,8 +1,8 @@
 """Fetching a snapshot of the metadata into memory, part after part (A49): what a broker does that keeps no log of it.
 
-A download belongs to one leader and one epoch. Whatever goes wrong on the way ends it, and whoever follows the log asks
-with Fetch again what to do: there may be a newer snapshot by then, or another leader. Kafka: `KafkaRaftClient`, as an
-observer.
+A download belongs to one leader and one epoch. Whatever goes wrong on the way ends it, and the replica that follows the
+log asks with Fetch again what to do: there may be a newer snapshot by then, or another leader. Kafka:
+`KafkaRaftClient`, as an observer.
 """
 
 import logging

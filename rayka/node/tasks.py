@@ -1,7 +1,7 @@
 """A node's background tasks: kept in insertion order, watched, and ended together.
 
 Invariants: a task is referred to until it ends, so it is never collected while it runs; an exception that
-nobody expected is reported to `crash` once, whatever follows it, because a node whose task died in silence
+no code expected is reported to `crash` once, whatever follows it, because a node whose task died in silence
 would look alive. Order never depends on addresses, so a seeded run repeats. Kafka has `ShutdownableThread`
 and `FaultHandler` for this.
 """

@@ -175,7 +175,7 @@ class SimCluster:
         """The machine, which must be down, gets an empty, formatted disk: another replica of the same node id.
 
         Until it is formatted the machine has an empty one, so that a power cut meanwhile cannot spoil the work of an
-        operator who would look at what he did.
+        operator that would look at the result.
         """
         assert machine.process is None, f"{machine!r} runs"
         machine.disk = self._make_disk(machine.node_id)

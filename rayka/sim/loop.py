@@ -2,7 +2,7 @@
 
 Invariants: callbacks run in the order in which they became ready, timers of one instant in the order in which they
 were made; time never passes while a callback is ready; no thread, no selector, no file descriptor. So a run depends on
-nothing but what its callbacks do. Time is counted in whole microseconds. A loop with nothing left to run while somebody
+nothing but what its callbacks do. Time is counted in whole microseconds. A loop with nothing left to run while a task
 waits is a `Deadlock`, one that never lets time pass a `Livelock`. Kafka: `MockTime` and the event queue of
 `RaftEventSimulationTest`.
 """

@@ -1,6 +1,6 @@
 """What RayDP would leave behind, taken away.
 
-Its JVM that is no Ray worker unpacks Ray's native library (41 MB) into a new directory under /tmp/ray, which nobody
+Its JVM that is no Ray worker unpacks Ray's native library (41 MB) into a new directory under /tmp/ray, which no process
 removes. The library is mapped by then, so the directory can go at once, and nothing stays even after a kill.
 """
 
