@@ -14,9 +14,10 @@ from rayka.client.admin_partitions import AsyncPartitionAdmin, check_broker
 from rayka.client.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin_results import ClusterSummary, TopicDescription
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic, no_such_topic
+from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.metadata import NoSuchTopic, no_such_topic
 from rayka.client.refusal import refusal
-from rayka.client.retry import Backoff, Retry
+from rayka.client.retry import Retry
 from rayka.config import AdminConfig
 from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode
 from rayka.protocol.cluster import MetadataTopic
@@ -36,18 +37,16 @@ class AsyncAdmin:
     def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
         self.cluster_name = handle.name
         self.timeout_ms = config.default_api_timeout_ms
-        network, backoff = handle.network(), Backoff.of(config, random)
-        self._backoff = backoff
-        self._metadata = ClusterMetadata(network, handle.name, config, random)
-        self.quorum = AsyncQuorumAdmin(network, handle.name, backoff)
-        self.partitions = AsyncPartitionAdmin(network, self._metadata, backoff, config.request_timeout_ms)
-        self.configs = AsyncConfigAdmin(self._metadata)
+        self._nodes = ClusterNodes(handle.network(), handle.name, config, random)
+        self.quorum = AsyncQuorumAdmin(self._nodes)
+        self.partitions = AsyncPartitionAdmin(self._nodes)
+        self.configs = AsyncConfigAdmin(self._nodes)
 
     def __repr__(self) -> str:
         return f"<AsyncAdmin of {self.cluster_name}>"
 
     async def create_topic(self, topic: NewTopic, *, if_not_exists: bool = False) -> TopicDescription:
-        retry = Retry(self.timeout_ms, self._backoff)
+        retry = Retry(self.timeout_ms, self._nodes.backoff)
         while True:
             try:
                 return await self._create_topic(topic, if_not_exists)
@@ -57,7 +56,7 @@ class AsyncAdmin:
 
     async def _create_topic(self, topic: NewTopic, if_not_exists: bool) -> TopicDescription:
         request = CreateTopicsRequest((topic,))
-        response, may_have_run = await self._metadata.call_controller_again(request, self.timeout_ms)
+        response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
         exists = response.topics[0].error_code is ErrorCode.TOPIC_ALREADY_EXISTS
         if exists and (may_have_run or if_not_exists):
             existing = TopicDescription.of(await self._topic(topic.name))
@@ -69,19 +68,19 @@ class AsyncAdmin:
                 )
         else:
             self._check(response.topics)
-        await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)
+        await self._nodes.wait_until_applied(response.metadata_offset, self.timeout_ms)
         return TopicDescription.of(await self._topic(topic.name))
 
     async def delete_topic(self, name: str) -> None:
-        response = await self._metadata.call_controller(DeleteTopicsRequest((name,)), self.timeout_ms)
+        response = await self._nodes.call_controller(DeleteTopicsRequest((name,)), self.timeout_ms)
         if response.topics[0].error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise no_such_topic(name, self.cluster_name, await self.list_topics())
         self._check(response.topics)
-        await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)
+        await self._nodes.wait_until_applied(response.metadata_offset, self.timeout_ms)
 
     async def create_partitions(self, wanted: NewPartitions) -> TopicDescription:
         request = CreatePartitionsRequest((wanted,))
-        response, may_have_run = await self._metadata.call_controller_again(request, self.timeout_ms)
+        response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
         (result,) = response.topics
         if result.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise no_such_topic(wanted.name, self.cluster_name, await self.list_topics())
@@ -91,32 +90,32 @@ class AsyncAdmin:
                 self._check(response.topics)
         else:
             self._check(response.topics)
-        await self._metadata.wait_until_applied(response.metadata_offset, self.timeout_ms)
+        await self._nodes.wait_until_applied(response.metadata_offset, self.timeout_ms)
         return TopicDescription.of(await self._topic(wanted.name))
 
     async def list_topics(self) -> list[str]:
-        response = await self._metadata.describe(None, self.timeout_ms)
+        response = await self._nodes.describe(None, self.timeout_ms)
         return sorted(each.name for each in response.topics)
 
     async def describe_topics(self, names: tuple[str, ...] | None) -> list[TopicDescription]:
-        topics = (await self._metadata.describe(names, self.timeout_ms)).topics
+        topics = (await self._nodes.describe(names, self.timeout_ms)).topics
         for each in topics:
             await self._check_known(each)
         looks = await self.partitions.look_at_replicas(topics, self.timeout_ms)
         return [TopicDescription.of(each, looks) for each in topics]
 
     async def describe_cluster(self) -> ClusterSummary:
-        response = await self._metadata.describe(None, self.timeout_ms)
+        response = await self._nodes.describe(None, self.timeout_ms)
         return ClusterSummary.of(self.cluster_name, response)
 
     async def unregister_broker(self, broker_id: int) -> None:
-        known = (await self._metadata.describe((), self.timeout_ms)).brokers
+        known = (await self._nodes.describe((), self.timeout_ms)).brokers
         check_broker(broker_id, self.cluster_name, [each.node_id for each in known])
         with suppress(BrokerIdNotRegistered):  # an earlier try, whose answer was lost, has done it
-            await self._metadata.call_controller(UnregisterBrokerRequest(broker_id), self.timeout_ms)
+            await self._nodes.call_controller(UnregisterBrokerRequest(broker_id), self.timeout_ms)
 
     async def _topic(self, name: str) -> MetadataTopic:
-        response = await self._metadata.describe((name,), self.timeout_ms)
+        response = await self._nodes.describe((name,), self.timeout_ms)
         (found,) = response.topics
         await self._check_known(found)
         return found

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayka.client.admin_partition_results import ConfigValue
-from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.metadata import no_such_topic
 from rayka.client.refusal import refusal
 from rayka.config import BrokerConfig, TopicConfig, dotted
 from rayka.errors import ConfigError, ErrorCode
@@ -27,15 +28,15 @@ ALL_BROKERS = "all"
 class AsyncConfigAdmin:
     """See the module."""
 
-    def __init__(self, metadata: ClusterMetadata) -> None:
-        self._metadata = metadata
+    def __init__(self, nodes: ClusterNodes) -> None:
+        self._nodes = nodes
 
     def __repr__(self) -> str:
-        return f"<AsyncConfigAdmin of {self._metadata.cluster_name}>"
+        return f"<AsyncConfigAdmin of {self._nodes.cluster_name}>"
 
     async def describe(self, resource: ConfigResourceName, timeout_ms: int) -> dict[str, ConfigValue]:
         """The keys in force, sorted. Raises UnknownTopicOrPartition, BrokerIdNotRegistered."""
-        response = await self._metadata.call_controller(DescribeConfigsRequest((resource,)), timeout_ms)
+        response = await self._nodes.call_controller(DescribeConfigsRequest((resource,)), timeout_ms)
         (described,) = response.resources
         await self._check(resource, described.error_code, described.error_message, timeout_ms)
         entries = sorted(described.entries, key=lambda each: each.name)
@@ -47,19 +48,19 @@ class AsyncConfigAdmin:
         """Makes all changes or none; returns when every broker has them."""
         altered = AlteredResource(resource.resource_type, resource.resource_name, changes)
         request = IncrementalAlterConfigsRequest((altered,))
-        response = await self._metadata.call_controller(request, timeout_ms)
+        response = await self._nodes.call_controller(request, timeout_ms)
         (result,) = response.resources
         await self._check(resource, result.error_code, result.error_message, timeout_ms)
-        await self._metadata.wait_until_applied(response.metadata_offset, timeout_ms)
+        await self._nodes.wait_until_applied(response.metadata_offset, timeout_ms)
 
     async def _check(
         self, resource: ConfigResourceName, code: ErrorCode, message: str, timeout_ms: int
     ) -> None:
         if code is ErrorCode.NONE:
             return
-        cluster_name = self._metadata.cluster_name
+        cluster_name = self._nodes.cluster_name
         if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            known = (await self._metadata.describe(None, timeout_ms)).topics
+            known = (await self._nodes.describe(None, timeout_ms)).topics
             raise no_such_topic(resource.resource_name, cluster_name, [each.name for each in known])
         raise refusal(code, message, subject=_what(resource), cluster_name=cluster_name)
 

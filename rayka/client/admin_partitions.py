@@ -18,10 +18,11 @@ from rayka.client.admin_partition_results import (
     ReplicaLogInfo,
 )
 from rayka.client.admin_results import Looks, ReplicaLook
-from rayka.client.metadata import ClusterMetadata, no_such_topic
+from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.metadata import no_such_topic
 from rayka.client.offset_lookup import check_partition
 from rayka.client.refusal import refusal
-from rayka.client.retry import Backoff, Retry
+from rayka.client.retry import Retry
 from rayka.errors import (
     ApiError,
     BrokerIdNotRegistered,
@@ -29,7 +30,6 @@ from rayka.errors import (
     LeaderNotAvailable,
 )
 from rayka.ids import NO_NODE, TopicPartition, node_name
-from rayka.ports import Network
 from rayka.protocol.cluster import MetadataPartition, MetadataTopic
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
@@ -51,16 +51,11 @@ _NODE_TIMEOUT_MS = 3_000  # one that hangs must not hold up what the others say
 class AsyncPartitionAdmin:
     """See the module."""
 
-    def __init__(
-        self, network: Network, metadata: ClusterMetadata, backoff: Backoff, request_timeout_ms: int
-    ) -> None:
-        self._network = network
-        self._metadata = metadata
-        self._backoff = backoff
-        self._request_timeout_ms = request_timeout_ms
+    def __init__(self, nodes: ClusterNodes) -> None:
+        self._nodes = nodes
 
     def __repr__(self) -> str:
-        return f"<AsyncPartitionAdmin of {self._metadata.cluster_name}>"
+        return f"<AsyncPartitionAdmin of {self._nodes.cluster_name}>"
 
     # ---- Replicas and leaders --------------------------------------------------------------------------------------
 
@@ -69,14 +64,14 @@ class AsyncPartitionAdmin:
     ) -> list[PartitionReassignment]:
         """Those under way, by topic and partition."""
         request = ListPartitionReassignmentsRequest(partitions)
-        response = await self._metadata.call_controller(request, timeout_ms)
+        response = await self._nodes.call_controller(request, timeout_ms)
         return [PartitionReassignment.of(each) for each in response.reassignments]
 
     async def alter_reassignments(self, assignment: Assignment, timeout_ms: int) -> None:
         """Begins or cancels them. A cancellation whose answer was lost finds nothing to cancel: it has been done."""
         wanted = tuple(Reassignment(tp.topic, tp.partition, to) for tp, to in sorted(assignment.items()))
         request = AlterPartitionReassignmentsRequest(wanted)
-        response, may_have_run = await self._metadata.call_controller_again(request, timeout_ms)
+        response, may_have_run = await self._nodes.call_controller_again(request, timeout_ms)
         refused = []
         for asked, result in zip(wanted, response.partitions, strict=True):
             is_gone = result.error_code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
@@ -85,21 +80,21 @@ class AsyncPartitionAdmin:
                 refused.append(result)
         if refused:
             raise self._refusal(refused, len(wanted))
-        await self._metadata.wait_until_applied(response.metadata_offset, timeout_ms)
+        await self._nodes.wait_until_applied(response.metadata_offset, timeout_ms)
 
     async def elect_leaders(
         self, election: ElectionType, partitions: tuple[TopicPartition, ...] | None, timeout_ms: int
     ) -> list[ElectionOutcome]:
         """One outcome for each partition asked for, or for each that had another leader than the wanted one."""
-        response = await self._metadata.call_controller(ElectLeadersRequest(election, partitions), timeout_ms)
-        await self._metadata.wait_until_applied(response.metadata_offset, timeout_ms)
+        response = await self._nodes.call_controller(ElectLeadersRequest(election, partitions), timeout_ms)
+        await self._nodes.wait_until_applied(response.metadata_offset, timeout_ms)
         return [self._outcome(each) for each in response.partitions]
 
     def _outcome(self, result: PartitionResult) -> ElectionOutcome:
         tp = TopicPartition(result.topic, result.partition)
         if result.error_code is ErrorCode.NONE:
             return ElectionOutcome(tp, None)
-        said, name = result.error_message, self._metadata.cluster_name
+        said, name = result.error_message, self._nodes.cluster_name
         return ElectionOutcome(tp, refusal(result.error_code, said, subject=repr(tp), cluster_name=name))
 
     def _refusal(self, refused: Sequence[PartitionResult], asked_count: int) -> ApiError:
@@ -108,7 +103,7 @@ class AsyncPartitionAdmin:
         rest = f"; {len(refused)} of {asked_count} partitions were refused, the others are under way"
         said = (first.error_message or first.error_code.name) + rest * (asked_count > 1)
         subject = repr(TopicPartition(first.topic, first.partition))
-        return refusal(first.error_code, said, subject=subject, cluster_name=self._metadata.cluster_name)
+        return refusal(first.error_code, said, subject=subject, cluster_name=self._nodes.cluster_name)
 
     # ---- Logs ------------------------------------------------------------------------------------------------------
 
@@ -116,10 +111,10 @@ class AsyncPartitionAdmin:
         self, broker_ids: Sequence[int] | None, topics: tuple[str, ...] | None, timeout_ms: int
     ) -> list[BrokerLogDirs]:
         """What these brokers, or all that are registered, have on their disks; asked all at once."""
-        response = await self._metadata.describe((), timeout_ms)
+        response = await self._nodes.describe((), timeout_ms)
         registered = [each.node_id for each in response.brokers]
         for broker_id in broker_ids or ():
-            check_broker(broker_id, self._metadata.cluster_name, registered)
+            check_broker(broker_id, self._nodes.cluster_name, registered)
         asked = registered if broker_ids is None else broker_ids
         return await self._ask_log_dirs(asked, topics, timeout_ms)
 
@@ -156,7 +151,7 @@ class AsyncPartitionAdmin:
         self, broker_id: int, topics: tuple[str, ...] | None, timeout_ms: int
     ) -> BrokerLogDirs:
         try:
-            response = await self._network.call(broker_id, DescribeLogDirsRequest(topics), timeout_ms)
+            response = await self._nodes.network.call(broker_id, DescribeLogDirsRequest(topics), timeout_ms)
         except ApiError as error:
             return BrokerLogDirs(broker_id, (), str(error))
         return BrokerLogDirs(broker_id, tuple(LogDir.of(each) for each in response.directories))
@@ -165,7 +160,7 @@ class AsyncPartitionAdmin:
         self, offsets: Mapping[TopicPartition, int], timeout_ms: int
     ) -> dict[TopicPartition, int]:
         """The lowest log start offset of each partition afterwards. Raises as `Admin.delete_records`."""
-        retry = Retry(timeout_ms, self._backoff)
+        retry = Retry(timeout_ms, self._nodes.backoff)
         low_watermarks: dict[TopicPartition, int] = {}
         while True:
             left = {tp: offset for tp, offset in offsets.items() if tp not in low_watermarks}
@@ -198,12 +193,12 @@ class AsyncPartitionAdmin:
     ) -> dict[int, list[tuple[TopicPartition, DeleteRecordsPartition]]]:
         """What is asked of each leader, by the controller's newest image; of -1 what nobody leads."""
         names = tuple(dict.fromkeys(tp.topic for tp in offsets))
-        topics = {each.name: each for each in (await self._metadata.describe(names, timeout_ms)).topics}
+        topics = {each.name: each for each in (await self._nodes.describe(names, timeout_ms)).topics}
         by_leader: dict[int, list[tuple[TopicPartition, DeleteRecordsPartition]]] = {}
         for tp, offset in offsets.items():
             topic = topics[tp.topic]
             if topic.error_code is not ErrorCode.NONE:
-                raise no_such_topic(tp.topic, self._metadata.cluster_name, await self._names(timeout_ms))
+                raise no_such_topic(tp.topic, self._nodes.cluster_name, await self._names(timeout_ms))
             check_partition(topic, tp.partition)
             part = DeleteRecordsPartition(topic.topic_id, tp.partition, offset)
             by_leader.setdefault(topic.partitions[tp.partition].leader_id, []).append((tp, part))
@@ -214,10 +209,10 @@ class AsyncPartitionAdmin:
     ) -> "list[tuple[TopicPartition, int | _Refusal]]":
         if leader_id == NO_NODE:
             return [(tp, _refusal(LeaderNotAvailable(f"{tp} has no leader just now"))) for tp, _ in parts]
-        timeout_ms = min(timeout_ms, self._request_timeout_ms)
+        timeout_ms = min(timeout_ms, self._nodes.request_timeout_ms)
         request = DeleteRecordsRequest(timeout_ms, tuple(part for _, part in parts))
         try:
-            response = await self._network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
+            response = await self._nodes.network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
         except ApiError as error:
             return [(tp, _refusal(error)) for tp, _ in parts]
         outcomes: list[tuple[TopicPartition, int | _Refusal]] = []
@@ -225,7 +220,7 @@ class AsyncPartitionAdmin:
             if result.error_code is ErrorCode.NONE:
                 outcomes.append((tp, result.low_watermark))
             else:
-                said, name = f"{node_name(leader_id)}: {result.error_message}", self._metadata.cluster_name
+                said, name = f"{node_name(leader_id)}: {result.error_message}", self._nodes.cluster_name
                 refused = _refusal(refusal(result.error_code, said, subject=repr(tp), cluster_name=name))
                 # Its leader has waited already, and has deleted the records.
                 has_waited = result.error_code is ErrorCode.REQUEST_TIMED_OUT
@@ -233,7 +228,7 @@ class AsyncPartitionAdmin:
         return outcomes
 
     async def _names(self, timeout_ms: int) -> list[str]:
-        response = await self._metadata.describe(None, timeout_ms)
+        response = await self._nodes.describe(None, timeout_ms)
         return sorted(each.name for each in response.topics)
 
 

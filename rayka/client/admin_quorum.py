@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from rayka.client.admin_results import QuorumInfo, ReplicaState
-from rayka.client.retry import Backoff, Retry
+from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.retry import Retry
 from rayka.errors import (
     ApiError,
     DuplicateVoter,
@@ -62,34 +63,32 @@ async def ask_quorum(
 class AsyncQuorumAdmin:
     """The part of an `Admin`'s brain that is about the quorum."""
 
-    def __init__(self, network: Network, cluster_name: str, backoff: Backoff) -> None:
-        self._network = network
-        self._cluster_name = cluster_name
-        self._backoff = backoff
+    def __init__(self, nodes: ClusterNodes) -> None:
+        self._nodes = nodes
 
     def __repr__(self) -> str:
-        return f"<AsyncQuorumAdmin of {self._cluster_name}>"
+        return f"<AsyncQuorumAdmin of {self._nodes.cluster_name}>"
 
     async def describe(self, timeout_ms: int) -> QuorumInfo:
         """The quorum as its leader sees it. Raises UnavailableError saying what each controller answered instead."""
-        retry = Retry(timeout_ms, self._backoff)
+        retry = Retry(timeout_ms, self._nodes.backoff)
         while True:
-            node_ids = await self._network.node_ids()
+            node_ids = await self._nodes.network.node_ids()
             response, said = await ask_quorum(
-                self._network, node_ids, min(_NODE_TIMEOUT_MS, retry.remaining_ms)
+                self._nodes.network, node_ids, min(_NODE_TIMEOUT_MS, retry.remaining_ms)
             )
             if response is not None:
                 return QuorumInfo.of(response)
             if not await retry.pause():
                 raise UnavailableError(
-                    f"cluster {self._cluster_name!r} has no active controller: {_sayings(said)}"
+                    f"cluster {self._nodes.cluster_name!r} has no active controller: {_sayings(said)}"
                 )
 
     async def add_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
         """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
-        if node_id not in possible_controllers([*await self._network.node_ids(), node_id]):
+        if node_id not in possible_controllers([*await self._nodes.network.node_ids(), node_id]):
             raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
-        retry = Retry(timeout_ms, self._backoff)
+        retry = Retry(timeout_ms, self._nodes.backoff)
         while True:
             info = await self.describe(retry.remaining_ms)
             chosen = directory_id or _observer(info, node_id).directory_id
@@ -103,7 +102,7 @@ class AsyncQuorumAdmin:
 
     async def remove_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
         """Takes a vote away. Raises as `Admin.remove_raft_voter`."""
-        retry = Retry(timeout_ms, self._backoff)
+        retry = Retry(timeout_ms, self._nodes.backoff)
         while True:
             info = await self.describe(retry.remaining_ms)
             key = ReplicaKey(node_id, directory_id or _voter(info, node_id).directory_id)
@@ -116,10 +115,10 @@ class AsyncQuorumAdmin:
         self, request_type: ChangeType, leader_id: int, voter: ReplicaKey, timeout_ms: int
     ) -> None:
         """Raises the ApiError that the leader gave, UnavailableError when its answer was lost."""
-        status = await self._network.call(leader_id, StatusRequest(), min(_NODE_TIMEOUT_MS, timeout_ms))
+        status = await self._nodes.network.call(leader_id, StatusRequest(), min(_NODE_TIMEOUT_MS, timeout_ms))
         request = request_type(cluster_id=status.cluster_id, voter=voter, timeout_ms=timeout_ms)
         try:
-            response = await self._network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
+            response = await self._nodes.network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
         except (NetworkException, RequestTimedOut) as error:
             raise UnavailableError(
                 f"the answer of {node_name(leader_id)} was lost, so the change of {node_name(voter.node_id)} may or "

@@ -92,7 +92,9 @@ class FetchExchange:
             self._config.fetch_min_bytes,
             self._config.fetch_max_bytes,
             session.partitions,
-            local_directory_ids=self._local.directory_ids(self._metadata.brokers) if self._local else (),
+            local_directory_ids=self._local.directory_ids(self._metadata.nodes.brokers)
+            if self._local
+            else (),
             session_id=session.session_id,
             session_epoch=session.session_epoch,
             forgotten=session.forgotten,
@@ -103,13 +105,13 @@ class FetchExchange:
         """The rack of this reader: as configured, or that of a broker on this machine, whose files it can open."""
         if self._config.client_rack or self._local is None:
             return self._config.client_rack
-        return self._local.rack(self._metadata.brokers)
+        return self._local.rack(self._metadata.nodes.brokers)
 
     def _on_failure(self, node: NodeFetches, number: int, error: ApiError) -> Trouble:
         """Without an answer the leaders are asked for what was read elsewhere; they may name another replica."""
         logger.debug("fetch from node %d: %s", node.node_id, error)
         if isinstance(error, (NetworkException, RequestTimedOut)):
-            self._metadata.doubt(node.node_id)
+            self._metadata.nodes.doubt(node.node_id)
         if node.stream.on_failure(number) is Ending.OVERTAKEN:
             return Trouble()
         for ticket in node.tickets():

@@ -71,8 +71,8 @@ class FetchPlanner:
         if self._metadata.version != self._version or now_s >= self._look_again_s:
             self._version, self._look_again_s = self._metadata.version, now_s + _LOOK_AGAIN_S
             self._look_at_topics()
-        have_brokers_changed = self._brokers is not self._metadata.brokers
-        self._brokers = self._metadata.brokers
+        have_brokers_changed = self._brokers is not self._metadata.nodes.brokers
+        self._brokers = self._metadata.nodes.brokers
         now_ms = int(now_s * 1000)
         self._state.read_replicas.update(now_ms, have_brokers_changed=have_brokers_changed)
         for tp in self._state.changed.take(_UPDATED_MAX):

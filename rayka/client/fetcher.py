@@ -304,7 +304,7 @@ class Fetcher:
         await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
 
     def _on_silent(self, node_id: int, fetches: list[NodeFetches]) -> None:
-        self.metadata.doubt(node_id)
+        self.metadata.nodes.doubt(node_id)
         self._spawn(self._look_elsewhere(_topics(ticket for node in fetches for ticket in node.tickets())))
 
     async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:

@@ -228,7 +228,7 @@ class _Search:
     # ---- When a leader says nothing --------------------------------------------------------------------------------
 
     def _on_silent(self, node_id: int, calls: list[_Queries]) -> None:
-        self._metadata.doubt(node_id)
+        self._metadata.nodes.doubt(node_id)
         topics = dict.fromkeys(tp.topic for queries in calls for tp in queries)
         self._start(self._refreshes, self._look_elsewhere(tuple(topics)))
 

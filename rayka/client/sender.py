@@ -264,7 +264,7 @@ class Sender:
         """Any broker gives one; this one leads what is to be sent first. One that is cut off from the controller has
         none to give.
         """
-        node_id = self._metadata.trusted_broker(leader_id)
+        node_id = self._metadata.nodes.trusted_broker(leader_id)
         try:
             response = await self._network.call(
                 node_id, InitProducerIdRequest(), self._config.request_timeout_ms
@@ -280,7 +280,7 @@ class Sender:
     def _on_no_producer_id(self, error: ApiError, topic: str, node_id: int) -> None:
         """What is ready waits for another try, or fails."""
         if isinstance(error, (NetworkException, RequestTimedOut, BrokerNotAvailable)):
-            self._metadata.doubt(node_id)
+            self._metadata.nodes.doubt(node_id)
         with self.lock:
             waiting = self.accumulator.ready(self.now_ms())
             if error.retriable:
@@ -301,7 +301,7 @@ class Sender:
                 self._on_answers(node_id, batches, await self._call(node_id, batches))
         except ApiError as error:
             if isinstance(error, (NetworkException, RequestTimedOut)):
-                self._metadata.doubt(node_id)
+                self._metadata.nodes.doubt(node_id)
             for batch in batches:
                 self._on_error(batch, error, node_id)
         except Exception as error:
@@ -352,7 +352,7 @@ class Sender:
 
     def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
         """Others may know that it leads no more; perhaps they have said so already."""
-        self._metadata.doubt(node_id)
+        self._metadata.nodes.doubt(node_id)
         self._calls.give_up(self._is_in_vain)
         open_requests = [each for each in requests if not self._is_in_vain(node_id, each)]
         for topic in dict.fromkeys(each.topic for request in open_requests for each in request):

@@ -1,44 +1,83 @@
-"""Which controller is active, as one caller finds out: asked of the controllers themselves, and learnt from answers.
+"""The way of one caller, a client or a node, to the active controller: found, called, and looked for again.
 
 Every controller's status names the leader and epoch that it knows. The highest epoch heard of counts, so a leader that
 was cut off from its quorum does not keep a caller that has heard of its successor. Invariants: the epoch never falls;
-a leader that failed to answer is believed again only when it says itself that it leads, so hints of those who have not
-noticed yet lead no caller in circles; a controller that did not answer is asked last.
+a leader that failed to answer is believed again only when it says itself that it leads, so that hints of controllers
+which have not noticed yet lead no caller in circles; a controller that did not answer is asked last; when a newer
+leader becomes known, calls that still wait for an older one end at once, because their answer can only be that it does
+not lead.
 
 Kafka: `NodeToControllerChannelManager`, `ControllerNodeProvider`.
 """
 
-from rayka.errors import ApiError, NetworkException, NotController
+import asyncio
+from typing import TypeVar
+
+from rayka.errors import ApiError, NetworkException, NotController, UnknownServerError
 from rayka.ids import NO_EPOCH, NO_NODE, Role, node_name, possible_controllers
-from rayka.ports import Network
+from rayka.ports import Network, Request
 from rayka.protocol.cluster import StatusRequest, StatusResponse
 
+ResponseT = TypeVar("ResponseT")
 _STATUS_TIMEOUT_MS = 250  # one that does not answer must not hold up the search for long
 
 
 class ActiveController:
-    """What one caller knows of the quorum's leader."""
+    """What one caller knows of the quorum's leader, and its calls to it."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._order: list[int] = []
         self._is_doubted = False
+        self._failed_id = NO_NODE
+        self._open: dict[asyncio.Timeout, int] = {}
         self.leader_id = NO_NODE
         self.epoch = NO_EPOCH
 
     def __repr__(self) -> str:
-        return f"<ActiveController {self.leader_id} epoch={self.epoch}>"
+        return f"<{type(self).__name__} {self.leader_id} epoch={self.epoch} open={len(self._open)}>"
+
+    async def call(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+        """The active controller's answer to one attempt; the next one looks for it again where this one failed.
+
+        Raises the ApiError it gave, or a retriable one when it was not found, did not answer, or was succeeded.
+        """
+        node_id = await self.find()
+        try:
+            return await self._until_succeeded(node_id, request, timeout_ms)
+        except ApiError as error:
+            if error.retriable or isinstance(error, UnknownServerError):
+                self.forget(node_id)
+            if isinstance(error, NotController):
+                self.learn(error.leader_id, error.leader_epoch)
+            raise
+
+    async def _until_succeeded(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+        scope = asyncio.timeout(None)
+        self._open[scope] = node_id
+        try:
+            async with scope:
+                return await self._network.call(node_id, request, timeout_ms)
+        except TimeoutError:
+            succeeded = f"{node_name(node_id)} was succeeded by {node_name(self.leader_id)}"
+            raise NotController(succeeded, self.leader_id, self.epoch, may_have_run=True) from None
+        finally:
+            del self._open[scope]
 
     def learn(self, leader_id: int, epoch: int) -> bool:
-        """A node named the leader of an epoch, -1 for none. Whether that was news."""
-        if epoch > self.epoch:
-            self.leader_id, self.epoch, self._is_doubted = leader_id, epoch, False
-            return True
+        """An answer named the leader of an epoch, or said with -1 that none is known. Whether that was news."""
         is_missing = epoch == self.epoch and self.leader_id == NO_NODE and not self._is_doubted
-        if is_missing and leader_id != NO_NODE:
+        if epoch > self.epoch:
+            self.epoch, self._is_doubted = epoch, False
+        elif not is_missing or leader_id == NO_NODE:
+            return False
+        self._lead(leader_id)
+        return True
+
+    def suggest(self, leader_id: int) -> None:
+        """A broker names the leader without its epoch: it is called, unless it is the one that failed last."""
+        if leader_id not in (NO_NODE, self._failed_id):
             self.leader_id = leader_id
-            return True
-        return False
 
     def forget(self, node_id: int) -> None:
         """The node did not answer, or does not lead."""
@@ -46,7 +85,12 @@ class ActiveController:
             self._order.remove(node_id)
             self._order.append(node_id)
         if node_id == self.leader_id != NO_NODE:
-            self.leader_id, self._is_doubted = NO_NODE, True
+            self._failed_id, self.leader_id, self._is_doubted = node_id, NO_NODE, True
+
+    def on_not_leader(self, leader_id: int, leader_epoch: int) -> None:
+        """The controller called has answered that it does not lead, and names the leader if it knows one."""
+        self.forget(self.leader_id)
+        self.learn(leader_id, leader_epoch)
 
     async def find(self) -> int:
         """The node that leads; controllers are asked for it, one after the other, when it is not known.
@@ -74,7 +118,20 @@ class ActiveController:
     def _take(self, status: StatusResponse) -> None:
         self.learn(status.leader_id, status.leader_epoch)
         if status.leader_id == status.node_id and status.leader_epoch == self.epoch:
-            self.leader_id, self._is_doubted = status.leader_id, False
+            self._is_doubted = False
+            self._lead(status.leader_id)
+
+    def _lead(self, leader_id: int) -> None:
+        """This one leads, with -1 no node that is known; what waits for another one ends."""
+        self.leader_id = leader_id
+        if leader_id == NO_NODE:
+            return
+        if leader_id == self._failed_id:
+            self._failed_id = NO_NODE
+        now_s = asyncio.get_running_loop().time()
+        for scope, node_id in self._open.items():
+            if node_id != leader_id and not scope.expired():
+                scope.reschedule(now_s)
 
     async def _controllers(self) -> list[int]:
         known = possible_controllers(await self._network.node_ids())

@@ -9,7 +9,7 @@ import asyncio
 from contextvars import Context
 from random import Random
 
-from rayka.errors import ApiError, NotController
+from rayka.errors import ApiError
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Request
 from rayka.protocol.active_controller import ActiveController
@@ -113,14 +113,12 @@ class PartitionOperator:
 
     async def _ask(self, truth: PartitionTruth, request: Request[object], node_id: int = NO_NODE) -> None:
         self._tell(truth, f"{request!r}"[:150])
-        asked = node_id
         try:
-            asked = await self._active.find() if node_id == NO_NODE else node_id
-            response = await self._network.call(asked, request, _TIMEOUT_MS)
+            if node_id == NO_NODE:
+                response = await self._active.call(request, _TIMEOUT_MS)
+            else:
+                response = await self._network.call(node_id, request, _TIMEOUT_MS)
         except ApiError as error:
-            self._active.forget(asked)
-            if isinstance(error, NotController):
-                self._active.learn(error.leader_id, error.leader_epoch)
             self._tell(truth, f"failed: {error.code.name}")
         else:
             self._tell(truth, f"{response!r}"[:150])

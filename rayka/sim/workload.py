@@ -121,8 +121,7 @@ class _Client:
         self._workload = workload
         self._random = Random(f"client {seed} {client_id}")
         self._pause_s = 1 / ops_per_second if ops_per_second else 0.0
-        self.network = network.port(self.process)
-        self.active = ActiveController(self.network)
+        self.active = ActiveController(network.port(self.process))
         self._count = 0
         self._outstanding: dict[asyncio.Task[Operation], None] = {}
 
@@ -172,15 +171,13 @@ class _Client:
         workload = self._workload
         operation = workload.history.begin(self.process.node_id, kind, name, workload.now_ms)
         workload.trace.add(self.process.node_id, "op", f"{operation.number} {kind} {name}")
-        node_id = self.active.leader_id
         try:
-            node_id = await self.active.find()
             if kind is Kind.READ:
-                await self._read(operation, node_id)
+                await self._read(operation)
             else:
-                await self._change(operation, node_id, topic)
-        except ApiError as error:
-            self._on_error(operation, node_id, error)
+                await self._change(operation, topic)
+        except ApiError as error:  # the request failed as a whole: whether it was executed is open
+            operation.outcome, operation.what = Outcome.UNKNOWN, error.code.name
         workload.trace.add(self.process.node_id, "done", str(operation))
         if operation.kind is not Kind.READ:
             workload.checkers.report_if(
@@ -188,32 +185,25 @@ class _Client:
             )
         return operation
 
-    async def _read(self, operation: Operation, node_id: int) -> None:
-        response: MetadataResponse = await self.network.call(node_id, MetadataRequest(None), _TIMEOUT_MS)
+    async def _read(self, operation: Operation) -> None:
+        response: MetadataResponse = await self.active.call(MetadataRequest(None), _TIMEOUT_MS)
         operation.outcome = Outcome.ACKNOWLEDGED
         problem = self._workload.history.check_read(operation, response)
         self._workload.checkers.report_if("read", self.process.node_id, problem)
 
-    async def _change(self, operation: Operation, node_id: int, topic: NewTopic | None) -> None:
+    async def _change(self, operation: Operation, topic: NewTopic | None) -> None:
         response: CreateTopicsResponse | DeleteTopicsResponse
         if operation.kind is Kind.CREATE:
             topic = topic or NewTopic(operation.name, self._random.randint(1, 2), 1)
-            response = await self.network.call(node_id, CreateTopicsRequest((topic,)), _TIMEOUT_MS)
+            response = await self.active.call(CreateTopicsRequest((topic,)), _TIMEOUT_MS)
         else:
-            response = await self.network.call(node_id, DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)
+            response = await self.active.call(DeleteTopicsRequest((operation.name,)), _TIMEOUT_MS)
         result: TopicResult = response.topics[0]
         if result.error_code is ErrorCode.NONE:
             operation.outcome = Outcome.ACKNOWLEDGED
             operation.topic_id, operation.metadata_offset = result.topic_id, response.metadata_offset
         else:
             operation.outcome, operation.what = Outcome.REFUSED, result.error_code.name
-
-    def _on_error(self, operation: Operation, node_id: int, error: ApiError) -> None:
-        """The request failed as a whole: whether it was executed is open."""
-        operation.outcome, operation.what = Outcome.UNKNOWN, error.code.name
-        self.active.forget(node_id)
-        if isinstance(error, NotController):
-            self.active.learn(error.leader_id, error.leader_epoch)
 
 
 class _Operator:
@@ -230,12 +220,11 @@ class _Operator:
             try:
                 await self._change()
             except ApiError as error:
-                self._client.active.forget(self._client.active.leader_id)
                 self._tell(f"failed: {error.code.name}")
 
     async def _change(self) -> None:
-        network, node_id = self._client.network, await self._client.active.find()
-        quorum = await network.call(node_id, DescribeQuorumRequest(), _TIMEOUT_MS)
+        active = self._client.active
+        quorum = await active.call(DescribeQuorumRequest(), _TIMEOUT_MS)
         replicas = [each.replica for each in quorum.observers]
         observers = [each for each in replicas if each.directory_id != ZERO_ID]  # brokers keep no log of it
         request: AddRaftVoterRequest | RemoveRaftVoterRequest
@@ -248,7 +237,7 @@ class _Operator:
         else:
             return
         self._tell(f"{type(request).__name__} {voter.node_id}")
-        response = await network.call(node_id, request, _TIMEOUT_MS)
+        response = await active.call(request, _TIMEOUT_MS)
         self._tell(f"{type(request).__name__} {voter.node_id}: {response.error_code.name}")
 
     def _tell(self, what: str) -> None:

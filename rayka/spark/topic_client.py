@@ -142,7 +142,7 @@ class TopicClient:
 
     def _nearest(self, partition: MetadataPartition) -> MetadataBroker | None:
         """The leader or else a replica in sync, if this machine can open all its data directories."""
-        brokers = {each.node_id: each for each in self._metadata.brokers}
+        brokers = {each.node_id: each for each in self._metadata.nodes.brokers}
         wanted = dict.fromkeys((partition.leader_id, *partition.isr))
         here = (brokers[node_id] for node_id in wanted if node_id in brokers)
         return next((each for each in here if not each.is_fenced and _is_local(each)), None)

@@ -6,6 +6,7 @@ from random import Random
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from rayka.client.bootstrap import resolve
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
@@ -13,7 +14,14 @@ from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
 from rayka.errors import NetworkException, NotController, UnavailableError
 from rayka.ids import Role
-from rayka.protocol.cluster import MetadataRequest, MetadataTopic, NodeState, StatusRequest, StatusResponse
+from rayka.protocol.cluster import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
+    NodeState,
+    StatusRequest,
+    StatusResponse,
+)
 from tests.client.support import BROKER, CONTROLLER, OTHER, ScriptedCluster
 
 ResultT = TypeVar("ResultT")
@@ -124,21 +132,21 @@ def test_when_nobody_answers_it_says_whom_it_asked():
     with pytest.raises(UnavailableError, match=asked_all):
         asked(cluster, lambda metadata: metadata.topic("orders", 20))
     with pytest.raises(UnavailableError, match="the active controller did not answer"):
-        asked(cluster, lambda metadata: metadata.describe(None, 20))
+        asked(cluster, lambda metadata: metadata.nodes.describe(None, 20))
 
 
 def test_nobody_asks_whether_a_cluster_runs_whose_brokers_answer():
     cluster = ScriptedCluster()
     cluster.dead.append(CONTROLLER)
     with pytest.raises(UnavailableError, match=r"did not answer: .*; a majority of its controllers must run"):
-        asked(cluster, lambda metadata: metadata.describe(None, 20))
+        asked(cluster, lambda metadata: metadata.nodes.describe(None, 20))
 
 
 def test_what_is_awaited_for_seconds_is_told_once(caplog: pytest.LogCaptureFixture):
     cluster = ScriptedCluster()
     cluster.hung.append(CONTROLLER)
     with pytest.raises(UnavailableError):
-        asked(cluster, lambda metadata: metadata.describe(None, 3_200))
+        asked(cluster, lambda metadata: metadata.nodes.describe(None, 3_200))
     # An earlier test's event loop may say something when it is collected.
     said = [each.message for each in caplog.records if each.name.startswith("rayka")]
     assert said == ["cluster 'scripted': still waiting for controller-3001"]
@@ -162,7 +170,7 @@ def test_a_node_that_failed_is_asked_after_the_others():
     async def doubting(metadata: ClusterMetadata) -> None:
         await metadata.topic("orders", WAIT_MS)
         cluster.hung.append(BROKER)
-        metadata.doubt(BROKER)
+        metadata.nodes.doubt(BROKER)
         async with asyncio.timeout(WAIT_MS / 2000):
             assert await metadata.refresh(("orders",)) is None
 
@@ -173,10 +181,10 @@ def test_a_node_that_failed_is_asked_after_the_others():
 @pytest.mark.parametrize("state", ["dead", "hung"])
 def test_a_change_does_not_wait_for_a_broker_that_serves_nobody(state: str):
     async def change(metadata: ClusterMetadata) -> None:
-        await metadata.describe(None, WAIT_MS)
+        await metadata.nodes.describe(None, WAIT_MS)
         getattr(cluster, state).append(OTHER)
         cluster.fenced.append(OTHER)  # the client has not heard of it
-        await metadata.wait_until_applied(7, WAIT_MS)
+        await metadata.nodes.wait_until_applied(7, WAIT_MS)
 
     cluster = ScriptedCluster()
     asked(cluster, change, request_timeout_ms=50)
@@ -184,7 +192,7 @@ def test_a_change_does_not_wait_for_a_broker_that_serves_nobody(state: str):
 
 def test_the_controller_is_found_and_asked():
     async def find(metadata: ClusterMetadata) -> int:
-        response = await metadata.call_controller(MetadataRequest(()), WAIT_MS)
+        response = await metadata.nodes.call_controller(MetadataRequest(()), WAIT_MS)
         return response.controller_id
 
     assert asked(ScriptedCluster(), find) == CONTROLLER
@@ -220,8 +228,38 @@ class FailingOver(ScriptedCluster):
 )
 def test_a_controllers_successor_is_found_before_the_brokers_know_it(old: Exception):
     cluster = FailingOver(old)
-    asked(cluster, lambda metadata: metadata.call_controller(MetadataRequest(()), WAIT_MS))
+    asked(cluster, lambda metadata: metadata.nodes.call_controller(MetadataRequest(()), WAIT_MS))
     assert cluster.called == [CONTROLLER, CONTROLLER + 2]
+
+
+def test_the_controller_of_a_cluster_that_was_made_anew_is_called_though_its_epochs_are_lower():
+    class MadeAnew(FailingOver):
+        """At first its controller is another one, of a much later epoch, which then is gone."""
+
+        cluster_id = "first"
+
+        async def call(self, node_id: int, request: object, timeout_ms: int) -> object:
+            response = await super().call(node_id, request, timeout_ms)
+            return (
+                replace(response, cluster_id=self.cluster_id)
+                if isinstance(response, MetadataResponse)
+                else response
+            )
+
+    async def twice(metadata: ClusterMetadata) -> None:
+        await metadata.nodes.call_controller(MetadataRequest(()), WAIT_MS)
+        metadata.nodes.active.learn(CONTROLLER, 100)
+        cluster.cluster_id = "second"
+        await metadata.nodes.call_controller(MetadataRequest(()), WAIT_MS)
+
+    cluster = MadeAnew(NetworkException("gone"))
+    asked(cluster, twice)
+    assert cluster.called[:2] == [CONTROLLER, CONTROLLER + 2]
+    assert cluster.called[2:] == [
+        CONTROLLER,
+        CONTROLLER,
+        CONTROLLER + 2,
+    ]  # as learnt, as named anew, as found
 
 
 def test_a_broker_that_does_not_answer_is_passed_over():

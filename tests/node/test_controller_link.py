@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from rayka.errors import BrokerNotAvailable, NetworkException, NotController, RequestTimedOut
+from rayka.errors import (
+    BrokerNotAvailable,
+    NetworkException,
+    NotController,
+    RequestTimedOut,
+    UnknownServerError,
+)
 from rayka.ids import NO_NODE, Role
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.protocol.active_controller import ActiveController
@@ -161,6 +167,59 @@ def test_a_leader_that_does_not_serve_is_looked_for_again(error: Exception) -> N
             await link.call(HEARTBEAT, 1_000)
         await link.call(HEARTBEAT, 1_000)
         assert controllers.called == [3001, 3001]
+
+    run(scenario())
+
+
+def test_a_call_that_waits_for_a_leader_that_was_succeeded_may_have_run() -> None:
+    async def scenario() -> None:
+        controllers = Controllers(dict.fromkeys(CONTROLLERS, (3001, 5)))
+        active = ActiveController(controllers)
+        controllers.hung[3001] = asyncio.Event()
+        active.suggest(3001)
+        waiting = asyncio.ensure_future(active.call(HEARTBEAT, 60_000))
+        await asyncio.sleep(1)
+        active.learn(3002, 6)
+        with pytest.raises(NotController) as raised:
+            await waiting
+        assert (raised.value.may_have_run, active.leader_id) == (True, 3002)
+
+    run(scenario())
+
+
+def test_a_leader_that_a_broker_names_is_called_unless_it_is_the_one_that_failed() -> None:
+    async def scenario() -> None:
+        controllers = Controllers({3001: None, 3002: (3003, 6), 3003: (3003, 6)})
+        active = ActiveController(controllers)
+        active.suggest(3001)
+        with pytest.raises(NetworkException):
+            await active.call(HEARTBEAT, 1_000)
+        active.suggest(3001)
+        active.suggest(NO_NODE)
+        await active.call(HEARTBEAT, 1_000)
+        assert (controllers.asked, controllers.called) == ([3001, 3002], [3001, 3003])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("caller", "expected"), [(ActiveController, UnknownServerError), (ControllerLink, NetworkException)]
+)
+def test_a_bug_of_a_controller_is_an_error_that_passes_for_a_node_alone(
+    caller: type[ActiveController], expected: type[Exception]
+) -> None:
+    class Broken(Controllers):
+        async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+            response = await super().call(node_id, request, timeout_ms)
+            if isinstance(response, HeartbeatResponse):
+                raise UnknownServerError("a bug")
+            return response
+
+    async def scenario() -> None:
+        active = caller(Broken(dict.fromkeys(CONTROLLERS, (3001, 5))))
+        with pytest.raises(expected, match="a bug"):
+            await active.call(HEARTBEAT, 1_000)
+        assert active.leader_id == NO_NODE
 
     run(scenario())
 
