@@ -17,9 +17,9 @@ from rayka.actors.names import actor_name
 from rayka.actors.network import RayNetwork
 from rayka.actors.ray_records import has_exited, has_left
 from rayka.config import ClusterSpec
-from rayka.errors import ApiError, RetriableApiError
+from rayka.errors import ApiError
 from rayka.ids import node_name
-from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.controller_link import ControllerLink
 from rayka.protocol.cluster import NodeState, StatusRequest
 from rayka.protocol.replication import ReportExitRequest
 
@@ -114,17 +114,13 @@ class ExitWatch:
         """Until the controller has heard of it, or would have found out by itself."""
         request = ReportExitRequest(process.broker_id, process.incarnation_id)
         name = actor_name(self._spec.name, process.broker_id)
-        loop, pauses = asyncio.get_running_loop(), Pauses()
-        deadline_s = loop.time() + self._spec.config.broker_session_timeout_ms / 1000
-        while loop.time() < deadline_s:
-            try:
-                response = await self._link.call(request, _CALL_TIMEOUT_MS)
-            except RetriableApiError:
-                await pauses.pause()
-            else:
-                outcome = "is fenced" if response.is_fenced else "has been succeeded already"
-                return _logger.info("process %d of %s has exited; it %s", process.pid, name, outcome)
-        _logger.warning(
-            "process %d of %s has exited, and no controller heard of it in time", process.pid, name
-        )
-        return None
+        try:
+            async with asyncio.timeout(self._spec.config.broker_session_timeout_ms / 1000):
+                response = await self._link.call_until_answered(request, _CALL_TIMEOUT_MS)
+        except TimeoutError:
+            _logger.warning(
+                "process %d of %s has exited, and no controller heard of it in time", process.pid, name
+            )
+        else:
+            outcome = "is fenced" if response.is_fenced else "has been succeeded already"
+            _logger.info("process %d of %s has exited; it %s", process.pid, name, outcome)

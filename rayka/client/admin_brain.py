@@ -14,8 +14,7 @@ from rayka.client.admin_partitions import AsyncPartitionAdmin, check_broker
 from rayka.client.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin_results import ClusterSummary, TopicDescription
 from rayka.client.bootstrap import ClusterHandle
-from rayka.client.cluster_nodes import ClusterNodes
-from rayka.client.metadata import NoSuchTopic, no_such_topic
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.refusal import refusal
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
@@ -37,10 +36,11 @@ class AsyncAdmin:
     def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
         self.cluster_name = handle.name
         self.timeout_ms = config.default_api_timeout_ms
-        self._nodes = ClusterNodes(handle.network(), handle.name, config, random)
+        metadata = self._metadata = ClusterMetadata(handle.network(), handle.name, config, random)
+        self._nodes = metadata.nodes
         self.quorum = AsyncQuorumAdmin(self._nodes)
-        self.partitions = AsyncPartitionAdmin(self._nodes)
-        self.configs = AsyncConfigAdmin(self._nodes)
+        self.partitions = AsyncPartitionAdmin(metadata)
+        self.configs = AsyncConfigAdmin(metadata)
 
     def __repr__(self) -> str:
         return f"<AsyncAdmin of {self.cluster_name}>"
@@ -74,7 +74,7 @@ class AsyncAdmin:
     async def delete_topic(self, name: str) -> None:
         response = await self._nodes.call_controller(DeleteTopicsRequest((name,)), self.timeout_ms)
         if response.topics[0].error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise no_such_topic(name, self.cluster_name, await self.list_topics())
+            raise await self._metadata.no_such_topic(name, self.timeout_ms)
         self._check(response.topics)
         await self._nodes.wait_until_applied(response.metadata_offset, self.timeout_ms)
 
@@ -83,7 +83,7 @@ class AsyncAdmin:
         response, may_have_run = await self._nodes.call_controller_again(request, self.timeout_ms)
         (result,) = response.topics
         if result.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise no_such_topic(wanted.name, self.cluster_name, await self.list_topics())
+            raise await self._metadata.no_such_topic(wanted.name, self.timeout_ms)
         if may_have_run and result.error_code is ErrorCode.INVALID_PARTITIONS:
             existing = await self._topic(wanted.name)
             if not _has_partitions(existing, wanted):
@@ -122,7 +122,7 @@ class AsyncAdmin:
 
     async def _check_known(self, topic: MetadataTopic) -> None:
         if topic.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise no_such_topic(topic.name, self.cluster_name, await self.list_topics())
+            raise await self._metadata.no_such_topic(topic.name, self.timeout_ms)
         if topic.error_code is not ErrorCode.NONE:
             raise self._refusal(topic.name, topic.error_code)
 

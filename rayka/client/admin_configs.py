@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayka.client.admin_partition_results import ConfigValue
-from rayka.client.cluster_nodes import ClusterNodes
-from rayka.client.metadata import no_such_topic
+from rayka.client.metadata import ClusterMetadata
 from rayka.client.refusal import refusal
 from rayka.config import BrokerConfig, TopicConfig, dotted
 from rayka.errors import ConfigError, ErrorCode
@@ -28,8 +27,9 @@ ALL_BROKERS = "all"
 class AsyncConfigAdmin:
     """See the module."""
 
-    def __init__(self, nodes: ClusterNodes) -> None:
-        self._nodes = nodes
+    def __init__(self, metadata: ClusterMetadata) -> None:
+        self._metadata = metadata
+        self._nodes = metadata.nodes
 
     def __repr__(self) -> str:
         return f"<AsyncConfigAdmin of {self._nodes.cluster_name}>"
@@ -58,11 +58,9 @@ class AsyncConfigAdmin:
     ) -> None:
         if code is ErrorCode.NONE:
             return
-        cluster_name = self._nodes.cluster_name
         if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            known = (await self._nodes.describe(None, timeout_ms)).topics
-            raise no_such_topic(resource.resource_name, cluster_name, [each.name for each in known])
-        raise refusal(code, message, subject=_what(resource), cluster_name=cluster_name)
+            raise await self._metadata.no_such_topic(resource.resource_name, timeout_ms)
+        raise refusal(code, message, subject=_what(resource), cluster_name=self._nodes.cluster_name)
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:

@@ -7,7 +7,7 @@ B46, G11).
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 from uuid import UUID
 
 from rayka.client.admin_partition_results import (
@@ -18,23 +18,21 @@ from rayka.client.admin_partition_results import (
     ReplicaLogInfo,
 )
 from rayka.client.admin_results import Looks, ReplicaLook
-from rayka.client.cluster_nodes import ClusterNodes
-from rayka.client.metadata import no_such_topic
-from rayka.client.offset_lookup import check_partition
+from rayka.client.leader_calls import LeaderCalls, LeaderRequest
+from rayka.client.metadata import ClusterMetadata, check_partition
 from rayka.client.refusal import refusal
-from rayka.client.retry import Retry
 from rayka.errors import (
     ApiError,
     BrokerIdNotRegistered,
     ErrorCode,
-    LeaderNotAvailable,
 )
-from rayka.ids import NO_NODE, TopicPartition, node_name
+from rayka.ids import TopicPartition, node_name
 from rayka.protocol.cluster import MetadataPartition, MetadataTopic
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
+    DeleteRecordsResult,
     DescribeLogDirsRequest,
     ElectionType,
     ElectLeadersRequest,
@@ -51,8 +49,9 @@ _NODE_TIMEOUT_MS = 3_000  # one that hangs must not hold up what the others say
 class AsyncPartitionAdmin:
     """See the module."""
 
-    def __init__(self, nodes: ClusterNodes) -> None:
-        self._nodes = nodes
+    def __init__(self, metadata: ClusterMetadata) -> None:
+        self._metadata = metadata
+        self._nodes = metadata.nodes
 
     def __repr__(self) -> str:
         return f"<AsyncPartitionAdmin of {self._nodes.cluster_name}>"
@@ -160,87 +159,29 @@ class AsyncPartitionAdmin:
         self, offsets: Mapping[TopicPartition, int], timeout_ms: int
     ) -> dict[TopicPartition, int]:
         """The lowest log start offset of each partition afterwards. Raises as `Admin.delete_records`."""
-        retry = Retry(timeout_ms, self._nodes.backoff)
-        low_watermarks: dict[TopicPartition, int] = {}
-        while True:
-            left = {tp: offset for tp, offset in offsets.items() if tp not in low_watermarks}
-            problem = await self._delete_once(left, low_watermarks, retry.remaining_ms)
-            if problem is None:
-                return {tp: low_watermarks[tp] for tp in offsets}
-            if problem.is_final or not await retry.pause():
-                raise problem.error
-
-    async def _delete_once(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        low_watermarks: dict[TopicPartition, int],
-        timeout_ms: int,
-    ) -> "_Refusal | None":
-        """Asks each leader once; adds to `low_watermarks`, and returns the gravest error."""
-        by_leader = await self._by_leader(offsets, timeout_ms)
-        asking = [self._delete_at(each, parts, timeout_ms) for each, parts in by_leader.items()]
-        problems: list[_Refusal] = []
-        for outcomes in await asyncio.gather(*asking):
-            for tp, outcome in outcomes:
-                if isinstance(outcome, int):
-                    low_watermarks[tp] = outcome
-                else:
-                    problems.append(outcome)
-        return max(problems, key=lambda each: each.is_final, default=None)
-
-    async def _by_leader(
-        self, offsets: Mapping[TopicPartition, int], timeout_ms: int
-    ) -> dict[int, list[tuple[TopicPartition, DeleteRecordsPartition]]]:
-        """What is asked of each leader, by the controller's newest image; of -1 what nobody leads."""
         names = tuple(dict.fromkeys(tp.topic for tp in offsets))
-        topics = {each.name: each for each in (await self._nodes.describe(names, timeout_ms)).topics}
-        by_leader: dict[int, list[tuple[TopicPartition, DeleteRecordsPartition]]] = {}
-        for tp, offset in offsets.items():
-            topic = topics[tp.topic]
-            if topic.error_code is not ErrorCode.NONE:
-                raise no_such_topic(tp.topic, self._nodes.cluster_name, await self._names(timeout_ms))
-            check_partition(topic, tp.partition)
-            part = DeleteRecordsPartition(topic.topic_id, tp.partition, offset)
-            by_leader.setdefault(topic.partitions[tp.partition].leader_id, []).append((tp, part))
-        return by_leader
-
-    async def _delete_at(
-        self, leader_id: int, parts: Sequence[tuple[TopicPartition, DeleteRecordsPartition]], timeout_ms: int
-    ) -> "list[tuple[TopicPartition, int | _Refusal]]":
-        if leader_id == NO_NODE:
-            return [(tp, _refusal(LeaderNotAvailable(f"{tp} has no leader just now"))) for tp, _ in parts]
-        timeout_ms = min(timeout_ms, self._nodes.request_timeout_ms)
-        request = DeleteRecordsRequest(timeout_ms, tuple(part for _, part in parts))
-        try:
-            response = await self._nodes.network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
-        except ApiError as error:
-            return [(tp, _refusal(error)) for tp, _ in parts]
-        outcomes: list[tuple[TopicPartition, int | _Refusal]] = []
-        for (tp, _), result in zip(parts, response.partitions, strict=True):
-            if result.error_code is ErrorCode.NONE:
-                outcomes.append((tp, result.low_watermark))
-            else:
-                said, name = f"{node_name(leader_id)}: {result.error_message}", self._nodes.cluster_name
-                refused = _refusal(refusal(result.error_code, said, subject=repr(tp), cluster_name=name))
-                # Its leader has waited already, and has deleted the records.
-                has_waited = result.error_code is ErrorCode.REQUEST_TIMED_OUT
-                outcomes.append((tp, refused._replace(is_final=refused.is_final or has_waited)))
-        return outcomes
-
-    async def _names(self, timeout_ms: int) -> list[str]:
-        response = await self._nodes.describe(None, timeout_ms)
-        return sorted(each.name for each in response.topics)
+        topics = {each.name: each for each in (await self._metadata.renew(names, timeout_ms)).topics}
+        for tp in offsets:
+            if topics[tp.topic].error_code is not ErrorCode.NONE:
+                raise await self._metadata.no_such_topic(tp.topic, timeout_ms)
+            check_partition(topics[tp.topic], tp.partition)
+        leaders = LeaderCalls(self._nodes.network, self._metadata)
+        found = await leaders.call(_DeleteRecords(), offsets, timeout_ms)
+        return {tp: found[tp].low_watermark for tp in offsets}
 
 
-class _Refusal(NamedTuple):
-    """Why a partition's records were not deleted everywhere, and whether asking again is of no use."""
+class _DeleteRecords(LeaderRequest[int, DeleteRecordsResult]):
+    grace_ms = _NODE_TIMEOUT_MS
+    final_codes = (ErrorCode.REQUEST_TIMED_OUT,)  # its leader has waited already, and has deleted the records
 
-    error: ApiError
-    is_final: bool
+    def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: int) -> DeleteRecordsPartition:
+        return DeleteRecordsPartition(topic.topic_id, partition.partition, wanted)
 
+    def request(self, parts: tuple[Any, ...], timeout_ms: int) -> DeleteRecordsRequest:
+        return DeleteRecordsRequest(timeout_ms, parts)
 
-def _refusal(error: ApiError) -> _Refusal:
-    return _Refusal(error, not error.retriable)
+    def refusal(self, where: TopicPartition, node_id: int, message: str, cluster_name: str) -> str:
+        return f"{where!r} of cluster {cluster_name!r}: {node_name(node_id)}: {message}"
 
 
 def check_broker(broker_id: int, cluster_name: str, registered: Sequence[int]) -> None:

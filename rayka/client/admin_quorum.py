@@ -5,7 +5,7 @@ sent once and never repeated, for a repeated one would be told that it is done a
 describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
 from rayka.client.admin_results import QuorumInfo, ReplicaState
@@ -88,30 +88,34 @@ class AsyncQuorumAdmin:
         """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
         if node_id not in possible_controllers([*await self._nodes.network.node_ids(), node_id]):
             raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
-        retry = Retry(timeout_ms, self._nodes.backoff)
-        while True:
-            info = await self.describe(retry.remaining_ms)
-            chosen = directory_id or _observer(info, node_id).directory_id
-            key = ReplicaKey(node_id, chosen)
-            try:
-                return await self._change(AddRaftVoterRequest, info.leader_id, key, retry.remaining_ms)
-            except DuplicateVoter as error:
-                raise DuplicateVoter(_duplicate(info, key, str(error))) from error
-            except ApiError as error:
-                await self._pause_or_raise(error, retry)
+        await self._change(AddRaftVoterRequest, node_id, directory_id, _observer, timeout_ms)
 
     async def remove_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
         """Takes a vote away. Raises as `Admin.remove_raft_voter`."""
+        await self._change(RemoveRaftVoterRequest, node_id, directory_id, _voter, timeout_ms)
+
+    async def _change(
+        self,
+        request_type: ChangeType,
+        node_id: int,
+        directory_id: UUID | None,
+        choose: Callable[[QuorumInfo, int], ReplicaState],
+        timeout_ms: int,
+    ) -> None:
+        """Asks again where the request only met the wrong node, or one that has just died before it was asked."""
         retry = Retry(timeout_ms, self._nodes.backoff)
         while True:
             info = await self.describe(retry.remaining_ms)
-            key = ReplicaKey(node_id, directory_id or _voter(info, node_id).directory_id)
+            key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
             try:
-                return await self._change(RemoveRaftVoterRequest, info.leader_id, key, retry.remaining_ms)
+                return await self._send(request_type, info.leader_id, key, retry.remaining_ms)
+            except DuplicateVoter as error:
+                raise DuplicateVoter(_duplicate(info, key, str(error))) from error
             except ApiError as error:
-                await self._pause_or_raise(error, retry)
+                if error.code not in (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION) or not await retry.pause():
+                    raise
 
-    async def _change(
+    async def _send(
         self, request_type: ChangeType, leader_id: int, voter: ReplicaKey, timeout_ms: int
     ) -> None:
         """Raises the ApiError that the leader gave, UnavailableError when its answer was lost."""
@@ -126,11 +130,6 @@ class AsyncQuorumAdmin:
             ) from error
         if response.error_code is not _DONE:
             raise error_for(response.error_code, response.error_message or response.error_code.name)
-
-    async def _pause_or_raise(self, error: ApiError, retry: Retry) -> None:
-        """Pauses when the request only met the wrong node, or one that has just died."""
-        if error.code not in (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION) or not await retry.pause():
-            raise error
 
 
 def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:

@@ -21,6 +21,7 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
+from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.record import Record
 from rayka.client.serializers import deserializer
 from rayka.config import ConsumerConfig
@@ -263,7 +264,8 @@ class Consumer:
     def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         wanted = dict.fromkeys(_partitions(partitions), timestamp_ms)
         self._check_open()
-        found = self._run(self._fetcher.lookup.offsets(wanted, self._config.default_api_timeout_ms))
+        timeout_ms = self._config.default_api_timeout_ms
+        found = self._run(self._fetcher.leaders.call(LIST_OFFSETS, wanted, timeout_ms))
         return {tp: found[tp].offset for tp in wanted}
 
     def _run(self, coroutine: Any, timeout_ms: float | None = None) -> Any:

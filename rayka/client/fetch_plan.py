@@ -10,9 +10,8 @@ import asyncio
 from typing import NamedTuple
 
 from rayka.client.fetch_state import FetchState, FetchTicket
-from rayka.client.metadata import ClusterMetadata, NoSuchTopic
+from rayka.client.metadata import ClusterMetadata, NoSuchTopic, no_such_partition
 from rayka.client.node_fetches import NodeFetches
-from rayka.client.offset_lookup import no_such_partition
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataTopic
 from rayka.protocol.fetch import FetchPartition

@@ -10,7 +10,8 @@ from itertools import islice
 from typing import Any
 
 from rayka.client.fetch_state import FetchState, OnError
-from rayka.client.offset_lookup import OffsetLookup
+from rayka.client.leader_calls import LeaderCalls
+from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.errors import OffsetOutOfRange, RaykaError
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartitionResult
@@ -24,14 +25,14 @@ class FetchStarts:
     def __init__(
         self,
         state: FetchState,
-        lookup: OffsetLookup,
+        leaders: LeaderCalls,
         timeout_ms: int,
         *,
         wake: Callable[[], object],
         on_error: OnError,
     ) -> None:
         self._state = state
-        self._lookup = lookup
+        self._leaders = leaders
         self._timeout_ms = timeout_ms
         self._wake = wake
         self._on_error = on_error
@@ -65,10 +66,11 @@ class FetchStarts:
         self, wanted: Mapping[TopicPartition, int], generations: Mapping[TopicPartition, int]
     ) -> None:
         try:
-            await self._lookup.offsets(
+            await self._leaders.call(
+                LIST_OFFSETS,
                 wanted,
                 self._timeout_ms,
-                lambda found: self._on_found(generations, found),
+                on_found=lambda found: self._on_found(generations, found),
                 on_refused=lambda tp, error: self._on_refused(generations[tp], tp, error),
             )
         finally:

@@ -25,9 +25,9 @@ from rayka.client.fetch_exchange import FetchExchange
 from rayka.client.fetch_plan import FetchPlanner
 from rayka.client.fetch_starts import FetchStarts
 from rayka.client.fetch_state import Fetched, FetchState, FetchTicket
-from rayka.client.metadata import ClusterMetadata, topic_recreated
+from rayka.client.leader_calls import LeaderCalls
+from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
 from rayka.client.node_fetches import NodeFetches
-from rayka.client.offset_lookup import OffsetLookup, check_partition, topic_with
 from rayka.client.retry import Backoff
 from rayka.client.silence import SilenceWatch
 from rayka.client.subscription import Subscription
@@ -55,7 +55,7 @@ class Fetcher:
         """`metadata`: shared by fetchers of the same topics one after another; else the fetcher has its own."""
         network = self._network = SilenceWatch(handle.network(), handle.name)
         self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
-        self.lookup = OffsetLookup(network, self.metadata, config, random)
+        self.leaders = LeaderCalls(network, self.metadata)
         self.state = FetchState(
             auto_offset_reset=config.auto_offset_reset,
             partition_bytes_max=config.max_partition_fetch_bytes,
@@ -70,7 +70,7 @@ class Fetcher:
         self._news = asyncio.Event()
         self._starts = FetchStarts(
             self.state,
-            self.lookup,
+            self.leaders,
             config.default_api_timeout_ms,
             wake=self._wake.set,
             on_error=self._on_error,
@@ -114,7 +114,7 @@ class Fetcher:
     async def _topics(self, last_partitions: Mapping[str, int]) -> dict[str, MetadataTopic]:
         timeout_ms = self._config.default_api_timeout_ms
         topics = {
-            name: await topic_with(self.metadata, name, last, timeout_ms)
+            name: await self.metadata.topic_with(name, last, timeout_ms)
             for name, last in last_partitions.items()
         }
         return {name: self.metadata.cached(name) or topic for name, topic in topics.items()}

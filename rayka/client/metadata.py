@@ -27,7 +27,7 @@ from rayka.errors import (
     error_for,
 )
 from rayka.ports import Network
-from rayka.protocol.cluster import MetadataRequest, MetadataResponse, MetadataTopic
+from rayka.protocol.cluster import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
 
 _NAMES_SHOWN = 5
 
@@ -127,6 +127,22 @@ class ClusterMetadata:
                         raise problem
                     raise self.nodes.unavailable(str(problem), problem)
 
+    async def topic_with(self, name: str, partition: int, timeout_ms: int) -> MetadataTopic:
+        """The topic, asked of the active controller if the partition is not among those known: it may have been added.
+
+        Raises as `topic`. Whether the partition exists then is for the caller to check.
+        """
+        topic = await self.topic(name, timeout_ms)
+        if partition >= len(topic.partitions):
+            await self.renew((name,), timeout_ms)
+            topic = await self.topic(name, timeout_ms)
+        return topic
+
+    def partition(self, name: str, number: int) -> MetadataPartition | None:
+        """As last heard of, None if never."""
+        topic = self.cached(name)
+        return topic.partitions[number] if topic and number < len(topic.partitions) else None
+
     async def refresh(self, names: Iterable[str]) -> RaykaError | None:
         """Asks for the topics again, once, together with all who ask meanwhile; returns what went wrong, or None.
 
@@ -134,12 +150,19 @@ class ClusterMetadata:
         """
         return await asyncio.shield(self._ask_soon(names))
 
-    async def renew(self, name: str, timeout_ms: int) -> None:
-        """Fetches the topic as the active controller knows it now, which no broker can be ahead of.
+    async def renew(self, names: tuple[str, ...], timeout_ms: int) -> MetadataResponse:
+        """Fetches the topics as the active controller knows them now, which no broker can be ahead of.
 
-        Raises UnavailableError when none answers in time. Changes nothing when the topic is gone.
+        Raises UnavailableError when none answers in time. Changes nothing of a topic that is gone.
         """
-        self._store(await self.nodes.describe((name,), timeout_ms))
+        response = await self.nodes.describe(names, timeout_ms)
+        self._store(response)
+        return response
+
+    async def no_such_topic(self, name: str, timeout_ms: int) -> NoSuchTopic:
+        """The error for a topic that the controller does not know, with those that it knows."""
+        known = (await self.nodes.describe(None, timeout_ms)).topics
+        return no_such_topic(name, self.cluster_name, [each.name for each in known])
 
     def missing(self, name: str) -> ApiError | None:
         """Why the topic cannot be used, when the last refresh found that it is gone."""
@@ -237,6 +260,19 @@ def no_such_topic(name: str, cluster_name: str, known: Sequence[str], *, advice:
         hint = "it has no topics"
     return NoSuchTopic(
         f"cluster {cluster_name!r} has no topic {name!r}: {hint}" + (f"; {advice}" if advice else "")
+    )
+
+
+def check_partition(topic: MetadataTopic, partition: int) -> None:
+    """Raises UnknownTopicOrPartition, not retriable, unless the topic has a partition of that number."""
+    if not 0 <= partition < len(topic.partitions):
+        raise no_such_partition(topic, partition)
+
+
+def no_such_partition(topic: MetadataTopic, partition: int) -> NoSuchTopic:
+    """The error that says how many partitions the topic has."""
+    return NoSuchTopic(
+        f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}, found {partition}"
     )
 
 

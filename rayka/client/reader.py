@@ -21,8 +21,9 @@ from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer import is_int, parse_options, topic_names
 from rayka.client.delivery import Delivery
 from rayka.client.fetcher import Fetcher
+from rayka.client.leader_calls import LeaderCalls
+from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.metadata import ClusterMetadata, TopicRecreated
-from rayka.client.offset_lookup import OffsetLookup
 from rayka.client.record import Record
 from rayka.client.serializers import deserializer
 from rayka.client.timestamps import timestamp_ms_of
@@ -149,11 +150,11 @@ class Reader:
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         network, config, random = self._handle.network(), self._config, Random()
         metadata = self._metadata = ClusterMetadata(network, self._handle.name, config, random)
-        offsets = OffsetLookup(network, metadata, config, random)
+        leaders = LeaderCalls(network, metadata)
 
         async def lookup(timestamp_ms: int) -> dict[TopicPartition, int]:
             timeout_ms, wanted = config.default_api_timeout_ms, dict.fromkeys(partitions, timestamp_ms)
-            found = await offsets.offsets(wanted, timeout_ms, topic_ids=self._topic_ids)
+            found = await leaders.call(LIST_OFFSETS, wanted, timeout_ms, topic_ids=self._topic_ids)
             return {tp: found[tp].offset for tp in partitions}
 
         while True:

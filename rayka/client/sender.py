@@ -143,7 +143,7 @@ class Sender:
 
     async def renew_topic(self, name: str) -> None:
         """Makes the topic known as the active controller has it now. Raises UnavailableError."""
-        await self._metadata.renew(name, self._config.max_block_ms)
+        await self._metadata.renew((name,), self._config.max_block_ms)
 
     def finish_alone(self) -> None:
         """The producer was dropped: what is left goes now. From here on only the loop refers to the sender, until it is

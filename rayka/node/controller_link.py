@@ -6,7 +6,7 @@ Kafka: `NodeToControllerChannelManager`.
 import asyncio
 from typing import TypeVar
 
-from rayka.errors import NetworkException, UnknownServerError
+from rayka.errors import NetworkException, RetriableApiError, UnknownServerError
 from rayka.ports import Request
 from rayka.protocol.active_controller import ActiveController
 
@@ -25,6 +25,15 @@ class ControllerLink(ActiveController):
             return await super().call(request, timeout_ms)
         except UnknownServerError as error:
             raise NetworkException(str(error)) from error
+
+    async def call_until_answered(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+        """The answer to the first attempt that has one, each of so long at most, however many it takes."""
+        pauses = Pauses()
+        while True:
+            try:
+                return await self.call(request, timeout_ms)
+            except RetriableApiError:
+                await pauses.pause()
 
 
 class Pauses:

@@ -8,12 +8,15 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from random import Random
+from typing import Any
 from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
+from rayka.client.call_watch import Patience
+from rayka.client.leader_calls import LeaderCalls, LeaderRequest
+from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic, TopicRecreated
-from rayka.client.offset_lookup import OffsetLookup
-from rayka.client.retry import Backoff, Retry
+from rayka.client.retry import Retry
 from rayka.config import AdminConfig
 from rayka.errors import (
     ApiError,
@@ -22,7 +25,6 @@ from rayka.errors import (
     OffsetOutOfRange,
     RequestTimedOut,
     UnknownTopicOrPartition,
-    error_for,
 )
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.mapped_reader import is_local_directory
@@ -64,8 +66,7 @@ class TopicClient:
         self._cluster = handle.name
         self._network = handle.network()
         self._metadata = ClusterMetadata(self._network, handle.name, config, random)
-        self._lookup = OffsetLookup(self._network, self._metadata, config, random)
-        self._backoff = Backoff.of(config, random)
+        self._leaders = LeaderCalls(self._network, self._metadata)
 
     async def available(self, topics: Iterable[str]) -> dict[TopicPartition, AvailableRange]:
         """What each partition of the topics holds now, in order.
@@ -79,7 +80,9 @@ class TopicClient:
         ]
         try:
             starts, ends = [
-                await self._lookup.offsets(dict.fromkeys(partitions, timestamp), TIMEOUT_MS, topic_ids=ids)
+                await self._leaders.call(
+                    LIST_OFFSETS, dict.fromkeys(partitions, timestamp), TIMEOUT_MS, topic_ids=ids
+                )
                 for timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
             ]
         except NoSuchTopic as error:
@@ -115,8 +118,10 @@ class TopicClient:
         return tuple(found)
 
     async def _locate_next(self, wanted: OffsetRange, offset: int) -> FetchPartitionResult | None:
-        retry = Retry(TIMEOUT_MS, self._backoff)
-        leader = await self._leader(wanted, retry)
+        topic = await self._topic(wanted)
+        leader = topic.partitions[wanted.topic_partition.partition]
+        if leader.leader_id == NO_NODE:
+            raise LeaderNotAvailable(f"{wanted.topic_partition!r} has no leader just now")
         nearest = self._nearest(leader)
         if nearest is None:
             return None
@@ -135,10 +140,14 @@ class TopicClient:
             rack_id=nearest.rack or nearest.host,
         )
         try:
-            return await self._ask(nearest.node_id, request, f"{wanted.topic_partition!r}", retry)
+            (result,) = (await self._network.call(nearest.node_id, request, TIMEOUT_MS)).partitions
+            if result.error_code is ErrorCode.NONE:
+                return result
+            problem = f"{result.error_code.name} {result.error_message}"
         except ApiError as error:
-            logger.info("a follower on this machine is of no use: %s", error)
-            return None
+            problem = str(error)
+        logger.info("a follower on this machine is of no use for %r: %s", wanted.topic_partition, problem)
+        return None
 
     def _nearest(self, partition: MetadataPartition) -> MetadataBroker | None:
         """The leader or else a replica in sync, if this machine can open all its data directories."""
@@ -154,51 +163,27 @@ class TopicClient:
 
         Raises OffsetOutOfRange, TopicRecreated, TopicDeleted, or the last error when the time is over.
         """
-        retry = Retry(TIMEOUT_MS, self._backoff)
+        tp, retry = wanted.topic_partition, Retry(TIMEOUT_MS, self._metadata.nodes.backoff)
+        api, ids = _FetchRange(offset, local_directory_ids), {tp.topic: wanted.topic_id}
         while True:
             try:
-                return await self._fetch_once(wanted, offset, local_directory_ids, retry)
-            except ApiError as error:
-                if not error.retriable or not await retry.pause():
-                    raise
-            await self._metadata.refresh((wanted.topic_partition.topic,))
+                result = (await self._leaders.call(api, {tp: offset}, retry.remaining_ms, topic_ids=ids))[tp]
+            except (NoSuchTopic, TopicRecreated):
+                await self._topic(wanted)  # raises what a query says of it
+                raise
+            if result.next_offset > offset:
+                return result
+            if not await retry.pause():
+                where = f"{tp!r} of cluster {self._cluster!r} at offset {offset}"
+                raise RequestTimedOut(
+                    f"{where}: nothing came, though offsets up to {wanted.end_offset} were there"
+                )
 
-    async def _fetch_once(
-        self, wanted: OffsetRange, offset: int, local_directory_ids: tuple[UUID, ...], retry: Retry
-    ) -> FetchPartitionResult:
-        leader = await self._leader(wanted, retry)
-        max_bytes = _EVERYTHING_BYTES if local_directory_ids else _FETCH_BYTES_MAX
-        part = FetchPartition(wanted.topic_id, leader.partition, offset, max_bytes, leader.leader_epoch)
-        request = FetchRequest(_FETCH_WAIT_MS, 1, max_bytes, (part,), local_directory_ids=local_directory_ids)
-        where = f"{wanted.topic_partition!r} of cluster {self._cluster!r} at offset {offset}"
-        result = await self._ask(leader.leader_id, request, where, retry)
-        if result.next_offset <= offset:
-            raise RequestTimedOut(
-                f"{where}: nothing came, though offsets up to {wanted.end_offset} were there"
-            )
-        return result
-
-    async def _ask(
-        self, node_id: int, request: FetchRequest, where: str, retry: Retry
-    ) -> FetchPartitionResult:
-        response = await self._network.call(node_id, request, retry.remaining_ms)
-        (result,) = response.partitions
-        if result.error_code is not ErrorCode.NONE:
-            raise error_for(result.error_code, f"{where}: {result.error_message}")
-        return result
-
-    async def _leader(self, wanted: OffsetRange, retry: Retry) -> MetadataPartition:
-        topic = await self._topic(wanted, retry)
-        leader = topic.partitions[wanted.topic_partition.partition]
-        if leader.leader_id == NO_NODE:
-            raise LeaderNotAvailable(f"{wanted.topic_partition!r} has no leader just now")
-        return leader
-
-    async def _topic(self, wanted: OffsetRange, retry: Retry) -> MetadataTopic:
+    async def _topic(self, wanted: OffsetRange) -> MetadataTopic:
         """The topic that the query was made for."""
         name = wanted.topic_partition.topic
         try:
-            topic = await self._metadata.topic(name, retry.remaining_ms)
+            topic = await self._metadata.topic(name, TIMEOUT_MS)
         except NoSuchTopic as error:
             raise TopicDeleted(f"{self._deleted(name)} after the query was made") from error
         if topic.topic_id != wanted.topic_id:
@@ -210,6 +195,28 @@ class TopicClient:
 
     def _deleted(self, name: str) -> str:
         return f"topic {name!r} of cluster {self._cluster!r} was deleted"
+
+
+class _FetchRange(LeaderRequest[int, FetchPartitionResult]):
+    """One fetch from an offset on."""
+
+    patience = Patience(least_s=2 * _FETCH_WAIT_MS / 1000, most_s=4 * _FETCH_WAIT_MS / 1000)
+
+    def __init__(self, offset: int, local_directory_ids: tuple[UUID, ...]) -> None:
+        self._offset = offset
+        self._local_directory_ids = local_directory_ids
+        self._max_bytes = _EVERYTHING_BYTES if local_directory_ids else _FETCH_BYTES_MAX
+
+    def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: int) -> FetchPartition:
+        epoch = partition.leader_epoch
+        return FetchPartition(topic.topic_id, partition.partition, wanted, self._max_bytes, epoch)
+
+    def request(self, parts: tuple[Any, ...], timeout_ms: int) -> FetchRequest:
+        ids = self._local_directory_ids
+        return FetchRequest(_FETCH_WAIT_MS, 1, self._max_bytes, parts, local_directory_ids=ids)
+
+    def refusal(self, where: TopicPartition, node_id: int, message: str, cluster_name: str) -> str:
+        return f"{where!r} of cluster {cluster_name!r} at offset {self._offset}: {message}"
 
 
 def _is_local(broker: MetadataBroker) -> bool:

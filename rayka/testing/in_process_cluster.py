@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from random import Random, SystemRandom
 from types import TracebackType
@@ -21,12 +20,11 @@ from typing import Any, Self
 from rayka import forks
 from rayka.client import io_thread
 from rayka.config import BrokerConfig
-from rayka.errors import RetriableApiError
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, Role, node_name, role_of
 from rayka.log.disk import LocalDisk
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.broker_node import BrokerNode
-from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.controller_link import ControllerLink
 from rayka.node.controller_node import ControllerNode
 from rayka.node.data_directories import DataDirectories
 from rayka.node.format import format_first_voters
@@ -286,24 +284,18 @@ class InProcessCluster:
 
     async def _await_active(self) -> int:
         """Asks until a controller answers what only the active one does."""
-        link, pauses = ControllerLink(self.network()), Pauses()
-        while True:
-            try:
-                response = await link.call(MetadataRequest(()), _CALL_TIMEOUT_MS)
-            except RetriableApiError:
-                await pauses.pause()
-            else:
-                return response.controller_id
+        link = ControllerLink(self.network())
+        return (await link.call_until_answered(MetadataRequest(()), _CALL_TIMEOUT_MS)).controller_id
 
     async def _await_partition(
         self, topic: str, partition: int, condition: Callable[[MetadataPartition], bool]
     ) -> MetadataPartition:
         link = ControllerLink(self.network())
         while True:
-            with suppress(RetriableApiError):
-                (described,) = (await link.call(MetadataRequest((topic,)), _CALL_TIMEOUT_MS)).topics
-                if partition < len(described.partitions) and condition(described.partitions[partition]):
-                    return described.partitions[partition]
+            response = await link.call_until_answered(MetadataRequest((topic,)), _CALL_TIMEOUT_MS)
+            known = response.topics[0].partitions
+            if partition < len(known) and condition(known[partition]):
+                return known[partition]
             await asyncio.sleep(_POLL_S)
 
     async def _replace_disk(self, node_id: int) -> None:

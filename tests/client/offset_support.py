@@ -6,8 +6,8 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+from rayka.client.leader_calls import LeaderCalls
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.offset_lookup import OffsetLookup
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, RequestTimedOut
 from rayka.ids import TopicPartition
@@ -74,11 +74,11 @@ def now_ms() -> int:
     return round(asyncio.get_running_loop().time() * 1000)
 
 
-def play(brokers: Brokers, scene: Callable[[OffsetLookup], Coroutine[Any, Any, Any]]) -> Any:
+def play(brokers: Brokers, scene: Callable[[LeaderCalls], Coroutine[Any, Any, Any]]) -> Any:
     async def main() -> Any:
         config = ConsumerConfig()
         metadata = ClusterMetadata(brokers, "scripted", config, Random(1))
-        return await scene(OffsetLookup(brokers, metadata, config, Random(1)))
+        return await scene(LeaderCalls(brokers, metadata))
 
     loop = VirtualLoop()
     try:

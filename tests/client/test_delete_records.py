@@ -8,7 +8,6 @@ import pytest
 
 from rayka.client.admin_partitions import AsyncPartitionAdmin
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
 from rayka.errors import ErrorCode, RequestTimedOut
 from rayka.protocol.partition_admin import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
@@ -40,7 +39,7 @@ def test_a_leader_that_has_waited_for_a_replica_is_not_asked_again() -> None:  #
     async def main() -> int:
         config, began_ms = AdminConfig(request_timeout_ms=2_000), now_ms()
         metadata = ClusterMetadata(brokers, "scripted", config, Random(1))
-        admin = AsyncPartitionAdmin(brokers, metadata, Backoff(100, 1_000, Random(1)), 2_000)
+        admin = AsyncPartitionAdmin(metadata)
         with pytest.raises(RequestTimedOut, match="broker-1: orders-0: not on broker-2"):
             await admin.delete_records({AT_A: 5, AT_B: 5}, 60_000)
         return now_ms() - began_ms

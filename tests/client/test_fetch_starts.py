@@ -8,7 +8,7 @@ import pytest
 
 from rayka.client.fetch_starts import FetchStarts
 from rayka.client.fetch_state import FetchState
-from rayka.client.offset_lookup import OffsetLookup
+from rayka.client.leader_calls import LeaderCalls
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, TopicPartition
 from tests.client.offset_support import AT_A, AT_B, A, Brokers, play
@@ -20,7 +20,7 @@ TIMEOUT_MS = 60_000
 class Starting:
     """A consumer of both partitions that begins to read, and what its application is told."""
 
-    def __init__(self, brokers: Brokers, lookup: OffsetLookup) -> None:
+    def __init__(self, brokers: Brokers, leaders: LeaderCalls) -> None:
         self.brokers = brokers
         self.state = FetchState(auto_offset_reset="earliest", partition_bytes_max=100, total_bytes_max=1_000)
         self.state.assign([AT_A, AT_B])
@@ -28,7 +28,7 @@ class Starting:
         self.woken_count = 0
         self.starts = FetchStarts(
             self.state,
-            lookup,
+            leaders,
             TIMEOUT_MS,
             wake=self._wake,
             on_error=lambda tp, error: self.refused.append(tp),
@@ -54,7 +54,7 @@ class Starting:
 
 def start(scene: Callable[[Starting], Coroutine[Any, Any, None]]) -> None:
     brokers = Brokers()
-    play(brokers, lambda lookup: scene(Starting(brokers, lookup)))
+    play(brokers, lambda leaders: scene(Starting(brokers, leaders)))
 
 
 async def look_up(starting: Starting) -> None:

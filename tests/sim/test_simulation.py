@@ -95,7 +95,7 @@ def test_no_session_of_many_brokers_ends_between_two_heartbeats() -> None:  # H4
     assert any(is_restless(swarm(seed, combined=False)) for seed in range(100))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [2, 3, 4])
 def test_combined_nodes_survive_a_mixture_of_faults(seed: int) -> None:  # decision 032
     topic = TopicPlan("data0", 2, 3, {"min.insync.replicas": "2"})
     options = swarm(seed, seconds=15.0, combined=True, voters=3, topics=(topic,), faults_per_minute=40.0)

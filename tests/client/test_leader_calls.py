@@ -1,16 +1,29 @@
-"""Which leaders a look-up of offsets asks, its waits, and which errors it reports; in virtual time (G12, G18)."""
+"""Which leaders a client asks, how long it waits, and which errors it reports; in virtual time (G12, G18)."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
+from rayka.client.admin_partitions import AsyncPartitionAdmin
+from rayka.client.leader_calls import LeaderCalls
+from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.metadata import TopicRecreated
-from rayka.client.offset_lookup import OffsetLookup
-from rayka.errors import ErrorCode, InvalidRequest, RaykaError, UnavailableError, UnknownTopicOrPartition
+from rayka.errors import (
+    ErrorCode,
+    InvalidRequest,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    RaykaError,
+    RequestTimedOut,
+    RetriableApiError,
+    UnavailableError,
+    UnknownTopicOrPartition,
+)
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
+from rayka.protocol.partition_admin import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
 from tests.client.offset_support import AT_A, AT_B, NEW_ID, OLD_ID, A, B, Brokers, now_ms, play
 
 BOTH = {AT_A: EARLIEST_TIMESTAMP, AT_B: EARLIEST_TIMESTAMP}
@@ -35,10 +48,10 @@ class LookedUp:
 def look_up(brokers: Brokers, after_ms: int, wanted: dict[TopicPartition, int] = BOTH) -> LookedUp:
     """The results, after so long, of a look-up that goes on after errors."""
 
-    async def scene(lookup: OffsetLookup) -> LookedUp:
+    async def scene(leaders: LeaderCalls) -> LookedUp:
         told = LookedUp()
         asking = asyncio.get_running_loop().create_task(
-            lookup.offsets(wanted, TIMEOUT_MS, told.on_found, on_refused=told.on_refused)
+            leaders.call(LIST_OFFSETS, wanted, TIMEOUT_MS, on_found=told.on_found, on_refused=told.on_refused)
         )
         await asyncio.sleep(after_ms / 1000)
         asking.cancel()
@@ -50,7 +63,7 @@ def look_up(brokers: Brokers, after_ms: int, wanted: dict[TopicPartition, int] =
 
 def test_all_leaders_are_asked_at_once() -> None:  # G12
     brokers = Brokers()
-    found = play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
+    found = play(brokers, lambda leaders: leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS))
     assert {tp: each.offset for tp, each in found.items()} == {AT_A: 10, AT_B: 11}
     assert [node_id for node_id, _ in brokers.asked] == [A, B]
 
@@ -71,10 +84,10 @@ def test_a_silent_leader_is_left_for_the_next_as_soon_as_there_is_one() -> None:
     brokers = Brokers()
     brokers.silent = [A]
 
-    async def scene(lookup: OffsetLookup) -> int:
+    async def scene(leaders: LeaderCalls) -> int:
         asyncio.get_running_loop().call_later(0.5, lambda: brokers.leaders.__setitem__(0, B))
         began_ms = now_ms()
-        await lookup.offsets(BOTH, TIMEOUT_MS)
+        await leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS)
         return now_ms() - began_ms
 
     assert 500 <= play(brokers, scene) <= 800  # a look every 100 ms, and the pause after a failure
@@ -97,7 +110,10 @@ def test_the_first_error_that_no_retry_mends_is_raised_while_another_leader_is_s
     brokers = Brokers()
     brokers.silent = [A]
     with pytest.raises(UnknownTopicOrPartition, match="found 2"):
-        play(brokers, lambda lookup: lookup.offsets({**BOTH, TopicPartition("orders", 2): -1}, TIMEOUT_MS))
+        play(
+            brokers,
+            lambda leaders: leaders.call(LIST_OFFSETS, {**BOTH, TopicPartition("orders", 2): -1}, TIMEOUT_MS),
+        )
 
 
 @pytest.mark.parametrize("is_mute", [False, True])
@@ -105,10 +121,10 @@ def test_without_an_answer_the_time_is_the_end(is_mute: bool) -> None:
     brokers = Brokers()
     brokers.silent, brokers.is_mute = [A, B], is_mute
 
-    async def scene(lookup: OffsetLookup) -> int:
+    async def scene(leaders: LeaderCalls) -> int:
         began_ms = now_ms()
         with pytest.raises(UnavailableError, match="'scripted'"):
-            await lookup.offsets(BOTH, TIMEOUT_MS)
+            await leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS)
         return now_ms() - began_ms
 
     assert TIMEOUT_MS - 2_000 <= play(brokers, scene) <= TIMEOUT_MS
@@ -118,7 +134,10 @@ def test_offsets_of_a_topic_that_was_created_again_are_not_those_that_were_asked
     brokers = Brokers()
     brokers.topic_id = NEW_ID
     with pytest.raises(TopicRecreated, match=f"expected id {OLD_ID}, found {NEW_ID}"):
-        play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS, topic_ids={"orders": OLD_ID}))
+        play(
+            brokers,
+            lambda leaders: leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS, topic_ids={"orders": OLD_ID}),
+        )
 
 
 def test_offsets_of_two_topics_of_one_name_are_never_mixed() -> None:
@@ -130,7 +149,7 @@ def test_offsets_of_two_topics_of_one_name_are_never_mixed() -> None:
 
     brokers.on_asked = create_again
     with pytest.raises(TopicRecreated):
-        play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
+        play(brokers, lambda leaders: leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS))
 
 
 def test_a_topic_that_was_created_again_before_anything_was_found_is_the_one_that_is_asked_for() -> None:
@@ -141,7 +160,7 @@ def test_a_topic_that_was_created_again_before_anything_was_found_is_the_one_tha
         brokers.topic_id = NEW_ID
 
     brokers.on_asked = create_again
-    found = play(brokers, lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS))
+    found = play(brokers, lambda leaders: leaders.call(LIST_OFFSETS, BOTH, TIMEOUT_MS))
     assert [each.topic_id for each in found.values()] == [NEW_ID, NEW_ID]
 
 
@@ -155,7 +174,9 @@ def test_what_a_whole_request_is_refused_with_is_told_once_and_not_asked_again()
     brokers.on_asked = refuse
     play(
         brokers,
-        lambda lookup: lookup.offsets(BOTH, TIMEOUT_MS, on_refused=lambda tp, error: refusals.append(tp)),
+        lambda leaders: leaders.call(
+            LIST_OFFSETS, BOTH, TIMEOUT_MS, on_refused=lambda tp, error: refusals.append(tp)
+        ),
     )
     assert (sorted(refusals), sorted(node_id for node_id, _ in brokers.asked)) == ([AT_A, AT_B], [A, B])
 
@@ -171,14 +192,72 @@ def test_a_topic_that_no_broker_tells_of_yet_holds_up_no_other() -> None:  # G18
 
     brokers, wanted = Slow(), {TopicPartition("payments", 0): EARLIEST_TIMESTAMP, **BOTH}
 
-    async def scene(lookup: OffsetLookup) -> dict[TopicPartition, int]:
-        await lookup.metadata.topic("orders", TIMEOUT_MS)
+    async def scene(leaders: LeaderCalls) -> dict[TopicPartition, int]:
+        await leaders.metadata.topic("orders", TIMEOUT_MS)
         told = LookedUp()
         asking = asyncio.get_running_loop().create_task(
-            lookup.offsets(wanted, TIMEOUT_MS, told.on_found, on_refused=told.on_refused)
+            leaders.call(LIST_OFFSETS, wanted, TIMEOUT_MS, on_found=told.on_found, on_refused=told.on_refused)
         )
         await asyncio.sleep(1)
         asking.cancel()
         return told.found_ms
 
     assert play(brokers, scene) == {AT_A: 0, AT_B: 0}
+
+
+# ---- What another API makes of it ----------------------------------------------------------------------------------
+
+
+class Deleting(Brokers):
+    """Deletes records where a leader is asked to, if it says anything; `code` is what it answers."""
+
+    code = ErrorCode.NONE
+
+    async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:
+        if not isinstance(request, DeleteRecordsRequest):
+            return await super().call(node_id, request, timeout_ms)
+        self.asked.append((node_id, now_ms()))
+        if node_id in self.silent:
+            await asyncio.sleep(timeout_ms / 1000)
+            raise RequestTimedOut(f"node {node_id} did not answer within {timeout_ms} ms")
+        results = [
+            DeleteRecordsResult(each.topic_id, each.partition, self.code, "as told", each.before_offset)
+            for each in request.partitions
+        ]
+        return DeleteRecordsResponse(tuple(results))
+
+
+def delete(brokers: Brokers) -> dict[TopicPartition, int]:
+    async def scene(leaders: LeaderCalls) -> dict[TopicPartition, int]:
+        admin = AsyncPartitionAdmin(leaders.metadata)
+        if brokers.silent:
+            asyncio.get_running_loop().call_later(0.5, lambda: brokers.leaders.__setitem__(0, B))
+        return await admin.delete_records({AT_A: 5, AT_B: 6}, TIMEOUT_MS)
+
+    deleted: dict[TopicPartition, int] = play(brokers, scene)
+    return deleted
+
+
+def test_records_are_deleted_by_the_next_leader_when_the_one_asked_is_silent() -> None:  # G11, G18
+    brokers = Deleting()
+    brokers.silent = [A]
+    assert delete(brokers) == {AT_A: 5, AT_B: 6}
+    assert brokers.asked[-1][0] == B
+    assert 500 <= brokers.asked[-1][1] - brokers.asked[0][1] <= 800
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (ErrorCode.OFFSET_OUT_OF_RANGE, OffsetOutOfRange),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, NotLeaderOrFollower),
+    ],
+)
+def test_what_a_leader_refuses_names_the_partition_the_cluster_and_the_node(
+    code: ErrorCode, expected: type[Exception]
+) -> None:
+    brokers = Deleting()
+    brokers.code = code
+    with pytest.raises(expected, match=r"orders-[01] of cluster 'scripted': broker-[12]: as told"):
+        delete(brokers)
+    assert (len(brokers.asked) > 2) is issubclass(expected, RetriableApiError)

@@ -1,0 +1,261 @@
+"""A client's requests to the leaders of partitions: split by leader, answered or refused partition by partition.
+
+What passes is asked again, with back-off and refreshed metadata, until a timeout: that there is no leader, that another
+one leads, that a call broke off. A leader that is silent is given up as soon as the metadata name another one
+(`call_watch`). Invariants: all leaders are asked at once, and one that is silent, or a partition that has no leader,
+holds up no other partition; all results of one topic are of one topic id. What an API sends and how it words what was
+refused is a `LeaderRequest`. Left out: the producer's and the consumer's streams of requests, which keep their order
+and their sessions (`sender`, `fetcher`); they share the metadata, the back-off and the call watch.
+
+Kafka: PartitionLeaderStrategy, AdminApiDriver.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, ClassVar, Generic, TypeVar
+from uuid import UUID
+
+from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.metadata import ClusterMetadata, no_such_partition, topic_recreated
+from rayka.client.retry import Retry
+from rayka.errors import ApiError, ErrorCode, LeaderNotAvailable, RaykaError, error_for
+from rayka.ids import NO_NODE, TopicPartition
+from rayka.ports import Network, Request
+from rayka.protocol.cluster import MetadataPartition, MetadataTopic
+
+_AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
+
+WantedT = TypeVar("WantedT")
+ResultT = TypeVar("ResultT")
+OnFound = Callable[[Mapping[TopicPartition, ResultT]], object]
+OnRefused = Callable[[TopicPartition, RaykaError], object]
+_Parts = dict[TopicPartition, Any]
+
+
+class LeaderRequest(ABC, Generic[WantedT, ResultT]):
+    """One API that leaders serve. The parts of its requests have a `topic_id`; its responses have `partitions`: one
+    `ResultT` for each part, in their order, with `error_code` and `error_message`.
+    """
+
+    patience: ClassVar = Patience(
+        least_s=0.1, most_s=1.0
+    )  # of such a silence the metadata may know the reason
+    grace_ms: ClassVar = 0  # how much longer than the request's own timeout the answer may take
+    final_codes: ClassVar[tuple[ErrorCode, ...]] = ()  # of results that to ask again does not mend here
+
+    @abstractmethod
+    def part(self, topic: MetadataTopic, partition: MetadataPartition, wanted: WantedT) -> Any:
+        """What the request has for one partition."""
+
+    @abstractmethod
+    def request(self, parts: tuple[Any, ...], timeout_ms: int) -> Request[Any]:
+        """The request for these parts."""
+
+    def refusal(self, where: TopicPartition, node_id: int, message: str, cluster_name: str) -> str:
+        """How the error reads that a leader gave for a partition; the partition is named once."""
+        return message if message.startswith(f"{where}") else f"{where}: {message}"
+
+    def too_late(self, problem: ApiError, cluster_name: str) -> RaykaError:
+        """What partitions are refused with that have no result in time; the problem is the last one."""
+        return problem
+
+
+def _ignore(found: Mapping[TopicPartition, Any]) -> None:
+    pass
+
+
+def _raise(topic_partition: TopicPartition, error: RaykaError) -> None:
+    raise error
+
+
+class LeaderCalls:
+    """A client's way to the leaders. All methods belong to the loop that the client runs on."""
+
+    def __init__(self, network: Network, metadata: ClusterMetadata) -> None:
+        self.network = network
+        self.metadata = metadata
+
+    async def call(
+        self,
+        api: LeaderRequest[WantedT, ResultT],
+        wanted: Mapping[TopicPartition, WantedT],
+        timeout_ms: int,
+        *,
+        on_found: OnFound[ResultT] = _ignore,
+        on_refused: OnRefused = _raise,
+        topic_ids: Mapping[str, UUID] | None = None,
+    ) -> dict[TopicPartition, ResultT]:
+        """One result for each partition; `on_found` gets them as they come. With `topic_ids` a topic of the same name
+        with another id is refused.
+
+        A partition that has no result within timeout_ms is refused with `api.too_late`; at once with
+        UnknownTopicOrPartition, TopicRecreated, or another error that no retry mends. The first such error is raised,
+        unless `on_refused` takes them.
+        """
+        asking = _Asking(self, api, timeout_ms, on_found, on_refused)
+        return await asking.run(wanted, topic_ids or {})
+
+
+class _Asking(Generic[WantedT, ResultT]):
+    """One call. Each partition that has no result yet belongs to one task, which asks one leader at a time."""
+
+    def __init__(
+        self,
+        calls: LeaderCalls,
+        api: LeaderRequest[WantedT, ResultT],
+        timeout_ms: int,
+        on_found: OnFound[ResultT],
+        on_refused: OnRefused,
+    ) -> None:
+        self._network = calls.network
+        self._metadata = calls.metadata
+        self._nodes = calls.metadata.nodes
+        self._api = api
+        self._budget = Retry(timeout_ms, self._nodes.backoff)
+        self._on_found = on_found
+        self._on_refused = on_refused
+        self._topic_ids: dict[str, UUID] = {}
+        self._found: dict[TopicPartition, ResultT] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._refreshes: dict[asyncio.Task[None], None] = {}
+        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._calls = CallWatch[_Parts](api.patience, self._on_silent)
+
+    async def run(
+        self, wanted: Mapping[TopicPartition, WantedT], topic_ids: Mapping[str, UUID]
+    ) -> dict[TopicPartition, ResultT]:
+        self._topic_ids.update(topic_ids)
+        remaining = iter(wanted.items())
+        while these := dict(islice(remaining, _AT_ONCE_MAX)):
+            self._start(self._tasks, self._pursue(these))
+        if not wanted:
+            return {}
+        try:
+            await self._is_over
+        finally:
+            left = [*self._tasks, *self._refreshes]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        return self._found
+
+    def _start(self, tasks: "dict[asyncio.Task[None], None]", coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        tasks[task] = None
+        task.add_done_callback(lambda _: self._on_done(tasks, task))
+
+    def _on_done(self, tasks: "dict[asyncio.Task[None], None]", task: "asyncio.Task[None]") -> None:
+        del tasks[task]
+        error = None if task.cancelled() else task.exception()
+        if self._is_over.done():
+            return
+        if error is not None:
+            self._is_over.set_exception(error)
+        elif not self._tasks:
+            self._is_over.set_result(None)
+
+    # ---- One leader ------------------------------------------------------------------------------------------------
+
+    async def _pursue(self, wanted: dict[TopicPartition, WantedT]) -> None:
+        """Asks until each partition is found or refused. Those of a second leader get a task of their own."""
+        retry = Retry(self._budget.remaining_ms, self._nodes.backoff)
+        while by_leader := await self._by_leader(wanted):
+            (leader_id, parts), *others = by_leader.items()
+            for _, theirs in others:
+                self._start(self._tasks, self._pursue({tp: wanted[tp] for tp in theirs}))
+            problem = await self._ask(leader_id, parts)
+            wanted = {tp: wanted[tp] for tp in parts}
+            if not wanted:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._budget.remaining_ms / 1000):
+                    await self._metadata.refresh(sorted({tp.topic for tp in wanted}))
+            if not await retry.pause():
+                self._refuse(wanted, self._api.too_late(problem, self._metadata.cluster_name))
+                return
+
+    async def _by_leader(self, wanted: Mapping[TopicPartition, WantedT]) -> dict[int, _Parts]:
+        """What to ask of which leader; of NO_NODE where there is none. Partitions that do not exist are refused."""
+        by_leader: dict[int, _Parts] = {}
+        by_topic: dict[str, dict[TopicPartition, WantedT]] = {}
+        for tp, asked in wanted.items():
+            by_topic.setdefault(tp.topic, {})[tp] = asked
+        for name, partitions in by_topic.items():
+            last = max(tp.partition for tp in partitions)
+            if len(by_topic) > 1 and self._metadata.partition(name, last) is None:
+                self._start(self._tasks, self._pursue(partitions))
+                continue
+            try:
+                topic = await self._metadata.topic_with(name, last, self._budget.remaining_ms)
+                self._check_id(topic)
+            except RaykaError as error:
+                self._refuse(partitions, error)
+                continue
+            for tp, asked in partitions.items():
+                if not 0 <= tp.partition < len(topic.partitions):
+                    self._refuse((tp,), no_such_partition(topic, tp.partition))
+                    continue
+                leader = topic.partitions[tp.partition]
+                by_leader.setdefault(leader.leader_id, {})[tp] = self._api.part(topic, leader, asked)
+        return by_leader
+
+    def _check_id(self, topic: MetadataTopic) -> None:
+        expected = self._topic_ids.get(topic.name, topic.topic_id)
+        if expected != topic.topic_id:
+            raise topic_recreated(topic, expected, self._metadata.cluster_name)
+
+    async def _ask(self, leader_id: int, parts: _Parts) -> ApiError:
+        """Takes out of the parts what is found or refused; returns why the others are left."""
+        if leader_id == NO_NODE:
+            return LeaderNotAvailable(f"no leader of {sorted(parts)} is known")
+        timeout_ms = min(self._nodes.request_timeout_ms, self._budget.remaining_ms)
+        request = self._api.request(tuple(parts.values()), timeout_ms)
+        try:
+            call = self._network.call(leader_id, request, timeout_ms + self._api.grace_ms)
+            response = await self._calls.answer(leader_id, parts, call)
+        except ApiError as error:
+            if not error.retriable:
+                self._refuse(parts, error)
+                parts.clear()
+            return error
+        return self._on_results(leader_id, parts, response.partitions)
+
+    def _on_results(self, leader_id: int, parts: _Parts, results: Iterable[Any]) -> ApiError:
+        news: dict[TopicPartition, ResultT] = {}
+        problem: ApiError = LeaderNotAvailable("nothing was asked")
+        for (tp, part), result in zip(list(parts.items()), results, strict=True):
+            if result.error_code is not ErrorCode.NONE:
+                said = self._api.refusal(tp, leader_id, result.error_message, self._metadata.cluster_name)
+                problem = error_for(result.error_code, said)
+                if not problem.retriable or result.error_code in self._api.final_codes:
+                    del parts[tp]
+                    self._refuse((tp,), problem)
+            elif self._topic_ids.setdefault(tp.topic, part.topic_id) == part.topic_id:
+                del parts[tp]
+                news[tp] = result
+        if news:
+            self._found.update(news)
+            self._on_found(news)
+        return problem
+
+    # ---- When a leader says nothing --------------------------------------------------------------------------------
+
+    def _on_silent(self, node_id: int, calls: list[_Parts]) -> None:
+        self._nodes.doubt(node_id)
+        topics = dict.fromkeys(tp.topic for parts in calls for tp in parts)
+        self._start(self._refreshes, self._look_elsewhere(tuple(topics)))
+
+    async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
+        await self._metadata.refresh(topics)
+        self._calls.give_up(lambda node_id, parts: not any(self._is_led_by(node_id, tp) for tp in parts))
+
+    def _is_led_by(self, node_id: int, topic_partition: TopicPartition) -> bool:
+        partition = self._metadata.partition(topic_partition.topic, topic_partition.partition)
+        return partition is not None and partition.leader_id == node_id
+
+    def _refuse(self, partitions: Iterable[TopicPartition], error: RaykaError) -> None:
+        for tp in partitions:
+            self._on_refused(tp, error)
