@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable
 
 from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
+from rayka.controller.topics import results_in_order
 from rayka.errors import ApiError, InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
 from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.records import MetadataRecord
@@ -20,11 +21,8 @@ def create_partitions(
 ) -> Steps[MetadataRecord, CreatePartitionsResponse]:
     """Extends what can be extended, together; every other topic has its error in the response."""
     extension = _Extension(image, placer)
-    results = []
-    for topic in request.topics:
-        results.append((yield from extension.try_extend(topic)))
-    next_offset = yield None
-    response = CreatePartitionsResponse(tuple(results), next_offset + len(extension.records))
+    results, next_offset = yield from results_in_order(request.topics, extension.try_extend)
+    response = CreatePartitionsResponse(results, next_offset + len(extension.records))
     return Result(extension.records, response)
 
 

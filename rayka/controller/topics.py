@@ -1,8 +1,9 @@
 """Topics created and deleted. Kafka: `ReplicationControlManager.createTopics`, `Topic.validate`."""
 
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from random import Random
+from typing import TypeVar
 
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
@@ -37,6 +38,7 @@ from rayka.protocol.topics import (
 )
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
+TopicT = TypeVar("TopicT")
 PARTITIONS_MAX = (
     RECORDS_PER_BATCH_MAX - 1
 )  # of one topic: with its own record they are committed as one batch
@@ -56,12 +58,20 @@ def create_topics(
 ) -> Steps[MetadataRecord, CreateTopicsResponse]:
     """Creates what can be created, together; every other topic has its error in the response."""
     creation = _Creation(image, config, placer, random)
-    results = []
-    for topic in request.topics:
-        results.append((yield from creation.try_create(topic)))
-    next_offset = yield None
-    response = CreateTopicsResponse(tuple(results), next_offset + len(creation.records))
+    results, next_offset = yield from results_in_order(request.topics, creation.try_create)
+    response = CreateTopicsResponse(results, next_offset + len(creation.records))
     return Result(creation.records, response)
+
+
+def results_in_order(
+    topics: Iterable[TopicT], attempt: Callable[[TopicT], Generator[None, int, TopicResult]]
+) -> Generator[None, int, tuple[tuple[TopicResult, ...], int]]:
+    """What came of each topic, one after another, and the offset that the first record written then gets."""
+    results = []
+    for topic in topics:
+        results.append((yield from attempt(topic)))
+    next_offset = yield None
+    return tuple(results), next_offset
 
 
 def delete_topics(

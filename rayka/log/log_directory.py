@@ -72,6 +72,7 @@ class LogDirectory:
     def __init__(self, disk: Disk, path: str, properties: MetaProperties, lock: Lock) -> None:
         self._disk = disk
         self._lock = lock
+        self._lock_file = disk.identity(posixpath.join(path, LOCK_FILE))
         self._properties = properties
         self._recovery_points = read_offsets(disk, posixpath.join(path, RECOVERY_POINT_FILE))
         self._saved_recovery_points = dict(self._recovery_points)
@@ -546,6 +547,16 @@ class LogDirectory:
                 second,
                 known["brokerEpoch"],
             )
+
+    def check_in_place(self) -> None:
+        """Raises StorageError when the directory was removed, or another one is in its place."""
+        lost = f"{self.path} was removed or replaced under {node_name(self.node_id)}; bring it back, then restart it"
+        path = self._file(LOCK_FILE)
+        if not self._disk.exists(path):
+            raise StorageError(f"{lost}: {path} is missing")
+        found, known = self._disk.identity(path), self._lock_file
+        if (found.device, found.inode) != (known.device, known.inode):
+            raise StorageError(f"{lost}: {path} is another file")
 
     def _check_online(self) -> None:
         if self.failure is not None:

@@ -25,6 +25,7 @@ from rayka.node.replica import Replica
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.node.truncations import Truncate, Truncations
+from rayka.node.turns import in_turns
 from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
@@ -36,6 +37,7 @@ from rayka.protocol.fetch import (
     ListOffsetsRequest,
 )
 
+RESULTS_PER_TURN = 100  # to append takes up to 60 microseconds, to cut a log up to 200
 _logger = logging.getLogger(__name__)
 
 
@@ -80,10 +82,12 @@ class FollowerResults:
     def __repr__(self) -> str:
         return f"<FollowerResults from {node_name(self._leader_id)}>"
 
-    def take(self, results: Iterable[FetchPartitionResult], number: int) -> int:
-        """The results that the request of this number has brought; how many bytes of records they were."""
+    async def take(self, results: Iterable[FetchPartitionResult], number: int) -> int:
+        """The results that the request of this number has brought; how many bytes of records they were. After some of
+        them others have their turn.
+        """
         size_bytes = 0
-        for result in results:
+        async for result in in_turns(results, RESULTS_PER_TURN):
             size_bytes += result.records.size + sum(each.size_bytes for each in result.file_ranges)
             key = (result.topic_id, result.partition)
             followed = self._followed.get(key)

@@ -8,13 +8,14 @@ controller could not decide is sent again after a pause, for as long as the part
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from rayka.errors import ApiError
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.data_directories import DataDirectories
 from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
+from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
 from rayka.protocol.replication import AlterPartitionItem, AlterPartitionRequest, AlterPartitionResult
 
@@ -92,13 +93,13 @@ class IsrChanges:
         self._wanted.setdefault(partition, item)
         self._has_work.set()
 
-    async def shrink_forever(self, partitions: Callable[[], Sequence[Partition]]) -> None:
+    async def shrink_forever(self, partitions: Callable[[], Iterable[Partition]]) -> None:
         """Proposes to go on without replicas that do not keep up. Twice in the time that they have, so each is found
         within one and a half times that (B10)."""
         while True:
             await asyncio.sleep(self._settings.config.replica_lag_time_max_ms / 2000)
             now_ms = _now_ms()
-            for partition in partitions():
+            async for partition in in_turns(partitions()):
                 item = partition.maybe_recover() or partition.maybe_shrink_isr(now_ms=now_ms)
                 if partition.maybe_increment_high_watermark(now_ms):
                     self._on_changed(partition)

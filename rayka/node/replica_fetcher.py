@@ -42,6 +42,7 @@ class ReplicaFetcher:
         self._has_news = False  # something to ask for that no request asks for yet
         self._is_bulk = False  # the last answer was so large that the next one will be, too
         self._pause: asyncio.TimerHandle | None = None
+        self._taken_count = 0  # answers that are being taken
         self._failures = Repeats(_logger)
         self._is_closed = False
 
@@ -95,7 +96,7 @@ class ReplicaFetcher:
 
     def _may_send(self) -> bool:
         """A second request only to overtake the first with news."""
-        if self._is_closed or self._pause is not None:
+        if self._is_closed or self._pause is not None or self._taken_count:
             return False
         stream = self._followed.stream
         if stream.is_waiting:
@@ -142,16 +143,23 @@ class ReplicaFetcher:
         except ApiError as error:
             self._on_end(self._followed.stream.on_failure(number), str(error))
         else:
-            self._on_response(number, response)
+            await self._on_response(number, response)
         finally:
             self._wake.set()
 
-    def _on_response(self, number: int, response: FetchResponse) -> None:
-        """What an overtaken request brings is as true."""
+    async def _on_response(self, number: int, response: FetchResponse) -> None:
+        """What an overtaken request brings is as true. Nothing is asked for before all of it is taken, since the rest
+        would be sent again.
+        """
         ending = self._followed.stream.on_response(number, response)
         if ending is Ending.ANSWERED:
             self._failures.succeeded(None)
-            self._is_bulk = self._results.take(response.partitions, number) >= _BULK_BYTES
+            self._taken_count += 1
+            try:
+                size_bytes = await self._results.take(response.partitions, number)
+            finally:
+                self._taken_count -= 1
+            self._is_bulk = size_bytes >= _BULK_BYTES
         else:
             self._on_end(ending, f"{response.error_code.name}: {response.error_message}")
 

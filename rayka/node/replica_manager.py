@@ -33,6 +33,7 @@ from rayka.node.checkpoints import Checkpoints
 from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
 from rayka.node.deleted_logs import DeletedLogs
+from rayka.node.directory_looks import look_for_ever
 from rayka.node.fetchers import ReplicaFetchers
 from rayka.node.flusher import Flusher
 from rayka.node.follower_results import Shared
@@ -85,6 +86,7 @@ class ReplicaManager:
         tasks.start("remove deleted logs", deleted.run())
         full = FullDirectories(settings.disk, directories, self._on_directory_failed)
         tasks.start("look for room", full.run(self._on_room))
+        tasks.start("look for directories", look_for_ever(directories, self._on_directory_failed))
         tasks.start("checkpoint", self._checkpoints.run(directories.all, settings.config))
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))

@@ -7,11 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from rayka.errors import ErrorCode
-from rayka.node.produce import ProduceHandler
-from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.testing.memory_disk import MemoryDisk
-from tests.metadata.support import ORDERS
-from tests.node.broker_support import records
+from tests.node import produce_support
 from tests.node.replica_support import BROKER, Broker, configured
 
 ROOM = 1 << 40
@@ -28,10 +25,9 @@ async def leading(disk: MemoryDisk, isr: tuple[int, ...] = (BROKER,), **config: 
     return broker
 
 
-async def produce(broker: Broker, acks: int = ACKS_LEADER, number: int = 0) -> ErrorCode:
-    request = ProduceRequest(acks, 1_000, (ProducePartition(ORDERS, number, records(b"a")),))
-    response = await ProduceHandler(broker.replicas, lambda: 1_700_000_000_000).handle(request)
-    return response.partitions[0].error_code
+async def produce(broker: Broker, number: int = 0) -> ErrorCode:
+    """What became of one record."""
+    return (await produce_support.produce(broker, number)).error_code
 
 
 class Meddler(MemoryDisk):

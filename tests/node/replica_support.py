@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from rayka.config import BrokerConfig
-from rayka.errors import ApiError, RequestTimedOut
+from rayka.errors import ApiError, ErrorCode, RequestTimedOut
 from rayka.ids import Role
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
@@ -40,7 +40,9 @@ from rayka.protocol.fetch import (
     FetchPartitionResult,
     FetchRequest,
     FetchResponse,
+    ListOffsetsPartitionResult,
     ListOffsetsRequest,
+    ListOffsetsResponse,
 )
 from rayka.protocol.replication import AlterPartitionRequest
 from rayka.sim.loop import VirtualLoop
@@ -279,6 +281,13 @@ def given(number: int = 0, *batches: np.ndarray, **fields: Any) -> FetchPartitio
 
 def answered(*results: FetchPartitionResult) -> FetchResponse:
     return FetchResponse(results, session_id=SESSION)
+
+
+def offsets_found(*offsets: int, error_code: ErrorCode = ErrorCode.NONE) -> ListOffsetsResponse:
+    """Where the leader's log of partition 0 begins and ends."""
+    return ListOffsetsResponse(
+        tuple(ListOffsetsPartitionResult(ORDERS, 0, error_code, offset=offset) for offset in offsets)
+    )
 
 
 def positions(request: FetchRequest) -> dict[int, int]:

@@ -10,14 +10,8 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
-from rayka.protocol.fetch import (
-    FetchRequest,
-    ListOffsetsPartitionResult,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-)
+from rayka.protocol.fetch import FetchRequest, ListOffsetsRequest
 from rayka.testing.memory_disk import MemoryDisk
-from tests.metadata.support import ORDERS
 from tests.node.replica_support import (
     BROKER,
     LEADER,
@@ -29,6 +23,7 @@ from tests.node.replica_support import (
     changed,
     given,
     now_ms,
+    offsets_found,
     position,
     positions,
     run,
@@ -50,13 +45,6 @@ async def out_of_range(broker: Broker, asked: Asked[FetchRequest]) -> Asked[List
     """The leader does not have the position of partition 0; it is asked for its offsets."""
     asked.answer(answered(given(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE)))
     return await broker.others.lookups.get()
-
-
-def found(*offsets: int, error_code: ErrorCode = ErrorCode.NONE) -> ListOffsetsResponse:
-    """Where the leader's log begins and ends."""
-    return ListOffsetsResponse(
-        tuple(ListOffsetsPartitionResult(ORDERS, 0, error_code, offset=offset) for offset in offsets)
-    )
 
 
 def test_an_answer_that_says_where_logs_part_says_nothing_of_what_is_committed() -> None:  # B3, B23
@@ -89,7 +77,7 @@ def test_offsets_of_a_leader_that_is_not_followed_any_more_move_no_log(leader_id
         broker, asked = await copied()
         lookup = await out_of_range(broker, asked)
         await broker.apply(changed(leader_id=leader_id))
-        lookup.answer(found(10, 20))
+        lookup.answer(offsets_found(10, 20))
         await asyncio.sleep(0.1)
         log = broker.partition().log
         assert (log.log_start_offset, log.log_end_offset) == (0, 2)
@@ -106,10 +94,10 @@ def test_a_leader_that_refuses_the_epoch_of_a_look_up_is_asked_again(error: Erro
         assert [each.current_leader_epoch for each in lookup.request.partitions] == [0, 0]
         asked = await broker.next_fetch()  # without partition 0
         refused_at_ms = now_ms()
-        lookup.answer(found(-1, -1, error_code=error))
+        lookup.answer(offsets_found(-1, -1, error_code=error))
         asked = await broker.next_fetch()
         assert (positions(asked.request), now_ms() - refused_at_ms) == ({0: 2}, 20)
-        (await out_of_range(broker, asked)).answer(found(10, 20))
+        (await out_of_range(broker, asked)).answer(offsets_found(10, 20))
         while 0 not in positions((asked := await broker.next_fetch()).request):
             asked.answer(answered())
         assert position(asked.request).fetch_offset == 10

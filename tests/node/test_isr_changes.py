@@ -3,10 +3,17 @@
 Kafka: `AlterPartitionManagerTest`, `IsrExpirationTest`.
 """
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
 from rayka.errors import ApiError, ErrorCode, NotController, RequestTimedOut, StaleBrokerEpoch
+from rayka.node.controller_link import ControllerLink
+from rayka.node.isr_changes import IsrChanges
+from rayka.node.turns import ITEMS_PER_TURN
 from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.partition import Partition
 from rayka.protocol.replication import (
     AlterPartitionRequest,
     AlterPartitionResponse,
@@ -183,6 +190,33 @@ def test_a_follower_that_does_not_keep_up_is_left_out_within_one_and_a_half_time
         (item,) = asked.request.partitions
         assert [each.broker_id for each in item.isr] == [BROKER]
         assert LAG_MS < now_ms() - began_ms <= 1.5 * LAG_MS
+        await broker.stop()
+
+    run(main)
+
+
+def test_very_many_partitions_are_looked_at_in_several_turns() -> None:  # B10
+    async def main() -> None:
+        broker = await leading(0)
+        changes = IsrChanges(broker.settings, ControllerLink(broker.others), broker.directories, print)
+        turns: list[int] = []
+
+        def partitions() -> Iterator[Partition]:
+            for number in range(3 * ITEMS_PER_TURN):
+                if number == 0:
+                    asyncio.get_running_loop().create_task(count_turns())
+                yield broker.partition()
+            turns.append(0)
+
+        async def count_turns() -> None:
+            while 0 not in turns:
+                turns.append(1)
+                await asyncio.sleep(0)
+
+        shrinking = asyncio.create_task(changes.shrink_forever(partitions))
+        await asyncio.sleep(LAG_MS / 2000 + 1)
+        shrinking.cancel()
+        assert sum(turns) >= 2
         await broker.stop()
 
     run(main)

@@ -20,8 +20,6 @@ from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,
     FetchResponse,
     FileRange,
-    ListOffsetsPartitionResult,
-    ListOffsetsResponse,
 )
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import registered
@@ -41,6 +39,7 @@ from tests.node.replica_support import (
     configured,
     given,
     now_ms,
+    offsets_found,
     position,
     positions,
     run,
@@ -316,10 +315,7 @@ def test_a_position_out_of_the_leaders_range_moves_into_it(
         others_go_on = await broker.next_fetch()
         assert [each.partition for each in others_go_on.request.forgotten] == [0]
         assert (lookup.node_id, lookup.request.replica_id) == (LEADER, BROKER)
-        found = [
-            ListOffsetsPartitionResult(ORDERS, 0, offset=offset) for offset in (leader_start, leader_end)
-        ]
-        lookup.answer(ListOffsetsResponse(tuple(found)))
+        lookup.answer(offsets_found(leader_start, leader_end))
         asked = await broker.next_fetch()
         log = broker.partition().log
         assert (log.log_start_offset, log.log_end_offset) == expected

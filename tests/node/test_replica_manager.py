@@ -18,15 +18,14 @@ from rayka.node.produce import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
 from rayka.protocol.produce import (
     ACKS_ALL,
-    ACKS_LEADER,
     ProducePartition,
-    ProducePartitionResult,
     ProduceRequest,
 )
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import topic
 from tests.node.broker_support import records
 from tests.node.controller_support import HeldDisk
+from tests.node.produce_support import TIMEOUT_MS, WALL_CLOCK_MS, produce
 from tests.node.replica_support import (
     BROKER,
     DATA_DIR,
@@ -46,21 +45,12 @@ from tests.node.replica_support import (
 )
 
 NEWER = UUID(int=77)
-WALL_CLOCK_MS, TIMEOUT_MS = 1_700_000_000_000, 10_000
 
 
 async def leading(*, isr: tuple[int, ...] = (BROKER, LEADER), **config: Any) -> Broker:
     broker = await Broker.start()
     await broker.apply(*configured(**config), broker.new_partition(leader_id=BROKER, isr=isr))
     return broker
-
-
-async def produce(
-    broker: Broker, acks: int = ACKS_ALL, *, timeout_ms: int = TIMEOUT_MS
-) -> ProducePartitionResult:
-    request = ProduceRequest(acks, timeout_ms, (ProducePartition(ORDERS, 0, records(b"a")),))
-    response = await ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request)
-    return response.partitions[0]
 
 
 def fetch(broker: Broker, replica_id: int = LEADER, number: int = 0) -> None:
@@ -89,9 +79,9 @@ def moved(broker: Broker) -> PartitionChangeRecord:
 def test_acks_all_waits_for_every_replica_in_sync_and_acks_one_for_none() -> None:  # B15, G10
     async def main() -> None:
         broker = await leading(isr=(BROKER, LEADER, OTHER))
-        waiting = asyncio.ensure_future(produce(broker))
+        waiting = asyncio.ensure_future(produce(broker, acks=ACKS_ALL))
         await settle()
-        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        assert (await produce(broker)).error_code is ErrorCode.NONE
         fetch(broker, LEADER)
         await settle()
         assert not waiting.done()
@@ -108,7 +98,7 @@ def test_acks_all_waits_for_every_replica_in_sync_and_acks_one_for_none() -> Non
 def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
     async def main() -> None:
         broker = await leading()
-        waiting = asyncio.ensure_future(produce(broker))
+        waiting = asyncio.ensure_future(produce(broker, acks=ACKS_ALL))
         await settle()
         change = changed(leader_id=BROKER if case == "this one leads again" else LEADER)
         await broker.apply(moved(broker) if case == "the replica was moved away" else change)
@@ -121,7 +111,7 @@ def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
 def test_who_waits_is_told_that_the_topic_was_deleted() -> None:  # B15
     async def main() -> None:
         broker = await leading()
-        waiting = asyncio.ensure_future(produce(broker))
+        waiting = asyncio.ensure_future(produce(broker, acks=ACKS_ALL))
         await settle()
         await broker.apply(RemoveTopicRecord(topic_id=ORDERS))
         assert (await waiting).error_code is ErrorCode.UNKNOWN_TOPIC_ID
@@ -149,7 +139,9 @@ def test_a_partition_that_waits_holds_up_no_later_one_of_its_request() -> None: 
 def test_who_waits_for_too_long_is_told_and_the_record_stays() -> None:  # B15
     async def main() -> None:
         broker = await leading()
-        assert (await produce(broker, timeout_ms=100)).error_code is ErrorCode.REQUEST_TIMED_OUT
+        assert (
+            await produce(broker, acks=ACKS_ALL, timeout_ms=100)
+        ).error_code is ErrorCode.REQUEST_TIMED_OUT
         assert broker.partition().log.log_end_offset == 1
         await broker.stop()
 
@@ -161,13 +153,13 @@ def test_with_too_few_in_sync_nothing_is_written_and_what_was_written_before_is_
 ):  # B15
     async def main() -> None:
         broker = await leading(min_insync_replicas=2)
-        waiting = asyncio.ensure_future(produce(broker))
+        waiting = asyncio.ensure_future(produce(broker, acks=ACKS_ALL))
         await settle()
         fetch(broker)
         assert (await waiting).error_code is ErrorCode.NONE
         await broker.apply(changed(isr=(BROKER,)))
-        assert (await produce(broker)).error_code is ErrorCode.NOT_ENOUGH_REPLICAS
-        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        assert (await produce(broker, acks=ACKS_ALL)).error_code is ErrorCode.NOT_ENOUGH_REPLICAS
+        assert (await produce(broker)).error_code is ErrorCode.NONE
         assert (broker.partition().log.log_end_offset, broker.partition().high_watermark) == (2, 1)
         await broker.stop()
 
@@ -310,7 +302,7 @@ def test_in_one_delta_who_leads_and_who_follows_change_places() -> None:  # H10
 def test_the_epoch_of_a_new_leadership_is_durable_when_the_metadata_is_applied() -> None:  # H10, B16
     async def main() -> None:
         broker = await leading()
-        await produce(broker, ACKS_LEADER)
+        await produce(broker)
         await broker.apply(changed(leader_id=BROKER))
         log = broker.partition().log
         assert log.unsynced_epochs().is_empty
@@ -333,9 +325,9 @@ def test_a_leader_whose_disk_is_full_makes_way_for_who_is_in_sync_and_alone_is_s
         disk = MemoryDisk()
         broker = await Broker.start(disk)
         await broker.apply(broker.new_partition(leader_id=BROKER, isr=isr))
-        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        assert (await produce(broker)).error_code is ErrorCode.NONE
         disk.fill_up(after_bytes=10)
-        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await produce(broker)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
         assert (broker.directories.offline_ids() != ()) == is_offline
         assert broker.replica().directory.failure is None, "there may be room again"
         await broker.stop()
@@ -356,7 +348,7 @@ def test_who_cannot_begin_to_lead_on_a_full_disk_makes_way_for_who_is_in_sync(
         await broker.begin_session(given(0, batch(b"a")))
         disk.fill_up()
         await broker.apply(changed(leader_id=BROKER, isr=isr))
-        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
+        assert (await produce(broker)).error_code is ErrorCode.KAFKA_STORAGE_ERROR
         assert (broker.directories.offline_ids() != ()) == is_offline
         assert broker.replica(1).directory.failure is None, "there may be room again"
         await broker.stop()
@@ -369,7 +361,7 @@ def test_the_log_of_a_replica_that_is_not_usable_is_not_synced_any_more() -> Non
         disk = HeldDisk()
         broker = await Broker.start(disk)
         await broker.apply(*configured(flush_ms=1_000), broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
-        assert (await produce(broker, ACKS_LEADER)).error_code is ErrorCode.NONE
+        assert (await produce(broker)).error_code is ErrorCode.NONE
         disk.fill_up()
         await broker.apply(changed(leader_id=BROKER))
         count = disk.sync_count
@@ -462,7 +454,7 @@ def test_a_clean_shutdown_saves_the_high_watermarks_of_all_partitions_each_on_it
         there = broker.new_partition(1)
         elsewhere = msgspec.structs.replace(there, directories=(second_id, *there.directories[1:]))
         await broker.apply(led, elsewhere)
-        await produce(broker, ACKS_LEADER)
+        await produce(broker)
         await broker.begin_session(given(1, batch(b"a"), batch(b"b", offset=1), high_watermark=2))
         await broker.tasks.stop()
         await broker.directories.close(broker.replicas.high_watermarks)
@@ -482,7 +474,7 @@ def test_a_topic_that_is_created_again_does_not_get_the_high_watermark_of_the_on
         disk = HeldDisk()
         broker = await Broker.start(disk)
         await broker.apply(broker.new_partition(leader_id=BROKER, isr=(BROKER,)))
-        await produce(broker)
+        await produce(broker, acks=ACKS_ALL)
         disk.is_open.clear()
         other = asyncio.create_task(broker.replica().directory.checkpoint())
         await asyncio.sleep(6)  # one more is due, and waits for that

@@ -4,17 +4,17 @@ Kafka: `ReplicaFetcherThreadTest`; its truncation is in place and never waits.
 """
 
 import asyncio
+from collections import Counter
 
 import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.metadata.records import RemoveTopicRecord
-from rayka.node.produce import ProduceHandler
-from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsPartitionResult, ListOffsetsResponse
-from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProducePartitionResult, ProduceRequest
+from rayka.node.follower_results import RESULTS_PER_TURN
+from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.testing.memory_disk import MemoryDisk
-from tests.node.broker_support import records
+from tests.node.produce_support import produce
 from tests.node.replica_support import (
     BROKER,
     DATA_DIR,
@@ -28,6 +28,7 @@ from tests.node.replica_support import (
     batch,
     changed,
     given,
+    offsets_found,
     position,
     positions,
     run,
@@ -72,12 +73,6 @@ async def parted(disk: MemoryDisk, count: int = 1) -> tuple[Broker, Asked[FetchR
 
 def ends(broker: Broker, *numbers: int) -> list[int]:
     return [broker.partition(each).log.log_end_offset for each in numbers]
-
-
-async def produce(broker: Broker, number: int) -> ProducePartitionResult:
-    request = ProduceRequest(ACKS_LEADER, 1_000, (ProducePartition(ORDERS, number, records(b"c")),))
-    response = await ProduceHandler(broker.replicas, lambda: 1_700_000_000_000).handle(request)
-    return response.partitions[0]
 
 
 def test_while_one_partition_is_cut_the_others_are_followed() -> None:  # B22
@@ -234,13 +229,52 @@ def test_a_log_that_is_longer_than_its_leaders_waits_for_its_copy_too() -> None:
         (await broker.next_fetch()).answer(
             FetchResponse((given(0, error_code=ErrorCode.OFFSET_OUT_OF_RANGE),), session_id=SESSION)
         )
-        offsets = [ListOffsetsPartitionResult(ORDERS, 0, offset=each) for each in (0, 1)]
-        (await broker.others.lookups.get()).answer(ListOffsetsResponse(tuple(offsets)))
+        (await broker.others.lookups.get()).answer(offsets_found(0, 1))
         await settle()
         assert (len(disk.copying), ends(broker, 0)) == (1, [2])
         disk.done.release()
         await settle()
         assert ends(broker, 0) == [1]
+        await broker.stop()
+
+    run(main)
+
+
+class CountingDisk(MemoryDisk):
+    """A memory disk that knows in which turn of the event loop each cut was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = 0
+        self.turns: list[int] = []
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        self.turns.append(self.turn)
+        super().cut(path, size_bytes)
+
+    async def count_turns(self, until_count: int) -> None:
+        while len(self.turns) < until_count:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+
+def test_many_logs_that_are_cut_in_place_are_cut_in_several_turns() -> None:  # B22
+    async def main() -> None:
+        disk, numbers = CountingDisk(), range(3 * RESULTS_PER_TURN)
+        broker = await Broker.start(disk)
+        await broker.apply(*(broker.new_partition(each) for each in numbers))
+        asked = await broker.begin_session(
+            *(given(each, batch(b"a"), batch(b"b", offset=1)) for each in numbers)
+        )
+        await broker.apply(*(changed(each, leader_id=OTHER) for each in numbers))
+        asked = await broker.next_fetch()
+        assert (asked.node_id, len(asked.request.partitions)) == (OTHER, len(numbers))
+        results = [given(each, leader_epoch=1, diverging_epoch=PARTED) for each in numbers]
+        asked.answer(FetchResponse(tuple(results), session_id=SESSION))
+        await disk.count_turns(len(numbers))
+        assert max(Counter(disk.turns).values()) == RESULTS_PER_TURN
+        asked = await broker.next_fetch()
+        assert positions(asked.request) == dict.fromkeys(numbers, 1)
         await broker.stop()
 
     run(main)
