@@ -76,6 +76,7 @@ def test_a_torn_tail_is_cut_counted_and_logged_and_nothing_before_it_is_lost(
     again = open_log(disk)  # B31
     assert again.recovery.cut == (segment_path(0), 10, size_bytes, kept_bytes)
     assert (read_offsets(again), disk.size(segment_path(0))) == (list(range(10)), size_bytes)
+    assert again.recovery.scanned_bytes == size_bytes + kept_bytes
     [record] = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert record.getMessage() == (
         f"cut {kept_bytes} bytes off {segment_path(0)}: no whole batch at offset 10, position {size_bytes}"

@@ -92,6 +92,13 @@ def test_nobody_votes_where_nobody_said_so() -> None:
     assert (history.voters, history.kraft_version) == (THREE, 1)
 
 
+def test_another_version_is_no_other_set() -> None:  # A58
+    history = VoterSetHistory(TWO)
+    history.add_voters(2, TWO)
+    history.add_kraft_version(5, 1)
+    assert (history.voters, history.voters_offset, history.kraft_version) == (TWO, 2, 1)
+
+
 def test_a_truncation_brings_the_set_before_back() -> None:  # A59
     history = VoterSetHistory(TWO)
     history.add_voters(2, TWO)
