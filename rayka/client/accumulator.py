@@ -313,7 +313,9 @@ class Accumulator:
         waiting = [each for each in self.batches() if len(each)]
         for batch in waiting:
             batch.is_urgent = True
-            self.agenda.look_at(self._queue_of(batch))
+            queue = self._queue_of(batch)
+            if not self.agenda.is_held_back(queue):  # else it has lingered already
+                self.agenda.look_at(queue)
         return waiting
 
     @property
@@ -334,11 +336,13 @@ class Accumulator:
         back.
         """
         queue = self._queue_of(batch)
-        self.agenda.hold_back(queue, leader_id)
         if queue.batches[-1].limit_bytes >= 0:  # its timestamp ages
-            self.agenda.set_alarm(queue, self._next_event_ms(queue, batch, now_ms))
-        elif queue.batches[0] is batch:  # else the end of what is in flight before it brings it up
-            self.agenda.set_alarm(queue, self.deadline_ms(batch))
+            until_ms = self._next_event_ms(queue, batch, now_ms)
+        elif queue.batches[0] is batch:
+            until_ms = self.deadline_ms(batch)
+        else:
+            until_ms = NEVER  # the end of what is in flight before it brings it up
+        self.agenda.hold_back(queue, leader_id, until_ms)
 
     def start(self, batch: ProducerBatch) -> None:
         """The batch goes now: fixes its records, and their sequence."""
@@ -401,7 +405,8 @@ class Accumulator:
         """The batch is over. Nothing to do for one of a removed topic."""
         if not self.holds(batch):
             return
-        self._shut(batch)  # one that was never sent may still be open
+        if not batch.is_closed:  # it was never sent
+            self._shut(batch)
         queue = self._queue_of(batch)
         queue.remove(batch)
         self._pool.release(batch)
@@ -480,8 +485,10 @@ class Accumulator:
         return next_ms
 
     def next_ms(self) -> float:
-        """When the sender is to look at what is here: -1 for at once, NEVER if only an append can change anything."""
-        return -1 if self.agenda.has_pending else self.agenda.next_ms()
+        """When the sender is to look at what is here, or before: -1 for at once, NEVER if only an append can change
+        anything.
+        """
+        return -1 if self.agenda.has_pending else self.agenda.soonest_ms
 
     def _due_ms(self, queue: PartitionQueue, batch: ProducerBatch) -> float:
         if batch.is_closed or batch.is_urgent:

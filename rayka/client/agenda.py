@@ -8,12 +8,12 @@ later than that. An alarm may go off although nothing is due. Kafka: RecordAccum
 all partitions.
 """
 
-from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from itertools import islice
 
+from rayka.client.alarms import Alarms
 from rayka.client.partition_queue import NEVER, PartitionQueue
 
-# Alarms that were replaced stay in the heap, up to this number and as many as are valid.
+# Alarms that were replaced stay, up to this number and twice as many as are valid.
 _SPARE_ALARMS = 1_000
 
 
@@ -23,9 +23,10 @@ class Agenda:
     def __init__(self) -> None:
         self._pending: dict[PartitionQueue, None] = {}
         self._held_back: dict[int, dict[PartitionQueue, None]] = {}  # by the leader that they wait for
-        self._alarms: list[tuple[float, int, PartitionQueue]] = []
+        self._alarms = Alarms()
+        self._held_back_alarms = Alarms()  # apart, as they ring much later
         self._alarm_count = 0  # of queues that have one
-        self._numbers = count()
+        self.soonest_ms = NEVER  # no alarm rings before; known at once, unlike `next_ms`
 
     def __repr__(self) -> str:
         held_back = {node_id: len(queues) for node_id, queues in self._held_back.items()}
@@ -45,11 +46,14 @@ class Agenda:
     def set_alarm(self, queue: PartitionQueue, ms: float) -> None:
         """It is to be looked at then, if not before."""
         if ms < queue.alarm_ms:
-            self._set_alarm(queue, ms)
-            heappush(self._alarms, (ms, next(self._numbers), queue))
-            if len(self._alarms) > _SPARE_ALARMS + 2 * self._alarm_count:
-                self._alarms = [each for each in self._alarms if each[0] == each[2].alarm_ms]
-                heapify(self._alarms)
+            self._add_alarm(self._alarms, queue, ms)
+
+    def _add_alarm(self, alarms: Alarms, queue: PartitionQueue, ms: float) -> None:
+        self._set_alarm(queue, ms)
+        alarms.add(queue, ms)
+        self.soonest_ms = min(self.soonest_ms, ms)
+        if len(alarms) > _SPARE_ALARMS + 2 * self._alarm_count:
+            alarms.drop_replaced()
 
     def _set_alarm(self, queue: PartitionQueue, ms: float) -> None:
         self._alarm_count += (ms < NEVER) - (queue.alarm_ms < NEVER)
@@ -57,9 +61,8 @@ class Agenda:
 
     def pending(self, now_ms: float) -> list[PartitionQueue]:
         """Those to be looked at now; each stays pending until it is `done` or held back."""
-        while self._alarms and self._alarms[0][0] <= now_ms:
-            ms, _, queue = heappop(self._alarms)
-            if ms == queue.alarm_ms:
+        for alarms in (self._alarms, self._held_back_alarms):
+            for queue in alarms.ring(now_ms):
                 self._set_alarm(queue, NEVER)
                 self._pending[queue] = None
         return list(self._pending)
@@ -75,16 +78,21 @@ class Agenda:
 
     def next_ms(self) -> float:
         """When the next alarm rings; NEVER without one."""
-        while self._alarms and self._alarms[0][0] != self._alarms[0][2].alarm_ms:
-            heappop(self._alarms)
-        return self._alarms[0][0] if self._alarms else NEVER
+        self.soonest_ms = min(self._alarms.next_ms(), self._held_back_alarms.next_ms())
+        return self.soonest_ms
 
     # ---- Leaders that take no more requests ----
 
-    def hold_back(self, queue: PartitionQueue, leader_id: int) -> None:
-        """It has something to send, but its leader takes no more requests now."""
+    def hold_back(self, queue: PartitionQueue, leader_id: int, until_ms: float) -> None:
+        """It has something to send, but its leader takes no more requests now; at the latest it is looked at then."""
         self._pending.pop(queue, None)
         self._held_back.setdefault(leader_id, {})[queue] = None
+        if until_ms < queue.alarm_ms:
+            self._add_alarm(self._held_back_alarms, queue, until_ms)
+
+    def is_held_back(self, queue: PartitionQueue) -> bool:
+        """Whether it waits for a leader."""
+        return any(queue in queues for queues in self._held_back.values())
 
     def waits_for(self, leader_id: int) -> bool:
         """Whether anything waits for the leader."""

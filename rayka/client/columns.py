@@ -47,7 +47,9 @@ def columns_of_rows(slots: list[Any], timestamps_ms: Timestamps | None) -> Colum
     """Columns from values and `Row`s, mixed; a row's own timestamp goes before the one given for its place, which may
     be None when all have their own.
     """
-    rows = [slot if type(slot) is Row else Row(slot) for slot in slots]
+    rows = slots
+    if timestamps_ms is not None:  # else there are no plain values, which have none of their own
+        rows = [slot if type(slot) is Row else Row(slot) for slot in slots]
     values, keys = [each.value for each in rows], [each.key for each in rows]
     headers, stamps = [each.headers for each in rows], [each.timestamp_ms for each in rows]
     has_keys, has_headers = keys.count(None) < len(keys), any(headers)

@@ -35,8 +35,11 @@ class MetadataBroker(Message, frozen=True, array_like=True):
     offline_directories: tuple[UUID, ...] = ()
 
 
-class MetadataPartition(Message, frozen=True, array_like=True):
-    """The replicas and leader of one partition; `leader_id` is -1 and the error LEADER_NOT_AVAILABLE without one."""
+class MetadataPartition(Message, frozen=True, array_like=True, gc=False):
+    """The replicas and leader of one partition; `leader_id` is -1 and the error LEADER_NOT_AVAILABLE without one.
+
+    Part of no cycle, so the garbage collector need not count it: a topic has thousands.
+    """
 
     partition: int
     leader_id: int

@@ -250,6 +250,17 @@ def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
     assert filling.expired(100) == [batch]
 
 
+def test_what_is_held_back_is_not_looked_at_again_by_a_flush():
+    filling = accumulator(linger_ms=0)
+    batch = append(filling, partition=0).batch
+    assert filling.ready(0) == [batch]
+    filling.hold_back(batch, 1, 0)
+    assert filling.hurry() == [batch]
+    assert filling.ready(0) == []
+    filling.agenda.bring_back(1, 10)
+    assert filling.ready(0) == [batch]
+
+
 def test_a_batch_behind_one_in_flight_is_held_back_without_an_alarm():
     limits = Limits(10_000, 1 << 20, 0, 100, is_idempotent=True, in_flight_max=5)
     filling = Accumulator(limits)

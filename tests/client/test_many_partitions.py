@@ -8,6 +8,7 @@ from rayka.client import io_thread
 from rayka.client.accumulator import Accumulator, Limits, Moment
 from rayka.client.columns import Row
 from rayka.client.sender import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
+from rayka.protocol.cluster import MetadataPartition
 from tests.client.support import QUICK, ScriptedCluster
 
 WAIT_S = 30
@@ -110,3 +111,8 @@ def test_a_waiting_batch_is_two_objects_to_the_garbage_collector():
         accumulator.append("orders", partition, Row(b"value", b"key"), 50, Moment(0, 1_000))
     gc.collect()  # the first pass also finds the tuples that need not be tracked
     assert (len(gc.get_objects()) - before) / 1_000 < 2.5  # the batch and its list
+
+
+def test_the_garbage_collector_does_not_count_the_partitions_of_a_topic():
+    """Each refresh of the metadata makes all of them anew, which would bring about a pass over everything."""
+    assert not gc.is_tracked(MetadataPartition(0, 1, 1, (1,), (1,)))
