@@ -83,6 +83,8 @@ class DataHistory:
         """A batch is committed: each value was sent, to this partition, once, and after those before it.
 
         Of what was deleted before a replica began, it knows no producer when it leads: a retry of that is new (C5).
+        A log that lost what it knew of a producer takes any sequence for the first (C5): then the batch before it is
+        refused, and its producer numbers both anew.
         """
         begun = truth.begun_by_leader(batch.epoch)
         for offset, value in enumerate(batch.values, batch.base_offset):
@@ -92,12 +94,11 @@ class DataHistory:
             before = self.places.setdefault(value, offset)
             if not send.is_idempotent:
                 continue
-            if before != offset and before >= begun:
+            if before != offset and before >= begun and not truth.has_lost:
                 return "duplicate", f"{send} is at {before} and at {offset}"
             self.places[value] = offset
             key = (truth.name, send.producer_id)
             newest, place = self.newest.get(key, (-1, -1))
-            # A log that lost what it knew of a producer takes any sequence for the first (C5).
             if newest > send.number and place >= begun and not truth.has_lost:
                 return "producer-order", f"{send} at {offset} follows number {newest} of its producer"
             self.newest[key] = send.number, offset
