@@ -127,7 +127,7 @@ class _OneController:
     def __init__(self) -> None:
         self._log = _Log()
         self._runtime: ShardRuntime[Controller, MetadataRecord] = ShardRuntime(_new_controller, self._log)
-        self._runtime.activate()
+        self._runtime.activate(0)
         self.turns_s: list[float] = []
         self.run(BootstrapMetadata())
 

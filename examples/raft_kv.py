@@ -19,13 +19,16 @@ from rayka.actors.node_actor import NodeActor
 from rayka.actors.placement import Placement
 from rayka.actors.ray_connection import connect_or_start
 from rayka.config import ClusterSpec
+from rayka.errors import NotController
 from rayka.log.disk import LocalDisk
 from rayka.node.format import format_first_voters
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.tasks import Tasks
 from rayka.protocol.apis import APIS
-from rayka.shard.shard import RecordCodec, Result
+from rayka.shard.records import value_codec
+from rayka.shard.shard import NotHere, Result
+from rayka.shard.timers import Timer
 
 # isort: split
 import ray  # after rayka.actors, which sets what it reads
@@ -52,6 +55,12 @@ class Store:
     def replay(self, record: Operation, offset: int) -> None:
         self.values |= {} if record.is_read else {record.key: record.value}
 
+    def on_active(self, *, now_ms: int, next_offset: int) -> list[Timer]:
+        return []  # nothing is done from time to time
+
+    def not_here(self, why: NotHere) -> NotController:
+        return NotController(why.reason, why.leader_id, why.leader_epoch)
+
 
 class KvNode:
     """One replica: a log, the state machine on it, and answers to the other replicas."""
@@ -65,7 +74,7 @@ class KvNode:
                 setattr(self, api.name, partial(self._answer, api.name))
 
     async def start(self) -> None:
-        codec = RecordCodec(msgspec.msgpack.encode, partial(msgspec.msgpack.decode, type=Operation))
+        codec = value_codec(msgspec.msgpack.encode, partial(msgspec.msgpack.decode, type=Operation))
         log = await QuorumLog.open(self.settings, codec, self._tasks)
         self.shard = ReplicatedShard(self.settings.node_id, log, Store)
         self._tasks.start("quorum", log.run())

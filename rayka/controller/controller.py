@@ -2,13 +2,13 @@
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of brokers, and
 the brokers that have just come back, are soft state beside it (H6): losing it costs time only. The node calls
-`on_active`, `on_heartbeat`, `on_exit`, `on_sweep` and `take_returned` for those.
+`on_heartbeat` and `on_exit` for those; what is done from time to time is done by its timers (`controller.timers`).
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Any
 
@@ -28,9 +28,20 @@ from rayka.controller.reassignment import alter_reassignments, list_reassignment
 from rayka.controller.registration import check_registration, register
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.sessions import BrokerSessions
+from rayka.controller.timers import (
+    BalanceBrokers,
+    BalanceLeaders,
+    BalanceReturned,
+    ControllerTimers,
+    ElectLeaderless,
+    FenceStaleBroker,
+    SweepBrokers,
+    WriteNoOp,
+    with_timers,
+)
 from rayka.controller.topics import create_topics, delete_topics
 from rayka.controller.unregister import unregister_broker
-from rayka.errors import UnsupportedVersion
+from rayka.errors import ApiError, NotController, UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import (
@@ -45,6 +56,7 @@ from rayka.metadata.records import (
     RegisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
+from rayka.metadata.snapshot import image_records
 from rayka.protocol.cluster import (
     HeartbeatRequest,
     HeartbeatResponse,
@@ -84,33 +96,12 @@ from rayka.protocol.topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from rayka.shard.shard import Result, Steps
+from rayka.shard.shard import NotHere, Result, Steps
+from rayka.shard.timers import Timer
 
 
 class BootstrapMetadata(msgspec.Struct, frozen=True):
     """Asked by a new active controller before anything else: an empty log gets its first records (A67)."""
-
-
-class ElectLeaderless(msgspec.Struct, frozen=True):
-    """Asked by a new active controller: hold the elections that the one before it may have left undone (B44)."""
-
-
-class WriteNoOp(msgspec.Struct, frozen=True):
-    """A timer's request while nothing else is written: shows that the quorum commits (A68)."""
-
-
-class FenceStaleBroker(msgspec.Struct, frozen=True):
-    """A timer's request: fence one broker whose session ended. The response: whether another one waits
-    (H6).
-    """
-
-
-class BalanceLeaders(msgspec.Struct, frozen=True):
-    """A timer's request: put right the leaders of the partitions that this broker is the first replica of. The
-    response: whether there is more to do (B46).
-    """
-
-    broker_id: int
 
 
 class Controller:
@@ -123,6 +114,7 @@ class Controller:
         self._random = random
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._returned = ReturnedBrokers(config)
+        self._timers = ControllerTimers(config)
         self._delta = MetadataDelta(MetadataImage())
         self._replicas = ReplicaIndex()
 
@@ -146,6 +138,12 @@ class Controller:
         if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
             self._returned.on_unfenced(record.broker_id)
 
+    def snapshot(self, next_offset: int) -> Iterable[MetadataRecord]:
+        return image_records(self.image(next_offset))
+
+    def not_here(self, why: NotHere) -> ApiError:
+        return NotController(why.reason, why.leader_id, why.leader_epoch, may_have_run=why.may_have_run)
+
     def image(self, next_offset: int) -> MetadataImage:
         """The image of everything replayed: up to `next_offset`, or a part of the batch that begins there."""
         if self._delta.image.next_offset != next_offset or not self._delta.is_empty:
@@ -162,11 +160,12 @@ class Controller:
 
     # ---- Soft state --------------------------------------------------------------------------------------------------
 
-    def on_active(self, *, now_ms: int, next_offset: int) -> None:
+    def on_active(self, *, now_ms: int, next_offset: int) -> Iterable[Timer]:
         """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
         self._sessions.on_active(next_offset)
         self._returned.on_active(self.image(next_offset).brokers)
         self.on_sweep(now_ms=now_ms, next_offset=next_offset)
+        return self._timers.first(now_ms, next_offset)
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
         """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
@@ -218,8 +217,8 @@ class Controller:
         check_registration(
             image, request, cluster_id=self._cluster_id, sessions=self._sessions, now_ms=now_ms
         )
-        records, broker_epoch = yield from register(self._elections(image), request)
-        return Result(records, RegisterBrokerResponse(broker_epoch, self._cluster_id))
+        registered = yield from register(self._elections(image), request)
+        return Result(registered.records, RegisterBrokerResponse(registered.response, self._cluster_id))
 
     def _heartbeat(
         self, request: HeartbeatRequest, image: MetadataImage, now_ms: int
@@ -244,17 +243,44 @@ class Controller:
     def _balance_leaders(
         self, request: BalanceLeaders, image: MetadataImage, now_ms: int
     ) -> Steps[MetadataRecord, bool]:
-        return balance_leaders(self._elections(image), request.broker_id, self._config)
+        steps = balance_leaders(self._elections(image), request.broker_id, self._config)
+        return with_timers(
+            steps, lambda has_more: self._timers.balances([request.broker_id] * has_more, now_ms)
+        )
+
+    def _balance_brokers(
+        self, _: BalanceBrokers, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, None]:
+        return Result((), None, self._timers.after_balance(image.brokers, now_ms))
+
+    def _balance_returned(
+        self, _: BalanceReturned, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, None]:
+        broker_ids = self.take_returned(now_ms=now_ms, next_offset=image.next_offset)
+        return Result((), None, self._timers.after_returned(broker_ids, now_ms))
+
+    def _sweep_brokers(
+        self, request: SweepBrokers, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, None]:
+        late_ms = max(0, now_ms - request.due_ms)
+        self.on_sweep(now_ms=now_ms, next_offset=image.next_offset, late_ms=late_ms)
+        return Result((), None, self._timers.after_sweep(now_ms))
 
     def _fence_stale_broker(
         self, _: FenceStaleBroker, image: MetadataImage, now_ms: int
     ) -> Result[MetadataRecord, bool] | Steps[MetadataRecord, bool]:
         unfenced = [broker for broker in image.brokers.values() if not broker.is_fenced]
         stale = [broker for broker in unfenced if not self._sessions.is_alive(broker, now_ms)]
-        return fence(self._elections(image), stale[0], len(stale) > 1) if stale else Result((), False)
+        if not stale:
+            return Result((), False)
+        steps = fence(self._elections(image), stale[0], len(stale) > 1)
+        return with_timers(steps, lambda has_more: self._timers.fences(now_ms) if has_more else ())
 
-    def _write_no_op(self, _: WriteNoOp, image: MetadataImage, now_ms: int) -> Result[MetadataRecord, None]:
-        return Result([NoOpRecord()], None)
+    def _write_no_op(
+        self, request: WriteNoOp, image: MetadataImage, now_ms: int
+    ) -> Result[MetadataRecord, None]:
+        records = [NoOpRecord()] if image.next_offset == request.next_offset else []
+        return Result(records, None, self._timers.no_ops(now_ms, image.next_offset + len(records)))
 
     def _create_topics(
         self, request: CreateTopicsRequest, image: MetadataImage, now_ms: int
@@ -324,6 +350,9 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     ElectLeaderless: Controller._elect_leaderless,
     WriteNoOp: Controller._write_no_op,
     FenceStaleBroker: Controller._fence_stale_broker,
+    SweepBrokers: Controller._sweep_brokers,
+    BalanceBrokers: Controller._balance_brokers,
+    BalanceReturned: Controller._balance_returned,
     RegisterBrokerRequest: Controller._register,
     HeartbeatRequest: Controller._heartbeat,
     ReportExitRequest: Controller._report_exit,

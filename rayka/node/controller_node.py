@@ -12,22 +12,15 @@ Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from rayka.controller.configs import unheeded_min_isr
-from rayka.controller.controller import (
-    BalanceLeaders,
-    BootstrapMetadata,
-    Controller,
-    ElectLeaderless,
-    FenceStaleBroker,
-    WriteNoOp,
-)
-from rayka.errors import ApiError, InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
+from rayka.controller.controller import BootstrapMetadata, Controller
+from rayka.errors import InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord, decode_record, encode_record
@@ -43,7 +36,7 @@ from rayka.node.quorum_apis import QuorumApis
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
-from rayka.node.snapshot_generator import SnapshotGenerator, image_values
+from rayka.node.snapshot_generator import SnapshotGenerator
 from rayka.node.tasks import Tasks
 from rayka.ports import Request
 from rayka.protocol.cluster import (
@@ -65,11 +58,9 @@ from rayka.protocol.replication import (
     ReportExitResponse,
 )
 from rayka.raft.quorum import Quorum
-from rayka.shard.shard import RecordCodec
+from rayka.shard.records import RecordCodec, value_codec
 
-SWEEPS_PER_SESSION = 8  # H6
-RETURNED_CHECK_INTERVAL_S = 1
-METADATA_CODEC: RecordCodec[MetadataRecord] = RecordCodec(encode_record, decode_record)
+METADATA_CODEC: RecordCodec[MetadataRecord] = value_codec(encode_record, decode_record)
 _logger = logging.getLogger(__name__)
 
 
@@ -151,7 +142,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             if isinstance(error, StorageError):
                 self._fail(error)
             raise
-        shard = ReplicatedShard(
+        shard: ReplicatedShard[Controller, MetadataRecord] = ReplicatedShard(
             self._settings.node_id,
             log,
             lambda: self._new_controller(log),
@@ -163,11 +154,8 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         self._state = NodeState.RUNNING
         self._tasks.start("quorum", self._until_disk_fails(log.run))
         self._tasks.start("shard", self._until_disk_fails(shard.run))
-        self._tasks.start("snapshots", self._until_disk_fails(self._snapshots(log, shard).run))
-        self._tasks.start("sweep", self._sweep_forever(self._parts))
-        self._start_balancing(self._parts)
-        if self._settings.config.metadata_max_idle_interval_ms > 0:
-            self._tasks.start("no-op", self._write_no_ops(self._parts))
+        snapshots = SnapshotGenerator(self._settings, log, shard, METADATA_CODEC)
+        self._tasks.start("snapshots", self._until_disk_fails(snapshots.run))
 
     def _new_controller(self, log: QuorumLog[MetadataRecord]) -> Controller:
         return Controller(
@@ -176,14 +164,6 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             config=self._settings.config,
             random=self._settings.random,
         )
-
-    def _snapshots(
-        self, log: QuorumLog[MetadataRecord], shard: ReplicatedShard[Controller, MetadataRecord]
-    ) -> SnapshotGenerator[Controller, MetadataRecord]:
-        def values(controller: Controller, offset: int) -> Iterator[bytes]:
-            return image_values(controller.image(offset))
-
-        return SnapshotGenerator(self._settings, log, shard, values)
 
     async def stop(self) -> None:
         """Hands the lead over (A23), answers what still waits with NOT_CONTROLLER, and closes the log cleanly, unless
@@ -289,8 +269,8 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     # ---- Being active ------------------------------------------------------------------------------------------------
 
     def _on_active(self) -> None:
-        """A67: the first records if there are none; every broker that is not fenced counts as just contacted; elections
-        that another controller began are finished.
+        """A67: the first records if there are none; elections that another controller began are finished by the first
+        timer.
         """
         if self._parts is None:
             raise InvariantBroken(f"{self!r} is not open")
@@ -298,82 +278,11 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         if pending.error is not None:
             self._fail(pending.error)
             return
-        shard = self._parts.shard.shard
-        next_offset = self._parts.shard.replayed_offset
-        shard.on_active(now_ms=self._now_ms(), next_offset=next_offset)
-        self._parts.shard.run_request(ElectLeaderless())
-        unheeded = unheeded_min_isr(shard.image(next_offset), self._settings.config)
+        image = self._parts.shard.shard.image(self._parts.shard.replayed_offset)
+        unheeded = unheeded_min_isr(image, self._settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)
         _logger.info("%s is the active controller, %r", self._name, self._parts.log)
-
-    async def _sweep_forever(self, parts: _Parts) -> None:
-        """While active, fences brokers whose session has ended, one after the other (H6, A68).
-
-        A process that was stopped sweeps before it reads the heartbeats that wait; they are not missing.
-        """
-        interval_ms = self._settings.config.broker_session_timeout_ms // SWEEPS_PER_SESSION
-        late_ms = 0
-        while self._failure is None:
-            if parts.shard.is_active:
-                now_ms, next_offset = self._now_ms(), parts.shard.replayed_offset
-                parts.shard.shard.on_sweep(now_ms=now_ms, next_offset=next_offset, late_ms=late_ms)
-                while await self._perform(parts, FenceStaleBroker()):
-                    pass
-            due_ms = self._now_ms() + interval_ms
-            await asyncio.sleep(interval_ms / 1000)
-            late_ms = max(0, self._now_ms() - due_ms)
-
-    async def _perform(self, parts: _Parts, request: FenceStaleBroker | BalanceLeaders) -> bool:
-        """Whether there is more to do of this kind; not where it cannot be done now."""
-        try:
-            has_more: bool = await parts.shard.run_to_end(request)
-        except ApiError as error:
-            _logger.debug("%s: %r: %s", self._name, request, error)
-            return False
-        return has_more
-
-    def _start_balancing(self, parts: _Parts) -> None:
-        """Of all brokers at the interval, and soon of those that are back (decision 027)."""
-        config = self._settings.config
-        interval_s: float = config.leader_imbalance_check_interval_seconds
-        self._tasks.start("balance", self._balance_forever(parts, interval_s, self._broker_ids))
-        if config.auto_leader_rebalance_enable:
-            interval_s = min(interval_s, RETURNED_CHECK_INTERVAL_S)
-            self._tasks.start("returned", self._balance_forever(parts, interval_s, self._returned_ids))
-
-    async def _balance_forever(
-        self, parts: _Parts, interval_s: float, broker_ids: Callable[[_Parts], list[int]]
-    ) -> None:
-        """While active, puts leaders right, the preferred replicas of one broker after another (B46, A68)."""
-        while self._failure is None:
-            await asyncio.sleep(interval_s)
-            for broker_id in broker_ids(parts):
-                has_more = True
-                while has_more:
-                    has_more = await self._perform(parts, BalanceLeaders(broker_id))
-                    await asyncio.sleep(0)  # others have their turn between two runs
-
-    @staticmethod
-    def _broker_ids(parts: _Parts) -> list[int]:
-        if not parts.shard.is_active:
-            return []
-        return list(parts.shard.shard.image(parts.shard.replayed_offset).brokers)
-
-    def _returned_ids(self, parts: _Parts) -> list[int]:
-        if not parts.shard.is_active:
-            return []
-        return parts.shard.shard.take_returned(now_ms=self._now_ms(), next_offset=parts.shard.replayed_offset)
-
-    async def _write_no_ops(self, parts: _Parts) -> None:
-        """While active, writes a record when nothing else was written for the interval (A68)."""
-        interval_s = self._settings.config.metadata_max_idle_interval_ms / 1000
-        written_offset = 0
-        while self._failure is None:
-            if parts.shard.is_active and parts.log.next_offset == written_offset:
-                parts.shard.run_request(WriteNoOp())
-            written_offset = parts.log.next_offset
-            await asyncio.sleep(interval_s)
 
     # ---- Failing -----------------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ from rayka.protocol.quorum import (
 from rayka.raft.election_state import ElectionState, encode_election
 from rayka.raft.quorum import Quorum
 from rayka.raft.voter_change import VoterChange
-from rayka.shard.shard import RecordCodec, RecordT
+from rayka.shard.records import RecordCodec, RecordT
 
 _logger = logging.getLogger(__name__)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -69,7 +69,7 @@ _SEARCH_S = 1.0
 
 
 class QuorumLog(Generic[RecordT]):
-    """The replicated log under a shard (`shard.ReplicatedLog`), with the quorum's APIs. Made by `open`, driven by
+    """The replicated log under a shard (`ReplicatedLog`), with the quorum's APIs. Made by `open`, driven by
     `run`. `news` tells of every change that somebody may wait for.
     """
 
@@ -138,6 +138,14 @@ class QuorumLog(Generic[RecordT]):
         return self.election.leader_epoch if self._quorum.is_leader else None
 
     @property
+    def leader_id(self) -> int:
+        return self.election.leader_id
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.election.leader_epoch
+
+    @property
     def next_offset(self) -> int:
         return self._quorum.next_offset
 
@@ -161,7 +169,7 @@ class QuorumLog(Generic[RecordT]):
 
     def append(self, records: Sequence[RecordT]) -> int:
         """Appends the records atomically, without waiting; the offset of the first. Raises what the core refuses."""
-        first_offset = self._quorum.append([self._codec.encode(each) for each in records])
+        first_offset = self._quorum.append(*self._codec.columns(records))
         self.wake()
         return first_offset
 
@@ -176,9 +184,19 @@ class QuorumLog(Generic[RecordT]):
     def latest_snapshot_id(self) -> OffsetAndEpoch | None:
         return self._directory.snapshots.latest
 
-    def snapshot(self, snapshot_id: OffsetAndEpoch) -> Iterator[RecordT]:
-        """The records in a snapshot. Raises StorageError as `committed`."""
-        return self._reader.snapshot(snapshot_id)
+    @property
+    def start_offset(self) -> int:
+        """The end of the newest snapshot, 0 without one."""
+        latest = self.latest_snapshot_id
+        return latest.offset if latest is not None else 0
+
+    def start_records(self) -> Iterator[RecordT]:
+        """The records in the newest snapshot. Raises StorageError as `committed`."""
+        latest = self.latest_snapshot_id
+        return self._reader.snapshot(latest) if latest is not None else iter(())
+
+    def epoch_of(self, offset: int) -> int:
+        return self._quorum.epoch_of(offset)
 
     # ---- The loop ----------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,10 @@ from typing import Generic
 from rayka.errors import ApiError, CorruptRecord, StorageError, UnsupportedVersion
 from rayka.ids import OffsetAndEpoch
 from rayka.ports import Buffer
-from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.raft.quorum import Quorum
 from rayka.raft.snapshot_store import SnapshotStore
-from rayka.shard.shard import RecordCodec, RecordT
+from rayka.shard.records import RecordCodec, RecordT
 
 _READ_BYTES = 1 << 20
 
@@ -44,25 +43,18 @@ class RecordReader(Generic[RecordT]):
     def snapshot(self, snapshot_id: OffsetAndEpoch) -> Iterator[RecordT]:
         """The records in a snapshot."""
         try:
-            yield from map(self._codec.decode, self._snapshots.load(snapshot_id).values())
+            for batch in self._snapshots.load(snapshot_id).data:
+                yield from (record for _, record in self._codec.records(batch))
         except (CorruptRecord, UnsupportedVersion) as error:
             raise self._unreadable(f"the snapshot at offset {snapshot_id.offset}", error) from error
 
     def _decoded(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
         try:
-            yield from self._values(records, first_offset)
+            for batch in split_batches(records):
+                batch.check_crc("committed records")
+                yield from (each for each in self._codec.records(batch) if each[0] >= first_offset)
         except (CorruptRecord, UnsupportedVersion) as error:
             raise self._unreadable(f"committed records from offset {first_offset} on", error) from error
-
-    def _values(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
-        for batch in split_batches(records):
-            batch.check_crc("committed records")
-            values = [] if batch.is_control else decode(batch, check_crc=False).values_list()
-            for offset, value in enumerate(values, batch.base_offset):
-                if value is None:
-                    raise CorruptRecord(f"the record at offset {offset} has no value")
-                if offset >= first_offset:
-                    yield offset, self._codec.decode(value)
 
     def _unreadable(self, what: str, error: ApiError) -> StorageError:
         return StorageError(

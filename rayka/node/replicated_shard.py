@@ -1,45 +1,54 @@
-"""One shard on one quorum log: it stands by, becomes active, answers requests, and stands by again.
+"""One shard on one replicated log: it stands by, becomes active, answers requests, and stands by again.
 
 One loop looks at the log after every news of it. Invariants: an active shard is that of the epoch which this node leads
 now, so no answer is given in an epoch for what was done in another; a shard becomes active when the first record of its
 leader's epoch is committed and everything before has been replayed (A41, A67), and is built anew, from the newest
-snapshot and the committed log, when that epoch ends (A66); long replays, and long requests, leave others their turn. A
-replay that fails is a bug, and ends the node. Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
+snapshot and the committed log, when that epoch ends (A66), or when the log lost what the shard has replayed (B27); long
+replays, and long requests, leave others their turn. A replay that fails is a bug, and ends the node.
+
+It knows no log and no state machine: what a caller is told elsewhere comes from the shard, and so do its timers.
+Kafka: `CoordinatorRuntime`, `QuorumController.QuorumMetaLogListener`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Generic
 
-from rayka.errors import ApiError, NotController, RequestTimedOut
-from rayka.ids import NO_OFFSET, node_name
-from rayka.node.quorum_log import QuorumLog
+from rayka.errors import ApiError, RequestTimedOut
+from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
+from rayka.node.replicated_log import ReplicatedLog
 from rayka.node.signal import Signal
+from rayka.shard.records import RecordT
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
-from rayka.shard.shard import RecordT
+from rayka.shard.shard import NotHere
 
 COMMIT_TIMEOUT_MS = 30_000
 _RECORDS_PER_TURN = 1_000
+_logger = logging.getLogger(__name__)
 
 
 class _Loading(Generic[RecordT]):
-    """Records on their way into the shard, each with its offset; then it reaches up to `next_offset`."""
+    """Records on their way into the shard, each with its offset; then it reaches up to `next_offset`, and the record
+    before that is of this epoch.
+    """
 
-    def __init__(self, records: Iterator[tuple[int, RecordT]], next_offset: int) -> None:
+    def __init__(self, records: Iterator[tuple[int, RecordT]], next_offset: int, last_epoch: int) -> None:
         self.records = records
         self.next_offset = next_offset
+        self.last_epoch = last_epoch
 
 
 class ReplicatedShard(Generic[ShardT, RecordT]):
-    """Made with a factory of empty shards; `on_active` is called when one has become active, before its first request;
-    `on_replayed` after each step of committed records, and of a request that takes several turns.
+    """Made with a factory of empty shards; `on_active` is called when one has become active, before its first request
+    and its first timer; `on_replayed` after each step of committed records, and of a request that takes several turns.
     """
 
     def __init__(
         self,
         node_id: int,
-        log: QuorumLog[RecordT],
+        log: ReplicatedLog[RecordT],
         make_shard: Callable[[], ShardT],
         *,
         on_active: Callable[[], None] = lambda: None,
@@ -54,10 +63,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         self._on_active = on_active
         self._on_replayed = on_replayed
         self._epoch: int | None = None
+        self._last_epoch = NO_EPOCH
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
         self._activated = Signal()
-        self._has_run = Signal()
 
     def __repr__(self) -> str:
         return f"<ReplicatedShard on {self._name} {self._runtime!r}>"
@@ -90,8 +99,8 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     # ---- Requests ----------------------------------------------------------------------------------------------------
 
     async def submit(self, request: Any) -> Any:
-        """The response, once it and everything before it is committed. Raises the ApiError that refuses it,
-        NotController, or RequestTimedOut.
+        """The response, once it and everything before it is committed. Raises the ApiError that refuses it, the shard's
+        error for a node that does not run it (`Shard.not_here`), or RequestTimedOut.
         """
         pending = self.run_request(request)
         if not pending.is_done:
@@ -100,28 +109,21 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             raise pending.error
         return pending.response
 
-    async def run_to_end(self, request: Any) -> Any:
-        """The response, as soon as the request has run to its end. Raises as `submit`."""
-        pending = self.run_request(request)
-        while not (pending.has_run or pending.is_done):
-            await self._has_run.wait(float("inf"))
-        if pending.error is not None:
-            raise pending.error
-        return pending.response
-
     def run_request(self, request: Any) -> Pending:
-        """Runs a request on the active shard without waiting for it. Raises NotController."""
+        """Runs a request on the active shard without waiting for it. Raises what `Shard.not_here` says."""
         self.check_active()
-        now_ms, was_busy = _now_ms(), self._runtime.is_busy
-        pending = self._runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
-        if self._runtime.is_busy and not was_busy:
+        runtime, now_ms = self._runtime, _now_ms()
+        was_busy, next_timer_ms = runtime.is_busy, runtime.next_timer_ms
+        pending = runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
+        if (runtime.is_busy and not was_busy) or _is_sooner(runtime.next_timer_ms, next_timer_ms):
             self._log.news.notify()
         return pending
 
     def check_active(self) -> None:
-        """Raises NotController, with the leader known, and with what is wrong when there is none."""
+        """Raises the shard's error, with the leader known, and with what is wrong when there is none."""
         if not self.is_active:
-            raise self._not_active("does not lead")
+            is_leading = self._log.leading_epoch is not None
+            raise self.not_here("leads, and has yet to load" if is_leading else "does not lead")
 
     async def until_active(self) -> None:
         """Returns when this is the active one."""
@@ -129,7 +131,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             await self._activated.wait(float("inf"))
 
     async def until_committed(self, offset: int) -> None:
-        """Returns when everything below the offset is committed. Raises NotController, RequestTimedOut."""
+        """Returns when everything below the offset is committed. Raises as `submit`."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + COMMIT_TIMEOUT_MS / 1000
         self.check_active()
@@ -159,14 +161,19 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             future = self._waiting.get(pending)  # a timer's request has none
             if future is not None and not future.done():
                 future.set_result(None)
-        if ended:
-            self._has_run.notify()
 
-    def _not_active(self, what: str, *, may_have_run: bool = False) -> NotController:
-        election = self._log.election
-        trouble = self._log.trouble()
-        reason = f"{self._name} {what}" + (f"; {trouble}" if trouble else "")
-        return NotController(reason, election.leader_id, election.leader_epoch, may_have_run=may_have_run)
+    def not_here(self, what: str, *, may_have_run: bool = False) -> ApiError:
+        """The shard's error for callers of this node."""
+        log = self._log
+        trouble = log.trouble()
+        why = NotHere(
+            f"{self._name} {what}" + (f"; {trouble}" if trouble else ""),
+            log.leader_id,
+            log.leader_epoch,
+            is_loading=log.leading_epoch is not None and not self.is_active,
+            may_have_run=may_have_run,
+        )
+        return self.shard.not_here(why)
 
     # ---- Following the log -------------------------------------------------------------------------------------------
 
@@ -176,7 +183,8 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             if self._step():
                 await asyncio.sleep(0)
             else:
-                await self._log.news.wait(float("inf"))
+                timer_ms = self._runtime.next_timer_ms
+                await self._log.news.wait(float("inf") if timer_ms is None else timer_ms / 1000)
 
     def _step(self) -> bool:
         """One step towards what the log says; whether another one may follow at once."""
@@ -184,31 +192,41 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             return self._lead()
         if self._loading is not None:
             return self._load(self._loading)
-        snapshot_id = self._log.latest_snapshot_id
-        if snapshot_id is not None and snapshot_id.offset > self.replayed_offset:
+        start_offset = self._log.start_offset
+        if self.replayed_offset < start_offset or self._has_lost_records(start_offset):
             self._runtime.begin_snapshot()
-            last_offset = snapshot_id.offset - 1
-            records = ((last_offset, record) for record in self._log.snapshot(snapshot_id))
-            self._loading = _Loading(records, snapshot_id.offset)
+            content = ((start_offset - 1, record) for record in self._log.start_records())
+            self._loading = _Loading(content, start_offset, NO_EPOCH)
             return True
         if self.replayed_offset < self._log.high_watermark:
-            self._loading = _Loading(*self._log.committed(self.replayed_offset))
+            records, next_offset = self._log.committed(self.replayed_offset)
+            self._loading = _Loading(records, next_offset, self._log.epoch_of(next_offset - 1))
             return self._load(self._loading)
         return self._maybe_activate()
+
+    def _has_lost_records(self, start_offset: int) -> bool:
+        """Whether the log no longer has what the shard has replayed: the last record is gone, or another one."""
+        offset = self.replayed_offset
+        if offset <= start_offset:
+            return False
+        return offset > self._log.next_offset or self._log.epoch_of(offset - 1) != self._last_epoch
 
     def _lead(self) -> bool:
         """What comes first: an epoch that is over. The high watermark may have passed the records of a successor."""
         if not self.is_active:
-            self.end(self._not_active("leads no more", may_have_run=True))
+            self.end(self.not_here("leads no more", may_have_run=True))
             return True
+        now_ms = _now_ms()
         self._complete(self._runtime.on_high_watermark())
+        self._runtime.fire(now_ms)
         if not self._runtime.is_busy:
             return False
-        ran = self._runtime.advance(_now_ms())
+        ran = self._runtime.advance(now_ms)
         self._on_replayed()
-        if ran is not None:
-            self._has_run.notify()
-            self._complete([ran] if ran.is_done else [])
+        if ran is not None and ran.timer is not None and ran.error is not None:
+            _logger.debug("%r: %r: %s; it is tried again", self, ran.timer, ran.error)
+        if ran is not None and ran.is_done:
+            self._complete([ran])
         return True
 
     def _load(self, loading: _Loading[RecordT]) -> bool:
@@ -217,7 +235,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         is_last = len(records) < _RECORDS_PER_TURN
         self._runtime.replay_committed(records, loading.next_offset if is_last else self.replayed_offset)
         if is_last:
-            self._loading = None
+            self._loading, self._last_epoch = None, loading.last_epoch
         self._on_replayed()
         return True
 
@@ -225,8 +243,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         if self._log.leading_epoch is None or self._log.high_watermark == NO_OFFSET:
             return False
         self._epoch = self._log.leading_epoch
-        self._runtime.activate()
+        now_ms = _now_ms()
+        self._runtime.activate(now_ms)
         self._on_active()
+        self._runtime.fire(now_ms)
         self._activated.notify()
         return True
 
@@ -241,6 +261,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         """The end of the process: no caller is told anything."""
         for future in self._waiting.values():
             future.cancel()
+
+
+def _is_sooner(now_ms: int | None, before_ms: int | None) -> bool:
+    return now_ms is not None and (before_ms is None or now_ms < before_ms)
 
 
 def _now_ms() -> int:

@@ -6,7 +6,9 @@ alike, each on its own disk (A47). On the active node the newest state is not co
 
 1. The state is captured when everything appended is in the log, so that it ends where a batch ends.
 2. It is written when the high watermark has passed it in the same epoch; otherwise it is forgotten.
-3. It is encoded piece by piece, so that nobody waits for it. A captured state must not change, therefore.
+3. It is encoded piece by piece, so that nothing waits for it. A captured state must not change, therefore.
+
+What a state is, and which records stand for it, is the shard's to say (`SnapshotShard`).
 
 A full disk costs the snapshot and nothing else, for the log holds all of it. Kafka: `SnapshotGenerator`,
 `KafkaMetadataLog.maybeClean` (A46, A47, A51).
@@ -14,25 +16,23 @@ A full disk costs the snapshot and nothing else, for the log holds all of it. Ka
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Generic
+from typing import Any, Generic, TypeVar
 
 from rayka.config import BrokerConfig
 from rayka.errors import DiskFull
 from rayka.ids import OffsetAndEpoch
-from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import encode_record
-from rayka.metadata.snapshot import image_records
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.settings import NodeSettings
 from rayka.ports import Buffer
 from rayka.protocol.batch_header import split_batches
 from rayka.raft.snapshot import encode_data, encode_snapshot
-from rayka.shard.runtime import ShardT
-from rayka.shard.shard import RecordT
+from rayka.shard.records import RecordCodec, RecordT
+from rayka.shard.shard import SnapshotShard
 
+SnapshotShardT = TypeVar("SnapshotShardT", bound=SnapshotShard[Any])
 CLEAN_INTERVAL_MS = 60_000
 _RECORDS_PER_BATCH = 96  # about a millisecond's work; lists this short are encoded without Arrow
 _logger = logging.getLogger(__name__)
@@ -63,22 +63,20 @@ class SnapshotSchedule:
         self._last_ms = now_ms
 
 
-class SnapshotGenerator(Generic[ShardT, RecordT]):
-    """The snapshots of one replica. `values` captures the shard's state, which reaches up to an offset, as the values
-    of records; they are asked for while the shard goes on.
-    """
+class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
+    """The snapshots of one replica."""
 
     def __init__(
         self,
         settings: NodeSettings,
         log: QuorumLog[RecordT],
-        shard: ReplicatedShard[ShardT, RecordT],
-        values: Callable[[ShardT, int], Iterable[bytes]],
+        shard: ReplicatedShard[SnapshotShardT, RecordT],
+        codec: RecordCodec[RecordT],
     ) -> None:
         self._settings = settings
         self._log = log
         self._shard = shard
-        self._values = values
+        self._codec = codec
         self._schedule = SnapshotSchedule(settings.config, now_ms=_now_ms())
         self._clean_ms = _now_ms()
         self._counted_from: tuple[OffsetAndEpoch | None, int] | None = None
@@ -122,14 +120,14 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
         latest = self._log.latest_snapshot_id
         if offset <= (latest.offset if latest is not None else 0) or not self._can_capture(offset):
             return
-        values = self._values(self._shard.shard, offset)
+        records = self._shard.shard.snapshot(offset)
         while self._log.high_watermark < offset:
             await self._log.news.wait(float("inf"))
             if self._log.leading_epoch != epoch or self._log.failure is not None:
                 return
         snapshot_id = OffsetAndEpoch(offset, self._log.quorum.epoch_of(offset - 1))
         if self._is_allowed(snapshot_id):
-            await self._write(snapshot_id, values)
+            await self._write(snapshot_id, records)
 
     def _can_capture(self, offset: int) -> bool:
         """Not while the shard holds what is not in the log yet, nor when it has not noticed that it leads no more: then
@@ -148,13 +146,13 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
             _logger.info("%r: %s", self, error)
             return False
 
-    async def _write(self, snapshot_id: OffsetAndEpoch, values: Iterable[bytes]) -> None:
+    async def _write(self, snapshot_id: OffsetAndEpoch, records: Iterable[RecordT]) -> None:
         quorum, directory = self._log.quorum, self._log.directory
         timestamp_ms = self._settings.wall_clock_ms()
         parts = encode_snapshot(
             snapshot_id,
             quorum.voters_at(snapshot_id.offset),
-            data_batches(values, timestamp_ms=timestamp_ms),
+            data_batches(records, self._codec, timestamp_ms=timestamp_ms),
             timestamp_ms=timestamp_ms,
             last_contained_log_timestamp_ms=self._timestamp_ms(snapshot_id.offset - 1),
         )
@@ -192,16 +190,13 @@ class SnapshotGenerator(Generic[ShardT, RecordT]):
         self._clean_ms = _now_ms() + CLEAN_INTERVAL_MS
 
 
-def image_values(image: MetadataImage) -> Iterator[bytes]:
-    """The metadata as values of records, made as they are asked for."""
-    return map(encode_record, image_records(image))
-
-
-def data_batches(values: Iterable[bytes], *, timestamp_ms: int) -> Iterator[Buffer]:
-    """The values as the batches of a snapshot, small enough for others to have their turn in between."""
-    remaining = iter(values)
+def data_batches(
+    records: Iterable[RecordT], codec: RecordCodec[RecordT], *, timestamp_ms: int
+) -> Iterator[Buffer]:
+    """The records as the batches of a snapshot, small enough for others to have their turn in between."""
+    remaining = iter(records)
     while batch := list(islice(remaining, _RECORDS_PER_BATCH)):
-        yield encode_data(batch, timestamp_ms=timestamp_ms)
+        yield encode_data(*codec.columns(batch), timestamp_ms=timestamp_ms)
 
 
 def _now_ms() -> int:

@@ -19,11 +19,28 @@ BATCH_BYTES_MAX = 8 << 20
 ACCUMULATED_BYTES_MAX = 8 * BATCH_BYTES_MAX
 
 
+class _Records:
+    """A batch that grows. `keys` is None as long as no record has one."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] | None = None
+
+    def extend(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None) -> None:
+        if keys is not None and self.keys is None:
+            self.keys = [None] * len(self.values)
+        if self.keys is not None:
+            self.keys.extend([None] * len(values) if keys is None else keys)
+        self.values.extend(values)
+
+
 class BatchAccumulator:
     """Collects the appends of one leader epoch, whose first batch is the leader's own control batch (A24)."""
 
     def __init__(self, first_offset: int, control_records: Sequence[ControlRecord]) -> None:
-        self._batches: list[list[bytes] | tuple[ControlRecord, ...]] = []
+        self._batches: list[_Records | tuple[ControlRecord, ...]] = []
         self._last_batch_bytes = 0
         self._size_bytes = 0
         self.next_offset = first_offset
@@ -37,22 +54,22 @@ class BatchAccumulator:
     def is_empty(self) -> bool:
         return not self._batches
 
-    def append(self, values: Sequence[bytes]) -> int:
-        """Takes the values in as one; the offset of the first.
+    def append(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None) -> int:
+        """Takes the records in as one; the offset of the first. Without `keys` none has one.
 
         Raises RecordBatchTooLarge when they do not fit a batch, TooManyRequests when too much waits already.
         """
         if not values:
             raise InvariantBroken("an append holds at least one record")
-        size_bytes = sum(map(len, values))
+        size_bytes = sum(len(each) for each in (*values, *(keys or ())) if each is not None)
         self._check_size(size_bytes)
         if not self._fits_last_batch(size_bytes):
-            self._batches.append([])
+            self._batches.append(_Records())
             self._last_batch_bytes = 0
         last = self._batches[-1]
-        if not isinstance(last, list):
+        if not isinstance(last, _Records):
             raise InvariantBroken(f"{self!r}: an append goes to the end of {last!r}")
-        last.extend(values)
+        last.extend(values, keys)
         self._last_batch_bytes += size_bytes
         self._size_bytes += size_bytes
         return self._take_offsets(len(values))
@@ -76,7 +93,7 @@ class BatchAccumulator:
             raise TooManyRequests(f"{self._size_bytes} bytes wait for the disk; try again later")
 
     def _fits_last_batch(self, size_bytes: int) -> bool:
-        is_open = bool(self._batches) and isinstance(self._batches[-1], list)
+        is_open = bool(self._batches) and isinstance(self._batches[-1], _Records)
         return is_open and self._last_batch_bytes + size_bytes <= BATCH_BYTES_MAX
 
     def _take_offsets(self, count: int) -> int:
@@ -85,7 +102,7 @@ class BatchAccumulator:
         return first_offset
 
 
-def _encode(batch: list[bytes] | tuple[ControlRecord, ...], timestamp_ms: int) -> np.ndarray:
+def _encode(batch: _Records | tuple[ControlRecord, ...], timestamp_ms: int) -> np.ndarray:
     if isinstance(batch, tuple):
         return encode_control_batch(batch, timestamp_ms=timestamp_ms)
-    return encode_batch(batch, timestamps_ms=timestamp_ms)
+    return encode_batch(batch.values, keys=batch.keys, timestamps_ms=timestamp_ms)

@@ -29,7 +29,7 @@ class Leading:
 
     # ---- Appending ---------------------------------------------------------------------------------------------------
 
-    def append(self, values: Sequence[bytes]) -> int:
+    def append(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None) -> int:
         """Takes records in, to be committed together; the offset of the first.
 
         Raises NotLeaderOrFollower, RecordBatchTooLarge, TooManyRequests.
@@ -37,7 +37,7 @@ class Leading:
         role = self._state.role
         if not isinstance(role, Leader):
             raise NotLeaderOrFollower(f"{self._state!r} does not lead")
-        return role.accumulator.append(values)
+        return role.accumulator.append(values, keys)
 
     def drain(self, *, now_ms: int, timestamp_ms: int) -> None:
         """Writes what was appended since; nothing before the election is durable (A8). Raises StorageError."""

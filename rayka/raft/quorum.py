@@ -251,12 +251,12 @@ class Quorum:
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
-    def append(self, values: Sequence[bytes]) -> int:
+    def append(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None) -> int:
         """Takes records in, to be committed together; the offset of the first. Call `drain` soon.
 
         Raises NotLeaderOrFollower, RecordBatchTooLarge, TooManyRequests.
         """
-        return self._leading.append(values)
+        return self._leading.append(values, keys)
 
     def drain(self, *, now_ms: int, timestamp_ms: int) -> bool:
         """Writes what was appended since, its records with this timestamp. Whether the log has something to sync.

@@ -72,9 +72,11 @@ def encode_snapshot(
         offset += batch.record_count
 
 
-def encode_data(values: Sequence[bytes], *, timestamp_ms: int) -> Buffer:
-    """Records of the state, by their values, as one batch for `encode_snapshot`."""
-    return encode_batch(values, timestamps_ms=timestamp_ms)
+def encode_data(
+    values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None, *, timestamp_ms: int
+) -> Buffer:
+    """Records of the state, by their values and keys, as one batch for `encode_snapshot`."""
+    return encode_batch(values, keys=keys, timestamps_ms=timestamp_ms)
 
 
 # ---- Reading -------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ request sees them, and its response is kept back until the high watermark passes
 records, an error included, waits for everything replayed before it. So no caller is told of state that a
 failover could take back, and no request waits for the disk before the next one runs (A65).
 
+Timers belong to the runtime: one that is due is a request without a caller, whose records are written like any other's.
+
 A request that is too much for one turn of the event loop runs step by step (`Steps`), and records that are committed
 together are replayed part by part: each call of `advance` does as much as fits a turn. The requests that come meanwhile
 wait in their order, so between two steps nothing else is decided.
@@ -23,11 +25,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from rayka.errors import ApiError, InvalidRequest, InvariantBroken, RequestTimedOut
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, RecordT, ReplicatedLog, Result, Shard, Steps
+from rayka.shard.records import RecordT
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, AppendLog, Result, Shard, Steps
+from rayka.shard.timers import Timer, Timers
 
 ShardT = TypeVar("ShardT", bound=Shard[Any])
 # About 15 µs each where a broker is fenced: 4 ms, and 15 on a machine that is busy otherwise.
 STEPS_PER_TURN = 250
+TIMER_RETRY_MS = 500
+_NEVER_MS = 1 << 62
 
 
 class Pending:
@@ -35,11 +41,12 @@ class Pending:
     its answer waits to be committed.
     """
 
-    __slots__ = ("deadline_ms", "error", "has_run", "is_done", "required_offset", "response")
+    __slots__ = ("deadline_ms", "error", "has_run", "is_done", "required_offset", "response", "timer")
 
-    def __init__(self, deadline_ms: int) -> None:
+    def __init__(self, deadline_ms: int, timer: Timer | None = None) -> None:
         self.required_offset = -1
         self.deadline_ms = deadline_ms
+        self.timer = timer
         self.response: Any = None
         self.error: ApiError | None = None
         self.has_run = False
@@ -95,7 +102,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     def __init__(
         self,
         make_shard: Callable[[], ShardT],
-        log: ReplicatedLog[RecordT],
+        log: AppendLog[RecordT],
         *,
         steps_per_turn: int = STEPS_PER_TURN,
     ) -> None:
@@ -105,6 +112,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         self._pending: deque[Pending] = deque()
         self._operation: _Operation[RecordT] | None = None
         self._queue: deque[tuple[Any, Pending]] = deque()
+        self._timers = Timers()
+        self._now_ms = 0
         self.shard = make_shard()
         self.replayed_offset = 0
         self.is_active = False
@@ -133,15 +142,16 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     # ---- Leading -----------------------------------------------------------------------------------------------------
 
-    def activate(self) -> None:
+    def activate(self, now_ms: int) -> None:
         """This node leads, and everything there is has been replayed (A41)."""
         if not self.replayed_offset >= self._log.high_watermark >= 0:
             raise InvariantBroken(f"{self!r} has not seen everything")
-        self.is_active = True
+        self.is_active, self._now_ms = True, now_ms
+        self._set_timers(self.shard.on_active(now_ms=now_ms, next_offset=self._log.next_offset))
 
     def deactivate(self, error: ApiError) -> list[Pending]:
         """This node leads no more: those that wait end with the error, and the state is to be built anew (A66)."""
-        self.is_active = False
+        self.is_active, self._timers = False, Timers()
         if self._operation is not None:
             self._operation.steps.close()
         ended = self.fail(error)
@@ -167,6 +177,18 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             self._begin(request, pending, now_ms)
         return pending
 
+    @property
+    def next_timer_ms(self) -> int | None:
+        """When `fire` has something to do; None: not before a request has set a timer."""
+        return self._timers.next_ms if self.is_active else None
+
+    def fire(self, now_ms: int) -> None:
+        """Lets the requests of the timers that are due wait for those before them, to be run by `advance`. One that is
+        refused is tried again soon, unless its timer was set anew.
+        """
+        while (timer := self._timers.take_due(now_ms)) is not None:
+            self._queue.append((timer.request, Pending(_NEVER_MS, timer)))
+
     def advance(self, now_ms: int) -> Pending | None:
         """The next turn of what runs, or the first turn of what waits to; the one that has run to its end by it."""
         if not self.is_active:
@@ -182,6 +204,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         return pending if pending.has_run else None
 
     def _begin(self, request: Any, pending: Pending, now_ms: int) -> None:
+        self._now_ms = now_ms
         # Beyond what was replayed there are records of the log's own only.
         self.replayed_offset = self._log.next_offset
         try:
@@ -201,6 +224,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         if result is None:
             self._operation = operation
         else:
+            self._set_timers(result.timers)
             self._finish(operation.pending, result.response, None)
 
     def _result(self, operation: _Operation[RecordT]) -> Result[RecordT, Any] | None:
@@ -223,6 +247,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def _finish(self, pending: Pending, response: Any, error: ApiError | None) -> None:
         pending.has_run = True
+        if error is not None and pending.timer is not None and pending.timer.key not in self._timers:
+            self._timers.set(pending.timer._replace(due_ms=self._now_ms + TIMER_RETRY_MS))
         if pending.is_done:  # its deadline came while it ran
             return
         pending.required_offset = self._log.next_offset
@@ -283,6 +309,10 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         for offset, record in enumerate(records, first_offset):
             self.shard.replay(record, offset)
         self.replayed_offset = first_offset + len(records)
+
+    def _set_timers(self, timers: Iterable[Timer]) -> None:
+        for timer in timers:
+            self._timers.set(timer)
 
     def _end(self, ended: list[Pending], error: ApiError) -> list[Pending]:
         for pending in ended:

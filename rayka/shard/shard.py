@@ -1,14 +1,16 @@
-"""What a replicated state machine is, and the log under it, as the runtime sees them.
+"""What a replicated state machine is, and the log that its runtime appends to.
 
 Kafka: `CoordinatorShard`, `CoordinatorResult`, `ControllerWriteOperation`, `ControllerResult` (design §2,
 A65).
 """
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-RecordT = TypeVar("RecordT")
+from rayka.errors import ApiError
+from rayka.shard.records import RecordT
+from rayka.shard.timers import Timer
+
 RecordT_contra = TypeVar("RecordT_contra", contravariant=True)
 RecordT_co = TypeVar("RecordT_co", covariant=True)
 ResponseT = TypeVar("ResponseT")
@@ -16,13 +18,15 @@ RECORDS_PER_BATCH_MAX = 10_000  # A68
 
 
 class Result(NamedTuple, Generic[RecordT_co, ResponseT]):
-    """What a request leads to: records to write, and the response to give once they are committed.
+    """What a request leads to: records to write, the response to give once they are committed, and timers to set or
+    cancel when the records are in the log.
 
     The records are committed together or not at all, and are no more than 10,000 (A68).
     """
 
     records: Sequence[RecordT_co]
     response: ResponseT
+    timers: Sequence[Timer] = ()
 
 
 Steps = Generator[RecordT | list[RecordT] | None, int, Result[RecordT, ResponseT]]
@@ -36,22 +40,29 @@ is what the steps themselves wrote.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class RecordCodec(Generic[RecordT]):
-    """Records as the values of a log."""
+class NotHere(NamedTuple):
+    """Why a node cannot run a request: `reason` says it in words. `is_loading`: it leads the log, and has yet to
+    replay it. `may_have_run`: the request was running when the node stopped leading.
+    """
 
-    encode: Callable[[RecordT], bytes]
-    decode: Callable[[bytes], RecordT]
+    reason: str
+    leader_id: int
+    leader_epoch: int
+    is_loading: bool = False
+    may_have_run: bool = False
 
 
 class Shard(Protocol[RecordT]):
-    """A state machine whose state is what its records say."""
+    """A state machine whose state is what its records say.
+
+    Beside it a shard may have soft state, which only the active one needs and which may be lost: timers, contact times.
+    """
 
     def handle(
         self, request: Any, *, now_ms: int, next_offset: int
     ) -> Result[RecordT, Any] | Steps[RecordT, Any]:
-        """Decides; changes nothing. Every record below `next_offset` has been replayed, and the first record to be
-        written will have that offset. Raises ApiError to refuse, at once or between two steps.
+        """Decides; changes no replicated state. Every record below `next_offset` has been replayed, and the first
+        record to be written will have that offset. Raises ApiError to refuse, at once or between two steps.
         """
         ...
 
@@ -59,9 +70,29 @@ class Shard(Protocol[RecordT]):
         """Takes in one record: the only method that changes replicated state. It never refuses one."""
         ...
 
+    def on_active(self, *, now_ms: int, next_offset: int) -> Iterable[Timer]:
+        """This node leads from now on, and everything below the offset has been replayed: soft state begins. What is
+        returned are the timers to begin with.
+        """
+        ...
 
-class ReplicatedLog(Protocol[RecordT_contra]):
-    """Where the records go. Appended ones become committed, in order, or never."""
+    def not_here(self, why: NotHere) -> ApiError:
+        """The error that sends a caller to the node that can run its request. It may not depend on replicated state."""
+        ...
+
+
+class SnapshotShard(Shard[RecordT], Protocol[RecordT]):
+    """A state machine whose log is cut off below snapshots of its state."""
+
+    def snapshot(self, next_offset: int) -> Iterable[RecordT]:
+        """The state, of everything below the offset, as records to begin with. It is captured now and does not change
+        with the shard, though its records are made as they are asked for.
+        """
+        ...
+
+
+class AppendLog(Protocol[RecordT_contra]):
+    """The log of an active shard. Appended records become committed, in order, or never."""
 
     @property
     def next_offset(self) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 from uuid import UUID
 
 from rayka.config import BrokerConfig
-from rayka.controller.controller import BootstrapMetadata, Controller, FenceStaleBroker
+from rayka.controller.controller import BootstrapMetadata, Controller
+from rayka.controller.timers import FenceStaleBroker
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.metadata.records import (

@@ -4,7 +4,7 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.balancing import ELECTIONS_PER_RUN_MAX
-from rayka.controller.controller import BalanceLeaders
+from rayka.controller.timers import BalanceLeaders
 from rayka.metadata.records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,

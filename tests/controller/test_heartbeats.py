@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.controller.controller import FenceStaleBroker
+from rayka.controller.timers import FenceStaleBroker
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
 from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord, PartitionChangeRecord
 from rayka.protocol.cluster import HeartbeatRequest

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rayka.config import BrokerConfig
-from rayka.controller.controller import BalanceLeaders
+from rayka.controller.timers import BalanceLeaders
 from rayka.metadata.configs import topic_config
 from rayka.metadata.image import PartitionImage
 from rayka.protocol.configs import (

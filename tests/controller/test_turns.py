@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.controller.controller import BalanceLeaders, Controller, ElectLeaderless, FenceStaleBroker
+from rayka.controller.controller import Controller
+from rayka.controller.timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker
 from rayka.errors import NotController, TooManyRequests
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord
@@ -79,8 +80,7 @@ class Active:
             _new_controller, self.log, steps_per_turn=STEPS
         )
         runtime.replay_committed(enumerate(self.log.records), self.log.next_offset)
-        runtime.activate()
-        runtime.shard.on_active(now_ms=self.now_ms, next_offset=self.log.next_offset)
+        runtime.activate(self.now_ms)
         self.runtime = runtime
 
     @property

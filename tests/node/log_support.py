@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from rayka.config import BrokerConfig
-from rayka.errors import NetworkException
+from rayka.errors import ApiError, NetworkException, NotController
 from rayka.ids import ReplicaKey
 from rayka.node.format import format_controller
 from rayka.node.inbox import Inbox
@@ -18,7 +18,9 @@ from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Network, Request
 from rayka.raft.voters import VoterSet
-from rayka.shard.shard import RecordCodec, Result
+from rayka.shard.records import RecordCodec, value_codec
+from rayka.shard.shard import NotHere, Result
+from rayka.shard.timers import Timer
 from rayka.sim.loop import VirtualLoop
 from rayka.testing.memory_disk import MemoryDisk
 from rayka.testing.network import Switch
@@ -28,7 +30,7 @@ ResponseT = TypeVar("ResponseT")
 PATIENCE_S = 60
 IDS = (3001, 3002, 3003)
 VOTERS = VoterSet(tuple(ReplicaKey(each, UUID(int=each)) for each in IDS))
-CODEC: RecordCodec[int] = RecordCodec(lambda record: b"%d" % record, int)
+CODEC: RecordCodec[int] = value_codec(lambda record: b"%d" % record, int)
 CONFIG = BrokerConfig(
     controller_quorum_election_timeout_ms=50,
     controller_quorum_fetch_timeout_ms=150,
@@ -38,13 +40,16 @@ CONFIG = BrokerConfig(
 
 
 class Counter:
-    """Adds what it is told, and answers with the total."""
+    """Adds what it is told, and answers with the total. A timer is set."""
 
     def __init__(self) -> None:
         self.total = 0
         self.offsets: list[int] = []
+        self.last_not_here: NotHere | None = None
 
     def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int]:
+        if isinstance(request, Timer):
+            return Result([], self.total, [request])
         return Result([request] if request else [], self.total + request)
 
     def replay(self, record: int, offset: int) -> None:
@@ -52,6 +57,13 @@ class Counter:
             raise ZeroDivisionError("a bug")
         self.total += record
         self.offsets.append(offset)
+
+    def on_active(self, *, now_ms: int, next_offset: int) -> list[Timer]:
+        return []
+
+    def not_here(self, why: NotHere) -> ApiError:
+        self.last_not_here = why
+        return NotController(why.reason, why.leader_id, why.leader_epoch, may_have_run=why.may_have_run)
 
 
 class CounterNode(QuorumApis):

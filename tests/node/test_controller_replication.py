@@ -8,8 +8,9 @@ from uuid import UUID
 import pytest
 
 from rayka.config import BrokerConfig
+from rayka.controller.timers import RETURNED_CHECK_INTERVAL_MS
 from rayka.errors import StaleBrokerEpoch
-from rayka.node.controller_node import RETURNED_CHECK_INTERVAL_S, ControllerNode
+from rayka.node.controller_node import ControllerNode
 from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, MetadataPartition, MetadataRequest
 from rayka.protocol.replication import (
     AlterPartitionItem,
@@ -141,7 +142,10 @@ async def test_an_isr_that_was_proposed_is_committed_when_it_is_answered(
 @scenario
 async def test_a_preferred_replica_that_is_back_and_in_sync_leads_again_soon(cluster: Cluster) -> None:  # B46
     before = await cluster.partition()
-    assert await cluster.s_until_led_again(before.leader_id, partition_epoch=1) <= RETURNED_CHECK_INTERVAL_S
+    assert (
+        await cluster.s_until_led_again(before.leader_id, partition_epoch=1)
+        <= RETURNED_CHECK_INTERVAL_MS / 1000
+    )
     after = await cluster.partition()
     assert (after.leader_id, after.leader_epoch) == (before.leader_id, before.leader_epoch + 2)
 

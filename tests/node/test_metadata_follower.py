@@ -16,10 +16,10 @@ from rayka.ids import OffsetAndEpoch, Role
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.records import MetadataRecord, PartitionChangeRecord, RemoveTopicRecord, encode_record
+from rayka.metadata.snapshot import image_records
 from rayka.node.controller_link import ControllerLink
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.signal import Signal
-from rayka.node.snapshot_generator import image_values
 from rayka.ports import Request
 from rayka.protocol.cluster import NodeState, StatusRequest, StatusResponse
 from rayka.protocol.fetch import FetchRequest, FetchResponse
@@ -71,7 +71,9 @@ class Controller:
         offset = self.node.quorum.high_watermark
         snapshot_id = OffsetAndEpoch(offset, self.node.quorum.epoch_of(offset - 1))
         assert self.node.quorum.create_snapshot_allowed(snapshot_id)
-        batches = [encode_data([value], timestamp_ms=1) for value in image_values(self.image)]
+        batches = [
+            encode_data([value], timestamp_ms=1) for value in map(encode_record, image_records(self.image))
+        ]
         parts = encode_snapshot(snapshot_id, self.node.quorum.voters_at(offset), batches, timestamp_ms=1)
         await self.node.snapshots.write(snapshot_id, parts)
         self.node.quorum.clean_snapshots(retention_bytes=0, retention_ms=-1, timestamp_ms=1)

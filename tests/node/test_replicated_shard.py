@@ -5,16 +5,16 @@ Kafka: `QuorumController`, of which `QuorumControllerTest` looks only at what a 
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from rayka.errors import NotController, StorageError
-from rayka.ids import OffsetAndEpoch
 from rayka.node.replicated_shard import ReplicatedShard
 from rayka.node.signal import Signal
-from rayka.raft.election_state import ElectionState
+from rayka.shard.timers import Timer
 from tests.node.log_support import Counter
-from tests.node.replica_support import run, settle
+from tests.node.replica_support import now_ms, run, settle
 
 NODE, OTHER, EPOCH = 3001, 3002, 5
 
@@ -26,14 +26,18 @@ class Log:
         self.records: list[int] = []
         self.high_watermark = 0
         self.leading_epoch: int | None = EPOCH
-        self.latest_snapshot_id: OffsetAndEpoch | None = None
+        self.start_offset = 0
+        self.epochs: dict[int, int] = {}  # of offsets where it is not EPOCH
         self.failure: StorageError | None = None
         self.news = Signal()
 
     @property
-    def election(self) -> ElectionState:
-        epoch = self.leading_epoch
-        return ElectionState(EPOCH + 1, OTHER) if epoch is None else ElectionState(epoch, NODE)
+    def leader_id(self) -> int:
+        return OTHER if self.leading_epoch is None else NODE
+
+    @property
+    def leader_epoch(self) -> int:
+        return EPOCH + 1 if self.leading_epoch is None else self.leading_epoch
 
     @property
     def next_offset(self) -> int:
@@ -43,11 +47,14 @@ class Log:
         self.records += records
         return len(self.records) - len(records)
 
-    def committed(self, offset: int) -> tuple[list[tuple[int, int]], int]:
-        return list(enumerate(self.records))[offset : self.high_watermark], self.high_watermark
+    def committed(self, offset: int) -> tuple[Iterator[tuple[int, int]], int]:
+        return iter(list(enumerate(self.records))[offset : self.high_watermark]), self.high_watermark
 
-    def snapshot(self, snapshot_id: OffsetAndEpoch) -> Iterator[int]:
-        return iter(self.records[: snapshot_id.offset])
+    def start_records(self) -> Iterator[int]:
+        return iter(self.records[: self.start_offset])
+
+    def epoch_of(self, offset: int) -> int:
+        return self.epochs.get(offset, EPOCH)
 
     def trouble(self) -> str:
         return ""
@@ -61,7 +68,7 @@ class Running:
         self.activated_count = 0
         self.shard: ReplicatedShard[Counter, int] = ReplicatedShard(
             NODE,
-            self.log,  # type: ignore[arg-type]
+            self.log,
             Counter,
             on_active=self._on_active,
         )
@@ -71,11 +78,15 @@ class Running:
         self.activated_count += 1
 
     @classmethod
-    async def start(cls) -> "Running":
+    async def start(cls, *, records: Sequence[int] = (), **fields: Any) -> "Running":
+        """On a log with these records, all committed, and other fields as given."""
         running = cls()
+        running.log.records, running.log.high_watermark = list(records), len(records)
+        for name, value in fields.items():
+            setattr(running.log, name, value)
         running._following = asyncio.create_task(running.shard.run())
         await settle()
-        assert running.shard.is_active
+        assert running.shard.is_active or fields
         return running
 
     def submit(self, request: int) -> "asyncio.Task[int]":
@@ -170,6 +181,74 @@ def test_a_caller_that_waits_for_a_commit_is_told_when_the_epoch_ends_before_it(
         running.log.leading_epoch = None
         await running.tell()
         assert isinstance(waiting.exception(), NotController)
+        await running.stop()
+
+    run(main)
+
+
+# ---- Any log ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_standby_begins_anew_when_the_log_lost_what_it_has_replayed() -> None:  # B27
+    async def main() -> None:
+        running = await Running.start(leading_epoch=None, records=[1, 2, 3])
+        assert running.shard.shard.total == 6
+        running.log.records[1:], running.log.high_watermark = [5], 1
+        await running.tell()
+        assert (running.shard.shard.total, running.shard.replayed_offset) == (1, 1)
+        await running.stop()
+
+    run(main)
+
+
+def test_a_standby_begins_anew_when_another_leader_wrote_at_the_offsets_that_it_has_replayed() -> None:  # B27
+    async def main() -> None:
+        running = await Running.start(leading_epoch=None, records=[1, 2, 3])
+        running.log.records[1:] = [5, 7]
+        running.log.epochs = {1: EPOCH + 1, 2: EPOCH + 1}
+        await running.tell()
+        assert running.shard.shard.total == 13
+        await running.stop()
+
+    run(main)
+
+
+def test_a_standby_follows_a_log_that_begins_later_by_now() -> None:
+    async def main() -> None:
+        running = await Running.start(leading_epoch=None, records=[1, 2, 3])
+        running.log.records += [4, 5]
+        running.log.start_offset = 4
+        running.log.high_watermark = 5
+        await running.tell()
+        assert (running.shard.shard.total, running.shard.shard.offsets) == (15, [3, 3, 3, 3, 4])
+        await running.stop()
+
+    run(main)
+
+
+def test_a_leader_that_does_not_know_what_is_committed_says_that_it_is_loading() -> None:  # A41
+    async def main() -> None:
+        running = await Running.start(high_watermark=-1)
+        with pytest.raises(NotController, match="controller-3001 leads, and has yet to load"):
+            await running.shard.submit(7)
+        assert running.shard.shard.last_not_here is not None
+        assert running.shard.shard.last_not_here.is_loading
+        running.log.high_watermark = 0
+        await running.tell()
+        assert running.shard.is_active
+        await running.stop()
+
+    run(main)
+
+
+def test_the_timers_of_the_shard_fire_while_it_leads() -> None:
+    async def main() -> None:
+        running = await Running.start()
+        running.shard.run_request(Timer("add", now_ms() + 500, 7))
+        await asyncio.sleep(0.499)
+        assert running.log.records == []
+        await asyncio.sleep(0.002)
+        assert running.log.records == [7]
         await running.stop()
 
     run(main)

@@ -7,11 +7,12 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.ids import OffsetAndEpoch
-from rayka.metadata.records import decode_record
+from rayka.metadata.records import MetadataRecord, NoOpRecord, decode_record
 from rayka.metadata.snapshot import image_of as loaded
-from rayka.node.controller_node import ControllerNode
+from rayka.metadata.snapshot import image_records
+from rayka.node.controller_node import METADATA_CODEC, ControllerNode
 from rayka.node.quorum_log import QuorumLog
-from rayka.node.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches, image_values
+from rayka.node.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches
 from rayka.protocol.cluster import MetadataRequest
 from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
@@ -59,7 +60,7 @@ def test_without_an_interval_only_the_bytes_count() -> None:
 
 def test_the_metadata_comes_back_out_of_a_snapshot() -> None:  # A45, H9
     image = image_of([*active(1, 2), topic(), *(partition(number, (1, 2)) for number in range(300))])
-    batches = data_batches(image_values(image), timestamp_ms=1)
+    batches = data_batches(image_records(image), METADATA_CODEC, timestamp_ms=1)
     parts = encode_snapshot(OffsetAndEpoch(image.next_offset, 3), None, batches, timestamp_ms=1)
     snapshot = decode_snapshot(b"".join(map(bytes, parts)), "p")
     assert len(snapshot.data) == 4  # small enough for others to have their turn in between
@@ -138,7 +139,7 @@ def test_a_state_that_may_be_taken_back_is_not_captured() -> None:  # A46, A66
         node = await new_cluster(MemoryDisk(), config=BrokerConfig(metadata_max_idle_interval_ms=0))
         assert node._parts is not None
         log, shard = node._parts.log, node._parts.shard
-        generator = SnapshotGenerator(node.settings, log, shard, lambda controller, offset: [b"state"])
+        generator = SnapshotGenerator(node.settings, log, shard, METADATA_CODEC)
         await generator._maybe_generate()
         committed = log.directory.snapshots.ids
         assert [each.offset for each in committed] == [log.high_watermark]
@@ -153,19 +154,22 @@ def test_a_state_that_may_be_taken_back_is_not_captured() -> None:  # A46, A66
     asyncio.run(scenario())
 
 
-def test_one_that_was_overtaken_while_it_was_written_is_removed() -> None:  # A49
+def test_one_that_was_overtaken_while_it_was_written_is_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # A49
     async def scenario() -> None:
         disk = MemoryDisk()
         node = await new_cluster(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))
         assert node._parts is not None
         log, shard = node._parts.log, node._parts.shard
 
-        def values(controller: object, offset: int) -> Iterator[bytes]:
+        def records(offset: int) -> Iterator[MetadataRecord]:
             while log.high_watermark == offset:
-                yield b"state"
+                yield NoOpRecord()
             log.directory.log.increment_log_start_offset(log.log_end_offset)
 
-        generator = SnapshotGenerator(node.settings, log, shard, values)
+        monkeypatch.setattr(shard.shard, "snapshot", records)
+        generator = SnapshotGenerator(node.settings, log, shard, METADATA_CODEC)
         writing = asyncio.ensure_future(generator._maybe_generate())
         await asyncio.sleep(0)
         assert [name for name in disk.list(METADATA_DIR) if name.endswith(".part")]
@@ -193,7 +197,7 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         topics = await _topics(node)
         assert len(topics) == 40
         node.kill()
-        again = await started(disk, config=config)
+        again = await started(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))  # removes nothing
         assert await _topics(again) == topics
         assert again.quorum is not None
         assert again.quorum.log_start_offset == earliest.offset

@@ -17,7 +17,8 @@ from rayka.errors import (
     TooManyRequests,
 )
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, NotHere, Result, Steps
+from rayka.shard.timers import Timer
 
 
 class Log:
@@ -76,6 +77,12 @@ class Counter:
         self.total += record
         self.replayed.append((offset, record))
 
+    def on_active(self, *, now_ms: int, next_offset: int) -> list[Timer]:
+        return []
+
+    def not_here(self, why: NotHere) -> ApiError:
+        return NotController(why.reason)
+
 
 class Running:
     """A runtime with its log and its machine, at time 0."""
@@ -86,7 +93,7 @@ class Running:
             Counter, self.log, steps_per_turn=steps_per_turn
         )
         if is_active:
-            self.runtime.activate()
+            self.runtime.activate(0)
 
     @property
     def counter(self) -> Counter:
@@ -103,7 +110,7 @@ class Running:
 def test_what_runs_and_what_waits_says_so() -> None:
     running = Running(is_active=False)
     assert repr(running.runtime) == "<ShardRuntime standby replayed=0 pending=0>"
-    running.runtime.activate()
+    running.runtime.activate(0)
     answered, refused = running.handle(5), running.handle(-1)
     assert repr(running.runtime) == "<ShardRuntime active replayed=1 pending=2>"
     assert repr(answered) == "<Pending waits for 1 5>"
@@ -189,7 +196,7 @@ def test_committed_records_are_replayed_before_leading() -> None:  # A41
     running.log.records = [1, 2]
     running.log.high_watermark = 2
     running.runtime.replay_committed([(0, 1), (1, 2)], 2)
-    running.runtime.activate()
+    running.runtime.activate(0)
     assert running.handle(0).response == 3
     assert running.counter.replayed == [(0, 1), (1, 2)]
 
@@ -200,7 +207,7 @@ def test_who_has_not_seen_everything_cannot_lead() -> None:  # A41
     running.log.high_watermark = 2
     running.runtime.replay_committed([(0, 1)], 1)
     with pytest.raises(AssertionError, match="has not seen everything"):
-        running.runtime.activate()
+        running.runtime.activate(0)
 
 
 def test_who_leads_no_more_fails_all_that_wait_and_begins_from_committed_state() -> None:  # A66
@@ -405,6 +412,6 @@ def test_a_log_that_appends_elsewhere_than_it_said_is_found_out() -> None:
             return super().append(records) + 1
 
     runtime: ShardRuntime[Counter, int] = ShardRuntime(Counter, Astray())
-    runtime.activate()
+    runtime.activate(0)
     with pytest.raises(InvariantBroken, match=r"<ShardRuntime active .*: expected offset 0, got 1"):
         runtime.handle(5, now_ms=0, deadline_ms=1)

@@ -1,0 +1,73 @@
+"""Records of a state machine as the keys and values of a log's batches.
+
+Keys are for logs that are compacted: of the records with one key the last counts, and one without a value deletes what
+its key names. Control batches are the log's own and are left out, so offsets of records need not be contiguous. Kafka:
+`CoordinatorRecordSerde`, `RecordsBatchReader`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from rayka.errors import CorruptRecord
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import RecordBatch
+
+RecordT = TypeVar("RecordT")
+
+
+class KeyValue(NamedTuple):
+    """What a log keeps of a record."""
+
+    key: bytes | None
+    value: bytes | None
+
+
+class Columns(NamedTuple):
+    """Several records as `encode_batch` takes them; `keys` is None when no record has one."""
+
+    values: list[bytes | None]
+    keys: list[bytes | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCodec(Generic[RecordT]):
+    """One kind of records, to bytes and back. `decode` raises CorruptRecord or UnsupportedVersion for what it cannot
+    read.
+    """
+
+    encode: Callable[[RecordT], KeyValue]
+    decode: Callable[[KeyValue], RecordT]
+
+    def columns(self, records: Sequence[RecordT]) -> Columns:
+        """The records as the columns of a batch."""
+        pairs = [self.encode(each) for each in records]
+        has_keys = any(each.key is not None for each in pairs)
+        return Columns([each.value for each in pairs], [each.key for each in pairs] if has_keys else None)
+
+    def records(self, batch: RecordBatch) -> Iterator[tuple[int, RecordT]]:
+        """The records of a batch, each with its offset, decoded as they are asked for. The CRC is the caller's to
+        check.
+        """
+        if batch.is_control:
+            return
+        decoded = decode(batch, check_crc=False)
+        pairs = map(KeyValue, decoded.keys_list(), decoded.values_list())
+        for offset, pair in zip(decoded.offsets.tolist(), pairs, strict=True):
+            try:
+                yield offset, self.decode(pair)
+            except CorruptRecord as error:
+                raise CorruptRecord(f"the record at offset {offset}: {error}") from error
+
+
+def value_codec(
+    encode: Callable[[RecordT], bytes], decode: Callable[[bytes], RecordT]
+) -> RecordCodec[RecordT]:
+    """Records that have no keys, and always a value."""
+
+    def decode_value(pair: KeyValue) -> RecordT:
+        if pair.value is None:
+            raise CorruptRecord("expected a value, found none")
+        return decode(pair.value)
+
+    return RecordCodec(lambda record: KeyValue(None, encode(record)), decode_value)
