@@ -12,6 +12,7 @@ from uuid import UUID
 import msgspec
 
 METADATA_TOPIC = "__cluster_metadata"
+INTERNAL_PREFIX = "__"  # of the names of topics that are the cluster's own
 METADATA_TOPIC_ID = UUID(int=1)  # Kafka: Uuid.METADATA_TOPIC_ID
 ZERO_ID = UUID(int=0)  # "none", where a UUID is expected
 NO_NODE = -1
@@ -67,6 +68,11 @@ class OffsetAndEpoch(msgspec.Struct, frozen=True, order=False, array_like=True):
 
     offset: int
     epoch: int
+
+
+def is_internal(topic: str) -> bool:
+    """Whether the topic is the cluster's own: clients read it and write nothing."""
+    return topic.startswith(INTERNAL_PREFIX)
 
 
 def random_uuid(random: Random) -> UUID:

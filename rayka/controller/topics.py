@@ -6,6 +6,7 @@ from random import Random
 from typing import TypeVar
 
 from rayka.config import BrokerConfig, TopicConfig
+from rayka.controller.heartbeats import registered_broker
 from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
 from rayka.errors import (
     ApiError,
@@ -18,7 +19,7 @@ from rayka.errors import (
     InvalidTopic,
     TopicAlreadyExists,
 )
-from rayka.ids import random_uuid
+from rayka.ids import INTERNAL_PREFIX, METADATA_TOPIC, NO_NODE, is_internal, random_uuid
 from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.records import (
     ConfigRecord,
@@ -45,7 +46,6 @@ PARTITIONS_MAX = (
 PARTITIONS_DELETED_PER_STEP = 10  # to forget one costs less than to write a record
 TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
-_INTERNAL_PREFIX = "__"
 
 
 def create_topics(
@@ -56,8 +56,14 @@ def create_topics(
     placer: ReplicaPlacer,
     random: Random,
 ) -> Steps[MetadataRecord, CreateTopicsResponse]:
-    """Creates what can be created, together; every other topic has its error in the response."""
-    creation = _Creation(image, config, placer, random)
+    """Creates what can be created, together; every other topic has its error in the response. Raises
+    BrokerIdNotRegistered and StaleBrokerEpoch for internal topics (H3).
+    """
+    is_of_cluster = request.broker_id != NO_NODE
+    if is_of_cluster:
+        registered_broker(image, request.broker_id, request.broker_epoch)
+    check_name = check_internal_name if is_of_cluster else check_topic_name
+    creation = _Creation(image, config, placer, random, check_name)
     results, next_offset = yield from results_in_order(request.topics, creation.try_create)
     response = CreateTopicsResponse(results, next_offset + len(creation.records))
     return Result(creation.records, response)
@@ -91,7 +97,25 @@ def delete_topics(
 
 
 def check_topic_name(name: str) -> None:
-    """Raises InvalidTopic, saying which rule the name breaks."""
+    """Of a topic that a client asks for. Raises InvalidTopic, saying which rule the name breaks."""
+    _check_legal_name(name)
+    if is_internal(name):
+        raise InvalidTopic(
+            f"names that begin with {INTERNAL_PREFIX!r} are for rayka's own topics, found {name!r}"
+        )
+
+
+def check_internal_name(name: str) -> None:
+    """Of a topic that the cluster makes for itself. Raises InvalidTopic as `check_topic_name`."""
+    _check_legal_name(name)
+    if not is_internal(name) or name == METADATA_TOPIC:
+        raise InvalidTopic(
+            f"expected the name of an internal topic, which begins with {INTERNAL_PREFIX!r}, and not that of the"
+            f" metadata, found {name!r}"
+        )
+
+
+def _check_legal_name(name: str) -> None:
     if not name or len(name) > TOPIC_NAME_LENGTH_MAX:
         raise InvalidTopic(
             f"a topic's name has 1 to {TOPIC_NAME_LENGTH_MAX} characters, found {len(name)}: {name[:300]!r}"
@@ -100,18 +124,20 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopic(f"a topic cannot be named {name!r}")
     if not _LEGAL_NAME.fullmatch(name):
         raise InvalidTopic(f"a topic's name holds letters, digits, '.', '_' and '-' only, found {name!r}")
-    if name.startswith(_INTERNAL_PREFIX):
-        raise InvalidTopic(
-            f"names that begin with {_INTERNAL_PREFIX!r} are for rayka's own topics, found {name!r}"
-        )
 
 
 class _Creation:
     """The topics of one request, one after another: each placed where those before it are counted."""
 
     def __init__(
-        self, image: MetadataImage, config: BrokerConfig, placer: ReplicaPlacer, random: Random
+        self,
+        image: MetadataImage,
+        config: BrokerConfig,
+        placer: ReplicaPlacer,
+        random: Random,
+        check_name: Callable[[str], None],
     ) -> None:
+        self._check_name = check_name
         self._image = image
         self._config = config
         self._random = random
@@ -126,7 +152,7 @@ class _Creation:
             return TopicResult(topic.name, error_code=refusal.code, error_message=str(refusal))
 
     def _create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
-        check_topic_name(topic.name)
+        self._check_name(topic.name)
         if topic.name in self._image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
         configs = checked_configs(topic.name, topic.configs)

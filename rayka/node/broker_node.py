@@ -22,6 +22,8 @@ from rayka.node.controller_link import ControllerLink
 from rayka.node.data_directories import DataDirectories
 from rayka.node.delete_records import DeleteRecordsHandler
 from rayka.node.fetch import FetchHandler, ListOffsetsHandler
+from rayka.node.hosted_shards import HostedShards
+from rayka.node.internal_topics import InternalTopics
 from rayka.node.log_dirs import DescribeLogDirsHandler
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.observation import ObservedBroker
@@ -47,6 +49,7 @@ from rayka.protocol.partition_admin import (
 )
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
+from rayka.protocol.topics import NewTopic
 
 METADATA_TIMEOUT_MS = 10_000  # how long a Metadata request waits for the offset that it names
 _logger = logging.getLogger(__name__)
@@ -66,6 +69,8 @@ class _Parts:
     list_offsets: ListOffsetsHandler
     delete_records: DeleteRecordsHandler
     log_dirs: DescribeLogDirsHandler
+    shards: HostedShards
+    internal_topics: InternalTopics
 
     # For `observed`:
 
@@ -154,6 +159,8 @@ class BrokerNode:
             ListOffsetsHandler(replicas),
             DeleteRecordsHandler(replicas),
             DescribeLogDirsHandler(settings, directories, replicas),
+            HostedShards(settings, replicas, self._tasks),
+            InternalTopics(lifecycle, link, settings.node_id),
         )
 
     async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -163,6 +170,7 @@ class BrokerNode:
         if parts is None:
             raise InvariantBroken(f"{self!r} is not open")
         await parts.replicas.apply(delta, image)
+        parts.shards.update(image)
         if any(each.is_in_controlled_shutdown and not each.is_fenced for each in image.brokers.values()):
             parts.lifecycle.poke()
 
@@ -178,6 +186,7 @@ class BrokerNode:
             await parts.lifecycle.shut_down()
         parts.replicas.parked.close(f"{self._name} is shutting down")
         await self._tasks.stop()
+        parts.shards.close()
         self._parts = None
         if has_served:
             await parts.directories.close(parts.replicas.high_watermarks)
@@ -189,6 +198,7 @@ class BrokerNode:
         self._tasks.abandon()
         parts, self._parts = self._parts, None
         if parts is not None:
+            parts.shards.abandon()
             parts.directories.release()
 
     async def _report_offline(self, parts: _Parts) -> None:
@@ -248,6 +258,17 @@ class BrokerNode:
             full_data_dirs=parts.directories.full_paths() if parts else (),
             log_path=settings.log_path,
         )
+
+    # ---- State machines of the cluster ---------------------------------------------------------------------
+
+    @property
+    def shards(self) -> HostedShards:
+        """The state machines that are hosted here. Raises BrokerNotAvailable."""
+        return self._serving().shards
+
+    async def create_internal_topic(self, topic: NewTopic) -> None:
+        """Returns when the topic is there. Raises the ApiError that refuses it."""
+        await self._serving().internal_topics.create(topic)
 
     def _serving(self) -> _Parts:
         if self._parts is None or self._state in (NodeState.STARTING, NodeState.RECOVERY):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.ids import NO_OFFSET, node_name
-from rayka.node.replica import PartitionKey, Replica
+from rayka.node.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replica_manager import ReplicaManager
 from rayka.protocol.partition_admin import (
     DeleteRecordsPartition,
@@ -68,6 +68,7 @@ class DeleteRecordsHandler:
 
     def _delete(self, asked: DeleteRecordsPartition) -> _Deletion:
         replica = self._replicas.get(asked.topic_id, asked.partition)
+        check_not_internal(replica.partition)
         try:
             required_offset = replica.partition.delete_records(asked.before_offset)
         except StorageError as error:

@@ -9,11 +9,12 @@ When the node stops, all waits end. Kafka: `DelayedOperationPurgatory`.
 import asyncio
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from rayka.errors import BrokerNotAvailable
 
 KeyT = TypeVar("KeyT", bound=Hashable)
+KeyT_contra = TypeVar("KeyT_contra", bound=Hashable, contravariant=True)
 
 
 class Watch(Generic[KeyT]):
@@ -69,11 +70,23 @@ class Watch(Generic[KeyT]):
             self._waiter.set_result(None)
 
 
+class Listener(Protocol[KeyT_contra]):
+    """What is told of news of a key: a watch, or what hosts a state machine on a partition."""
+
+    def wake(self, key: KeyT_contra) -> None:
+        """Something happened to this key."""
+        ...
+
+    def end(self, reason: str) -> None:
+        """The node stops: nothing will happen any more."""
+        ...
+
+
 class Parked(Generic[KeyT]):
     """All requests of one node that wait, by what they wait for."""
 
     def __init__(self) -> None:
-        self._watches: dict[KeyT, dict[Watch[KeyT], None]] = {}
+        self._watches: dict[KeyT, dict[Listener[KeyT], None]] = {}
         self._reason: str | None = None
 
     def __repr__(self) -> str:
@@ -96,12 +109,12 @@ class Parked(Generic[KeyT]):
             watch.end(self._reason)
         return watch
 
-    def add(self, watch: Watch[KeyT], keys: Iterable[KeyT]) -> None:
+    def add(self, watch: Listener[KeyT], keys: Iterable[KeyT]) -> None:
         """Watches these keys as well; one that is watched already is no error."""
         for key in keys:
             self._watches.setdefault(key, {})[watch] = None
 
-    def remove(self, watch: Watch[KeyT], keys: Iterable[KeyT]) -> None:
+    def remove(self, watch: Listener[KeyT], keys: Iterable[KeyT]) -> None:
         """Watches these keys no more."""
         for key in keys:
             watches = self._watches.get(key)

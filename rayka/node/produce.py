@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from rayka.errors import ApiError, InvalidRequiredAcks, RequestTimedOut, StorageError
-from rayka.node.replica import PartitionKey, Replica
+from rayka.node.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replica_manager import ReplicaManager
 from rayka.partition.partition import Appended
 from rayka.protocol.produce import (
@@ -62,6 +62,7 @@ class ProduceHandler:
 
     def _append(self, data: ProducePartition, acks: int) -> tuple[Appended, ProducePartitionResult]:
         replica = self._replicas.get(data.topic_id, data.partition)
+        check_not_internal(replica.partition)
         try:
             appended = replica.partition.append(
                 data.records, acks, now_ms=_now_ms(), timestamp_ms=self._wall_clock_ms()

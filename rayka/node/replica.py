@@ -6,8 +6,8 @@ A replica that has no log here, because its disk could not give it one, is `Unus
 from typing import NamedTuple
 from uuid import UUID
 
-from rayka.errors import DiskFull, StorageError
-from rayka.ids import TopicPartition
+from rayka.errors import DiskFull, InvalidTopic, StorageError
+from rayka.ids import TopicPartition, is_internal
 from rayka.log.log_directory import LogDirectory
 from rayka.node.flusher import Flusher
 from rayka.partition.partition import Partition
@@ -35,6 +35,14 @@ class Unusable(NamedTuple):
     def is_for_want_of_room(self, directory: LogDirectory) -> bool:
         """Whether it is because that directory was full."""
         return self.directory is directory and isinstance(self.error, DiskFull)
+
+
+def check_not_internal(partition: Partition) -> None:
+    """Raises InvalidTopic for a topic whose records are a state machine's: what clients did to them would break it."""
+    if is_internal(partition.topic_partition.topic):
+        raise InvalidTopic(
+            f"{partition.topic_partition} is the cluster's own; clients read it and write nothing"
+        )
 
 
 def key_of(partition: Partition) -> PartitionKey:

@@ -120,6 +120,14 @@ class ReplicaManager:
             f" broker {topic.partitions[number].leader_id} leads it"
         )
 
+    def find(self, key: PartitionKey) -> Replica | None:
+        """The replica, if there is a usable one here."""
+        return self._replicas.get(key)
+
+    def is_hosted(self, replica: Replica) -> bool:
+        """Whether it has not been given up since it was looked for."""
+        return self._replicas.get(key_of(replica.partition)) is replica
+
     @property
     def _name(self) -> str:
         return node_name(self._settings.node_id)

@@ -200,6 +200,8 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             return True
         if self.replayed_offset < self._log.high_watermark:
             records, next_offset = self._log.committed(self.replayed_offset)
+            if next_offset == self.replayed_offset:
+                return False  # of the batch that begins there, only a part is known to be committed
             self._loading = _Loading(records, next_offset, self._log.epoch_of(next_offset - 1))
             return self._load(self._loading)
         return self._maybe_activate()

@@ -8,6 +8,7 @@ from random import Random
 from rayka.config import BrokerConfig
 from rayka.ports import Disk, Network
 from rayka.shard.runtime import STEPS_PER_TURN
+from rayka.shard.shard_type import ShardType
 
 _CONTROLLER_DIRECTORY = "metadata"
 
@@ -19,7 +20,8 @@ class NodeSettings:
     `wall_clock_ms` is for timestamps in records only; waiting and timeouts use the event loop's clock. `crash` ends the
     process (or, in one process, kills the node): it is called once, with the exception that no code expected. `rack` is
     where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much of a long request a
-    controller does before others have their turn. `log_path` is where its process logs.
+    controller does before others have their turn. `log_path` is where its process logs. `shard_types`: the state
+    machines that a broker hosts on internal topics.
     """
 
     node_id: int
@@ -36,6 +38,7 @@ class NodeSettings:
     rack: str = ""
     steps_per_turn: int = STEPS_PER_TURN
     log_path: str = ""
+    shard_types: tuple[ShardType, ...] = ()
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_OFFSET, ZERO_ID
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID
 from rayka.ports import Message, Request
 
 DEFAULT_COUNT = -1  # the cluster's `num.partitions` or `default.replication.factor`
@@ -38,9 +38,13 @@ class CreateTopicsResponse(Message, frozen=True, array_like=True):
 
 
 class CreateTopicsRequest(Request[CreateTopicsResponse], frozen=True, array_like=True):
-    """Creates topics, each on its own: one that is refused does not stop the others."""
+    """Creates topics, each on its own: one that is refused does not stop the others. A broker that names itself and its
+    epoch creates internal topics.
+    """
 
     topics: tuple[NewTopic, ...]
+    broker_id: int = NO_NODE
+    broker_epoch: int = NO_EPOCH
 
 
 class DeleteTopicsResponse(Message, frozen=True, array_like=True):

@@ -30,6 +30,7 @@ from rayka.sim.loop import VirtualLoop
 from rayka.sim.network import SimNetwork
 from rayka.sim.options import SimOptions
 from rayka.sim.process import PROCESS, Process
+from rayka.sim.registers import registers_type
 from rayka.sim.trace import Trace
 
 _RESTART_S = 1.0
@@ -215,6 +216,7 @@ class SimCluster:
             wall_clock_ms=wall_clock_ms,
             crash=lambda error: self._on_crash(machine, process, error),
             steps_per_turn=self._options.steps_per_turn,
+            shard_types=(registers_type(),) if self._options.registers else (),
         )
 
     # ---- Life --------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ its first position on every committed record once, in order; a session begins an
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from rayka.ids import is_internal
 from rayka.protocol.produce import ACKS_ALL
 from rayka.sim.history import Outcome
 from rayka.sim.partition_truth import Batch, PartitionTruth
@@ -86,6 +87,8 @@ class DataHistory:
         A log that lost what it knew of a producer takes any sequence for the first (C5): then the batch before it is
         refused, and its producer numbers both anew.
         """
+        if is_internal(truth.name):
+            return None
         begun = truth.begun_by_leader(batch.epoch)
         for offset, value in enumerate(batch.values, batch.base_offset):
             send = self.sends.get(value)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from uuid import UUID
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_OFFSET, ZERO_ID
+from rayka.ids import NO_OFFSET, ZERO_ID, is_internal
 from rayka.protocol.cluster import MetadataResponse
 from rayka.sim.ledger import Ledger, TopicLife
 
@@ -127,7 +127,11 @@ class History:
             if each.outcome is not Outcome.REFUSED:
                 asked.setdefault((each.kind, each.name), []).append(each)
         return next(
-            (problem for life in self.ledger.topics.values() if (problem := _check_life(life, asked))),
+            (
+                problem
+                for life in self.ledger.topics.values()
+                if not is_internal(life.name) and (problem := _check_life(life, asked))
+            ),
             self._check_acknowledged(),
         )
 

@@ -17,6 +17,7 @@ CLIENT_ID = 9001  # clients are nodes of the network, too
 PRODUCER_ID = 9101
 CONSUMER_ID = 9201
 OPERATOR_ID = 9301
+REGISTER_CLIENT_ID = 9401
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
@@ -47,6 +48,7 @@ class SimOptions:
     producers: int = 2
     consumers: int = 1
     records_per_second: float = 20.0
+    registers: int = 0  # clients of a toy state machine that brokers host
     operations_per_minute: float = 0.0  # what an operator asks about partitions
     faults_per_minute: float = 20.0
     fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
@@ -139,6 +141,7 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "combined": is_combined,
         "fault_kinds": (*fault_kinds, *((FaultKind.SWAP,) * has_swaps)),
         "steps_per_turn": random.choice((1, 2, STEPS_PER_TURN)),
+        "registers": random.choice((0, 0, 0, 2)),
     }
 
 

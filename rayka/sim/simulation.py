@@ -32,6 +32,7 @@ from rayka.sim.network import SimNetwork
 from rayka.sim.operations import PartitionOperator
 from rayka.sim.options import SimOptions
 from rayka.sim.partition_states import PartitionStates
+from rayka.sim.register_clients import RegisterClients
 from rayka.sim.replication import Replication
 from rayka.sim.trace import Trace
 from rayka.sim.watches import BrokerWatch, ControllerWatch
@@ -110,6 +111,9 @@ class Simulation:
         self.operator = PartitionOperator(
             self.loop, options, self.network, self.trace, self.replication, self.states
         )
+        self.registers = RegisterClients(
+            self.loop, options, self.cluster, self.trace, self.checkers, self.replication
+        )
         self.workload.on_created = self.data.start
         self.injector = Injector(self.loop, self.cluster, self.network, self.trace, options.seed)
         self.injector.on_damage = self.replication.on_damaged
@@ -158,6 +162,7 @@ class Simulation:
         """Ends all processes and what they were doing; nothing is checked any more."""
         self.checkers.is_enabled = False
         self.data.close()
+        self.registers.close()
         for machine in self.cluster.machines.values():
             if machine.process is not None:
                 self.cluster.kill(machine.node_id)
@@ -171,6 +176,7 @@ class Simulation:
             self.cluster.start(node_id)
         self.workload.start()
         self.operator.start()
+        self.registers.start()
 
     def draw(self) -> None:
         """The faults of this run."""
@@ -199,6 +205,7 @@ class Simulation:
         self.workload.stop_asking()
         self.data.stop_asking()
         self.operator.stop_asking()
+        self.registers.stop_asking()
         self.injector.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
@@ -223,6 +230,7 @@ class Simulation:
         found = (
             [str(each) for each in self.history.pending()[:5]] + self.data.waiting() + self.states.waiting()
         )
+        found += self.registers.waiting()
         if not proof.done():
             found.append("no new topic was acknowledged")
         for machine in self.cluster.machines.values():
@@ -250,6 +258,7 @@ class Simulation:
     def check_final(self) -> None:
         """The history as a whole, and what the disks have to say."""
         self.checkers.report_if("history", 0, self.history.check_final())
+        self.checkers.report_if("register-standby", 0, self.registers.check_final())
         truths = self.replication.truths.values()
         self.checkers.report_if("lost-write", 0, self.data_history.check_final(truths))
         for machine in self.cluster.machines.values():

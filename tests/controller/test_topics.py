@@ -4,10 +4,16 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.topics import PARTITIONS_MAX, TOPIC_NAME_LENGTH_MAX
-from rayka.errors import ErrorCode
+from rayka.errors import BrokerIdNotRegistered, ErrorCode, StaleBrokerEpoch
 from rayka.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
 from rayka.protocol.cluster import MetadataRequest
-from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
+from rayka.protocol.topics import (
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    NewTopic,
+    TopicResult,
+)
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
 
@@ -196,3 +202,40 @@ def test_metadata_are_answered_from_the_newest_image(machine: Machine) -> None:
     assert (response.cluster_id, response.controller_id) == ("cluster-a", 3001)
     assert [topic.name for topic in response.topics] == ["orders"]
     assert response.metadata_offset == len(machine.records)
+
+
+# ---- Internal topics -------------------------------------------------------------------------------------------------
+
+
+def created_by_broker(machine: Machine, name: str, *, epoch_change: int = 0) -> TopicResult:
+    """What becomes of an internal topic that broker 1 asks for."""
+    epoch = machine.image.brokers[1].broker_epoch + epoch_change
+    response: CreateTopicsResponse = machine.handle(CreateTopicsRequest((NewTopic(name, 2, 1),), 1, epoch))
+    return response.topics[0]
+
+
+def test_a_broker_creates_an_internal_topic_and_a_client_does_not() -> None:
+    machine = Machine()
+    machine.start(1)
+    assert (
+        machine.create(NewTopic("__offsets", 2, 1)).topics[0].error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
+    )
+    assert created_by_broker(machine, "__offsets").error_code is ErrorCode.NONE
+    assert created_by_broker(machine, "__offsets").error_code is ErrorCode.TOPIC_ALREADY_EXISTS
+    assert len(machine.image.topics["__offsets"].partitions) == 2
+
+
+@pytest.mark.parametrize("name", ["orders", "__cluster_metadata", "__a b"])
+def test_what_a_broker_creates_for_the_cluster_has_an_internal_name(name: str) -> None:
+    machine = Machine()
+    machine.start(1)
+    assert created_by_broker(machine, name).error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+def test_a_process_that_is_not_the_registered_broker_creates_no_internal_topic() -> None:  # H3
+    machine = Machine()
+    machine.start(1)
+    with pytest.raises(StaleBrokerEpoch):
+        created_by_broker(machine, "__offsets", epoch_change=-1)
+    with pytest.raises(BrokerIdNotRegistered):
+        machine.handle(CreateTopicsRequest((NewTopic("__offsets", 2, 1),), 7, 0))

@@ -118,6 +118,9 @@ class Silence:
 class Counters:
     """Three replicas on memory disks, plugged into one switch."""
 
+    node_type = CounterNode
+    config = CONFIG
+
     def __init__(self, disks: dict[int, MemoryDisk] | None = None) -> None:
         self.disks = disks or {each: MemoryDisk() for each in IDS}
         self.switch = Switch(IDS, Random(1))
@@ -126,7 +129,7 @@ class Counters:
     async def start(self, *node_ids: int) -> None:
         """These replicas, all by default, on what they have on disk."""
         for each in node_ids or IDS:
-            node = CounterNode(self.disks[each], self.switch.network(each), each)
+            node = self.node_type(self.disks[each], self.switch.network(each), each, config=self.config)
             if not self.disks[each].exists(node.settings.data_dirs[0]):
                 await format_voter(node.settings)
             await node.start()

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rayka.controller.controller import Controller
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import PrefixCopy
@@ -20,7 +21,6 @@ from rayka.node import quorum_directory, quorum_log
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.quorum_log import QuorumLog
 from rayka.node.record_reader import RecordReader
-from rayka.node.snapshot_generator import SnapshotGenerator
 from rayka.raft import elections
 from rayka.raft.following import Following
 from rayka.raft.leader import FAR_MS, Leader
@@ -33,6 +33,7 @@ from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
 from rayka.sim.faults import FaultKind
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
+from tests.sim.planted_shard_bugs import SHARD_BUGS
 from tests.sim.planting import SEARCHED_MAX, PlantedBug, always, planted, search
 
 # ---- Votes ---------------------------------------------------------------------------------------------------------
@@ -158,13 +159,11 @@ def serves_another_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
     return handle_fetch_snapshot
 
 
-def leaves_out_the_last_record(original: Callable[..., None]) -> Callable[..., None]:
-    def init(self: SnapshotGenerator[Any, Any], *args: Any) -> None:
-        original(self, *args)
-        values = self._values
-        self._values = lambda shard, offset: list(values(shard, offset))[:-1]
+def leaves_out_the_last_record(original: Callable[..., Any]) -> Callable[..., Any]:
+    def snapshot(self: Controller, next_offset: int) -> Any:
+        return list(original(self, next_offset))[:-1]
 
-    return init
+    return snapshot
 
 
 # ---- State machines ------------------------------------------------------------------------------------------------
@@ -359,7 +358,7 @@ PLANTED_BUGS = [
     PlantedBug(
         "leaves a record out of a snapshot",
         "snapshot-content",
-        planted(SnapshotGenerator, "__init__", leaves_out_the_last_record),
+        planted(Controller, "snapshot", leaves_out_the_last_record),
         1,
         1,
     ),
@@ -398,7 +397,7 @@ PLANTED_BUGS = [
 
 
 def main(wanted: str = "", last_seed: str = str(SEARCHED_MAX)) -> None:
-    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS):
+    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS):
         if wanted in bug.name:
             print(bug.name, bug.checker, *search(bug, int(last_seed)), flush=True)
 

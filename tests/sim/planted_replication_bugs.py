@@ -292,7 +292,7 @@ REPLICATION_BUGS = [
         planted(Partition, "update_state", truncates_to_its_high_watermark), 2),
     bug("looks an epoch up on one side only", "partition-prefix",
         all_of(planted(following, "truncation_offset", believes_the_leader_alone),
-               planted(reading, "_diverging_epoch", compares_offsets_alone)), 49, WILD),
+               planted(reading, "_diverging_epoch", compares_offsets_alone)), 38, WILD),
     bug("does not truncate", "liveness", planted(following, "truncation_offset", never_truncates), 2),
     bug("high watermark over the proposed ISR", "isr-high-watermark",
         planted(Leadership, "committed_offset", counts(proposed)), 1),

@@ -10,7 +10,7 @@ from rayka.sim.options import swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0
-_PLAIN: dict[str, Any] = {"topics": (), "combined": False, "steps_per_turn": STEPS_PER_TURN}
+_PLAIN: dict[str, Any] = {"topics": (), "combined": False, "steps_per_turn": STEPS_PER_TURN, "registers": 0}
 SEARCHED_MAX = 60
 
 

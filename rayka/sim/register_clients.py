@@ -1,0 +1,264 @@
+"""Clients of the registers (`sim.registers`), which brokers host on an internal topic, and what must hold of them.
+
+A client asks one broker after another until one answers; it runs its request in the broker's process, so a process that
+is paused or gone does not answer. Checked: what a broker acknowledged is never lost, so no version is given twice
+(`register-lost`); in the end every replica has made the same of the same records (`register-standby`). After a legal
+loss of a partition nothing is asked of its registers any more.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from functools import partial
+from random import Random
+from typing import Any
+
+from rayka.errors import ApiError, RequestTimedOut
+from rayka.node.replicated_shard import ReplicatedShard
+from rayka.sim.checkers import Checkers
+from rayka.sim.cluster import Machine, SimCluster
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.options import REGISTER_CLIENT_ID, SimOptions
+from rayka.sim.partition_truth import PartitionTruth
+from rayka.sim.process import PROCESS
+from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, Registers, registers_type
+from rayka.sim.replication import Replication
+from rayka.sim.trace import Trace
+
+PARTITION_COUNT = 2
+_KEYS = 6
+_LEASED_KEYS = 2
+_LEASE_MS = 700
+_TIMEOUT_S = 3.0
+_PAUSE_S = 0.05
+_Shard = ReplicatedShard[Registers, Any]
+
+
+class RegisterClients:
+    """All clients of one run, and what they were told."""
+
+    def __init__(
+        self, loop: VirtualLoop, options: SimOptions, cluster: SimCluster, trace: Trace, checkers: Checkers,
+        replication: Replication,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._options = options
+        self._cluster = cluster
+        self._trace = trace
+        self._checkers = checkers
+        self._replication = replication
+        self._random = Random(f"registers {options.seed}")
+        self._acknowledged: dict[str, Register] = {}  # by key: the newest
+        self._given: dict[tuple[str, int], str] = {}  # by key and version: the value
+        self._number = 0
+        self._asking: list[asyncio.Task[None]] = []
+        self._is_asking = True
+        self._proofs: list[asyncio.Task[None]] = []
+
+    def __repr__(self) -> str:
+        return f"<RegisterClients {len(self._given)} versions>"
+
+    @property
+    def acknowledged_count(self) -> int:
+        """How many changes were acknowledged."""
+        return len(self._given)
+
+    def start(self) -> None:
+        """Begins to ask, if the run has registers."""
+        if self._options.registers:
+            self._start("create", self._create())
+            for number in range(self._options.registers):
+                self._start(f"registers {number}", self._ask_forever())
+
+    def _start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._asking.append(self._loop.create_task(coroutine, name=name, context=Context()))
+
+    # ---- Asking ------------------------------------------------------------------------------------------------------
+
+    async def _create(self) -> None:
+        """Some broker creates the topic, as the first use of a coordinator does."""
+        topic = registers_type(PARTITION_COUNT, min(3, self._options.brokers)).topic
+        while True:
+            machine = self._random.choice(self._cluster.brokers)
+            try:
+                broker = machine.broker
+                if broker is not None:
+                    await self._call(machine, partial(broker.create_internal_topic, topic))
+                    return
+            except ApiError as error:
+                self._trace.add(REGISTER_CLIENT_ID, "create", f"failed: {error.code.name}")
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _ask_forever(self) -> None:
+        while self._is_asking:
+            await asyncio.sleep(self._random.expovariate(4))
+            if self._random.random() < 0.15:
+                await self._try(
+                    Put(f"lease-{self._random.randrange(_LEASED_KEYS)}", self._value(), _LEASE_MS)
+                )
+            elif self._random.random() < 0.2:
+                await self._try(Get(self._key()))
+            else:
+                await self._put(self._key())
+
+    def _key(self) -> str:
+        return f"key-{self._random.randrange(_KEYS)}"
+
+    def _value(self) -> str:
+        self._number += 1
+        return str(self._number)
+
+    async def _put(self, key: str) -> bool:
+        """Whether it was acknowledged."""
+        before, value = self._acknowledged.get(key), self._value()
+        version = await self._try(Put(key, value))
+        if not isinstance(version, int):
+            return False
+        self._on_acknowledged(key, Register(value, version), before)
+        return True
+
+    async def _try(self, request: Put | Get) -> Any:
+        """The answer; None when no broker gave one."""
+        number = _partition_of(request.key)
+        for machine in self._random.sample(self._cluster.brokers, len(self._cluster.brokers)):
+            shard = shard_on(machine, number)
+            if shard is None:
+                continue
+            try:
+                return await self._call(machine, partial(shard.submit, request))
+            except ApiError as error:
+                self._trace.add(REGISTER_CLIENT_ID, "register", f"{request.key} {error.code.name}")
+        await asyncio.sleep(_PAUSE_S)
+        return None
+
+    async def _call(self, machine: Machine, make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        """What the coroutine returns that runs in the machine's process. Raises RequestTimedOut when it does not."""
+        context = Context()
+        context.run(PROCESS.set, machine.process)
+        answered: asyncio.Future[tuple[Any, BaseException | None]] = self._loop.create_future()
+        task = self._loop.create_task(_outcome(make, answered), name="register", context=context)
+        await asyncio.sleep(self._options.latency_ms / 1000)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                response, error = await answered
+        except TimeoutError:
+            task.cancel()
+            raise RequestTimedOut(f"{machine!r} did not answer") from None
+        if error is not None:
+            raise error
+        return response
+
+    # ---- What must hold ----------------------------------------------------------------------------------------------
+
+    def _on_acknowledged(self, key: str, register: Register, before: Register | None) -> None:
+        self._trace.add(REGISTER_CLIENT_ID, "register", f"{key} {register}")
+        known = self._given.setdefault((key, register.version), register.value)
+        if self._has_lost(key):
+            return
+        if known != register.value:
+            self._report(
+                "register-lost", f"{key}: version {register.version} was {known}, now {register.value}"
+            )
+        if before is not None and register.version <= before.version:
+            self._report("register-lost", f"{key}: {register} was given after {before} was acknowledged")
+        newest = self._acknowledged.get(key)
+        if newest is None or newest.version < register.version:
+            self._acknowledged[key] = register
+
+    def _report(self, checker: str, evidence: str) -> None:
+        self._checkers.report(checker, REGISTER_CLIENT_ID, evidence)
+
+    def _truth(self, key: str) -> PartitionTruth | None:
+        return self._replication.truth_named(REGISTERS_TOPIC, _partition_of(key))
+
+    def _has_lost(self, key: str) -> bool:
+        truth = self._truth(key)
+        return truth is not None and bool(truth.losses or truth.awaits_loss)
+
+    # ---- The end -----------------------------------------------------------------------------------------------------
+
+    def stop_asking(self) -> None:
+        """No new requests; then every register that was ever acknowledged must take another change."""
+        self._is_asking = False
+        if self._options.registers:
+            self._proofs = [
+                self._loop.create_task(self._prove(f"key-{each}"), name="proof", context=Context())
+                for each in range(_KEYS)
+            ]
+
+    async def _prove(self, key: str) -> None:
+        is_proven = False
+        while not is_proven and self._truth_is_usable(key):
+            is_proven = await self._put(key)
+
+    def _truth_is_usable(self, key: str) -> bool:
+        """Not when every replica of the partition was lost with its disk."""
+        truth = self._truth(key)
+        state = None if truth is None else self._replication.state_of(truth)
+        rotten = self._replication.rotten
+        return state is None or state.has_leader or not all(each in rotten for each in state.replicas)
+
+    def waiting(self) -> list[str]:
+        """What has not ended, or not caught up."""
+        found = [f"{each.get_name()} of the registers" for each in self._asking[1:] if not each.done()]
+        found += ["a register takes no change" for each in self._proofs if not each.done()]
+        if not found and self._proofs:
+            found += [each for number in range(PARTITION_COUNT) for each in self._standbys(number)]
+        return found
+
+    def _standbys(self, number: int) -> list[str]:
+        """The replicas that have not made the same of the records as the others yet, when no lease is left."""
+        shards = [shard for each in self._cluster.brokers if (shard := shard_on(each, number)) is not None]
+        if any(key.startswith("lease") for each in shards for key in each.shard.registers):
+            return [f"a lease of partition {number} goes on"]
+        behind = {each.replayed_offset for each in shards}
+        return [f"{shards} have not replayed as much"] if len(behind) > 1 else []
+
+    def check_final(self) -> str:
+        """The registers of the replicas are the same, and hold what was acknowledged."""
+        for number in range(PARTITION_COUNT) if self._options.registers else ():
+            states = [
+                shard.shard.registers for each in self._cluster.brokers if (shard := shard_on(each, number))
+            ]
+            if any(each != states[0] for each in states):
+                return f"partition {number}: {states}"
+            for key, register in self._acknowledged.items():
+                if states and _partition_of(key) == number and not self._has_lost(key):
+                    found = states[0].get(key)
+                    if found is None or found.version < register.version:
+                        return f"{key}: {register} was acknowledged, found {found}"
+        return ""
+
+    def close(self) -> None:
+        """Ends what still waits."""
+        for task in [*self._asking, *self._proofs]:
+            task.cancel()
+
+
+def shard_on(machine: Machine, number: int) -> _Shard | None:
+    """The registers of a partition on a machine, active or standing by."""
+    broker = machine.broker
+    if broker is None or not machine.is_serving:
+        return None
+    for shard_key, shard in broker.shards.shards.items():
+        if shard_key[1] == number:
+            return shard
+    return None
+
+
+def _partition_of(key: str) -> int:
+    return int(key.rpartition("-")[2]) % PARTITION_COUNT
+
+
+async def _outcome(
+    make: Callable[[], Coroutine[Any, Any, Any]],
+    answered: "asyncio.Future[tuple[Any, BaseException | None]]",
+) -> None:
+    """Tells the client what came of it; nothing when the process ends first."""
+    response, error = None, None
+    try:
+        response = await make()
+    except ApiError as refusal:
+        error = refusal
+    if not answered.done():
+        answered.set_result((response, error))
