@@ -2,9 +2,9 @@
 
 It is the partition's log as long as that is open: after a failure, or when the log was opened anew, another
 `PartitionLog` takes its place, because records that a full disk interrupted may be in the new one though their append
-was refused. Its high watermark is known once everything before the leader's epoch is committed: a new leader's own high
-watermark lags behind what its predecessor has acknowledged (B4, A41). It writes with acks=all and no producer id, so
-sequences are not checked (C6).
+was refused. Its high watermark is known once all that was there when this node began to lead is committed: a new
+leader's own high watermark lags behind what its predecessor has acknowledged (B4, A41). It writes with acks=all and no
+producer id, so sequences are not checked (C6).
 
 Kafka: `CoordinatorPartitionWriter`, `CoordinatorLoaderImpl`, `PartitionListener`. Beyond Kafka, followers replay too.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 from rayka.errors import CorruptRecord, DamagedLog, StorageError, UnsupportedVersion
-from rayka.ids import NO_OFFSET
+from rayka.ids import NO_EPOCH, NO_OFFSET
 from rayka.node.replica import PartitionKey, Replica
 from rayka.node.replica_manager import ReplicaManager
 from rayka.node.signal import Signal
@@ -55,6 +55,9 @@ class PartitionLog(Generic[RecordT]):
         self._codec = codec
         self._wall_clock_ms = wall_clock_ms
         self._failure: StorageError | None = None
+        # What this leader appended before the log was opened anew has been replayed by no shard of this opening.
+        self._opened_in = self._partition.leader_epoch if self._partition.is_leader else NO_EPOCH
+        self._end_at_opening = self._log.log_end_offset
         self.news = news
 
     def __repr__(self) -> str:
@@ -112,8 +115,12 @@ class PartitionLog(Generic[RecordT]):
     @property
     def high_watermark(self) -> int:
         partition = self._partition
-        is_behind = partition.is_leader and partition.high_watermark < partition.leader_epoch_start_offset
-        return NO_OFFSET if is_behind else partition.high_watermark
+        if not partition.is_leader:
+            return partition.high_watermark
+        known_from = partition.leader_epoch_start_offset
+        if partition.leader_epoch == self._opened_in:
+            known_from = max(known_from, self._end_at_opening)
+        return partition.high_watermark if partition.high_watermark >= known_from else NO_OFFSET
 
     def append(self, records: Sequence[RecordT]) -> int:
         """Appends the records as one batch, without waiting; the offset of the first. Raises what the partition
