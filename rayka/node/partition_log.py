@@ -22,7 +22,8 @@ from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.produce import ACKS_ALL
-from rayka.shard.records import RecordCodec, RecordT
+from rayka.shard.records import RecordCodec
+from rayka.shard.shard import RecordT
 
 _READ_BYTES = 1 << 20
 

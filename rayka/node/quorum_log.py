@@ -61,7 +61,8 @@ from rayka.protocol.quorum import (
 from rayka.raft.election_state import ElectionState, encode_election
 from rayka.raft.quorum import Quorum
 from rayka.raft.voter_change import VoterChange
-from rayka.shard.records import RecordCodec, RecordT
+from rayka.shard.records import RecordCodec
+from rayka.shard.shard import RecordT
 
 _logger = logging.getLogger(__name__)
 ResponseT = TypeVar("ResponseT", bound=Message)

@@ -13,7 +13,8 @@ from rayka.ports import Buffer
 from rayka.protocol.batch_header import split_batches
 from rayka.raft.quorum import Quorum
 from rayka.raft.snapshot_store import SnapshotStore
-from rayka.shard.records import RecordCodec, RecordT
+from rayka.shard.records import RecordCodec
+from rayka.shard.shard import RecordT
 
 _READ_BYTES = 1 << 20
 

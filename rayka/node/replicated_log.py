@@ -10,8 +10,7 @@ from typing import Protocol
 
 from rayka.errors import StorageError
 from rayka.node.signal import Signal
-from rayka.shard.records import RecordT
-from rayka.shard.shard import AppendLog
+from rayka.shard.shard import AppendLog, RecordT
 
 
 class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):

@@ -20,9 +20,8 @@ from rayka.errors import ApiError, RequestTimedOut
 from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
 from rayka.node.replicated_log import ReplicatedLog
 from rayka.node.signal import Signal
-from rayka.shard.records import RecordT
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
-from rayka.shard.shard import NotHere
+from rayka.shard.shard import NotHere, RecordT
 
 COMMIT_TIMEOUT_MS = 30_000
 _RECORDS_PER_TURN = 1_000

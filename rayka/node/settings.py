@@ -4,11 +4,14 @@ import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TYPE_CHECKING
 
 from rayka.config import BrokerConfig
 from rayka.ports import Disk, Network
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.shard.shard_type import ShardType
+
+if TYPE_CHECKING:  # a client imports this, and shards read batches
+    from rayka.shard.shard_type import ShardType
 
 _CONTROLLER_DIRECTORY = "metadata"
 
@@ -38,7 +41,7 @@ class NodeSettings:
     rack: str = ""
     steps_per_turn: int = STEPS_PER_TURN
     log_path: str = ""
-    shard_types: tuple[ShardType, ...] = ()
+    shard_types: "tuple[ShardType, ...]" = ()
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

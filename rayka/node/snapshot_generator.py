@@ -29,8 +29,8 @@ from rayka.node.settings import NodeSettings
 from rayka.ports import Buffer
 from rayka.protocol.batch_header import split_batches
 from rayka.raft.snapshot import encode_data, encode_snapshot
-from rayka.shard.records import RecordCodec, RecordT
-from rayka.shard.shard import SnapshotShard
+from rayka.shard.records import RecordCodec
+from rayka.shard.shard import RecordT, SnapshotShard
 
 SnapshotShardT = TypeVar("SnapshotShardT", bound=SnapshotShard[Any])
 CLEAN_INTERVAL_MS = 60_000

@@ -7,13 +7,12 @@ its key names. Control batches are the log's own and are left out, so offsets of
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple
 
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
-
-RecordT = TypeVar("RecordT")
+from rayka.shard.shard import RecordT
 
 
 class KeyValue(NamedTuple):

@@ -25,8 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from rayka.errors import ApiError, InvalidRequest, InvariantBroken, RequestTimedOut
-from rayka.shard.records import RecordT
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, AppendLog, Result, Shard, Steps
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, AppendLog, RecordT, Result, Shard, Steps
 from rayka.shard.timers import Timer, Timers
 
 ShardT = TypeVar("ShardT", bound=Shard[Any])

@@ -8,9 +8,9 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rayka.errors import ApiError
-from rayka.shard.records import RecordT
 from rayka.shard.timers import Timer
 
+RecordT = TypeVar("RecordT")
 RecordT_contra = TypeVar("RecordT_contra", contravariant=True)
 RecordT_co = TypeVar("RecordT_co", covariant=True)
 ResponseT = TypeVar("ResponseT")
