@@ -142,7 +142,7 @@ class PartitionStates:
             view = self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
             if view is not None and new.leader_epoch == old.leader_epoch:
                 self._replication.check_maximal_isr(view)
-        if new.has_leader and new.leader_epoch > old.leader_epoch:
+        if new.leader_epoch > old.leader_epoch:
             self._check_elected(key, name, images, old, new)
         if truth is not None:
             truth.fewest_replicas = min(truth.fewest_replicas, len(new.replicas))
@@ -162,14 +162,16 @@ class PartitionStates:
             None if truth is None else self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
         )
         joining = () if view is None else proposed_to(view, old.partition_epoch)
-        if new.leader_id in (*old.isr, *old.eligible_leader_replicas, *joining):
+        # One batch may hold several elections: one that was elected and fenced again is left in the ELR.
+        elected = {new.leader_id} if new.has_leader else {*new.isr, *new.eligible_leader_replicas}
+        if elected <= {*old.isr, *old.eligible_leader_replicas, *joining}:
             return
         topic = name.rpartition("-")[0]
         others_are_gone = all(
             _is_another_process(images, each) or self._is_registering(each)
             for each in old.isr + old.eligible_leader_replicas
         )
-        is_last_known = others_are_gone and old.last_known_elr == (new.leader_id,)
+        is_last_known = others_are_gone and elected == {*old.last_known_elr}
         if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(images[0], topic)):
             self._report("unclean-election", name, f"{old!r}, then {new!r}")
         elif truth is not None:

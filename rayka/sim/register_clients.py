@@ -254,7 +254,10 @@ async def _outcome(
     make: Callable[[], Coroutine[Any, Any, Any]],
     answered: "asyncio.Future[tuple[Any, BaseException | None]]",
 ) -> None:
-    """Tells the client what came of it; nothing when the process ends first."""
+    """Tells the client what came of it; nothing when the process ends first, which may be before this begins."""
+    process = PROCESS.get()
+    if process is not None and not process.is_alive:
+        return
     response, error = None, None
     try:
         response = await make()
