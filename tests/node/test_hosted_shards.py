@@ -48,8 +48,10 @@ async def led(cluster: OnPartition) -> tuple[BrokerNode, Partition]:
 
 def test_an_internal_topic_that_is_there_is_created_by_no_second_broker(cluster: OnPartition) -> None:
     async def scenario() -> None:
-        await broker_of(cluster, 2).create_internal_topic(registers_type().topic)
         await until(lambda: sorted(cluster.shards()) == [1, 2, 3])
+        partition = cluster.partition_on(1)
+        await broker_of(cluster, 2).create_internal_topic(registers_type().topic)
+        assert cluster.partition_on(1) is partition
 
     run(cluster, scenario())
 
