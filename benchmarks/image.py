@@ -18,8 +18,14 @@ import psutil
 from benchmarks.harness import Bar, Row
 from rayka.ids import OffsetAndEpoch, random_uuid
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, PartitionRecord, TopicRecord, decode_record, encode_record
-from rayka.metadata.snapshot import image_of
+from rayka.metadata.image_snapshot import image_of
+from rayka.metadata.metadata_records import (
+    MetadataRecord,
+    PartitionRecord,
+    TopicRecord,
+    decode_record,
+    encode_record,
+)
 from rayka.raft.snapshot import decode_snapshot, encode_data, encode_snapshot
 
 TOPICS, PARTITIONS = 100, 100

@@ -13,12 +13,12 @@ from typing import Any
 from uuid import UUID
 
 from rayka.client import io_thread
-from rayka.client.sender import REQUEST_BATCHES_MAX
+from rayka.client.producer.sender import REQUEST_BATCHES_MAX
 from rayka.cluster import Cluster
 from rayka.errors import ErrorCode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import ProducerSequence
-from rayka.protocol.cluster import MetadataRequest
+from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.murmur2 import partition_for_key
 from rayka.protocol.produce import ACKS_ALL, ProducePartition, ProduceRequest
 from rayka.protocol.producer_ids import InitProducerIdRequest

@@ -10,7 +10,7 @@ from crc32c import crc32c
 from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import seconds
 from rayka.config import TopicConfig
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch

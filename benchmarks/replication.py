@@ -30,7 +30,7 @@ from rayka.actors import launch
 from rayka.client import io_thread
 from rayka.errors import ApiError
 from rayka.ports import Network
-from rayka.protocol.cluster import MetadataPartition, MetadataRequest, MetadataResponse
+from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse
 
 BROKERS, PARTITIONS, MIN_ISR = 3, 6, 2
 MANY_PARTITIONS = 2_000

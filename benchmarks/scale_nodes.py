@@ -13,14 +13,14 @@ from uuid import UUID
 import rayka
 from benchmarks.harness import Bar, Row
 from benchmarks.stage import pid_of, running_cluster
-from rayka.client.admin_results import PartitionDescription
+from rayka.client.admin.admin_results import PartitionDescription
 from rayka.config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.ids import random_uuid
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, decode_record, encode_record
-from rayka.metadata.snapshot import image_of, image_records
-from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
+from rayka.metadata.image_snapshot import image_of, image_records
+from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
+from rayka.protocol.membership import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
 from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.shard.runtime import ShardRuntime

@@ -8,7 +8,7 @@ import statistics
 import time
 
 from benchmarks.harness import Bar, Row
-from rayka.sim.options import swarm
+from rayka.sim.run_options import swarm
 from rayka.sim.simulation import Simulation, Verdict
 
 BAR = Bar(1.0)

@@ -16,18 +16,18 @@ import msgspec
 
 from rayka.actors.names import NAMESPACE, actor_name, wanted_node_ids
 from rayka.actors.node_actor import NodeActor
-from rayka.actors.placement import Placement
+from rayka.actors.node_placement import Placement
 from rayka.actors.ray_connection import connect_or_start
 from rayka.config import ClusterSpec
 from rayka.errors import NotController
-from rayka.log.disk import LocalDisk
-from rayka.node.format import format_first_voters
-from rayka.node.quorum_log import QuorumLog
-from rayka.node.replicated_shard import ReplicatedShard
+from rayka.log.local_disk import LocalDisk
+from rayka.node.hosting.replicated_shard import ReplicatedShard
+from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.tasks import Tasks
 from rayka.protocol.apis import APIS
-from rayka.shard.records import value_codec
 from rayka.shard.shard import NotHere, Result
+from rayka.shard.shard_records import value_codec
 from rayka.shard.timers import Timer
 
 # isort: split

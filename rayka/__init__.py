@@ -10,12 +10,12 @@ from rayka import forks as _forks  # registers its fork handler  # noqa: F401
 
 if TYPE_CHECKING:
     from rayka import errors, spark, testing
-    from rayka.client.acknowledgement import BatchMetadata, RecordMetadata
-    from rayka.client.admin import Admin
-    from rayka.client.consumer import Consumer
-    from rayka.client.producer import Producer
-    from rayka.client.reader import read
-    from rayka.client.record import Record
+    from rayka.client.admin.admin import Admin
+    from rayka.client.consumer.consumer import Consumer
+    from rayka.client.consumer.reader import read
+    from rayka.client.consumer.record import Record
+    from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
+    from rayka.client.producer.producer import Producer
     from rayka.cluster import Cluster
     from rayka.ids import TopicPartition
 
@@ -37,15 +37,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Admin": "rayka.client.admin",
-    "BatchMetadata": "rayka.client.acknowledgement",
+    "Admin": "rayka.client.admin.admin",
+    "BatchMetadata": "rayka.client.producer.acknowledgement",
     "Cluster": "rayka.cluster",
-    "Consumer": "rayka.client.consumer",
-    "Producer": "rayka.client.producer",
-    "Record": "rayka.client.record",
-    "RecordMetadata": "rayka.client.acknowledgement",
+    "Consumer": "rayka.client.consumer.consumer",
+    "Producer": "rayka.client.producer.producer",
+    "Record": "rayka.client.consumer.record",
+    "RecordMetadata": "rayka.client.producer.acknowledgement",
     "TopicPartition": "rayka.ids",
-    "read": "rayka.client.reader",
+    "read": "rayka.client.consumer.reader",
 }
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from rayka import forks
 from rayka.actors import launch, supervise
 from rayka.actors.bring_up import MAKE_TIMEOUT_S, START_TIMEOUT_S, add_brokers, ask_ray, bring_up, wait_for
-from rayka.actors.cluster_record import ClusterRecord, Identities
-from rayka.actors.description import (
+from rayka.actors.cluster_description import (
     ClusterDescription,
     NodeDescription,
     describe,
     find_leader,
 )
+from rayka.actors.cluster_record import ClusterRecord, Identities
 from rayka.actors.names import (
     NAMESPACE,
     actor_name,
@@ -30,9 +30,9 @@ from rayka.actors.names import (
     running_node_ids,
     wanted_node_ids,
 )
-from rayka.actors.network import RayNetwork
 from rayka.actors.on_ray_node import run_on
 from rayka.actors.ray_connection import AUTO, connect, connect_or_start
+from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import added_brokers, refusal, united
 from rayka.actors.start_lock import only_start

@@ -1,7 +1,7 @@
 """The two ports through which a node touches the world: the network and the disk.
 
 A node uses asyncio and these, nothing else, so the simulator can run it on virtual time with a faulty network and a
-faulty disk. Real ones: `rayka.actors.network`, `rayka.log.disk`; in-process: `rayka.testing`.
+faulty disk. Real ones: `rayka.actors.ray_network`, `rayka.log.local_disk`; in-process: `rayka.testing`.
 """
 
 from collections.abc import Sequence

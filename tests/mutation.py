@@ -6,8 +6,8 @@ that ran do not run again, unless their function has changed since, they are nam
 `--again` asks for all that no test has noticed. `--survivors` prints those, as differences.
 
 mutmut leaves alone what stands outside of functions, and functions with another decorator than `staticmethod` and
-`classmethod`: properties, and context managers. `rayka/log/disk.py` is left out: mutmut's copies of a method `list`
-cannot name that type.
+`classmethod`: properties, and context managers. `rayka/log/local_disk.py` is left out: mutmut's copies of a
+method `list` cannot name that type.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _SETTINGS = """
 [tool.mutmut]
 source_paths = ["rayka"]
 only_mutate = ["rayka/{folder}/*.py"]
-do_not_mutate = ["rayka/log/disk.py"]
+do_not_mutate = ["rayka/log/local_disk.py"]
 pytest_add_cli_args_test_selection = ["tests/{folder}"]
 pytest_add_cli_args = ["-n0", "-pno:cacheprovider", "--durations=0", "-qq"{ignored}]
 also_copy = ["README.md", "benchmarks", "examples", "cluster.yaml"]

@@ -109,7 +109,7 @@ def helps(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...],
 
 
 def test_what_admin_returns_has_no_codes_of_rules() -> None:
-    from rayka.client import admin_partition_results, admin_results
+    from rayka.client.admin import admin_partition_results, admin_results
 
     for module in (admin_results, admin_partition_results):
         assert RULE.findall(pydoc.plain(pydoc.render_doc(module))) == []

@@ -34,7 +34,7 @@ NODES_AND_CLIENTS = ("rayka/node/", "rayka/client/")
 DURABLE_STATE = (*CORES, "rayka/node/")  # what decides which bytes are on a disk, and who leads
 # What in the cores may wait, and for what; the disk port is a shell and not a core.
 ASYNC_EXCEPTIONS = {
-    "rayka/log/disk.py": "the disk port: its sync runs in a thread",
+    "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
     "rayka/log/durable.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
     "rayka/raft/snapshot_store.py": "the disk port's sync",
@@ -50,7 +50,7 @@ BANNED = (
     "random.", "secrets.", "os.urandom",
 )  # fmt: skip
 BANNED_EXCEPTIONS = {
-    "rayka/log/disk.py": "the disk port: its sync runs in a thread",
+    "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
     "rayka/client/io_thread.py": "the clients' shell: their thread, and the wall clock of their records",
 }
 
@@ -61,7 +61,7 @@ FILE_CALLS = (
 # Shells (actors, Spark, the command line) may read what Ray, Java and the demo's data are made of; no log file.
 SHELLS = ("rayka/actors/", "rayka/spark/", "rayka/cli/")
 FILE_EXCEPTIONS = {
-    "rayka/log/disk.py": "the disk port",
+    "rayka/log/local_disk.py": "the disk port",
     "rayka/log/mapped_reader.py": "the disk port's other end: maps what a file range names",
     "rayka/config.py": "reads the cluster specification",
     "rayka/sim/results.py": "what many runs came to",

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from rayka.actors import launch, supervise
+from rayka.actors.cluster_description import NodeDescription, describe_nodes
 from rayka.actors.cluster_record import ClusterRecord
-from rayka.actors.description import NodeDescription, describe_nodes
-from rayka.actors.network import RayNetwork
-from rayka.actors.placement import Placement
+from rayka.actors.node_placement import Placement
+from rayka.actors.ray_network import RayNetwork
 from rayka.client import bounded_wait
 from rayka.errors import UnavailableError
-from rayka.protocol.cluster import NodeState
+from rayka.protocol.membership import NodeState
 
 ResultT = TypeVar("ResultT")
 START_TIMEOUT_S = 300.0  # the recovery of a large log takes its time

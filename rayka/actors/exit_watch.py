@@ -14,14 +14,14 @@ from uuid import UUID
 
 from rayka.actors.launch import find, process_of
 from rayka.actors.names import actor_name
-from rayka.actors.network import RayNetwork
+from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import has_exited, has_left
 from rayka.config import ClusterSpec
 from rayka.errors import ApiError
 from rayka.ids import node_name
 from rayka.node.controller_link import ControllerLink
-from rayka.protocol.cluster import NodeState, StatusRequest
-from rayka.protocol.replication import ReportExitRequest
+from rayka.protocol.membership import NodeState, StatusRequest
+from rayka.protocol.replica_reports import ReportExitRequest
 
 _ASK_AGAIN_S = 0.25
 _LOOK_S = 0.25

@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from rayka.actors.placement import Placement
+from rayka.actors.node_placement import Placement
 from rayka.client import io_thread
 from rayka.errors import StorageError
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE
-from rayka.node.format import (
+from rayka.node.quorum.format import (
     bootstrap_checkpoint_path,
     format_controller,
     prepare_controller,

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from rayka.errors import StorageError
 from rayka.ids import METADATA_TOPIC, NO_NODE, ZERO_ID
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.ports import Disk
 from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, decode_snapshot, snapshot_name

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayka.actors.broker import Broker
-from rayka.actors.controller import Controller
+from rayka.actors.broker_actor import Broker
+from rayka.actors.controller_actor import Controller
 from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
+from rayka.actors.node_placement import Placement
 from rayka.actors.on_ray_node import HOST_LABEL, host_label
-from rayka.actors.placement import Placement
 from rayka.actors.ray_records import pending_actors
 from rayka.errors import UnavailableError
 from rayka.ids import Role, role_of

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from rayka.protocol.apis import APIS
 
 if TYPE_CHECKING:
+    from rayka.actors.node_placement import Placement
     from rayka.actors.payload import PackedAnswer
-    from rayka.actors.placement import Placement
     from rayka.actors.shell import NodeProcess, StartableNode
     from rayka.node.settings import NodeSettings
     from rayka.protocol.wire import Payload

@@ -21,9 +21,9 @@ from rayka.actors.names import node_directories
 from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on, run_on_all
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import with_broker, without_broker
-from rayka.client.admin import Admin
-from rayka.client.admin_arguments import node_id_of
-from rayka.client.admin_results import BrokerDescription, BrokerState
+from rayka.client.admin.admin import Admin
+from rayka.client.admin.admin_arguments import node_id_of
+from rayka.client.admin.admin_results import BrokerDescription, BrokerState
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
 

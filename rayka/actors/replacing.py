@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from rayka.actors import launch
 from rayka.actors.bring_up import wait_for
-from rayka.actors.description import ask_metadata, describe_nodes
+from rayka.actors.cluster_description import ask_metadata, describe_nodes
 from rayka.actors.names import actor_name
-from rayka.actors.network import RayNetwork
 from rayka.actors.on_ray_node import run_on
+from rayka.actors.ray_network import RayNetwork
 from rayka.errors import UnavailableError
-from rayka.protocol.cluster import NodeState
+from rayka.protocol.membership import NodeState
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess

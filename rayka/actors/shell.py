@@ -24,15 +24,15 @@ from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
 from rayka.actors.memory import keep_freed_memory
 from rayka.actors.names import actor_name
 from rayka.actors.node_logs import begin_log, own_log_path
+from rayka.actors.node_placement import Placement, wall_clock_ms
 from rayka.actors.payload import PackedAnswer, PackedCall, pack_answer, unpack_call
-from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.errors import BrokerNotAvailable, InvalidRequest, RaykaError
 from rayka.ids import node_name
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.node.combined_node import CombinedNode
 from rayka.node.inbox import Inbox, Node
 from rayka.node.settings import NodeSettings
-from rayka.protocol.cluster import NodeState, StatusResponse
+from rayka.protocol.membership import NodeState, StatusResponse
 from rayka.protocol.wire import Failure, encode
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0

@@ -17,8 +17,8 @@ from rayka.actors.formatting import FormatPlan, plan_formatting, refuse_undeclar
 from rayka.actors.found_directories import NOTHING, Found, FoundDirectory, look_around
 from rayka.actors.identities import Seen, learn, sift
 from rayka.actors.names import cluster_directories, formatted_directories, wanted_node_ids
+from rayka.actors.node_placement import Placement, Site, able_ray_nodes, place
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on, run_on_all
-from rayka.actors.placement import Placement, Site, able_ray_nodes, place
 from rayka.actors.ray_records import free_resources
 from rayka.config import ClusterSpec
 from rayka.errors import RaykaError, StorageError

@@ -36,9 +36,9 @@ from rayka.actors.names import (
     wanted_node_ids,
 )
 from rayka.actors.node_logs import begin_log
+from rayka.actors.node_placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
 from rayka.actors.on_ray_node import Answers, live_ray_nodes, run_on_all
 from rayka.actors.pending import PendingTimes
-from rayka.actors.placement import Placement, Site, able_ray_nodes, is_able, needs, place, shortage
 from rayka.actors.ray_records import PendingActor, free_resources, has_process, last_places, pending_actors
 from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec

@@ -15,9 +15,9 @@ from rayka.cli.output import counted
 from rayka.errors import NoReassignmentInProgress, RequestTimedOut
 
 if TYPE_CHECKING:
-    from rayka.client.admin import Admin
-    from rayka.client.admin_partition_results import PartitionReassignment
-    from rayka.client.drain_plan import Plan
+    from rayka.client.admin.admin import Admin
+    from rayka.client.admin.admin_partition_results import PartitionReassignment
+    from rayka.client.admin.drain_plan import Plan
     from rayka.ids import TopicPartition
 
 LOOK_EVERY_S = 0.5

@@ -10,7 +10,7 @@ from rayka.actors import launch
 from rayka.actors.names import actor_name
 from rayka.actors.on_ray_node import run_on
 from rayka.client import io_thread
-from rayka.client.admin import Admin
+from rayka.client.admin.admin import Admin
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from rayka.ids import NO_NODE, node_name

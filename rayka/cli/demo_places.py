@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import ray
 
 from rayka.actors import ray_connection, ray_process
-from rayka.cli.cluster import end_ray, ensure_ray
+from rayka.cli.cluster_commands import end_ray, ensure_ray
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.options import json_option
 from rayka.cli.output import Style, print_json, print_table, size, working
+from rayka.cli.shared_options import json_option
 from rayka.ids import Role
 
 if TYPE_CHECKING:
-    from rayka.actors.description import ClusterDescription
+    from rayka.actors.cluster_description import ClusterDescription
 
 _DISK_LOW_BYTES = 5_000_000_000
 _RAY_DISK_FULL_PERCENT = 95  # Ray spills no objects there any more
@@ -180,7 +180,7 @@ def _quorum(name: str) -> Iterator[Finding]:
 
 def quorum_finding(description: "ClusterDescription") -> Finding:
     """The leader, and how far the others are."""
-    from rayka.cli.cluster import describe_role
+    from rayka.cli.cluster_commands import describe_role
 
     controllers = [each for each in description.nodes if Role.CONTROLLER in each.roles]
     said = ", ".join(f"{each.node_id} {describe_role(each) or each.state}" for each in controllers)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from rayka.cli.options import json_option
 from rayka.cli.output import print_json
+from rayka.cli.shared_options import json_option
 from rayka.errors import ConfigError
 
 

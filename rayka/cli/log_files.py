@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from rayka.errors import ApiError, StorageError
-from rayka.log.disk import LocalDisk
 from rayka.log.leader_epoch_cache import LEADER_EPOCH_FILE, decode_epochs
+from rayka.log.local_disk import LocalDisk
 from rayka.log.offset_index import OffsetIndex
 from rayka.log.segment import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from rayka.log.sparse_index import SparseIndex
 from rayka.log.time_index import TimeIndex
-from rayka.metadata.records import decode_record
+from rayka.metadata.metadata_records import decode_record
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, RecordBatch, split_batches
 from rayka.raft.control_records import decode_control_batch

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.options import cluster_options
+from rayka.cli.shared_options import cluster_options
 from rayka.errors import ClusterNotFound, ConfigError, UnavailableError
 
 if TYPE_CHECKING:

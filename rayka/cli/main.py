@@ -31,21 +31,25 @@ class _Subcommand(NamedTuple):
 _SUBCOMMANDS = {
     "demo": _Subcommand("rayka.cli.demo", "demo", "See it all at work on 336,776 real flights."),
     "init": _Subcommand("rayka.cli.init", "init", "Write a cluster.yaml to start from."),
-    "start": _Subcommand("rayka.cli.cluster", "start", "Start the cluster that a spec declares."),
-    "stop": _Subcommand("rayka.cli.cluster", "stop", "Stop a cluster; its data stays."),
-    "status": _Subcommand("rayka.cli.cluster", "status", "Show a cluster's nodes."),
+    "start": _Subcommand("rayka.cli.cluster_commands", "start", "Start the cluster that a spec declares."),
+    "stop": _Subcommand("rayka.cli.cluster_commands", "stop", "Stop a cluster; its data stays."),
+    "status": _Subcommand("rayka.cli.cluster_commands", "status", "Show a cluster's nodes."),
     "logs": _Subcommand("rayka.cli.logs", "logs", "Print what a node logged, and follow it."),
-    "topic": _Subcommand("rayka.cli.topic", "topic", "Create, list, describe, alter and delete topics."),
+    "topic": _Subcommand(
+        "rayka.cli.topic_commands", "topic", "Create, list, describe, alter and delete topics."
+    ),
     "partition": _Subcommand(
-        "rayka.cli.partition", "partition", "Give partitions other replicas or another leader."
+        "rayka.cli.partition_commands", "partition", "Give partitions other replicas or another leader."
     ),
     "broker": _Subcommand(
-        "rayka.cli.broker", "broker", "List, describe, configure, drain and remove brokers."
+        "rayka.cli.broker_commands", "broker", "List, describe, configure, drain and remove brokers."
     ),
     "quorum": _Subcommand(
-        "rayka.cli.quorum", "quorum", "Show the controllers' quorum, and change who votes."
+        "rayka.cli.quorum_commands", "quorum", "Show the controllers' quorum, and change who votes."
     ),
-    "log": _Subcommand("rayka.cli.log", "log", "Look into the files of logs, of a node that runs or not."),
+    "log": _Subcommand(
+        "rayka.cli.log_commands", "log", "Look into the files of logs, of a node that runs or not."
+    ),
     "metadata": _Subcommand(
         "rayka.cli.metadata_shell", "metadata", "Look into the metadata in a snapshot or a controller's log."
     ),

@@ -17,11 +17,11 @@ import msgspec
 from rayka.cli.log_files import whole_batches
 from rayka.errors import ApiError, StorageError
 from rayka.ids import METADATA_TOPIC
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.segment import LOG_SUFFIX
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, TopicImage
-from rayka.metadata.records import decode_record
+from rayka.metadata.metadata_records import decode_record
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.configs import ResourceType

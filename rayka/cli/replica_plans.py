@@ -8,7 +8,7 @@ from rayka.errors import InvalidReplicaAssignment
 from rayka.ids import TopicPartition
 
 if TYPE_CHECKING:
-    from rayka.client.drain_plan import Plan
+    from rayka.client.admin.drain_plan import Plan
 
 _ANY_DIRECTORY = "any"
 

@@ -25,7 +25,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_OFFSET, node_name
 from rayka.ports import Network, Request
 from rayka.protocol.active_controller import ActiveController
-from rayka.protocol.cluster import MetadataBroker, MetadataRequest, MetadataResponse
+from rayka.protocol.membership import MetadataBroker, MetadataRequest, MetadataResponse
 
 ResponseT = TypeVar("ResponseT")
 _NODE_TIMEOUT_MS = 5_000  # one unresponsive node must not use up the whole budget

@@ -24,7 +24,7 @@ from rayka.client.retry import Retry
 from rayka.errors import ApiError, ErrorCode, LeaderNotAvailable, RaykaError, error_for
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.ports import Network, Request
-from rayka.protocol.cluster import MetadataPartition, MetadataTopic
+from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
 _AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
 

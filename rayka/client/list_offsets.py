@@ -12,8 +12,8 @@ from rayka.errors import (
     RequestTimedOut,
     UnavailableError,
 )
-from rayka.protocol.cluster import MetadataPartition, MetadataTopic
 from rayka.protocol.fetch import ListOffsetsPartition, ListOffsetsPartitionResult, ListOffsetsRequest
+from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
 _NO_ANSWER = (BrokerNotAvailable, LeaderNotAvailable, NetworkException, RequestTimedOut)
 

@@ -27,7 +27,7 @@ from rayka.errors import (
     error_for,
 )
 from rayka.ports import Network
-from rayka.protocol.cluster import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
+from rayka.protocol.membership import MetadataPartition, MetadataRequest, MetadataResponse, MetadataTopic
 
 _NAMES_SHOWN = 5
 

@@ -13,14 +13,14 @@ mistake.
 Beyond Kafka, a member whose directory is offline is not eligible either: it would stay in the ISR until it lags.
 """
 
-from rayka.controller.elections import Elections
 from rayka.controller.heartbeats import registered_broker
+from rayka.controller.leader_elections import Elections
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.delta import changed_partition
 from rayka.metadata.image import PartitionImage
-from rayka.metadata.records import NO_LEADER_CHANGE, MetadataRecord, PartitionChangeRecord
-from rayka.protocol.replication import (
+from rayka.metadata.metadata_records import NO_LEADER_CHANGE, MetadataRecord, PartitionChangeRecord
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionRequest,
     AlterPartitionResponse,

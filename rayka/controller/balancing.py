@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from rayka.config import BrokerConfig
-from rayka.controller.elections import Elections
+from rayka.controller.leader_elections import Elections
 from rayka.controller.partition_change import Election
 from rayka.metadata.image import BrokerImage
-from rayka.metadata.records import MetadataRecord, PartitionChangeRecord
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.shard.shard import Result, Steps
 
 ELECTIONS_PER_RUN_MAX = 1_000

@@ -17,18 +17,8 @@ import msgspec
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.balancing import ReturnedBrokers, balance_leaders, elect_leaderless
-from rayka.controller.configs import alter_configs, bootstrap_configs, describe_configs
-from rayka.controller.create_partitions import create_partitions
-from rayka.controller.elect_leaders import elect_leaders
-from rayka.controller.elections import Elections
-from rayka.controller.heartbeats import exited_broker, fence, heartbeat, report_exit
-from rayka.controller.placement import ReplicaPlacer
-from rayka.controller.producer_ids import allocate_producer_ids
-from rayka.controller.reassignment import alter_reassignments, list_reassignments
-from rayka.controller.registration import check_registration, register
-from rayka.controller.replica_index import ReplicaIndex
-from rayka.controller.sessions import BrokerSessions
-from rayka.controller.timers import (
+from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
+from rayka.controller.controller_timers import (
     BalanceBrokers,
     BalanceLeaders,
     BalanceReturned,
@@ -39,12 +29,23 @@ from rayka.controller.timers import (
     WriteNoOp,
     with_timers,
 )
-from rayka.controller.topics import create_topics, delete_topics
+from rayka.controller.create_partitions import create_partitions
+from rayka.controller.elect_leaders import elect_leaders
+from rayka.controller.heartbeats import exited_broker, fence, heartbeat, report_exit
+from rayka.controller.leader_elections import Elections
+from rayka.controller.producer_id_blocks import allocate_producer_ids
+from rayka.controller.reassignment import alter_reassignments, list_reassignments
+from rayka.controller.registration import check_registration, register
+from rayka.controller.replica_index import ReplicaIndex
+from rayka.controller.replica_placement import ReplicaPlacer
+from rayka.controller.sessions import BrokerSessions
+from rayka.controller.topic_control import create_topics, delete_topics
 from rayka.controller.unregister import unregister_broker
 from rayka.errors import ApiError, NotController, UnsupportedVersion
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import (
+from rayka.metadata.image_snapshot import image_records
+from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
     METADATA_VERSION_MAX,
@@ -56,20 +57,19 @@ from rayka.metadata.records import (
     RegisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
-from rayka.metadata.snapshot import image_records
-from rayka.protocol.cluster import (
+from rayka.protocol.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     MetadataRequest,
     MetadataResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
-)
-from rayka.protocol.configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
 )
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
@@ -84,7 +84,7 @@ from rayka.protocol.partition_admin import (
     UnregisterBrokerResponse,
 )
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     ReportExitRequest,

@@ -2,11 +2,11 @@
 
 from collections.abc import Generator, Iterable
 
-from rayka.controller.placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
-from rayka.controller.topics import results_in_order
+from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
+from rayka.controller.topic_control import results_in_order
 from rayka.errors import ApiError, InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
 from rayka.metadata.image import MetadataImage, TopicImage
-from rayka.metadata.records import MetadataRecord
+from rayka.metadata.metadata_records import MetadataRecord
 from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
 from rayka.protocol.topics import TopicResult
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps

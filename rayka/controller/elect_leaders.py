@@ -5,7 +5,7 @@ Kafka: `ReplicationControlManager.electLeaders`.
 
 from collections.abc import Iterable
 
-from rayka.controller.elections import Elections
+from rayka.controller.leader_elections import Elections
 from rayka.controller.partition_change import Election
 from rayka.errors import (
     ApiError,
@@ -16,7 +16,7 @@ from rayka.errors import (
 )
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
-from rayka.metadata.records import MetadataRecord, PartitionChangeRecord
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.partition_admin import (
     ElectionType,
     ElectLeadersRequest,

@@ -11,13 +11,13 @@ from uuid import UUID
 
 import msgspec
 
-from rayka.controller.elections import Elections
+from rayka.controller.leader_elections import Elections
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
 from rayka.metadata.image import BrokerImage, MetadataImage
-from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
-from rayka.protocol.cluster import HeartbeatRequest, HeartbeatResponse
-from rayka.protocol.replication import ReportExitRequest, ReportExitResponse
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, MetadataRecord
+from rayka.protocol.membership import HeartbeatRequest, HeartbeatResponse
+from rayka.protocol.replica_reports import ReportExitRequest, ReportExitResponse
 from rayka.shard.shard import Result, Steps
 
 ResponseT = TypeVar("ResponseT")

@@ -24,8 +24,8 @@ import msgspec
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import PartitionImage
-from rayka.metadata.records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.metadata.metadata_records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
+from rayka.protocol.replica_reports import LeaderRecoveryState
 
 _FIELDS = (
     "isr",

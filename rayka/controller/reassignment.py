@@ -13,13 +13,13 @@ cancel leaves it; here a cancel restores the original set.
 from typing import NamedTuple
 
 from rayka.config import BrokerConfig
-from rayka.controller.elections import Elections
-from rayka.controller.placement import ReplicaPlacer
+from rayka.controller.leader_elections import Elections
+from rayka.controller.replica_placement import ReplicaPlacer
 from rayka.errors import ApiError, InvalidReplicaAssignment, NoReassignmentInProgress
 from rayka.ids import TopicIdPartition, TopicPartition
-from rayka.metadata.configs import topic_config
+from rayka.metadata.effective_configs import topic_config
 from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
-from rayka.metadata.records import MetadataRecord, PartitionChangeRecord
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -29,7 +29,7 @@ from rayka.protocol.partition_admin import (
     PartitionResult,
     Reassignment,
 )
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from rayka.shard.shard import Result, Steps
 
 

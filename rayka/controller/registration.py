@@ -19,12 +19,12 @@ anew into another one, unless it may be the last that holds its partition's reco
 
 import msgspec
 
-from rayka.controller.elections import Elections
+from rayka.controller.leader_elections import Elections
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
 from rayka.metadata.image import BrokerImage, MetadataImage
-from rayka.metadata.records import MetadataRecord, RegisterBrokerRecord
-from rayka.protocol.cluster import RegisterBrokerRequest
+from rayka.metadata.metadata_records import MetadataRecord, RegisterBrokerRecord
+from rayka.protocol.membership import RegisterBrokerRequest
 from rayka.shard.shard import Result, Steps
 
 

@@ -5,7 +5,7 @@ runs or holds replicas; here that is refused, since no node could say any more w
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import ConfigRecord, MetadataRecord, UnregisterBrokerRecord
+from rayka.metadata.metadata_records import ConfigRecord, MetadataRecord, UnregisterBrokerRecord
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.partition_admin import UnregisterBrokerRequest, UnregisterBrokerResponse
 from rayka.shard.shard import Result

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from rayka.errors import InvariantBroken
 from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch
-from rayka.log.checkpoints import decode_lines, encode_lines
+from rayka.log.checkpoint_files import decode_lines, encode_lines
 from rayka.log.unsynced import Unsynced
 from rayka.ports import Disk
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from rayka.log.mapped_reader import is_local_directory
-from rayka.protocol.cluster import LogDirectory
+from rayka.protocol.membership import LogDirectory
 
 _MISSES_MAX = 3
 

@@ -25,7 +25,7 @@ from uuid import UUID
 from rayka.config import TopicConfig
 from rayka.errors import DamagedLog, DiskFull, InconsistentTopicId, InvariantBroken, StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
-from rayka.log.checkpoints import (
+from rayka.log.checkpoint_files import (
     HIGH_WATERMARK_FILE,
     LOG_START_OFFSET_FILE,
     RECOVERY_POINT_FILE,

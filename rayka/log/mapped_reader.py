@@ -1,6 +1,6 @@
 """Reading file ranges on the machine that holds the log: segments mapped, never copied (design §3).
 
-With `rayka.log.disk` the only module that opens log files. A range names path, device and inode, so a segment
+With `rayka.log.local_disk` the only module that opens log files. A range names path, device and inode, so a segment
 that was truncated (a new inode under the old name), removed or replaced since the answer is noticed, and the
 caller asks again over the network. What was given stays valid: none of it is cut off or overwritten. CRCs
 are the caller's business. Kafka has no such thing.

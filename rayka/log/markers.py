@@ -10,7 +10,7 @@ files; it does not notice what is missing.
 
 import posixpath
 
-from rayka.log.checkpoints import decode_lines, encode_lines
+from rayka.log.checkpoint_files import decode_lines, encode_lines
 from rayka.ports import Disk
 
 LOWERED_RECOVERY_POINT_FILE = "recovery-point-lowered"

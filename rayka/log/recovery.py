@@ -36,9 +36,9 @@ from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, InvariantBroken
 from rayka.ids import NO_EPOCH
 from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
-from rayka.log.disk import TEMPORARY_SUFFIX
 from rayka.log.holes import check_sealed, hole, is_hole
 from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.local_disk import TEMPORARY_SUFFIX
 from rayka.log.segment import (
     LOG_SUFFIX,
     MAX_RELATIVE_OFFSET,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rayka.errors import CorruptRecord, InvariantBroken, StorageError
 from rayka.ids import NO_TIMESTAMP
-from rayka.log.disk import TEMPORARY_SUFFIX
+from rayka.log.local_disk import TEMPORARY_SUFFIX
 from rayka.log.offset_index import OffsetIndex
 from rayka.log.time_index import TimeIndex, TimestampedOffset
 from rayka.log.unsynced import Unsynced

@@ -7,7 +7,7 @@ contiguous.
 from collections.abc import Iterator
 
 from rayka.errors import CorruptRecord
-from rayka.metadata.records import MetadataRecord, decode_record
+from rayka.metadata.metadata_records import MetadataRecord, decode_record
 from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches

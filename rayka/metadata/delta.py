@@ -16,7 +16,7 @@ import msgspec
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, PartitionImage, TopicImage
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     NO_LEADER_CHANGE,
     BrokerRegistrationChangeRecord,
     ClearElrRecord,

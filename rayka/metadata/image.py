@@ -15,14 +15,14 @@ import msgspec
 
 from rayka.errors import UnknownTopicOrPartition
 from rayka.ids import NO_NODE, TopicIdPartition, TopicPartition
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
     RegisterBrokerRecord,
 )
-from rayka.protocol.cluster import LogDirectory
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.membership import LogDirectory
+from rayka.protocol.replica_reports import LeaderRecoveryState
 
 
 class PartitionImage(msgspec.Struct, frozen=True, gc=False):

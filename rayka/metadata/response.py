@@ -5,7 +5,7 @@ Kafka: `KRaftMetadataCache`.
 
 from rayka.errors import ErrorCode
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from rayka.protocol.cluster import (
+from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
     MetadataRequest,

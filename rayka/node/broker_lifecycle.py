@@ -17,11 +17,11 @@ from rayka.errors import (
 )
 from rayka.ids import NO_EPOCH, random_uuid
 from rayka.node.controller_link import ControllerLink, Pauses
-from rayka.node.data_directories import DataDirectories
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
-from rayka.protocol.cluster import (
+from rayka.node.storage.data_directories import DataDirectories
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     RegisterBrokerRequest,

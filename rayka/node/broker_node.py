@@ -19,28 +19,28 @@ from rayka.metadata.image import MetadataImage
 from rayka.metadata.response import metadata_response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
-from rayka.node.data_directories import DataDirectories
-from rayka.node.delete_records import DeleteRecordsHandler
-from rayka.node.fetch import FetchHandler, ListOffsetsHandler
-from rayka.node.hosted_shards import HostedShards
-from rayka.node.internal_topics import InternalTopics
-from rayka.node.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.delete_records import DeleteRecordsHandler
+from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
+from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.produce_handler import ProduceHandler
+from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
+from rayka.node.hosting.hosted_shards import HostedShards
+from rayka.node.hosting.internal_topics import InternalTopics
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.observation import ObservedBroker
-from rayka.node.produce import ProduceHandler
-from rayka.node.producer_ids import ProducerIdHandler, expire_producers
-from rayka.node.replica_manager import ReplicaManager
+from rayka.node.node_observation import ObservedBroker
+from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
-from rayka.protocol.cluster import (
+from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.membership import (
     MetadataRequest,
     MetadataResponse,
     NodeState,
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from rayka.protocol.partition_admin import (
     DeleteRecordsRequest,
     DeleteRecordsResponse,

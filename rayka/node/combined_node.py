@@ -20,14 +20,14 @@ from rayka.node.controller_node import ControllerNode
 from rayka.node.settings import NodeSettings, controller_settings
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME
-from rayka.protocol.cluster import (
+from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.membership import (
     MetadataRequest,
     MetadataResponse,
     NodeState,
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.fetch import FetchRequest, FetchResponse
 
 _logger = logging.getLogger(__name__)
 

@@ -18,28 +18,28 @@ from typing import Any
 
 import msgspec
 
-from rayka.controller.configs import unheeded_min_isr
+from rayka.controller.configuration_control import unheeded_min_isr
 from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.errors import InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, decode_record, encode_record
-from rayka.node.controller_admin import ControllerAdminApis, ResponseT
-from rayka.node.controller_requests import (
+from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
+from rayka.node.handlers.controller_admin import ControllerAdminApis, ResponseT
+from rayka.node.handlers.controller_requests import (
     check_alter_partition,
     check_heartbeat,
     check_register_broker,
     check_report_exit,
 )
-from rayka.node.observation import ObservedController
-from rayka.node.quorum_apis import QuorumApis
-from rayka.node.quorum_log import QuorumLog
-from rayka.node.replicated_shard import ReplicatedShard
+from rayka.node.hosting.replicated_shard import ReplicatedShard
+from rayka.node.hosting.snapshot_generator import SnapshotGenerator
+from rayka.node.node_observation import ObservedController
+from rayka.node.quorum.quorum_apis import QuorumApis
+from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.settings import NodeSettings
-from rayka.node.snapshot_generator import SnapshotGenerator
 from rayka.node.tasks import Tasks
 from rayka.ports import Request
-from rayka.protocol.cluster import (
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     MetadataRequest,
@@ -51,14 +51,14 @@ from rayka.protocol.cluster import (
     StatusResponse,
 )
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     ReportExitRequest,
     ReportExitResponse,
 )
 from rayka.raft.quorum import Quorum
-from rayka.shard.records import RecordCodec, value_codec
+from rayka.shard.shard_records import RecordCodec, value_codec
 
 METADATA_CODEC: RecordCodec[MetadataRecord] = value_codec(encode_record, decode_record)
 _logger = logging.getLogger(__name__)

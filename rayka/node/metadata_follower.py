@@ -18,8 +18,8 @@ from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAnd
 from rayka.metadata.batches import decode_metadata_batches
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, decode_record
-from rayka.metadata.snapshot import difference
+from rayka.metadata.image_snapshot import difference
+from rayka.metadata.metadata_records import MetadataRecord, decode_record
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
@@ -27,7 +27,7 @@ from rayka.node.snapshot_download import download_snapshot
 from rayka.node.turns import in_turns
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
-from rayka.protocol.quorum import FetchSnapshotRequest
+from rayka.protocol.quorum_messages import FetchSnapshotRequest
 from rayka.raft.snapshot import Snapshot, batch_values
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]

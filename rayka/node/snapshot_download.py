@@ -12,7 +12,7 @@ import msgspec
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
 from rayka.node.controller_link import ControllerLink
 from rayka.protocol.batch_header import bytes_view
-from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.snapshot import Snapshot, decode_snapshot, snapshot_name
 
 PART_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import NEVER_MS, FollowerFetch, FollowerState, new_states
 from rayka.partition.isr import IsrState, Outcome, outcome_of
 from rayka.partition.watermarks import low_watermark
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionResult,
     IsrMember,

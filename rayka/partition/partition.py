@@ -31,18 +31,18 @@ from rayka.errors import (
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch, TopicPartition
 from rayka.log.log import Log, PrefixCopy
 from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.partition import following, reading
+from rayka.partition import follower_log, partition_reads
+from rayka.partition.follower_log import FollowerAppend
 from rayka.partition.follower_states import FollowerFetch, FollowerState
-from rayka.partition.following import FollowerAppend
 from rayka.partition.leadership import Leadership
+from rayka.partition.partition_reads import FoundOffset, ReadLimits, ReadResult
 from rayka.partition.read_replica import choose_read_replica, is_alive_in
-from rayka.partition.reading import FoundOffset, ReadLimits, ReadResult
 from rayka.partition.validation import is_stamped_by_broker, validate_batches
 from rayka.partition.watermarks import followed_high_watermark
 from rayka.ports import Buffer
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchPartition
 from rayka.protocol.produce import ACKS_ALL
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionResult,
 )
@@ -373,11 +373,11 @@ class Partition:
         batch is damaged or out of place; then nothing is appended.
         """
         self._check_following(leader_epoch)
-        batches = following.checked_batches(
+        batches = follower_log.checked_batches(
             self.log, records, leader_epoch=leader_epoch, where=str(self.topic_partition)
         )
         if batches:
-            following.append(self.log, batches, now_ms)
+            follower_log.append(self.log, batches, now_ms)
         is_moved = self._follow_high_watermark(high_watermark)
         self.log.increment_log_start_offset(min(log_start_offset, self.high_watermark))
         return FollowerAppend(self.log.log_end_offset, self.needs_sync, is_moved)
@@ -393,7 +393,7 @@ class Partition:
         """
         self._check_following(leader_epoch)
         try:
-            return self.log.truncate_to(following.truncation_offset(self.log, diverging), copied)
+            return self.log.truncate_to(follower_log.truncation_offset(self.log, diverging), copied)
         finally:  # one that met a full disk half way may have shortened the log all the same
             self._follow_high_watermark(self.high_watermark)
 
@@ -410,7 +410,7 @@ class Partition:
         """
         self._check_following(leader_epoch)
         try:
-            return following.move_into_range(
+            return follower_log.move_into_range(
                 self.log,
                 copied,
                 leader_log_start_offset=leader_log_start_offset,
@@ -445,7 +445,7 @@ class Partition:
                 f"{self.topic_partition}: a follower says which leader epoch it follows, here {self.leader_epoch}"
             )
         limits = ReadLimits(self._end_offset_for(is_follower), max_bytes, min_one_batch)
-        return reading.read_log(
+        return partition_reads.read_log(
             self.log, fetch, limits, high_watermark=self.high_watermark, as_file_ranges=as_file_ranges
         )
 
@@ -478,7 +478,7 @@ class Partition:
         end_offset = self._end_offset_for(is_follower)
         if timestamp_ms == LATEST_TIMESTAMP:
             return FoundOffset(NO_TIMESTAMP, end_offset, self.leader_epoch)
-        search = reading.find_by_time(self.log, timestamp_ms, end_offset=end_offset)
+        search = partition_reads.find_by_time(self.log, timestamp_ms, end_offset=end_offset)
         while True:
             try:
                 next(search)

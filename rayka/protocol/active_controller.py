@@ -16,7 +16,7 @@ from typing import TypeVar
 from rayka.errors import ApiError, NetworkException, NotController, UnknownServerError
 from rayka.ids import NO_EPOCH, NO_NODE, Role, node_name, possible_controllers
 from rayka.ports import Network, Request
-from rayka.protocol.cluster import StatusRequest, StatusResponse
+from rayka.protocol.membership import StatusRequest, StatusResponse
 
 ResponseT = TypeVar("ResponseT")
 _STATUS_TIMEOUT_MS = 250  # one that does not answer must not hold up the search for long

@@ -5,7 +5,14 @@ from typing import Any
 import msgspec
 
 from rayka.ports import Message, Request
-from rayka.protocol.cluster import (
+from rayka.protocol.configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     MetadataRequest,
@@ -15,13 +22,6 @@ from rayka.protocol.cluster import (
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
-from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
@@ -45,7 +45,7 @@ from rayka.protocol.producer_ids import (
     InitProducerIdRequest,
     InitProducerIdResponse,
 )
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -61,7 +61,7 @@ from rayka.protocol.quorum import (
     VoteRequest,
     VoteResponse,
 )
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     ReportExitRequest,

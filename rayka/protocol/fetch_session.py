@@ -5,7 +5,7 @@ much as has changed, not as much as is wanted, and no more than the caller allow
 nothing follows a request that begins a session before its answer, which names the session; a later request may overtake
 one that the node still holds back, and then only the later one's end counts; what may not have arrived (a broken call,
 a session that the node has forgotten) is said again, in full, in a new session. The node's half is
-`rayka.node.fetch_sessions`. Kafka: `FetchSessionHandler` (G14).
+`rayka.node.handlers.fetch_sessions`. Kafka: `FetchSessionHandler` (G14).
 """
 
 from itertools import islice

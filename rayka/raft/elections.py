@@ -7,7 +7,7 @@ something, `request_to` what. Kafka: the election half of `KafkaRaftClient`.
 from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import NO_NODE, ReplicaKey
 from rayka.ports import Message, Request
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,

@@ -6,7 +6,7 @@ leader's own part counts what is flushed, and only if it votes. Kafka: `LeaderSt
 """
 
 from rayka.ids import NO_OFFSET, ReplicaKey
-from rayka.raft.accumulator import BatchAccumulator
+from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.voter_change import VoterChange
 from rayka.raft.voters import VoterSet

@@ -12,7 +12,7 @@ import numpy as np
 from rayka.errors import ErrorCode, InvariantBroken, NotLeaderOrFollower
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
-from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.leader import Leader
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voter_changes import VoterChanges

@@ -18,7 +18,7 @@ from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log, LogRead, PrefixCopy
 from rayka.ports import Request
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
@@ -33,14 +33,14 @@ from rayka.protocol.quorum import (
     VoteRequest,
     VoteResponse,
 )
-from rayka.raft.description import describe
 from rayka.raft.election_state import ElectionState
 from rayka.raft.elections import Elections
-from rayka.raft.following import Following
 from rayka.raft.leader import Leader
 from rayka.raft.leading import METADATA_PARTITION, Leading
-from rayka.raft.observation import ObservedQuorum
+from rayka.raft.log_fetching import Following
 from rayka.raft.quorum_config import QuorumConfig
+from rayka.raft.quorum_description import describe
+from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
 from rayka.raft.roles import Role

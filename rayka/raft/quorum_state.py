@@ -11,7 +11,7 @@ import msgspec
 
 from rayka.errors import InvariantBroken
 from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
-from rayka.raft.accumulator import BatchAccumulator
+from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.control_records import ControlRecord, KRaftVersionRecord, LeaderChangeRecord, VotersRecord
 from rayka.raft.election_state import ElectionState
 from rayka.raft.follower import Follower, Truncation

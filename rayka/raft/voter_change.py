@@ -2,7 +2,7 @@
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET
-from rayka.protocol.quorum import VoterChangeResponse
+from rayka.protocol.quorum_messages import VoterChangeResponse
 
 
 class VoterChange:

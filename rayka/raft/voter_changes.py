@@ -8,7 +8,7 @@ out: ApiVersions to a new voter. It has fetched this log, control records includ
 from rayka.errors import ErrorCode, InvariantBroken
 from rayka.ids import NO_NODE, NO_OFFSET, ZERO_ID, ReplicaKey
 from rayka.ports import Message, Request
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,

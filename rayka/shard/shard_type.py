@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayka.protocol.topics import NewTopic
-from rayka.shard.records import RecordCodec
 from rayka.shard.shard import Shard
+from rayka.shard.shard_records import RecordCodec
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,27 @@ from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEp
 from rayka.log.log import LogRead
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import decode_record
+from rayka.metadata.metadata_records import decode_record
 from rayka.ports import Request
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.produce import ProduceRequest, ProduceResponse
-from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse, VoteRequest, VoteResponse
+from rayka.protocol.quorum_messages import (
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    VoteRequest,
+    VoteResponse,
+)
 from rayka.protocol.wire import decode
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
 from rayka.raft.quorum import Quorum
 from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, decode_snapshot, parse_snapshot_name
-from rayka.sim.cluster import Machine, SimCluster
-from rayka.sim.disk import SimDisk
 from rayka.sim.ledger import Ledger, difference
 from rayka.sim.loop import VirtualLoop
+from rayka.sim.machines import Machine, SimCluster
 from rayka.sim.process import Process
+from rayka.sim.simulated_disk import SimDisk
 from rayka.sim.trace import Trace
 
 

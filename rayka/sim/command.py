@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from rayka.sim.options import SimOptions, swarm
 from rayka.sim.results import append_result, read_results, run_seeds
+from rayka.sim.run_options import SimOptions, swarm
 from rayka.sim.shrink import Shrunk, shrink
 from rayka.sim.simulation import Outcome, Simulation, Verdict
 

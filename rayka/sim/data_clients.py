@@ -15,10 +15,10 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
-from rayka.client.delivery import Delivery
-from rayka.client.fetcher import Fetcher
-from rayka.client.sender import Sender
+from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import TopicPartition
@@ -27,10 +27,10 @@ from rayka.sim.checkers import Checkers
 from rayka.sim.data_history import DataHistory, Send, Session
 from rayka.sim.history import Outcome
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.network import SimNetwork
-from rayka.sim.options import SimOptions, TopicPlan
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.replication import Replication
+from rayka.sim.replica_checkers import Replication
+from rayka.sim.run_options import SimOptions, TopicPlan
+from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
 
 _EPOCH_MS = 1_700_000_000_000

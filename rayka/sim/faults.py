@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rayka.sim.options import SimOptions
+    from rayka.sim.run_options import SimOptions
 
 
 class FaultKind(StrEnum):

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, ZERO_ID, is_internal
-from rayka.protocol.cluster import MetadataResponse
+from rayka.protocol.membership import MetadataResponse
 from rayka.sim.ledger import Ledger, TopicLife
 
 

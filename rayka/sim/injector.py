@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
 
-from rayka.sim.cluster import Machine, SimCluster
 from rayka.sim.faults import DAMAGING, Fault, FaultKind
 from rayka.sim.loop import START_US, VirtualLoop
-from rayka.sim.network import Link, SimNetwork
+from rayka.sim.machines import Machine, SimCluster
+from rayka.sim.simulated_network import Link, SimNetwork
 from rayka.sim.trace import Trace
 
 _ENOUGH_BYTES = 1 << 62

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, RemoveTopicRecord, TopicRecord, decode_record
+from rayka.metadata.metadata_records import MetadataRecord, RemoveTopicRecord, TopicRecord, decode_record
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.raft.control_records import VotersRecord, decode_control_batch

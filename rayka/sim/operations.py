@@ -29,12 +29,12 @@ from rayka.protocol.partition_admin import (
     Reassignment,
 )
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.network import SimNetwork
-from rayka.sim.options import OPERATOR_ID, SimOptions
 from rayka.sim.partition_states import PartitionStates
 from rayka.sim.partition_truth import PartitionTruth
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.replication import Replication
+from rayka.sim.replica_checkers import Replication
+from rayka.sim.run_options import OPERATOR_ID, SimOptions
+from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
 
 _TIMEOUT_MS = 3_000

@@ -10,9 +10,9 @@ from rayka.errors import ConfigError
 from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.sim.checkers import Checkers
-from rayka.sim.cluster import SimCluster
+from rayka.sim.machines import SimCluster
 from rayka.sim.partition_truth import PartitionTruth
-from rayka.sim.replication import Replication, holds_committed, proposed_to
+from rayka.sim.replica_checkers import Replication, holds_committed, proposed_to
 from rayka.sim.trace import Trace
 
 _Images = tuple[MetadataImage, MetadataImage]  # before and after

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rayka.sim.options import swarm
+from rayka.sim.run_options import swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 

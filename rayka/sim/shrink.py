@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rayka.sim.options import SimOptions, with_faults
+from rayka.sim.run_options import SimOptions, with_faults
 from rayka.sim.simulation import Outcome, Simulation
 
 RUNS_MAX = 80

@@ -19,21 +19,21 @@ from typing import Any
 import msgspec
 
 from rayka.sim.checkers import Checkers, Violation, quorum_of
-from rayka.sim.cluster import Machine, SimCluster
 from rayka.sim.data_clients import DataClients
 from rayka.sim.data_history import DataHistory
-from rayka.sim.disk import SimDisk
 from rayka.sim.faults import Fault, draw_faults
 from rayka.sim.history import History
 from rayka.sim.injector import Injector
 from rayka.sim.ledger import Ledger
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
-from rayka.sim.network import SimNetwork
+from rayka.sim.machines import Machine, SimCluster
 from rayka.sim.operations import PartitionOperator
-from rayka.sim.options import SimOptions
 from rayka.sim.partition_states import PartitionStates
 from rayka.sim.register_clients import RegisterClients
-from rayka.sim.replication import Replication
+from rayka.sim.replica_checkers import Replication
+from rayka.sim.run_options import SimOptions
+from rayka.sim.simulated_disk import SimDisk
+from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
 from rayka.sim.watches import BrokerWatch, ControllerWatch
 from rayka.sim.workload import Workload

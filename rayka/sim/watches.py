@@ -5,17 +5,17 @@ A watch remembers what it saw last and compares a handful of values; only what h
 
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
-from rayka.node.observation import ObservedController
+from rayka.node.node_observation import ObservedController
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
-from rayka.raft.observation import ObservedQuorum
 from rayka.raft.quorum import Quorum
+from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.voters import VoterSet
 from rayka.sim.checkers import Checkers, local_key
-from rayka.sim.cluster import Machine
 from rayka.sim.ledger import Compared, difference
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.replication import Replication, ReplicaView
+from rayka.sim.machines import Machine
+from rayka.sim.replica_checkers import Replication, ReplicaView
 
 _SLACK_US = 1_000_000
 

@@ -12,8 +12,8 @@ from random import Random
 from rayka.errors import ApiError, ErrorCode, NotController
 from rayka.ids import NO_NODE, ZERO_ID
 from rayka.protocol.active_controller import ActiveController
-from rayka.protocol.cluster import MetadataRequest, MetadataResponse
-from rayka.protocol.quorum import AddRaftVoterRequest, DescribeQuorumRequest, RemoveRaftVoterRequest
+from rayka.protocol.membership import MetadataRequest, MetadataResponse
+from rayka.protocol.quorum_messages import AddRaftVoterRequest, DescribeQuorumRequest, RemoveRaftVoterRequest
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
@@ -25,9 +25,9 @@ from rayka.protocol.topics import (
 from rayka.sim.checkers import Checkers
 from rayka.sim.history import History, Kind, Operation, Outcome
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.network import SimNetwork
-from rayka.sim.options import SimOptions, TopicPlan
 from rayka.sim.process import PROCESS, Process
+from rayka.sim.run_options import SimOptions, TopicPlan
+from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
 
 _TIMEOUT_MS = 3_000

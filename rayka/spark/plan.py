@@ -22,7 +22,7 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.ids import TopicPartition
-from rayka.spark.options import Bound, Offsets, ReadOptions
+from rayka.spark.source_options import Bound, Offsets, ReadOptions
 
 TASKS_PER_SLOT = 3  # partitions differ in size: with a few tasks for each core, all cores finish together
 RECORDS_WORTH_A_TASK = 50_000

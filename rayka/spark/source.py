@@ -22,10 +22,10 @@ from pyspark.sql.types import StructType
 from rayka.client import io_thread
 from rayka.errors import ConfigError
 from rayka.protocol.fetch import FileRange
-from rayka.spark.columns import ddl_schema
-from rayka.spark.options import ReadOptions
+from rayka.spark.partition_reader import read_range
 from rayka.spark.plan import OffsetRange, plan_ranges, split_ranges
-from rayka.spark.reading import read_range
+from rayka.spark.schema import ddl_schema
+from rayka.spark.source_options import ReadOptions
 
 if TYPE_CHECKING:
     from rayka.spark.topic_client import TopicClient
@@ -93,8 +93,8 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         return read_range(self._options, partition.offsets, partition.file_ranges, self._client)
 
     def _client(self) -> "TopicClient":
-        from rayka.spark.connection import find_cluster
         from rayka.spark.topic_client import TopicClient
+        from rayka.spark.worker_connection import find_cluster
 
         return TopicClient(find_cluster(self._options.cluster, self._ray_address))
 

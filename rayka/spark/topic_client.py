@@ -28,7 +28,6 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.mapped_reader import is_local_directory
-from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataTopic
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -37,7 +36,7 @@ from rayka.protocol.fetch import (
     FetchRequest,
     FileRange,
 )
-from rayka.spark.options import ReadOptions
+from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataTopic
 from rayka.spark.plan import (
     AvailableRange,
     OffsetRange,
@@ -45,6 +44,7 @@ from rayka.spark.plan import (
     is_topic_lost,
     on_topic_lost,
 )
+from rayka.spark.source_options import ReadOptions
 
 TIMEOUT_MS = 60_000
 _FETCH_WAIT_MS = 500

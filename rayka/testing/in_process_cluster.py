@@ -21,18 +21,18 @@ from rayka import forks
 from rayka.client import io_thread
 from rayka.config import BrokerConfig
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, Role, node_name, role_of
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_link import ControllerLink
 from rayka.node.controller_node import ControllerNode
-from rayka.node.data_directories import DataDirectories
-from rayka.node.format import format_first_voters
 from rayka.node.inbox import Inbox
+from rayka.node.quorum.format import format_first_voters
 from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import DataDirectories
 from rayka.ports import Disk
-from rayka.protocol.cluster import MetadataPartition, MetadataRequest, StatusRequest, StatusResponse
-from rayka.testing.network import InProcessNetwork, Switch
+from rayka.protocol.membership import MetadataPartition, MetadataRequest, StatusRequest, StatusResponse
+from rayka.testing.in_process_network import InProcessNetwork, Switch
 
 _START_TIMEOUT_S = 60.0
 _CALL_TIMEOUT_MS = 5_000

@@ -18,7 +18,7 @@ from random import Random
 from typing import Literal, NamedTuple, Union
 
 from rayka.errors import StorageError
-from rayka.log.disk import TEMPORARY_SUFFIX, storage_error
+from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
 from rayka.ports import Buffer, FileIdentity, Lock
 
 Operation = Literal["write", "read", "sync"]

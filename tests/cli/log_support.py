@@ -6,16 +6,16 @@ from uuid import UUID
 
 from rayka.config import TopicConfig
 from rayka.ids import OffsetAndEpoch, ReplicaKey
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
-from rayka.metadata.records import (
+from rayka.metadata.image_snapshot import image_records
+from rayka.metadata.metadata_records import (
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
     encode_record,
 )
-from rayka.metadata.snapshot import image_records
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import Codec, RecordBatch
 from rayka.protocol.configs import ResourceType

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rayka.cli.main import run
-from rayka.cli.options import Unconfirmed, confirm
+from rayka.cli.shared_options import Unconfirmed, confirm
 
 RAYKA = [sys.executable, "-c", "from rayka.cli.main import main; main()"]
 NOWHERE = ("--address", "127.0.0.1:1")

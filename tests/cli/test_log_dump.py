@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayka.cli.main import run
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from tests.cli.log_support import write_metadata, write_orders
 
 GOLDEN = Path(__file__).parent / "golden"

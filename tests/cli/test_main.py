@@ -15,9 +15,9 @@ from pathlib import Path
 import click
 import pytest
 
-from rayka.actors.description import ClusterDescription, NodeDescription
+from rayka.actors.cluster_description import ClusterDescription, NodeDescription
 from rayka.cli import doctor, main
-from rayka.cli.cluster import print_description
+from rayka.cli.cluster_commands import print_description
 from rayka.cli.main import run
 from rayka.cli.output import Count, print_table, size
 from rayka.client.metadata import no_such_topic
@@ -68,7 +68,8 @@ def test_help_names_no_rules_of_this_house() -> None:
 def test_what_a_client_imports_for_its_first_call_is_no_code_of_nodes() -> None:
     """Ray imports the classes of the actors in every process that looks one up."""
     script = (
-        "import sys, rayka.client.admin, rayka.cluster, rayka.actors.broker, rayka.actors.controller\n"
+        "import sys, rayka.client.admin.admin, rayka.cluster\n"
+        "import rayka.actors.broker_actor, rayka.actors.controller_actor\n"
         "heavy = ('rayka.node', 'rayka.log', 'rayka.raft', 'rayka.controller', 'rayka.partition', 'pyarrow', 'rich')\n"
         "print([name for name in sys.modules if name.startswith(heavy)])"
     )

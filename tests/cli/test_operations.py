@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
-from rayka.cli import broker, partition, topic
+from rayka.cli import broker_commands as broker
+from rayka.cli import partition_commands as partition
+from rayka.cli import topic_commands as topic
 from rayka.cli.main import run
 from rayka.cli.replica_plans import parse_json, parse_replicas
-from rayka.client.admin_arguments import assignment_of, assignments_of
-from rayka.client.admin_partition_results import BrokerLogDirs, ElectionOutcome, LogDir
-from rayka.client.admin_results import (
+from rayka.client.admin.admin_arguments import assignment_of, assignments_of
+from rayka.client.admin.admin_partition_results import BrokerLogDirs, ElectionOutcome, LogDir
+from rayka.client.admin.admin_results import (
     BrokerDescription,
     BrokerState,
     PartitionDescription,
     TopicDescription,
 )
-from rayka.client.drain_plan import drain_plan
+from rayka.client.admin.drain_plan import drain_plan
 from rayka.errors import (
     BrokerIdNotRegistered,
     ElectionNotNeeded,

@@ -4,12 +4,12 @@ import uuid
 
 import pytest
 
-from rayka.actors.description import ClusterDescription, NodeDescription
-from rayka.cli import quorum
-from rayka.cli.cluster import print_description
+from rayka.actors.cluster_description import ClusterDescription, NodeDescription
+from rayka.cli import quorum_commands as quorum
+from rayka.cli.cluster_commands import print_description
 from rayka.cli.doctor import Verdict, quorum_finding
 from rayka.cli.main import run
-from rayka.client.admin_results import QuorumInfo, ReplicaState
+from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
 from rayka.ids import Role
 
 

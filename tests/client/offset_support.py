@@ -11,14 +11,14 @@ from rayka.client.metadata import ClusterMetadata
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, RequestTimedOut
 from rayka.ids import TopicPartition
-from rayka.protocol.cluster import (
+from rayka.protocol.fetch import ListOffsetsPartitionResult, ListOffsetsRequest, ListOffsetsResponse
+from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
     MetadataRequest,
     MetadataResponse,
     MetadataTopic,
 )
-from rayka.protocol.fetch import ListOffsetsPartitionResult, ListOffsetsRequest, ListOffsetsResponse
 from rayka.sim.loop import VirtualLoop
 
 A, B, CONTROLLER = 1, 2, 3001

@@ -11,7 +11,7 @@ from rayka.client import io_thread
 from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
-from rayka.protocol.cluster import (
+from rayka.protocol.membership import (
     MetadataBroker,
     MetadataPartition,
     MetadataRequest,

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, STAMP_AGE_MS, Accumulator, Limits, Moment
-from rayka.client.columns import Columns, Row
-from rayka.client.delivery_future import DeliveryFuture
-from rayka.client.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, STAMP_AGE_MS, Accumulator, Limits, Moment
+from rayka.client.producer.delivery_future import DeliveryFuture
+from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.record_columns import Columns, Row
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, split_batches

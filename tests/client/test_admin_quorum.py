@@ -17,8 +17,8 @@ from rayka.errors import (
     VoterNotFound,
 )
 from rayka.ids import NO_NODE, ReplicaKey, Role
-from rayka.protocol.cluster import NodeState, StatusRequest, StatusResponse
-from rayka.protocol.quorum import (
+from rayka.protocol.membership import NodeState, StatusRequest, StatusResponse
+from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
     DescribeQuorumRequest,
     DescribeQuorumResponse,

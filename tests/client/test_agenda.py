@@ -2,8 +2,8 @@
 
 import pytest
 
-from rayka.client.agenda import Agenda
-from rayka.client.partition_queue import NEVER, PartitionQueue
+from rayka.client.producer.agenda import Agenda
+from rayka.client.producer.partition_queue import NEVER, PartitionQueue
 
 
 @pytest.fixture

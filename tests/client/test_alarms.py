@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.client.alarms import Alarms
-from rayka.client.partition_queue import NEVER, PartitionQueue
+from rayka.client.producer.alarms import Alarms
+from rayka.client.producer.partition_queue import NEVER, PartitionQueue
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayka.client.admin_partitions import AsyncPartitionAdmin
+from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.metadata import ClusterMetadata
 from rayka.config import AdminConfig
 from rayka.errors import ErrorCode, RequestTimedOut

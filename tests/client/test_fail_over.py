@@ -5,10 +5,10 @@ import time
 import pytest
 
 from rayka import Producer
-from rayka.client.leader_watch import LeaderWatch
+from rayka.client.producer.leader_watch import LeaderWatch
 from rayka.errors import DeliveryTimeout, ErrorCode, NetworkException
 from rayka.ids import NO_NODE
-from rayka.protocol.cluster import MetadataPartition, MetadataTopic
+from rayka.protocol.membership import MetadataPartition, MetadataTopic
 from tests.client.support import BROKER, OTHER, ScriptedCluster
 
 WAIT_S = 10

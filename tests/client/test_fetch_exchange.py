@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rayka.client.call_watch import CallWatch, Patience
-from rayka.client.fetch_exchange import FetchExchange, Trouble
-from rayka.client.fetch_results import FetchResults
-from rayka.client.fetch_state import FetchState, FetchTicket
+from rayka.client.consumer.fetch_exchange import FetchExchange, Trouble
+from rayka.client.consumer.fetch_results import FetchResults
+from rayka.client.consumer.fetch_state import FetchState, FetchTicket
+from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
-from rayka.client.node_fetches import NodeFetches
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, CorruptRecord, ErrorCode, InvalidRequest, NetworkException
 from rayka.ids import ZERO_ID, TopicPartition

@@ -5,12 +5,12 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
 
-from rayka.client.fetch_plan import FetchPlanner
-from rayka.client.fetch_state import FetchState
+from rayka.client.consumer.fetch_plan import FetchPlanner
+from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.metadata import ClusterMetadata
 from rayka.config import ConsumerConfig
 from rayka.ids import TopicPartition
-from rayka.protocol.cluster import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.sim.loop import VirtualLoop
 from tests.client.offset_support import CONTROLLER, OLD_ID, A, B, Brokers
 

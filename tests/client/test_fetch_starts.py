@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rayka.client.fetch_starts import FetchStarts
-from rayka.client.fetch_state import FetchState
+from rayka.client.consumer.fetch_starts import FetchStarts
+from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.leader_calls import LeaderCalls
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, TopicPartition

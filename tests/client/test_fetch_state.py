@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayka.client.fetch_state import FetchState, FetchTicket
+from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.errors import LogTruncation, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 

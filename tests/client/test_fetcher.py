@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 
 from rayka.client import io_thread
-from rayka.client.fetch_state import Fetched
-from rayka.client.fetcher import Fetcher
+from rayka.client.consumer.fetch_state import Fetched
+from rayka.client.consumer.fetcher import Fetcher
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, LogTruncation, NetworkException, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID, OffsetAndEpoch, TopicPartition
-from rayka.protocol.cluster import (
-    MetadataBroker,
-    MetadataPartition,
-    MetadataRequest,
-    MetadataResponse,
-    MetadataTopic,
-)
 from rayka.protocol.fetch import (
     FetchPartition,
     FetchPartitionResult,
@@ -31,6 +24,13 @@ from rayka.protocol.fetch import (
     ListOffsetsPartitionResult,
     ListOffsetsRequest,
     ListOffsetsResponse,
+)
+from rayka.protocol.membership import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataResponse,
+    MetadataTopic,
 )
 
 LEADER, FOLLOWER, CONTROLLER = 1, 2, 3001

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rayka.client.admin_partitions import AsyncPartitionAdmin
+from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.metadata import TopicRecreated
@@ -21,8 +21,8 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.ids import NO_NODE, TopicPartition
-from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
+from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.partition_admin import DeleteRecordsRequest, DeleteRecordsResponse, DeleteRecordsResult
 from tests.client.offset_support import AT_A, AT_B, NEW_ID, OLD_ID, A, B, Brokers, now_ms, play
 

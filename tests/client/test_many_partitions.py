@@ -5,10 +5,10 @@ import threading
 
 from rayka import Producer
 from rayka.client import io_thread
-from rayka.client.accumulator import Accumulator, Limits, Moment
-from rayka.client.columns import Row
-from rayka.client.sender import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
-from rayka.protocol.cluster import MetadataPartition
+from rayka.client.producer.accumulator import Accumulator, Limits, Moment
+from rayka.client.producer.record_columns import Row
+from rayka.client.producer.sender import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
+from rayka.protocol.membership import MetadataPartition
 from tests.client.support import QUICK, ScriptedCluster
 
 WAIT_S = 30

@@ -14,7 +14,7 @@ from rayka.client.retry import Backoff
 from rayka.config import AdminConfig
 from rayka.errors import NetworkException, NotController, UnavailableError
 from rayka.ids import Role
-from rayka.protocol.cluster import (
+from rayka.protocol.membership import (
     MetadataRequest,
     MetadataResponse,
     MetadataTopic,

@@ -19,7 +19,7 @@ import pytest
 
 from rayka import Producer, RecordMetadata
 from rayka.client import io_thread
-from rayka.client.delivery_future import DeliveryFuture
+from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.errors import (
     BufferExhausted,
     ClosedError,

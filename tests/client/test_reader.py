@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from rayka.client.reader import Reader
+from rayka.client.consumer.reader import Reader
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, OffsetOutOfRange
 from rayka.ids import TopicPartition
-from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -16,6 +15,7 @@ from rayka.protocol.fetch import (
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
+from rayka.protocol.membership import MetadataRequest
 from tests.client.offset_support import AT_A, NEW_ID, Brokers
 
 BEGIN, END = 3, 10

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, Limits, Moment
-from rayka.client.partition_queue import PartitionQueue
-from rayka.client.producer_batch import ProducerBatch
-from rayka.client.sequences import PRODUCER_EPOCH_MAX, Sequences
+from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, Limits, Moment
+from rayka.client.producer.partition_queue import PartitionQueue
+from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX, Sequences
 from rayka.errors import ApiError, NetworkException, NotEnoughReplicas, OutOfOrderSequence, RecordTooLarge
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode

@@ -6,12 +6,12 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from rayka.client.fetch_state import FetchState
-from rayka.client.subscription import Subscription
+from rayka.client.consumer.fetch_state import FetchState
+from rayka.client.consumer.subscription import Subscription
 from rayka.errors import InconsistentTopicId, RaykaError
 from rayka.ids import TopicPartition
-from rayka.protocol.cluster import MetadataPartition, MetadataTopic
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from rayka.protocol.membership import MetadataPartition, MetadataTopic
 
 OLD_ID, NEW_ID = UUID(int=1), UUID(int=2)
 FIRST, SECOND, THIRD = (TopicPartition("orders", number) for number in range(3))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rayka.config import BrokerConfig
 from rayka.errors import ErrorCode
 from rayka.protocol.partition_admin import PartitionResult
-from rayka.protocol.replication import AlterPartitionItem, AlterPartitionRequest, IsrMember
+from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, IsrMember
 from rayka.protocol.topics import NewTopic
 from tests.controller.support import Machine
 

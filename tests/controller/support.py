@@ -7,24 +7,24 @@ from uuid import UUID
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller
-from rayka.controller.timers import FenceStaleBroker
+from rayka.controller.controller_timers import FenceStaleBroker
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
 )
-from rayka.protocol.cluster import (
+from rayka.protocol.configs import ResourceType
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
-from rayka.protocol.configs import ResourceType
-from rayka.protocol.replication import ReportExitRequest, ReportExitResponse
+from rayka.protocol.replica_reports import ReportExitRequest, ReportExitResponse
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from rayka.shard.shard import Result, Steps
 from tests.metadata.support import directory

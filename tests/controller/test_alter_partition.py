@@ -8,7 +8,7 @@ import pytest
 
 from rayka.errors import BrokerIdNotRegistered, ErrorCode, StaleBrokerEpoch
 from rayka.metadata.image import PartitionImage
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,
     PartitionChangeRecord,
@@ -21,7 +21,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionRequest,
     AlterPartitionResponse,

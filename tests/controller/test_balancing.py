@@ -4,14 +4,14 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.balancing import ELECTIONS_PER_RUN_MAX
-from rayka.controller.timers import BalanceLeaders
-from rayka.metadata.records import (
+from rayka.controller.controller_timers import BalanceLeaders
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
 )
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.controller.support import WITH_ELR, Machine
 from tests.metadata.support import ORDERS, active, partition, registered, topic, unfenced
 

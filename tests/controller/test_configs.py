@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.controller.configs import unheeded_min_isr
+from rayka.controller.configuration_control import unheeded_min_isr
 from rayka.errors import ErrorCode
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     ClearElrRecord,
     ConfigRecord,
@@ -27,7 +27,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.controller.admin_support import cluster, create, fence
 from tests.controller.support import Machine
 

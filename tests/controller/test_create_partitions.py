@@ -4,7 +4,7 @@ import pytest
 
 from rayka.controller.create_partitions import PARTITIONS_MAX
 from rayka.errors import ErrorCode
-from rayka.metadata.records import PartitionRecord
+from rayka.metadata.metadata_records import PartitionRecord
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,

@@ -7,15 +7,15 @@ import pytest
 
 from rayka.errors import StaleBrokerEpoch
 from rayka.ids import TopicPartition
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,
     PartitionChangeRecord,
     RegisterBrokerRecord,
 )
-from rayka.protocol.cluster import HeartbeatRequest
+from rayka.protocol.membership import HeartbeatRequest
 from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionRequest,
     IsrMember,

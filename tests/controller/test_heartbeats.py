@@ -2,10 +2,14 @@
 
 import pytest
 
-from rayka.controller.timers import FenceStaleBroker
+from rayka.controller.controller_timers import FenceStaleBroker
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
-from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord, PartitionChangeRecord
-from rayka.protocol.cluster import HeartbeatRequest
+from rayka.metadata.metadata_records import (
+    BrokerRegistrationChangeRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+)
+from rayka.protocol.membership import HeartbeatRequest
 from rayka.protocol.topics import NewTopic
 from tests.controller.support import SESSION_MS, WITHOUT_ELR, Machine
 from tests.metadata.support import active, directory, partition, topic

@@ -10,8 +10,8 @@ from rayka.controller.partition_change import Election, PartitionChangeBuilder
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import changed_partition
 from rayka.metadata.image import PartitionImage
-from rayka.metadata.records import PartitionChangeRecord
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.metadata.metadata_records import PartitionChangeRecord
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.metadata.support import ORDERS
 
 KEY = TopicIdPartition(ORDERS, 0)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayka.controller.placement import Placement, ReplicaPlacer
 from rayka.controller.replica_index import ReplicaIndex
+from rayka.controller.replica_placement import Placement, ReplicaPlacer
 from rayka.errors import InvalidReplicationFactor
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import BrokerRegistrationChangeRecord, MetadataRecord
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, MetadataRecord
 from tests.metadata.support import active, delta_between, directory, image_of, partition, registered, topic
 
 

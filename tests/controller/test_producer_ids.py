@@ -2,9 +2,9 @@
 
 import pytest
 
-from rayka.controller.producer_ids import PRODUCER_ID_MAX
+from rayka.controller.producer_id_blocks import PRODUCER_ID_MAX
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError
-from rayka.metadata.records import ProducerIdsRecord
+from rayka.metadata.metadata_records import ProducerIdsRecord
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from tests.controller.support import Machine
 

@@ -13,7 +13,7 @@ from rayka.protocol.partition_admin import (
     OngoingReassignment,
     Reassignment,
 )
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.controller.admin_support import cluster, create, fence, outcomes, report_isr
 from tests.controller.support import Machine
 from tests.metadata.support import directory

@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
-from rayka.metadata.records import RegisterBrokerRecord
+from rayka.metadata.metadata_records import RegisterBrokerRecord
 from rayka.protocol.topics import NewTopic
 from tests.controller.support import SECOND_PROCESS, SESSION_MS, WITHOUT_ELR, Machine, registration
 from tests.metadata.support import directory

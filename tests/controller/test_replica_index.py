@@ -10,8 +10,8 @@ from rayka.controller.replica_index import ReplicaIndex
 from rayka.ids import NO_NODE
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, PartitionChangeRecord, RemoveTopicRecord
-from rayka.metadata.snapshot import image_of, image_records
+from rayka.metadata.image_snapshot import image_of, image_records
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord, RemoveTopicRecord
 from tests.metadata.strategies import BROKERS, record_runs
 from tests.metadata.support import ORDERS, active, directory, partition, topic
 

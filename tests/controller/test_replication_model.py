@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rayka.config import BrokerConfig
-from rayka.controller.timers import BalanceLeaders
-from rayka.metadata.configs import topic_config
+from rayka.controller.controller_timers import BalanceLeaders
+from rayka.metadata.effective_configs import topic_config
 from rayka.metadata.image import PartitionImage
 from rayka.protocol.configs import (
     AlterConfigOp,
@@ -28,7 +28,7 @@ from rayka.protocol.partition_admin import (
     ElectLeadersRequest,
     Reassignment,
 )
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionRequest,
     IsrMember,

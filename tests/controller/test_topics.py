@@ -3,10 +3,10 @@
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.controller.topics import PARTITIONS_MAX, TOPIC_NAME_LENGTH_MAX
+from rayka.controller.topic_control import PARTITIONS_MAX, TOPIC_NAME_LENGTH_MAX
 from rayka.errors import BrokerIdNotRegistered, ErrorCode, StaleBrokerEpoch
-from rayka.metadata.records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
-from rayka.protocol.cluster import MetadataRequest
+from rayka.metadata.metadata_records import ConfigRecord, PartitionRecord, RemoveTopicRecord, TopicRecord
+from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,

@@ -12,11 +12,10 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller import Controller
-from rayka.controller.timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker
+from rayka.controller.controller_timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker
 from rayka.errors import NotController, TooManyRequests
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord
-from rayka.protocol.cluster import HeartbeatRequest, RegisterBrokerRequest, RegisterBrokerResponse
+from rayka.metadata.metadata_records import MetadataRecord
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -24,6 +23,7 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
+from rayka.protocol.membership import HeartbeatRequest, RegisterBrokerRequest, RegisterBrokerResponse
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
@@ -33,7 +33,12 @@ from rayka.protocol.partition_admin import (
     NewPartitions,
     Reassignment,
 )
-from rayka.protocol.replication import AlterPartitionItem, AlterPartitionRequest, IsrMember, ReportExitRequest
+from rayka.protocol.replica_reports import (
+    AlterPartitionItem,
+    AlterPartitionRequest,
+    IsrMember,
+    ReportExitRequest,
+)
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.shard.runtime import Pending, ShardRuntime
 from tests.controller.support import CLUSTER_ID, SECOND_PROCESS, SESSION_MS, WITH_ELR, registration

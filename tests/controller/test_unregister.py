@@ -3,7 +3,7 @@
 import pytest
 
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest
-from rayka.metadata.records import UnregisterBrokerRecord
+from rayka.metadata.metadata_records import UnregisterBrokerRecord
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,

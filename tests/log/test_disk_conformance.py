@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rayka.errors import StorageError
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.ports import Disk
 from rayka.testing.memory_disk import MemoryDisk
 

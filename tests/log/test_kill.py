@@ -7,7 +7,7 @@ import sys
 import tempfile
 
 from rayka.config import TopicConfig
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from tests.log.support import read_batches
 
@@ -15,7 +15,7 @@ CONFIG = TopicConfig(segment_bytes=200_000)
 APPENDER = """
 import sys
 from rayka.config import TopicConfig
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log import Log
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from rayka.log.disk import LocalDisk
 from rayka.log.local_directories import LocalDirectories
+from rayka.log.local_disk import LocalDisk
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
-from rayka.protocol.cluster import LogDirectory
+from rayka.protocol.membership import LogDirectory
 
 HERE, ELSEWHERE = UUID(int=5), UUID(int=6)
 

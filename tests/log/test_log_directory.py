@@ -10,10 +10,10 @@ import pytest
 
 from rayka.errors import InconsistentTopicId, StorageError
 from rayka.ids import TopicPartition
-from rayka.log.checkpoints import LOG_START_OFFSET_FILE as STARTS_FILE
-from rayka.log.checkpoints import RECOVERY_POINT_FILE as POINTS_FILE
-from rayka.log.checkpoints import read_offsets as read_offsets_file
-from rayka.log.disk import LocalDisk
+from rayka.log.checkpoint_files import LOG_START_OFFSET_FILE as STARTS_FILE
+from rayka.log.checkpoint_files import RECOVERY_POINT_FILE as POINTS_FILE
+from rayka.log.checkpoint_files import read_offsets as read_offsets_file
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE, LogDirectory
 from rayka.log.mapped_reader import MappedReader
 from rayka.testing.memory_disk import MemoryDisk

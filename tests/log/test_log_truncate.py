@@ -8,7 +8,7 @@ import pytest
 
 from rayka.config import TopicConfig
 from rayka.errors import DiskFull, StorageError
-from rayka.log.disk import storage_error
+from rayka.log.local_disk import storage_error
 from rayka.log.recovery import Tearing
 from rayka.ports import Buffer
 from rayka.testing.memory_disk import MemoryDisk

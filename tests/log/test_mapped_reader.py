@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from rayka.config import TopicConfig
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log import LocalRead, Log
 from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties

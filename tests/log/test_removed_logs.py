@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from rayka.ids import TopicPartition
-from rayka.log.checkpoints import HIGH_WATERMARK_FILE
+from rayka.log.checkpoint_files import HIGH_WATERMARK_FILE
 from rayka.log.log_directory import LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import (

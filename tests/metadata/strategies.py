@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
     NO_LEADER_CHANGE,
@@ -26,7 +26,7 @@ from rayka.metadata.records import (
     UnregisterBrokerRecord,
 )
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from tests.metadata.support import directory, registered
 
 NAMES = ("orders", "payments", "events")

@@ -5,15 +5,15 @@ from uuid import UUID
 
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import (
+from rayka.metadata.image_snapshot import difference
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,
     PartitionRecord,
     RegisterBrokerRecord,
     TopicRecord,
 )
-from rayka.metadata.snapshot import difference
-from rayka.protocol.cluster import LogDirectory
+from rayka.protocol.membership import LogDirectory
 
 ORDERS = UUID(int=100)
 

@@ -10,7 +10,7 @@ from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
     ConfigRecord,
@@ -20,8 +20,8 @@ from rayka.metadata.records import (
     RemoveTopicRecord,
 )
 from rayka.metadata.response import metadata_response
-from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.configs import ResourceType
+from rayka.protocol.membership import MetadataRequest
 from tests.metadata.support import ORDERS, directory, image_of, partition, registered, topic, unfenced
 
 PAYMENTS = UUID(int=200)

@@ -9,7 +9,7 @@ import pytest
 from rayka.errors import CorruptRecord, UnsupportedVersion
 from rayka.ids import ReplicaKey
 from rayka.metadata.batches import decode_metadata_batches
-from rayka.metadata.records import (
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
     ConfigRecord,
@@ -24,7 +24,7 @@ from rayka.metadata.records import (
 )
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.configs import ResourceType
-from rayka.protocol.replication import LeaderRecoveryState
+from rayka.protocol.replica_reports import LeaderRecoveryState
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from tests.metadata.support import ORDERS, partition, registered, topic
 

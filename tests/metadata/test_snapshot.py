@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import (
+from rayka.metadata.image_snapshot import image_of, image_records
+from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ConfigRecord,
     MetadataRecord,
@@ -20,7 +21,6 @@ from rayka.metadata.records import (
     decode_record,
     encode_record,
 )
-from rayka.metadata.snapshot import image_of, image_records
 from rayka.protocol.configs import ResourceType
 from tests.metadata.strategies import record_runs
 from tests.metadata.support import ORDERS, delta_between, directory, partition, registered, topic, unfenced

@@ -14,7 +14,6 @@ from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
-from rayka.protocol.cluster import MetadataRequest
 from rayka.protocol.fetch import (
     FetchPartition,
     FetchPartitionResult,
@@ -24,6 +23,7 @@ from rayka.protocol.fetch import (
     ListOffsetsPartitionResult,
     ListOffsetsRequest,
 )
+from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.produce import (
     ACKS_ALL,
     ProducePartition,

@@ -10,11 +10,11 @@ from rayka.config import BrokerConfig
 from rayka.errors import NetworkException
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.controller_node import ControllerNode
-from rayka.node.format import format_first_voters
+from rayka.node.quorum.format import format_first_voters
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
-from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, MetadataRequest, RegisterBrokerRequest
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.membership import HeartbeatRequest, LogDirectory, MetadataRequest, RegisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.testing.memory_disk import MemoryDisk
 

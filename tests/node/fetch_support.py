@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from rayka.ids import NO_NODE
-from rayka.node.fetch import FetchHandler
+from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches

@@ -9,21 +9,21 @@ from uuid import UUID
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, NetworkException, NotController
 from rayka.ids import ReplicaKey
-from rayka.node.format import format_controller
+from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.inbox import Inbox
-from rayka.node.quorum_apis import QuorumApis
-from rayka.node.quorum_log import QuorumLog
-from rayka.node.replicated_shard import ReplicatedShard
+from rayka.node.quorum.format import format_controller
+from rayka.node.quorum.quorum_apis import QuorumApis
+from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Network, Request
 from rayka.raft.voters import VoterSet
-from rayka.shard.records import RecordCodec, value_codec
 from rayka.shard.shard import NotHere, Result
+from rayka.shard.shard_records import RecordCodec, value_codec
 from rayka.shard.timers import Timer
 from rayka.sim.loop import VirtualLoop
+from rayka.testing.in_process_network import Switch
 from rayka.testing.memory_disk import MemoryDisk
-from rayka.testing.network import Switch
 from tests.node.controller_support import Crashes
 
 ResponseT = TypeVar("ResponseT")

@@ -1,6 +1,6 @@
 """What is produced to the replicas of `replica_support`."""
 
-from rayka.node.produce import ProduceHandler
+from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProducePartitionResult, ProduceRequest
 from tests.metadata.support import ORDERS
 from tests.node.broker_support import records

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import rayka.testing
 from rayka.client import io_thread
 from rayka.ports import Request
-from rayka.protocol.cluster import MetadataRequest, StatusRequest, StatusResponse
+from rayka.protocol.membership import MetadataRequest, StatusRequest, StatusResponse
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.testing import InProcessCluster
 

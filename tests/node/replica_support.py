@@ -16,24 +16,22 @@ from rayka.errors import ApiError, ErrorCode, RequestTimedOut
 from rayka.ids import Role
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import ConfigRecord, MetadataRecord, PartitionChangeRecord, PartitionRecord
+from rayka.metadata.metadata_records import (
+    ConfigRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+)
 from rayka.node.controller_link import ControllerLink
-from rayka.node.data_directories import DataDirectories
-from rayka.node.replica import Replica
-from rayka.node.replica_manager import ReplicaManager
+from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.ports import Disk, Request
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
-from rayka.protocol.cluster import (
-    HeartbeatRequest,
-    NodeState,
-    RegisterBrokerRequest,
-    StatusRequest,
-    StatusResponse,
-)
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.fetch import (
     FetchPartition,
@@ -44,7 +42,14 @@ from rayka.protocol.fetch import (
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
-from rayka.protocol.replication import AlterPartitionRequest
+from rayka.protocol.membership import (
+    HeartbeatRequest,
+    NodeState,
+    RegisterBrokerRequest,
+    StatusRequest,
+    StatusResponse,
+)
+from rayka.protocol.replica_reports import AlterPartitionRequest
 from rayka.sim.loop import VirtualLoop
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS, active, directory, topic

@@ -4,15 +4,15 @@ from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
 from rayka.errors import ApiError
-from rayka.node.quorum_log import QuorumLog
-from rayka.node.replicated_shard import ReplicatedShard
-from rayka.node.snapshot_generator import SnapshotGenerator
+from rayka.node.hosting.replicated_shard import ReplicatedShard
+from rayka.node.hosting.snapshot_generator import SnapshotGenerator
+from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.partition.partition import Partition
 from rayka.protocol.topics import DeleteTopicsRequest
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.options import SimOptions
 from rayka.sim.register_clients import shard_on
 from rayka.sim.registers import CHANGES, Change, Registers, registers_type
+from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import Quiet, Simulation
 from tests.node.log_support import CONFIG, IDS, CounterNode, Counters, until
 

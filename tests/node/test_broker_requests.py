@@ -20,8 +20,8 @@ from rayka.node.broker_node import BrokerNode
 from rayka.node.inbox import Inbox
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.cluster import MetadataRequest, NodeState, RegisterBrokerRequest, StatusRequest
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, FetchRequest, ListOffsetsRequest
+from rayka.protocol.membership import MetadataRequest, NodeState, RegisterBrokerRequest, StatusRequest
 from rayka.protocol.produce import (
     ACKS_ALL,
     ACKS_LEADER,

@@ -11,7 +11,7 @@ import pytest
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
 from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE
 from rayka.protocol.batch_header import split_batches
-from rayka.protocol.cluster import MetadataRequest, NodeState, StatusRequest
+from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest
 from rayka.protocol.topics import DeleteTopicsRequest
 from rayka.testing import InProcessCluster, MemoryDisk
 from tests.node.broker_support import (

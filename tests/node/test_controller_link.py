@@ -16,7 +16,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, Role
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.protocol.active_controller import ActiveController
-from rayka.protocol.cluster import (
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     NodeState,

@@ -20,17 +20,17 @@ from rayka.errors import (
 )
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.controller_node import ControllerNode
-from rayka.node.format import format_first_voters
+from rayka.node.quorum.format import format_first_voters
 from rayka.ports import Request
-from rayka.protocol.cluster import (
+from rayka.protocol.fetch import FetchPartition
+from rayka.protocol.membership import (
     HeartbeatRequest,
     LogDirectory,
     MetadataRequest,
     NodeState,
     StatusRequest,
 )
-from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.replication import AlterPartitionItem, AlterPartitionRequest, ReportExitRequest
+from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, ReportExitRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.controller_support import (

@@ -8,11 +8,11 @@ from uuid import UUID
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.controller.timers import RETURNED_CHECK_INTERVAL_MS
+from rayka.controller.controller_timers import RETURNED_CHECK_INTERVAL_MS
 from rayka.errors import StaleBrokerEpoch
 from rayka.node.controller_node import ControllerNode
-from rayka.protocol.cluster import HeartbeatRequest, LogDirectory, MetadataPartition, MetadataRequest
-from rayka.protocol.replication import (
+from rayka.protocol.membership import HeartbeatRequest, LogDirectory, MetadataPartition, MetadataRequest
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionRequest,
     IsrMember,

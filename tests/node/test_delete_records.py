@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.metadata.records import BrokerRegistrationChangeRecord
-from rayka.node.delete_records import DeleteRecordsHandler
-from rayka.node.fetch import FetchHandler
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord
+from rayka.node.handlers.delete_records import DeleteRecordsHandler
+from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
 from rayka.protocol.partition_admin import (
     DeleteRecordsPartition,

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from rayka.metadata.records import RemoveTopicRecord
-from rayka.node.log_dirs import DescribeLogDirsHandler
+from rayka.metadata.metadata_records import RemoveTopicRecord
+from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
 from rayka.ports import Disk
 from rayka.protocol.partition_admin import DescribeLogDirsRequest
 from rayka.protocol.produce import ACKS_LEADER

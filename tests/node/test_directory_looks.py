@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.node.directory_looks import LOOK_MS
+from rayka.node.storage.directory_looks import LOOK_MS
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.full_disk_support import produce
 from tests.node.replica_support import BROKER, DATA_DIR, Broker, run

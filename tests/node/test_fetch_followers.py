@@ -6,8 +6,8 @@ import pytest
 
 from rayka.errors import ErrorCode, InvalidRequest
 from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch, TopicIdPartition
-from rayka.metadata.records import BrokerRegistrationChangeRecord, RemoveTopicRecord
-from rayka.node.fetch import FetchHandler, ListOffsetsHandler
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, RemoveTopicRecord
+from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,

@@ -9,8 +9,8 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, OffsetAndEpoch
-from rayka.metadata.records import PartitionChangeRecord
-from rayka.node.fetch import FetchHandler
+from rayka.metadata.metadata_records import PartitionChangeRecord
+from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.fetch import FINAL_SESSION_EPOCH, FetchRequest
 from tests.metadata.support import ORDERS
 from tests.node.fetch_support import (

@@ -8,7 +8,7 @@ import numpy as np
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import FeatureLevelRecord, encode_record
+from rayka.metadata.metadata_records import FeatureLevelRecord, encode_record
 from rayka.node.controller_link import ControllerLink
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.protocol.batch_encode import encode_batch

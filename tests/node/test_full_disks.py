@@ -11,8 +11,8 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
-from rayka.log.disk import storage_error
-from rayka.node.log_dirs import DescribeLogDirsHandler
+from rayka.log.local_disk import storage_error
+from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
 from rayka.ports import Buffer
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.partition_admin import DescribeLogDirsRequest

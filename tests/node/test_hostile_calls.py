@@ -21,20 +21,26 @@ from rayka.ids import METADATA_TOPIC_ID
 from rayka.node.broker_node import BrokerNode
 from rayka.node.combined_node import CombinedNode, controller_settings
 from rayka.node.controller_node import ControllerNode
-from rayka.node.data_directories import DataDirectories
-from rayka.node.format import format_first_voters
 from rayka.node.inbox import Inbox
+from rayka.node.quorum.format import format_first_voters
 from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import DataDirectories
 from rayka.ports import Message, Request
 from rayka.protocol.apis import API_BY_NAME, APIS
 from rayka.protocol.caller import Answer
-from rayka.protocol.cluster import MetadataRequest, MetadataResponse, NodeState, StatusRequest, StatusResponse
 from rayka.protocol.connection import CallNumber
+from rayka.protocol.membership import (
+    MetadataRequest,
+    MetadataResponse,
+    NodeState,
+    StatusRequest,
+    StatusResponse,
+)
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.protocol.wire import Failure, RequestHeader, decode, encode
 from rayka.sim.loop import VirtualLoop
 from rayka.testing import MemoryDisk
-from rayka.testing.network import Switch
+from rayka.testing.in_process_network import Switch
 from tests.node.broker_support import records
 from tests.node.controller_support import Crashes
 

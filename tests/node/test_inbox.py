@@ -25,7 +25,9 @@ from rayka.node.inbox import Inbox
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.cluster import (
+from rayka.protocol.connection import CallNumber
+from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.protocol.membership import (
     HeartbeatRequest,
     HeartbeatResponse,
     MetadataRequest,
@@ -34,8 +36,6 @@ from rayka.protocol.cluster import (
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.connection import CallNumber
-from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.produce import ProducePartition, ProduceRequest, ProduceResponse
 from rayka.protocol.wire import Failure, RequestHeader, decode, encode
 from rayka.testing import MemoryDisk

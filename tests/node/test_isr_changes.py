@@ -10,11 +10,11 @@ import pytest
 
 from rayka.errors import ApiError, ErrorCode, NotController, RequestTimedOut, StaleBrokerEpoch
 from rayka.node.controller_link import ControllerLink
-from rayka.node.isr_changes import IsrChanges
+from rayka.node.replication.isr_changes import IsrChanges
 from rayka.node.turns import ITEMS_PER_TURN
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionRequest,
     AlterPartitionResponse,
     AlterPartitionResult,

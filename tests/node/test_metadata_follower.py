@@ -15,15 +15,20 @@ from rayka.errors import NetworkException
 from rayka.ids import OffsetAndEpoch, Role
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import MetadataRecord, PartitionChangeRecord, RemoveTopicRecord, encode_record
-from rayka.metadata.snapshot import image_records
+from rayka.metadata.image_snapshot import image_records
+from rayka.metadata.metadata_records import (
+    MetadataRecord,
+    PartitionChangeRecord,
+    RemoveTopicRecord,
+    encode_record,
+)
 from rayka.node.controller_link import ControllerLink
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.signal import Signal
 from rayka.ports import Request
-from rayka.protocol.cluster import NodeState, StatusRequest, StatusResponse
 from rayka.protocol.fetch import FetchRequest, FetchResponse
-from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.protocol.membership import NodeState, StatusRequest, StatusResponse
+from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.snapshot import encode_data, encode_snapshot
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS, active, partition, topic

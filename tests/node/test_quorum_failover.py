@@ -14,8 +14,8 @@ from rayka.errors import (
     RetriableApiError,
     UnavailableError,
 )
-from rayka.protocol.cluster import MetadataRequest, NodeState
-from rayka.protocol.quorum import DescribeQuorumRequest
+from rayka.protocol.membership import MetadataRequest, NodeState
+from rayka.protocol.quorum_messages import DescribeQuorumRequest
 from tests.node.quorum_support import (
     CONTROLLERS,
     QUICK,

@@ -14,11 +14,11 @@ import pytest
 
 from rayka.errors import InconsistentClusterId, NotController, StorageError
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
-from rayka.node.format import format_controller
+from rayka.node.quorum.format import format_controller
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.caller import Caller
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest, FetchResponse
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
     VoteRequest,
@@ -26,8 +26,8 @@ from rayka.protocol.quorum import (
 from rayka.raft.control_records import LeaderChangeRecord, encode_control_batch
 from rayka.raft.election_state import ElectionState, decode_election
 from rayka.raft.snapshot import encode_data, encode_snapshot
+from rayka.testing.in_process_network import InProcessNetwork
 from rayka.testing.memory_disk import MemoryDisk
-from rayka.testing.network import InProcessNetwork
 from tests.node.controller_support import Crashes, HeldDisk
 from tests.node.log_support import CONFIG, VOTERS, CounterNode, Counters, Silence, format_voter, run, until
 

@@ -13,14 +13,14 @@ import pytest
 
 from rayka.errors import ErrorCode, NetworkException
 from rayka.ids import OffsetAndEpoch
-from rayka.log.disk import LocalDisk
+from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory as LogDirectoryOnDisk
-from rayka.protocol.cluster import LogDirectory
 from rayka.protocol.fetch import (
     FIRST_SESSION_EPOCH,
     FetchResponse,
     FileRange,
 )
+from rayka.protocol.membership import LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import registered
 from tests.node.controller_support import HeldDisk

@@ -13,8 +13,8 @@ import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
 from rayka.ids import NO_NODE, TopicPartition
-from rayka.metadata.records import PartitionChangeRecord, RemoveTopicRecord
-from rayka.node.produce import ProduceHandler
+from rayka.metadata.metadata_records import PartitionChangeRecord, RemoveTopicRecord
+from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
 from rayka.protocol.produce import (
     ACKS_ALL,

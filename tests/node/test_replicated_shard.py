@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import NotController, StorageError
-from rayka.node.replicated_shard import ReplicatedShard
+from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.signal import Signal
 from rayka.shard.timers import Timer
 from tests.node.log_support import Counter

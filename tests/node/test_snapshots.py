@@ -7,13 +7,13 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.ids import OffsetAndEpoch
-from rayka.metadata.records import MetadataRecord, NoOpRecord, decode_record
-from rayka.metadata.snapshot import image_of as loaded
-from rayka.metadata.snapshot import image_records
+from rayka.metadata.image_snapshot import image_of as loaded
+from rayka.metadata.image_snapshot import image_records
+from rayka.metadata.metadata_records import MetadataRecord, NoOpRecord, decode_record
 from rayka.node.controller_node import METADATA_CODEC, ControllerNode
-from rayka.node.quorum_log import QuorumLog
-from rayka.node.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches
-from rayka.protocol.cluster import MetadataRequest
+from rayka.node.hosting.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches
+from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.protocol.membership import MetadataRequest
 from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.testing.memory_disk import MemoryDisk

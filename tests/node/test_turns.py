@@ -5,7 +5,7 @@ import itertools
 from uuid import UUID
 
 from rayka.ids import TopicIdPartition
-from rayka.metadata.records import MetadataRecord
+from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.turns import ITEMS_PER_TURN, in_turns
 from tests.metadata.support import ORDERS, topic
 from tests.node import replica_support

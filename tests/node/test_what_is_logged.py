@@ -10,10 +10,10 @@ import pytest
 from rayka.ids import TopicIdPartition
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.records import PartitionChangeRecord, PartitionRecord, TopicRecord
+from rayka.metadata.metadata_records import PartitionChangeRecord, PartitionRecord, TopicRecord
 from rayka.node import repeats
-from rayka.node.leadership_log import log_leadership
 from rayka.node.repeats import Repeats
+from rayka.node.replication.leadership_log import log_leadership
 from rayka.sim.loop import VirtualLoop
 
 TOPIC = UUID(int=5)

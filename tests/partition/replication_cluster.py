@@ -17,11 +17,11 @@ from rayka.log.recovery import Tearing
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Appended, Partition
-from rayka.partition.reading import ReadResult
+from rayka.partition.partition_reads import ReadResult
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition
-from rayka.protocol.replication import AlterPartitionItem, AlterPartitionResult
+from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from rayka.testing.memory_disk import MemoryDisk
 from tests.partition.support import LAG_MAX_MS, broker_image, records, sync
 

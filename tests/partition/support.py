@@ -11,10 +11,10 @@ from rayka.config import TopicConfig
 from rayka.ids import ZERO_ID, TopicPartition
 from rayka.log.log import Log
 from rayka.metadata.image import BrokerImage, PartitionImage
-from rayka.metadata.records import RegisterBrokerRecord
+from rayka.metadata.metadata_records import RegisterBrokerRecord
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Appended, FollowerUpdate, Partition
-from rayka.partition.reading import ReadResult
+from rayka.partition.partition_reads import ReadResult
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.produce import ACKS_ALL

@@ -9,7 +9,7 @@ from rayka.errors import NotLeaderOrFollower, OffsetNotAvailable, OffsetOutOfRan
 from rayka.ids import ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.partition import Partition
-from rayka.partition.reading import FoundOffset
+from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
 from tests.log.support import result_of

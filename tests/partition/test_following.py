@@ -10,7 +10,7 @@ from rayka.config import FlushPolicy
 from rayka.errors import ApiError, CorruptRecord, FencedLeaderEpoch, NotLeaderOrFollower, UnknownLeaderEpoch
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log
-from rayka.partition.following import FollowerAppend
+from rayka.partition.follower_log import FollowerAppend
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import LATEST_TIMESTAMP

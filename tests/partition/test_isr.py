@@ -11,7 +11,7 @@ from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.isr import IsrState
 from rayka.partition.partition import Partition
 from rayka.protocol.produce import ACKS_LEADER
-from rayka.protocol.replication import (
+from rayka.protocol.replica_reports import (
     AlterPartitionItem,
     AlterPartitionResult,
     IsrMember,

@@ -20,7 +20,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch
-from rayka.partition.reading import FoundOffset
+from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import ProducerSequence, TimestampType, split_batches

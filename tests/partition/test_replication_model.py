@@ -12,7 +12,7 @@ from rayka.ids import NO_NODE, ZERO_ID
 from rayka.log.recovery import Tearing
 from rayka.partition.partition import Appended
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
-from rayka.protocol.replication import AlterPartitionItem, AlterPartitionResult
+from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from tests.partition.replication_cluster import BROKERS, Controller, Replica, Request, Response
 from tests.partition.support import LAG_MAX_MS, sync
 

@@ -27,8 +27,8 @@ def test_a_thousand_records_are_encoded_without_pandas(code: str, values: str) -
 def test_a_list_sent_as_one_batch_needs_no_pandas() -> None:
     program = """
 import sys
-from rayka.client.arrow_input import inputs_of, pieces_of
-from rayka.client.record import Record
+from rayka.client.producer.arrow_input import inputs_of, pieces_of
+from rayka.client.consumer.record import Record
 for data in ([b"value"] * 1000, [Record("t", 0, 0, 1, b"k", b"v", [("h", b"x")])] * 1000):
     for given in inputs_of(data, 1, (None, None)):
         assert sum(1 for _ in pieces_of(given, 1 << 20, 1 << 20)) == 1

@@ -4,7 +4,7 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import ReplicaKey
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     BeginQuorumEpochRequest,
     BeginQuorumEpochResponse,
     EndQuorumEpochRequest,

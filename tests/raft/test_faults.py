@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from rayka.ids import OffsetAndEpoch
-from rayka.protocol.quorum import AddRaftVoterRequest, RemoveRaftVoterRequest
+from rayka.protocol.quorum_messages import AddRaftVoterRequest, RemoveRaftVoterRequest
 from tests.raft.support import CLUSTER_ID, Cluster, Node, contents
 
 

@@ -8,7 +8,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchRequest
-from rayka.protocol.quorum import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.election_state import ElectionState
 from rayka.raft.follower import Follower
 from rayka.raft.quorum_config import QuorumConfig

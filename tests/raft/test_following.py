@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rayka.errors import ErrorCode
 from rayka.ids import METADATA_TOPIC_ID, NO_OFFSET, OffsetAndEpoch
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
-from rayka.protocol.quorum import VoteRequest
+from rayka.protocol.quorum_messages import VoteRequest
 from rayka.raft.election_state import ElectionState
 from rayka.raft.quorum_config import QuorumConfig
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, answer

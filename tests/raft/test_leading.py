@@ -4,8 +4,8 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, ZERO_ID, ReplicaKey
-from rayka.protocol.quorum import DescribeQuorumRequest, DescribeQuorumResponse, QuorumReplica
-from rayka.raft.accumulator import BatchAccumulator
+from rayka.protocol.quorum_messages import DescribeQuorumRequest, DescribeQuorumResponse, QuorumReplica
+from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.election_state import ElectionState
 from rayka.raft.leader import Leader
 from rayka.raft.quorum_config import QuorumConfig

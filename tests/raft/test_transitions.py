@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rayka.raft.accumulator import BatchAccumulator
+from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.election_state import ElectionState
 from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader

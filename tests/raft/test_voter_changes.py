@@ -6,7 +6,7 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import ZERO_ID, OffsetAndEpoch, ReplicaKey
-from rayka.protocol.quorum import (
+from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,

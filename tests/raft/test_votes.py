@@ -6,7 +6,7 @@ import pytest
 
 from rayka.errors import ErrorCode
 from rayka.ids import NO_NODE, ReplicaKey
-from rayka.protocol.quorum import VoteRequest, VoteResponse
+from rayka.protocol.quorum_messages import VoteRequest, VoteResponse
 from rayka.raft.election_state import ElectionState
 from rayka.raft.voters import VoterSet
 from rayka.raft.votes import Elector, LogPosition, VoteTally, can_grant_vote

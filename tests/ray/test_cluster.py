@@ -13,7 +13,7 @@ from rayka.actors import launch, supervise
 from rayka.actors.cluster_record import Identities
 from rayka.actors.crash_times import CRASHES_MAX, record_crash
 from rayka.actors.names import wanted_node_ids
-from rayka.actors.placement import wall_clock_ms
+from rayka.actors.node_placement import wall_clock_ms
 from rayka.actors.replacing import without_disk
 from rayka.actors.start_plan import execute, plan_start
 from rayka.client import io_thread
@@ -21,7 +21,7 @@ from rayka.cluster import Cluster
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, StorageError, UnavailableError
 from rayka.ids import Role
-from rayka.protocol.cluster import NodeState, StatusRequest
+from rayka.protocol.membership import NodeState, StatusRequest
 from tests.ray.conftest import Said
 from tests.ray.support import broker_pid, end_supervisor, kill, pid_of, running
 from tests.testing.waiting import wait_until

@@ -11,7 +11,7 @@ import ray
 import rayka
 from rayka.actors import launch
 from rayka.cluster import Cluster
-from rayka.protocol.cluster import NodeState
+from rayka.protocol.membership import NodeState
 from tests.ray.sender import Sender
 from tests.ray.support import kill, pid_of, wait_until
 from tests.testing.lossy import LossyCluster

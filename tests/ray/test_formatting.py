@@ -14,7 +14,7 @@ from rayka.actors import format_jobs
 from rayka.actors.formatting import FormatPlan, plan_formatting
 from rayka.actors.found_directories import look_at
 from rayka.actors.names import node_directories, wanted_node_ids
-from rayka.actors.placement import Placement, Site, place
+from rayka.actors.node_placement import Placement, Site, place
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError, UnavailableError
 from rayka.ids import METADATA_TOPIC

@@ -12,11 +12,11 @@ import pytest
 from ray.cluster_utils import Cluster as RayNodes
 
 import rayka
-from rayka.actors.description import UNREACHABLE, NodeDescription
+from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
 from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.cluster import Cluster
 from rayka.errors import ConfigError, UnavailableError
-from rayka.protocol.cluster import NodeState
+from rayka.protocol.membership import NodeState
 from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.support import wait_until
 

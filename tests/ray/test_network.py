@@ -15,10 +15,9 @@ from ray.cluster_utils import Cluster as RayNodes
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import rayka
-from rayka.actors.broker import Broker
-from rayka.actors.controller import Controller
+from rayka.actors.broker_actor import Broker
+from rayka.actors.controller_actor import Controller
 from rayka.actors.names import NAMESPACE
-from rayka.actors.network import RayNetwork
 from rayka.actors.payload import (
     INLINE_MAX_BYTES,
     PIECE_BYTES,
@@ -27,11 +26,12 @@ from rayka.actors.payload import (
     unpack_answer,
     unpack_call,
 )
+from rayka.actors.ray_network import RayNetwork
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 from rayka.errors import InvalidRequest, NetworkException, RequestTimedOut, UnknownServerError
 from rayka.protocol.apis import APIS
-from rayka.protocol.cluster import HeartbeatRequest, MetadataRequest, StatusRequest
+from rayka.protocol.membership import HeartbeatRequest, MetadataRequest, StatusRequest
 from rayka.protocol.wire import Encoded
 from tests.ray.support import wait_until
 

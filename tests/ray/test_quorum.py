@@ -13,11 +13,11 @@ import ray
 
 import rayka
 from rayka.actors import launch
-from rayka.actors.description import UNREACHABLE, NodeDescription
-from rayka.client.admin_results import QuorumInfo
+from rayka.actors.cluster_description import UNREACHABLE, NodeDescription
+from rayka.client.admin.admin_results import QuorumInfo
 from rayka.cluster import Cluster
 from rayka.errors import DuplicateVoter, VoterNotFound
-from rayka.protocol.cluster import NodeState
+from rayka.protocol.membership import NodeState
 from tests.ray.conftest import Said
 from tests.ray.support import end_supervisor, kill, running, wait_until
 

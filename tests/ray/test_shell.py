@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from rayka.actors.crash_times import CRASHES_MAX, FILE_NAME, WINDOW_MS, recent_crashes, record_crash
+from rayka.actors.node_placement import Placement, wall_clock_ms
 from rayka.actors.payload import pack_call, unpack_answer
-from rayka.actors.placement import Placement, wall_clock_ms
 from rayka.actors.shell import NodeShell
 from rayka.config import ClusterSpec
 from rayka.errors import BrokerNotAvailable, InvalidRequest, StorageError
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message
 from rayka.protocol.caller import Answer
-from rayka.protocol.cluster import MetadataRequest, NodeState, StatusRequest, StatusResponse
+from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
 from rayka.protocol.wire import Failure, RequestHeader, decode, encode
 
 

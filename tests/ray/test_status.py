@@ -15,7 +15,7 @@ from rayka.actors.names import NAMESPACE, supervisor_name
 from rayka.actors.node_logs import find_logs, follow, last_lines
 from rayka.actors.on_ray_node import own_ray_node_id
 from rayka.cluster import Cluster
-from rayka.protocol.cluster import NodeState
+from rayka.protocol.membership import NodeState
 from tests.ray.conftest import Said
 from tests.ray.support import kill, pid_of, wait_until
 

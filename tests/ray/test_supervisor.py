@@ -7,8 +7,8 @@ import pytest
 
 from rayka.actors.found_directories import FoundDirectory
 from rayka.actors.names import formatted_directories, node_directories
+from rayka.actors.node_placement import Site, able_ray_nodes, place, shortage
 from rayka.actors.pending import PendingTimes
-from rayka.actors.placement import Site, able_ray_nodes, place, shortage
 from rayka.actors.ray_records import PendingActor
 from rayka.actors.supervisor import place_found
 from rayka.config import ClusterSpec

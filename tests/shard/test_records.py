@@ -5,7 +5,7 @@ import pytest
 from rayka.errors import CorruptRecord
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
-from rayka.shard.records import KeyValue, RecordCodec, value_codec
+from rayka.shard.shard_records import KeyValue, RecordCodec, value_codec
 
 TEXT = value_codec(str.encode, bytes.decode)
 ENTRIES: RecordCodec[KeyValue] = RecordCodec(lambda record: record, lambda pair: pair)

@@ -45,9 +45,9 @@ from rayka.protocol.produce import ACKS_NONE, ProducePartition, ProduceRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.data_history import Send
 from rayka.sim.loop import START_US
-from rayka.sim.options import CLIENT_ID, SimOptions
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.replication import batches_of
+from rayka.sim.replica_checkers import batches_of
+from rayka.sim.run_options import CLIENT_ID, SimOptions
 from rayka.sim.simulation import Quiet, Simulation
 
 DIRECTORY = Path(__file__).parent / "scenarios"

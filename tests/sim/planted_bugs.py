@@ -16,15 +16,15 @@ from rayka.errors import ErrorCode
 from rayka.ids import OffsetAndEpoch
 from rayka.log.log import PrefixCopy
 from rayka.metadata import delta
-from rayka.metadata.records import BrokerRegistrationChangeRecord
-from rayka.node import quorum_directory, quorum_log
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord
+from rayka.node.hosting.record_reader import RecordReader
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.quorum_log import QuorumLog
-from rayka.node.record_reader import RecordReader
+from rayka.node.quorum import quorum_directory, quorum_log
+from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.raft import elections
-from rayka.raft.following import Following
 from rayka.raft.leader import FAR_MS, Leader
 from rayka.raft.leading import Leading
+from rayka.raft.log_fetching import Following
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
 from rayka.raft.roles import Candidate

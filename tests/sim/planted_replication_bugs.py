@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from rayka.controller.elections import Elections
+from rayka.controller.leader_elections import Elections
 from rayka.controller.partition_change import PartitionChangeBuilder
 from rayka.ids import OffsetAndEpoch
 from rayka.log import log_directory, producer_state
@@ -16,12 +16,12 @@ from rayka.log.log import Log
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.producer_state import ProducerStates
-from rayka.partition import following, reading
+from rayka.partition import follower_log, partition_reads
 from rayka.partition.follower_states import FollowerState
 from rayka.partition.leadership import Leadership
 from rayka.partition.partition import Partition
 from rayka.sim.faults import FaultKind
-from rayka.sim.options import TopicPlan
+from rayka.sim.run_options import TopicPlan
 from tests.sim.planting import PlantedBug, always, planted
 
 SECONDS = 12.0
@@ -291,9 +291,9 @@ REPLICATION_BUGS = [
     bug("truncates to the high watermark", "partition-truncation",
         planted(Partition, "update_state", truncates_to_its_high_watermark), 2),
     bug("looks an epoch up on one side only", "partition-prefix",
-        all_of(planted(following, "truncation_offset", believes_the_leader_alone),
-               planted(reading, "_diverging_epoch", compares_offsets_alone)), 38, WILD),
-    bug("does not truncate", "liveness", planted(following, "truncation_offset", never_truncates), 2),
+        all_of(planted(follower_log, "truncation_offset", believes_the_leader_alone),
+               planted(partition_reads, "_diverging_epoch", compares_offsets_alone)), 38, WILD),
+    bug("does not truncate", "liveness", planted(follower_log, "truncation_offset", never_truncates), 2),
     bug("high watermark over the proposed ISR", "isr-high-watermark",
         planted(Leadership, "committed_offset", counts(proposed)), 1),
     bug("high watermark over the committed ISR", "isr-member",
@@ -330,7 +330,7 @@ REPLICATION_BUGS = [
     bug("producers' state is kept over a truncation", "promised",
         planted(ProducerSnapshots, "on_truncated", keeps_what_was_cut_off), 18, FLIPPING),
     bug("followers do not learn of producers", "duplicate",
-        planted(following, "append", forgets_producers_as_a_follower), 4, MOVING),
+        planted(follower_log, "append", forgets_producers_as_a_follower), 4, MOVING),
     bug("serves from another broker's directory", "foreign-directory",
         planted(log_directory, "read_meta_properties", takes_any_directory), 1,
         {**DATA, "fault_kinds": (FaultKind.SWAP,)}),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rayka.node.partition_log import PartitionLog
+from rayka.node.hosting.partition_log import PartitionLog
 from rayka.sim.faults import FaultKind
 from rayka.sim.registers import Registers
 from tests.sim.planting import PlantedBug, planted

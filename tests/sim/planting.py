@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.sim.options import swarm
+from rayka.sim.run_options import swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0

@@ -10,8 +10,8 @@ from itertools import permutations
 import pytest
 
 from rayka.sim.checkers import quorum_of
-from rayka.sim.cluster import Machine
-from rayka.sim.options import SimOptions
+from rayka.sim.machines import Machine
+from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import Simulation
 
 SEEDS = range(1, 4)

@@ -3,8 +3,8 @@
 import pytest
 
 from rayka.errors import ConfigError
-from rayka.spark.columns import COLUMNS
-from rayka.spark.options import Bound, ReadOptions
+from rayka.spark.schema import COLUMNS
+from rayka.spark.source_options import Bound, ReadOptions
 
 
 def test_subscribe_alone_reads_everything_there_is_without_headers():

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rayka.errors import ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
-from rayka.spark.options import Bound, ReadOptions
 from rayka.spark.plan import AvailableRange, OffsetRange, plan_ranges, split_ranges
+from rayka.spark.source_options import Bound, ReadOptions
 
 TOPIC_ID = UUID(int=7)
 AVAILABLE = {

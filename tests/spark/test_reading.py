@@ -27,10 +27,10 @@ from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import FileRange
-from rayka.spark.columns import COLUMNS, BatchBuilder, arrow_schema
-from rayka.spark.options import ReadOptions
+from rayka.spark.partition_reader import coalesce, read_range
 from rayka.spark.plan import OffsetRange
-from rayka.spark.reading import coalesce, read_range
+from rayka.spark.schema import COLUMNS, BatchBuilder, arrow_schema
+from rayka.spark.source_options import ReadOptions
 
 A0 = TopicPartition("a", 0)
 TOPIC_ID = UUID(int=1)

@@ -9,9 +9,9 @@ from rayka import Admin, Producer, TopicPartition, testing
 from rayka.client import io_thread
 from rayka.client.metadata import TopicRecreated
 from rayka.errors import OffsetOutOfRange, UnknownTopicOrPartition
-from rayka.spark.options import ReadOptions
+from rayka.spark.partition_reader import read_range
 from rayka.spark.plan import OffsetRange, plan_ranges
-from rayka.spark.reading import read_range
+from rayka.spark.source_options import ReadOptions
 from rayka.spark.topic_client import TopicClient, TopicDeleted, available_ranges, located
 
 TIMEOUT_S = 60

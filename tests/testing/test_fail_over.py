@@ -12,7 +12,7 @@ import pytest
 import rayka
 import rayka.testing
 from rayka import Admin, Producer
-from rayka.client.delivery_future import DeliveryFuture
+from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.errors import TooManyRequests
 from rayka.protocol.produce import ProduceRequest
 from rayka.testing import InProcessCluster

@@ -12,7 +12,7 @@ import rayka.testing
 from rayka.client import io_thread
 from rayka.errors import ConfigError, NetworkException, StorageError
 from rayka.node.broker_node import BrokerNode
-from rayka.protocol.cluster import NodeState, StatusRequest
+from rayka.protocol.membership import NodeState, StatusRequest
 from rayka.testing import InProcessCluster
 
 BROKER, CONTROLLER = 1, 3001

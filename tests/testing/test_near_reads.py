@@ -10,8 +10,8 @@ import rayka
 import rayka.testing
 from rayka.errors import LogTruncation
 from rayka.ports import Request
-from rayka.protocol.cluster import MetadataPartition
 from rayka.protocol.fetch import FetchRequest
+from rayka.protocol.membership import MetadataPartition
 from rayka.protocol.produce import ACKS_LEADER
 from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until

@@ -17,8 +17,8 @@ import rayka
 import rayka.testing
 from rayka import Admin, Producer, TopicPartition
 from rayka.cli.catch_up import move, wait_until_moved
-from rayka.cli.partition import cancel_all, print_plan
-from rayka.client.admin_results import TopicDescription
+from rayka.cli.partition_commands import cancel_all, print_plan
+from rayka.client.admin.admin_results import TopicDescription
 from rayka.errors import (
     ApiError,
     BrokerIdNotRegistered,

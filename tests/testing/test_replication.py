@@ -16,7 +16,7 @@ import rayka
 import rayka.testing
 from rayka.client import io_thread
 from rayka.errors import ErrorCode, StorageError
-from rayka.protocol.cluster import MetadataPartition, MetadataRequest, StatusRequest
+from rayka.protocol.membership import MetadataPartition, MetadataRequest, StatusRequest
 from rayka.protocol.produce import (
     ACKS_ALL,
     ACKS_LEADER,

@@ -9,7 +9,7 @@ import rayka
 import rayka.testing
 from rayka.client import io_thread
 from rayka.ids import node_name
-from rayka.protocol.cluster import MetadataRequest, StatusRequest
+from rayka.protocol.membership import MetadataRequest, StatusRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
 from rayka.testing import InProcessCluster
 

@@ -9,21 +9,21 @@ from contextvars import Context
 from random import Random
 from typing import Any
 
-from rayka.client.accumulator import RECORD_OVERHEAD_BYTES, Moment
-from rayka.client.delivery import Delivery
-from rayka.client.fetcher import Fetcher
-from rayka.client.sender import Sender
+from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import UnavailableError, UnknownTopicOrPartition
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
-from rayka.protocol.cluster import MetadataRequest
+from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
 from rayka.sim.data_history import Send
 from rayka.sim.loop import START_US
-from rayka.sim.options import CLIENT_ID, SimOptions
 from rayka.sim.process import PROCESS, Process
+from rayka.sim.run_options import CLIENT_ID, SimOptions
 from rayka.sim.simulation import Quiet, Simulation
 
 TOPIC, REPLICAS, CONTROLLER = "orders", (1, 2, 3), 3001

@@ -1,0 +1,170 @@
+"""Which node lives on which Ray node.
+
+A node belongs where its directories are. New ones of one role are spread, so that the end of one machine is not the
+end of a quorum.
+"""
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from random import Random, SystemRandom
+
+import ray
+
+from rayka.actors.names import formatted_directories, node_directories
+from rayka.actors.node_logs import own_log_path
+from rayka.actors.ray_network import RayNetwork
+from rayka.config import ClusterSpec, RoleResources
+from rayka.errors import UnavailableError
+from rayka.ids import Role, role_of
+from rayka.node.settings import NodeSettings, controller_settings
+from rayka.ports import Disk
+
+ZONE_LABEL = "ray.io/availability-zone"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One node: whose, which, and where."""
+
+    spec: ClusterSpec
+    node_id: int
+    ray_node_id: str
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What the node does."""
+        return self.spec.roles[self.node_id]
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The node's data directories."""
+        return node_directories(self.spec, self.node_id)
+
+    def settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:
+        """What the node is told, in the process that it runs in."""
+        return NodeSettings(
+            node_id=self.node_id,
+            cluster_name=self.spec.name,
+            data_dirs=self.directories,
+            config=self.spec.config,
+            disk=disk,
+            network=RayNetwork(self.spec.name),
+            random=Random(SystemRandom().getrandbits(64)),
+            wall_clock_ms=wall_clock_ms,
+            crash=crash,
+            host=ray.util.get_node_ip_address(),
+            pid=os.getpid(),
+            rack=own_rack(),
+            log_path=own_log_path(),
+        )
+
+    def controller_settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:
+        """What the controller in the node is told, which may be one of two there."""
+        settings = self.settings(disk, crash)
+        return controller_settings(settings) if len(self.roles) > 1 else settings
+
+
+def wall_clock_ms() -> int:
+    """Milliseconds since 1970, for timestamps."""
+    return time.time_ns() // 1_000_000
+
+
+def own_rack() -> str:
+    """Where this machine is, for the spread of replicas and for readers nearby: the zone that the Ray node is labelled
+    with, or the machine's own name, without a zone.
+    """
+    zone = ray.get_runtime_context().get_node_labels().get(ZONE_LABEL) if ray.is_initialized() else None
+    return str(zone or socket.gethostname())
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A Ray node as a place for nodes: what it has, and which directories there are on it, of the cluster and not.
+
+    `free` is what is free of its resources; None where that is not known.
+    """
+
+    resources: Mapping[str, float]
+    own: Collection[str] = ()
+    foreign: Collection[str] = ()
+    free: Mapping[str, float] | None = None
+
+    def has_free(self, spec: ClusterSpec, node_id: int) -> bool:
+        """Whether Ray could make the node's actor there at once."""
+        return is_able(spec, node_id, self.resources if self.free is None else self.free)
+
+    def with_node(self, spec: ClusterSpec, node_id: int) -> "Site":
+        """The same once it has that node, too."""
+        asked, free = needs(spec, node_id), self.resources if self.free is None else self.free
+        return replace(self, free={name: amount - asked.get(name, 0) for name, amount in free.items()})
+
+
+def needs(spec: ClusterSpec, node_id: int) -> dict[str, float]:
+    """The resources that the spec asks for a node."""
+    asked: RoleResources = getattr(spec.resources, role_of(node_id))
+    return {"CPU": asked.num_cpus, "memory": asked.memory or 0, **asked.resources}
+
+
+def is_able(spec: ClusterSpec, node_id: int, resources: Mapping[str, float]) -> bool:
+    """Whether a Ray node with these resources can have the node."""
+    return all(resources.get(name, 0) >= amount for name, amount in needs(spec, node_id).items())
+
+
+def able_ray_nodes(
+    spec: ClusterSpec, node_ids: Collection[int], ray_nodes: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Those that have what the spec asks for one of these nodes."""
+    return [each for each, has in ray_nodes.items() if any(is_able(spec, id, has) for id in node_ids)]
+
+
+def shortage(spec: ClusterSpec, node_id: int, free: Mapping[str, float]) -> str:
+    """What a Ray node of which this is free lacks for the node; empty where it lacks nothing."""
+    lacking = {name: asked for name, asked in needs(spec, node_id).items() if free.get(name, 0) < asked}
+    return ", ".join(
+        f"{name} {free.get(name, 0):g} free of {asked:g} asked" for name, asked in lacking.items()
+    )
+
+
+def place(
+    spec: ClusterSpec, sites: Mapping[str, Site], node_ids: Collection[int], homes: Mapping[int, str]
+) -> dict[int, Placement]:
+    """Each of these nodes on the Ray node that has its directories; a new one where the fewest of its role are.
+
+    `homes` are the Ray nodes of nodes that run. Raises UnavailableError when no Ray node has what the spec asks for.
+    """
+    settled, sites = dict(homes), dict(sites)
+    for node_id in node_ids:
+        others = (id for id in settled if not set(spec.roles[node_id]).isdisjoint(spec.roles.get(id, ())))
+        beside = Counter(settled[each] for each in others)
+        settled[node_id] = home = _home(spec, node_id, sites, beside)
+        sites[home] = sites[home].with_node(spec, node_id)
+    return {each: Placement(spec, each, settled[each]) for each in node_ids}
+
+
+def _home(spec: ClusterSpec, node_id: int, sites: Mapping[str, Site], beside: Mapping[str, int]) -> str:
+    """The Ray node that has most of the node's directories; of several one that has the resources, and has them free,
+    with the fewest nodes of this role already, and of those the first. A new node is not put where its path is taken.
+
+    Where no Ray node has them free, Ray makes the actor as soon as the one that is chosen has.
+    """
+    directories = formatted_directories(spec, node_id)
+
+    def fitness(ray_node_id: str) -> tuple[int, bool, bool, bool, int]:
+        site = sites[ray_node_id]
+        has_path = not any(each in site.foreign for each in directories)
+        own_count = sum(each in site.own for each in directories)
+        has_free = site.has_free(spec, node_id)
+        is_able_to = is_able(spec, node_id, site.resources)
+        return own_count, is_able_to, has_path, has_free, -beside.get(ray_node_id, 0)
+
+    best = max(sites, key=fitness, default=None)
+    if best is None or not is_able(spec, node_id, sites[best].resources):
+        raise UnavailableError(
+            f"no Ray node has what the spec asks for a {role_of(node_id)}: {needs(spec, node_id)}; see `resources` in "
+            "the spec"
+        )
+    return best

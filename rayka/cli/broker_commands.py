@@ -1,0 +1,234 @@
+"""`rayka broker`: brokers listed, described, configured, emptied and removed.
+
+Kafka: `kafka-log-dirs`, `kafka-configs`.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli import catch_up
+from rayka.cli.groups import Group
+from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
+from rayka.cli.partition_commands import print_plan
+from rayka.cli.shared_options import (
+    admin_of,
+    changes_of,
+    cluster_options,
+    config_options,
+    confirm,
+    dry_run_option,
+    is_dry_run,
+    json_option,
+    wait_options,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from rayka.client.admin.admin_partition_results import BrokerLogDirs, ConfigValue
+    from rayka.client.admin.admin_results import BrokerDescription
+
+_STYLES = {"active": Style.PLAIN, "fenced": Style.BAD, "shutting-down": Style.NOTE}
+_broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
+
+
+@click.group(cls=Group)
+def broker() -> None:
+    """List, describe, configure, drain and remove brokers."""
+
+
+@broker.command("list")
+@cluster_options
+@json_option
+def list_brokers(name: str, address: str, as_json: bool) -> None:
+    """List the registered brokers: state, rack, how many replicas they have and lead."""
+    with admin_of(name, address) as admin:
+        found = admin.describe_cluster()
+        unsure = [each.node_id for each in found.brokers if each.offline_data_dirs]
+        disks = admin.log_dirs(unsure, topics=()) if unsure and not as_json else []
+    if as_json:
+        print_json(found.to_dict()["brokers"])
+        return
+    print_brokers(found.brokers, disks)
+
+
+@broker.command()
+@_broker_argument
+@cluster_options
+@json_option
+def describe(broker_id: int, name: str, address: str, as_json: bool) -> None:
+    """Show the broker BROKER, its data directories, and what is in them."""
+    with admin_of(name, address) as admin:
+        (disks,) = admin.log_dirs([broker_id])
+        found = next(each for each in admin.describe_cluster().brokers if each.node_id == broker_id)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json({**asdict(found), **disks.to_dict()})
+        return
+    print_broker(found, disks)
+
+
+@broker.command()
+@_broker_argument
+@wait_options
+@dry_run_option
+@cluster_options
+@json_option
+def drain(
+    broker_id: int, is_waiting: bool, timeout_s: float | None, name: str, address: str, as_json: bool
+) -> None:
+    """Move every replica off the broker BROKER, so that it can be removed."""
+    with admin_of(name, address) as admin:
+        if is_dry_run():
+            print_plan(admin.drain_broker(broker_id, dry_run=True), admin.describe_topics(), as_json)
+            return
+        plan = admin.drain_broker(broker_id)
+        if is_waiting and plan:
+            catch_up.wait_until_moved(admin, plan, timeout_s=timeout_s)
+    if as_json:
+        moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
+        print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
+    elif is_waiting or not plan:
+        click.echo(f"broker {broker_id} holds no replica; `rayka broker remove {broker_id}` ends it for good")
+    else:
+        click.echo(
+            f"moving {counted(len(plan), 'replica')} off broker {broker_id}; `rayka broker remove {broker_id}` ends it "
+            "for good when none is listed by `rayka partition reassignments`"
+        )
+
+
+@broker.command()
+@_broker_argument
+@yes_option
+@cluster_options
+@json_option
+def remove(broker_id: int, is_sure: bool, name: str, address: str, as_json: bool) -> None:
+    """End the broker BROKER, which was drained, for good.
+
+    It is stopped and forgotten, and its directories are removed. Take it out of the spec's file, too: `rayka start`
+    adds what is declared there.
+    """
+    from rayka.cluster import Cluster
+
+    confirm(f"this ends broker {broker_id} of cluster {name} for good and removes its directories", is_sure)
+    with working(f"Removing broker {broker_id} …"):
+        Cluster.connect(name, address=address).remove_broker(broker_id)
+    if as_json:
+        print_json({"removed": broker_id})
+        return
+    click.echo(
+        f"broker {broker_id} is removed; take it out of the spec's file, or the next `rayka start` adds it again"
+    )
+
+
+@broker.command()
+@_broker_argument
+@cluster_options
+@json_option
+def unregister(broker_id: int, name: str, address: str, as_json: bool) -> None:
+    """Forget the broker BROKER, which no spec has any more; `remove` does so, too."""
+    with admin_of(name, address) as admin:
+        admin.unregister_broker(broker_id)
+    if as_json:
+        print_json({"unregistered": broker_id})
+        return
+    click.echo(f"broker {broker_id} is forgotten")
+
+
+@broker.group()
+def config() -> None:
+    """Show and alter settings of brokers that run."""
+
+
+@config.command("describe")
+@click.argument("broker_name", metavar="BROKER|all")
+@click.option("--all", "is_all", is_flag=True, help="Defaults too.")
+@cluster_options
+@json_option
+def describe_config(broker_name: str, is_all: bool, name: str, address: str, as_json: bool) -> None:
+    """Show what was set for the broker BROKER, or for all of them."""
+    chosen = _broker(broker_name)
+    with admin_of(name, address) as admin:
+        values = list(admin.describe_configs(broker=chosen).values())
+    values = [each for each in values if is_all or not each.is_default]
+    if as_json:
+        print_json([each.to_dict() for each in values])
+    elif values:
+        print_configs(values)
+    else:
+        click.echo("nothing is set; --all shows the defaults")
+
+
+@config.command("alter")
+@click.argument("broker_name", metavar="BROKER|all")
+@config_options
+@cluster_options
+@json_option
+def alter_config(
+    broker_name: str,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Change settings of the broker BROKER, or of all of them, while they run; all together or none."""
+    chosen, changes = _broker(broker_name), changes_of(configs, deleted)
+    with admin_of(name, address) as admin:
+        admin.alter_configs(changes, broker=chosen)
+    if as_json:
+        print_json(changes)
+        return
+    click.echo(f"altered {'all brokers' if broker_name == 'all' else f'broker {broker_name}'}")
+
+
+def print_brokers(brokers: "Sequence[BrokerDescription]", disks: "Sequence[BrokerLogDirs]") -> None:
+    """A table of brokers. `disks` are of those that the controller counts as without some directory: only the broker
+    knows which of these are full.
+    """
+    full = {(each.broker_id, own.path) for each in disks for own in each.directories if own.is_full}
+    rows = [_row(each, {path for broker_id, path in full if broker_id == each.node_id}) for each in brokers]
+    columns = ("broker", "state", "host", "rack", "replicas", "leaders", "data")
+    print_table("Brokers", columns, rows, [_STYLES[each.state] for each in brokers])
+
+
+def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
+    """What the cluster knows of a broker, and the broker of its disks."""
+    click.echo(
+        f"broker {found.node_id}  {found.state}  host {found.host}  rack {found.rack or 'none'}  "
+        f"epoch {found.broker_epoch}  replicas {found.replica_count}  leaders {found.leader_count}"
+    )
+    if disks.error:
+        click.echo(f"its disks are not known: {disks.error}")
+        return
+    rows = [
+        (each.path, size(each.size_bytes), size(each.free_bytes), len(each.replicas), each.error or "ok")
+        for each in disks.directories
+    ]
+    styles = [Style.BAD if each.error else Style.PLAIN for each in disks.directories]
+    click.echo()
+    print_table("Data directories", ("path", "size", "free", "replicas", "state"), rows, styles)
+
+
+def print_configs(values: "list[ConfigValue]") -> None:
+    """A table of settings."""
+    rows = [
+        (each.name, each.value, each.source.name.lower(), "no" if each.is_read_only else "yes")
+        for each in values
+    ]
+    print_table("Configuration", ("key", "value", "source", "alterable"), rows)
+
+
+def _row(found: "BrokerDescription", full: Collection[str]) -> tuple[object, ...]:
+    said = {**dict.fromkeys(found.offline_data_dirs, " (offline)"), **dict.fromkeys(full, " (full)")}
+    paths = ", ".join(f"{each}{said.get(each, '')}" for each in found.data_dirs)
+    counts = Count(found.replica_count), Count(found.leader_count)
+    return found.node_id, found.state, found.host, found.rack, *counts, paths
+
+
+def _broker(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise click.BadParameter(f"expected a broker's id, or `all`, found {text!r}", param_hint="BROKER")
+    return text if text == "all" else int(text)

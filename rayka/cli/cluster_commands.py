@@ -1,0 +1,327 @@
+"""`rayka start`, `stop` and `status`, and the Ray that `start` leaves running when there was none."""
+
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.output import Style, ids, print_json, print_table, size, working
+from rayka.cli.shared_options import (
+    cluster_options,
+    confirm,
+    dry_run_option,
+    is_dry_run,
+    json_option,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from rayka.actors.cluster_description import ClusterDescription, NodeDescription
+    from rayka.cluster import Cluster
+    from rayka.config import ClusterSpec
+
+DEFAULT_SPEC = "cluster.yaml"
+_ASK_TIMEOUT_S = 15.0
+_STATE_STYLES = {
+    "running": Style.GOOD,
+    "degraded": Style.BAD,
+    "failed": Style.BAD,
+    "unreachable": Style.BAD,
+}
+
+
+@click.command()
+@click.argument("spec_path", metavar="[SPEC]", required=False, type=click.Path(path_type=Path))
+@click.option("--cluster", "name", help="The cluster's name, instead of the spec's.")
+@click.option("--address", metavar="HOST:PORT", help="The Ray to use, instead of the spec's.")
+@click.option(
+    "--replace", multiple=True, type=int, metavar="ID", help="A node to bring back on an empty disk."
+)
+@yes_option
+@dry_run_option
+@json_option
+def start(
+    spec_path: Path | None,
+    name: str | None,
+    address: str | None,
+    replace: tuple[int, ...],
+    is_sure: bool,
+    as_json: bool,
+) -> None:
+    """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
+
+    Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A cluster
+    that runs gets the brokers that SPEC has more. A node whose machine or disk is lost is brought back empty while the
+    others run; a controller then has no vote until `rayka quorum voters` gives it one.
+    """
+    from rayka.cluster import Cluster
+
+    spec = _spec(spec_path, name, address)
+    if is_dry_run():
+        print_start_plan(spec, replace, as_json)
+        return
+    if replace:
+        confirm(f"this brings back {_named(spec, replace)} on an empty disk", is_sure)
+    with working(f"Starting cluster {spec.name} …"):
+        has_started_ray = ensure_ray(spec.ray.address)
+        try:
+            cluster = Cluster.start(spec, replace=replace)
+            description = cluster.describe()
+        except BaseException:
+            if has_started_ray:
+                end_ray()
+            raise
+    if as_json:
+        print_json({**asdict(description), "added_brokers": cluster.added_brokers})
+        return
+    print_description(description)
+    if cluster.added_brokers:
+        is_one = len(cluster.added_brokers) == 1
+        click.echo(
+            f"\nAdded {'broker' if is_one else 'brokers'} {ids(cluster.added_brokers)} to the running cluster. New "
+            f"topics use {'it' if is_one else 'them'}; what is there stays until `rayka partition reassign` moves it."
+        )
+    print_vote_commands(cluster, spec, replace)
+    click.echo(f"\nUse it:   rayka.Producer(cluster={spec.name!r})")
+    click.echo(f"          rayka topic create NAME --cluster {spec.name}")
+    click.echo(f"Stop it:  rayka stop --cluster {spec.name}")
+
+
+@click.command()
+@cluster_options
+@click.option("--delete-data", is_flag=True, help="Delete all its topics and records, too.")
+@yes_option
+@json_option
+def stop(name: str, address: str, delete_data: bool, is_sure: bool, as_json: bool) -> None:
+    """Stop a cluster under control. Its data stays; the Ray that `rayka start` started ends with its last cluster."""
+    from rayka.cluster import Cluster
+
+    if delete_data:
+        confirm(f"this stops cluster {name} and deletes all its topics and records", is_sure)
+    with working(f"Stopping cluster {name} …"):
+        try:
+            Cluster.connect(name, address=address).stop(delete_data=delete_data)
+        finally:
+            has_ended_ray = end_idle_ray()
+    if as_json:
+        print_json({"stopped": name, "is_data_deleted": delete_data, "has_ended_ray": has_ended_ray})
+        return
+    data = "its data is deleted" if delete_data else "its data stays"
+    click.echo(f"stopped cluster {name}; {data}" + ("; ended the Ray that ran it" if has_ended_ray else ""))
+
+
+@click.command()
+@cluster_options
+@json_option
+def status(name: str, address: str, as_json: bool) -> int:
+    """Show a cluster's nodes.
+
+    The exit code is 0 only if all of them run, with all their directories. A broker that serves without one is
+    `degraded`.
+    """
+    from rayka.cluster import Cluster
+
+    with working(f"Asking cluster {name} …"):
+        description = Cluster.connect(name, address=address).describe()
+    if as_json:
+        print_json(description)
+    else:
+        print_description(description)
+    return 0 if description.is_running else 1
+
+
+def print_vote_commands(cluster: "Cluster", spec: "ClusterSpec", replaced: tuple[int, ...]) -> None:
+    """Prints how the replaced controllers, which are observers now, get their votes. A vote of the lost disk, where the
+    quorum still counts it, has to be removed first.
+    """
+    from rayka.client.admin.admin import Admin
+    from rayka.ids import Role
+
+    controllers = [each for each in replaced if Role.CONTROLLER in spec.roles[each]]
+    if not controllers:
+        return
+    with Admin(cluster=cluster) as admin:
+        voters = {each.node_id for each in admin.describe_quorum().voters}
+    options = f" --cluster {spec.name}" + (
+        "" if spec.ray.address == "auto" else f" --address {spec.ray.address}"
+    )
+    click.echo(f"\nController {ids(controllers)} has no vote yet. To give it one:")
+    for each in controllers:
+        if each in voters:
+            click.echo(f"          rayka quorum voters remove {each}{options}")
+        click.echo(f"          rayka quorum voters add {each}{options}")
+
+
+def ensure_ray(address: str) -> bool:
+    """Connects this process to Ray; with `auto` and none there, starts one that outlives it, and remembers it.
+
+    Returns whether it started one: then `end_ray` ends it.
+    """
+    import ray
+
+    from rayka.actors import ray_process
+    from rayka.actors.ray_connection import candidates, connect
+
+    with ray_process.locked():
+        ray_process.sweep()
+        has_none = not ray.is_initialized() and not candidates(address)
+        if has_none:
+            ray_process.remember(ray_process.start())
+    try:
+        connect(address)
+    except BaseException:
+        if has_none:
+            end_ray()
+        raise
+    return has_none
+
+
+def end_ray() -> None:
+    """Ends the remembered Ray, and this process's connection to it; nothing when there is none."""
+    import ray
+
+    from rayka.actors import ray_process
+
+    process = ray_process.remembered()
+    ray.shutdown()
+    if process is not None:
+        process.stop()
+    ray_process.forget()
+
+
+def end_idle_ray() -> bool:
+    """Ends the remembered Ray if this process is connected to it and no cluster is left on it; returns whether it
+    did.
+    """
+    import ray
+
+    from rayka.actors import ray_process
+    from rayka.actors.names import running_clusters
+    from rayka.actors.ray_connection import current_address
+
+    ray_process.sweep()
+    process = ray_process.remembered()
+    if (
+        process is None
+        or not ray.is_initialized()
+        or current_address() != process.address
+        or running_clusters()
+    ):
+        return False
+    end_ray()
+    return True
+
+
+def print_description(description: "ClusterDescription") -> None:
+    """A cluster's nodes as a table of 80 columns at most, for names of usual lengths; then, a line for each, where it
+    has its data, and what is wrong with it: those are as long as they are.
+    """
+    click.echo(f"cluster {description.name}  id {description.cluster_id or 'unknown'}")
+    click.echo(
+        f"Ray {description.ray_address}  topics {description.topic_count}  "
+        f"partitions {description.partition_count}"
+    )
+    click.echo(f"active controller {describe_leader(description)}\n")
+    nodes = description.nodes
+    rows = [
+        (
+            each.actor_name,
+            each.state,
+            describe_role(each),
+            "-" if each.pid is None else each.pid,
+            size(each.size_bytes),
+        )
+        for each in nodes
+    ]
+    styles = [_STATE_STYLES.get(each.state, Style.NOTE) for each in nodes]
+    print_table("Nodes", ("node", "state", "quorum", "pid", "size"), rows, styles)
+    click.echo()
+    for each in nodes:
+        if each.data_dirs:
+            click.echo(describe_place(each))
+        if each.detail:
+            click.echo(f"{each.actor_name} is {each.state}{_since(each)}: {each.detail}")
+
+
+def print_start_plan(spec: "ClusterSpec", replace: tuple[int, ...], as_json: bool) -> None:
+    """What a start would do: which nodes run already, where a Ray runs; which would be started, and where their data
+    is or would be.
+    """
+    import ray
+
+    from rayka.actors.bring_up import ask_ray
+    from rayka.actors.names import actor_name, node_directories, running_node_ids
+    from rayka.actors.ray_connection import candidates, connect
+
+    has_ray = ray.is_initialized() or bool(candidates(spec.ray.address))
+    address = connect(spec.ray.address) if has_ray else ""
+    running = ask_ray(running_node_ids, spec.name, timeout_s=_ASK_TIMEOUT_S) if has_ray else ()
+    rows = []
+    for node_id in spec.roles:
+        action = "start on an empty disk" if node_id in replace else "start"
+        directories = ", ".join(node_directories(spec, node_id))
+        rows.append(
+            (actor_name(spec.name, node_id), "none, it runs" if node_id in running else action, directories)
+        )
+    columns = ("node", "action", "data")
+    if as_json:
+        nodes = [dict(zip(columns, row, strict=True)) for row in rows]
+        print_json({"dry_run": True, "cluster": spec.name, "ray_address": address or None, "nodes": nodes})
+        return
+    click.echo(f"would use the Ray at {address}" if has_ray else "no Ray runs: would start one")
+    print_table("Plan", columns, rows)
+    click.echo("nothing was changed")
+
+
+def describe_leader(description: "ClusterDescription") -> str:
+    """`3001, epoch 7`, or that there is none."""
+    if description.controller_id < 0:
+        return "none: topics cannot change until a majority of the controllers is back"
+    return f"{description.controller_id}, epoch {description.leader_epoch}"
+
+
+def describe_role(node: "NodeDescription") -> str:
+    """`leader`; of others also how many records they are behind it; empty for a broker."""
+    if node.quorum_role in ("", "leader"):
+        return node.quorum_role
+    return f"{node.quorum_role}, {node.lag} behind" if node.lag >= 0 else f"{node.quorum_role}, not heard of"
+
+
+def describe_place(node: "NodeDescription") -> str:
+    """`rayka/broker-1 on 10.0.0.2 (rack b): /data/a, /data/b (offline)`; of one that does not answer, where it was."""
+    said = {
+        **dict.fromkeys(node.offline_data_dirs, " (offline)"),
+        **dict.fromkeys(node.full_data_dirs, " (full)"),  # offline too, to the controller
+    }
+    paths = [f"{each}{said.get(each, '')}" for each in node.data_dirs]
+    place = f"{'was ' if node.state == 'unreachable' else ''}on {node.host or 'an unknown machine'}"
+    rack = f" (rack {node.rack})" if node.rack not in ("", node.host) else ""
+    return f"{node.actor_name} {place}{rack}: {', '.join(paths)}"
+
+
+def _since(node: "NodeDescription") -> str:
+    if not node.gone_since_ms:
+        return ""
+    return f" since {datetime.fromtimestamp(node.gone_since_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _named(spec: "ClusterSpec", node_ids: tuple[int, ...]) -> str:
+    from rayka.ids import node_name
+
+    return f"{', '.join(map(node_name, node_ids))} of cluster {spec.name}"
+
+
+def _spec(path: Path | None, name: str | None, address: str | None) -> "ClusterSpec":
+    from rayka.config import ClusterSpec
+
+    if path is None and Path(DEFAULT_SPEC).exists():
+        path = Path(DEFAULT_SPEC)
+    spec = ClusterSpec.load(path) if path is not None else ClusterSpec()
+    values = spec.model_dump(exclude_unset=True)
+    if name is not None:
+        values["name"] = name
+    if address is not None:
+        values["ray"] = {"address": address}
+    return ClusterSpec.of(values, what="the command line")

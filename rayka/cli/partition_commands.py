@@ -1,0 +1,244 @@
+"""`rayka partition`: other replicas, other leaders. Kafka: `kafka-reassign-partitions`, `kafka-leader-election`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.groups import Group
+from rayka.cli.output import Style, counted, ids, print_json, print_table
+from rayka.cli.replica_plans import parse_json, parse_replicas
+from rayka.cli.shared_options import (
+    admin_of,
+    cluster_options,
+    confirm,
+    dry_run_option,
+    is_dry_run,
+    json_option,
+    wait_options,
+    yes_option,
+)
+from rayka.errors import UnknownTopicOrPartition
+from rayka.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from rayka.client.admin.admin import Admin
+    from rayka.client.admin.admin_partition_results import ElectionOutcome
+    from rayka.client.admin.admin_results import TopicDescription
+    from rayka.client.admin.drain_plan import Plan
+
+_topic_option = click.option("--topic", "-t", "topic_name", metavar="NAME", help="Of which topic.")
+_partition_option = click.option(
+    "--partition",
+    "-p",
+    "numbers",
+    multiple=True,
+    type=click.IntRange(min=0),
+    help="Of the topic only this one; may be given often.",
+)
+
+
+@click.group(cls=Group)
+def partition() -> None:
+    """Give partitions other replicas or another leader."""
+
+
+@partition.command()
+@_topic_option
+@click.option(
+    "--replicas",
+    multiple=True,
+    metavar="PARTITION:BROKER,BROKER,…",
+    help="The brokers that partition is to be on, the preferred leader first; may be given often.",
+)
+@click.option(
+    "--from-json",
+    "file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="As kafka-reassign-partitions takes it.",
+)
+@wait_options
+@dry_run_option
+@cluster_options
+@json_option
+def reassign(
+    topic_name: str | None,
+    replicas: tuple[str, ...],
+    file: Path | None,
+    is_waiting: bool,
+    timeout_s: float | None,
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Give partitions other replicas. The old ones serve until the new ones are in sync; then they go.
+
+    rayka partition reassign --topic flights --replicas 0:1,2,3 --replicas 1:2,3,1
+    """
+    from rayka.cli import catch_up
+
+    plan = _plan(topic_name, replicas, file)
+    with admin_of(name, address) as admin:
+        if is_dry_run():
+            print_plan(plan, admin.describe_topics(sorted({each.topic for each in plan})), as_json)
+            return
+        catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)
+    _print_count("reassigned" if is_waiting else "reassigning", list(plan), as_json)
+
+
+@partition.command()
+@_topic_option
+@cluster_options
+@json_option
+def cancel(topic_name: str | None, name: str, address: str, as_json: bool) -> None:
+    """Cancel the reassignments under way, of the topic or of all: the replicas are again what they were."""
+    with admin_of(name, address) as admin:
+        cancelled = cancel_all(admin, topic_name)
+    _print_count("cancelled the reassignment of", cancelled, as_json)
+
+
+@partition.command()
+@_topic_option
+@cluster_options
+@json_option
+def reassignments(topic_name: str | None, name: str, address: str, as_json: bool) -> None:
+    """Show the reassignments under way."""
+    with admin_of(name, address) as admin:
+        found = [
+            each
+            for each in admin.list_partition_reassignments()
+            if topic_name in (None, each.topic_partition.topic)
+        ]
+    if as_json:
+        print_json([each.to_dict() for each in found])
+        return
+    if not found:
+        click.echo("no reassignment is under way")
+        return
+    rows = [
+        (each.topic_partition, ids(each.replicas), ids(each.adding_replicas), ids(each.removing_replicas))
+        for each in found
+    ]
+    print_table("Reassignments", ("partition", "replicas", "adding", "removing"), rows)
+
+
+@partition.command("elect-leaders")
+@_topic_option
+@_partition_option
+@click.option("--all", "is_all", is_flag=True, help="Of all topics.")
+@click.option(
+    "--unclean", is_flag=True, help="Any live replica, where nobody leads: loses what it does not have."
+)
+@yes_option
+@cluster_options
+@json_option
+def elect_leaders(
+    topic_name: str | None,
+    numbers: tuple[int, ...],
+    is_all: bool,
+    unclean: bool,
+    is_sure: bool,
+    name: str,
+    address: str,
+    as_json: bool,
+) -> int:
+    """Make the preferred replica, the first one, the leader. The exit code is 0 only if every one leads then."""
+    if (topic_name is None) != is_all or (is_all and numbers):
+        raise click.UsageError("give --topic, with --partition or without, or --all")
+    if unclean:
+        where = "all topics" if topic_name is None else f"topic {topic_name}"
+        confirm(f"this loses records in partitions of {where} that only unreachable replicas have", is_sure)
+    with admin_of(name, address) as admin:
+        chosen = None if topic_name is None else _partitions(admin, topic_name, numbers)
+        outcomes = admin.elect_leaders(chosen, unclean=unclean)
+    if as_json:
+        print_json([each.to_dict() for each in outcomes])
+    elif outcomes:
+        print_outcomes(outcomes)
+    else:
+        click.echo("every partition has its preferred leader")
+    return 0 if all(each.error is None or each.is_needless for each in outcomes) else 1
+
+
+def cancel_all(admin: "Admin", topic_name: str | None) -> list[TopicPartition]:
+    """Cancels the reassignments under way, of one topic or of all; returns whose."""
+    found = [
+        each.topic_partition
+        for each in admin.list_partition_reassignments()
+        if topic_name in (None, each.topic_partition.topic)
+    ]
+    if found:
+        admin.alter_partition_reassignments(dict.fromkeys(found))
+    return found
+
+
+def print_plan(plan: "Plan", topics: "Sequence[TopicDescription]", as_json: bool) -> None:
+    """What would be done, beside what is. Raises UnknownTopicOrPartition for a partition that there is not."""
+    replicas = {
+        TopicPartition(topic.name, each.partition): each.replicas
+        for topic in topics
+        for each in topic.partitions
+    }
+    unknown = [each for each in plan if each not in replicas]
+    if unknown:
+        raise UnknownTopicOrPartition(f"there is no partition {unknown[0]}; see `rayka topic describe`")
+    if as_json:
+        moves = [
+            {"topic": tp.topic, "partition": tp.partition, "replicas": replicas[tp], "new_replicas": then}
+            for tp, then in plan.items()
+        ]
+        print_json({"dry_run": True, "moves": moves})
+        return
+    if plan:
+        rows = [(tp, ids(replicas[tp]), ids(then)) for tp, then in plan.items()]
+        print_table("Plan", ("partition", "replicas", "new replicas"), rows)
+    click.echo(f"would reassign {counted(len(plan), 'partition')}; nothing was changed")
+
+
+def print_outcomes(outcomes: "list[ElectionOutcome]") -> None:
+    """A table of elections; those that failed stand out."""
+    rows = [
+        (
+            each.topic_partition,
+            "elected" if each.error is None else "led already" if each.is_needless else str(each.error),
+        )
+        for each in outcomes
+    ]
+    styles = [
+        Style.GOOD if each.error is None else Style.PLAIN if each.is_needless else Style.BAD
+        for each in outcomes
+    ]
+    print_table("Elections", ("partition", "outcome"), rows, styles)
+
+
+def _plan(topic_name: str | None, replicas: tuple[str, ...], file: Path | None) -> "Plan":
+    if file is not None:
+        if replicas or topic_name:
+            raise click.UsageError("give either --from-json, or --topic and --replicas")
+        try:
+            return parse_json(file.read_text(), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"{file}: {error}; expected a reassignment in JSON") from None
+    if topic_name is None or not replicas:
+        raise click.UsageError("give --topic and --replicas, or --from-json")
+    return parse_replicas(replicas, topic_name)
+
+
+def _partitions(admin: "Admin", topic_name: str, numbers: tuple[int, ...]) -> list[TopicPartition]:
+    chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
+    return [TopicPartition(topic_name, each) for each in chosen]
+
+
+def _print_count(done: str, partitions: list[TopicPartition], as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                done.partition(" ")[0]: [
+                    {"topic": each.topic, "partition": each.partition} for each in partitions
+                ]
+            }
+        )
+        return
+    click.echo(f"{done} {counted(len(partitions), 'partition')}")

@@ -1,0 +1,281 @@
+"""`rayka topic`: topics created, listed, described, altered and deleted. Kafka: `kafka-topics`, `kafka-configs`,
+`kafka-delete-records`.
+"""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from rayka.cli.groups import Group
+from rayka.cli.output import Style, ids, print_json, print_table
+from rayka.cli.shared_options import (
+    admin_of,
+    changes_of,
+    cluster_options,
+    config_options,
+    confirm,
+    json_option,
+    key_and_value,
+    yes_option,
+)
+
+if TYPE_CHECKING:
+    from rayka.client.admin.admin_results import PartitionDescription, TopicDescription
+
+_COLUMNS = ("partition", "leader", "epoch", "replicas", "isr", "elr", "lag", "state")
+_END = -1  # Kafka's way to say: the high watermark
+_name_argument = click.argument("topic_name", metavar="NAME")
+
+
+@click.group(cls=Group)
+def topic() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@topic.command()
+@_name_argument
+@click.option(
+    "--partitions", "-p", type=click.IntRange(min=1), help="How many; the cluster's default otherwise."
+)
+@click.option(
+    "--replication-factor", "-r", type=click.IntRange(min=1), help="The cluster's default otherwise."
+)
+@click.option(
+    "--config", "-c", "configs", multiple=True, metavar="KEY=VALUE", help="A topic's setting, Kafka's name."
+)
+@click.option(
+    "--if-not-exists", is_flag=True, help="Leave one that exists as it is; a warning says where it differs."
+)
+@cluster_options
+@json_option
+def create(
+    topic_name: str,
+    partitions: int | None,
+    replication_factor: int | None,
+    configs: tuple[str, ...],
+    if_not_exists: bool,
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Create the topic NAME."""
+    values = dict(key_and_value(each) for each in configs)
+    with admin_of(name, address) as admin:
+        created = admin.create_topic(
+            topic_name,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs=values,
+            if_not_exists=if_not_exists,
+        )
+    if as_json:
+        print_json(created.to_dict())
+        return
+    click.echo(f"topic {topic_name} exists" if if_not_exists else f"created topic {topic_name}")
+
+
+@topic.command("list")
+@cluster_options
+@json_option
+def list_topics(name: str, address: str, as_json: bool) -> None:
+    """List the topics' names."""
+    with admin_of(name, address) as admin:
+        names = admin.list_topics()
+    if as_json:
+        print_json(names)
+        return
+    for each in names:
+        click.echo(each)
+
+
+@topic.command()
+@click.argument("topic_name", metavar="[NAME]", required=False)
+@click.option("--under-replicated", is_flag=True, help="Only partitions with a replica that is not in sync.")
+@cluster_options
+@json_option
+def describe(topic_name: str | None, under_replicated: bool, name: str, address: str, as_json: bool) -> None:
+    """Show a topic's settings and partitions, or those of all topics: leader, replicas, and how far each is.
+
+    lag: the records that each replica is behind its leader; ? where the broker does not answer. elr: replicas that are
+    not in sync, but hold all that was acknowledged.
+    """
+    with admin_of(name, address) as admin:
+        topics = admin.describe_topics(None if topic_name is None else [topic_name])
+    if under_replicated:
+        topics = [each for each in topics if any(one.is_under_replicated for one in each.partitions)]
+    if as_json:
+        plain = [each.to_dict() for each in topics]
+        for found in plain if under_replicated else ():
+            found["partitions"] = [one for one in found["partitions"] if one["is_under_replicated"]]
+        print_json(plain[0] if topic_name is not None and plain else plain)
+        return
+    if under_replicated and not topics:
+        click.echo("every partition has all its replicas in sync")
+    for number, each in enumerate(topics):
+        click.echo("\n" * (number > 0) + _title(each))
+        print_partitions([one for one in each.partitions if one.is_under_replicated or not under_replicated])
+        for line in remedies(each):
+            click.echo(line)
+
+
+@topic.command()
+@_name_argument
+@config_options
+@cluster_options
+@json_option
+def alter(
+    topic_name: str,
+    configs: tuple[str, ...],
+    deleted: tuple[str, ...],
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Change settings of the topic NAME, all together or none."""
+    changes = changes_of(configs, deleted)
+    with admin_of(name, address) as admin:
+        admin.alter_configs(changes, topic=topic_name)
+        now = admin.describe_topic(topic_name).configs if as_json else {}
+    if as_json:
+        print_json(now)
+        return
+    click.echo(f"altered topic {topic_name}")
+
+
+@topic.command("add-partitions")
+@_name_argument
+@click.argument("total", metavar="TOTAL", type=click.IntRange(min=1))
+@cluster_options
+@json_option
+def add_partitions(topic_name: str, total: int, name: str, address: str, as_json: bool) -> None:
+    """Add partitions, so that the topic NAME has TOTAL of them. Keys go to other partitions from then on."""
+    with admin_of(name, address) as admin:
+        described = admin.create_partitions(topic_name, total)
+    if as_json:
+        print_json(described.to_dict())
+        return
+    click.echo(f"topic {topic_name} has {total} partitions")
+
+
+@topic.command("delete-records")
+@_name_argument
+@click.option(
+    "--before", required=True, metavar="OFFSET", help="Records below it go; `end`: all committed ones."
+)
+@click.option(
+    "--partition", "-p", "numbers", multiple=True, type=click.IntRange(min=0), help="Which; all otherwise."
+)
+@yes_option
+@cluster_options
+@json_option
+def delete_records(
+    topic_name: str,
+    before: str,
+    numbers: tuple[int, ...],
+    is_sure: bool,
+    name: str,
+    address: str,
+    as_json: bool,
+) -> None:
+    """Delete the oldest records of the topic NAME. They cannot be brought back."""
+    from rayka.ids import TopicPartition
+
+    offset = _offset(before)
+    which = "all committed records" if offset == _END else f"the records below offset {offset}"
+    where = f"partition {ids(numbers)}" if numbers else "all partitions"
+    confirm(f"this deletes {which} in {where} of topic {topic_name} of cluster {name}", is_sure)
+    with admin_of(name, address) as admin:
+        chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
+        found = admin.delete_records({TopicPartition(topic_name, each): offset for each in chosen})
+    rows = [(tp.partition, low_watermark) for tp, low_watermark in found.items()]
+    if as_json:
+        print_json([{"partition": number, "low_watermark": low} for number, low in rows])
+        return
+    print_table("First offsets", ("partition", "first offset"), rows)
+
+
+@topic.command()
+@_name_argument
+@yes_option
+@cluster_options
+@json_option
+def delete(topic_name: str, is_sure: bool, name: str, address: str, as_json: bool) -> None:
+    """Delete the topic NAME with all its records."""
+    confirm(f"this deletes topic {topic_name} of cluster {name} with all its records", is_sure)
+    with admin_of(name, address) as admin:
+        admin.delete_topic(topic_name)
+    if as_json:
+        print_json({"deleted": topic_name})
+        return
+    click.echo(f"deleted topic {topic_name}")
+
+
+def print_partitions(partitions: "list[PartitionDescription]") -> None:
+    """A table of them; those that are not as they should be stand out."""
+    rows = [
+        (
+            each.partition,
+            each.leader_id if not each.is_offline else "none",
+            each.leader_epoch,
+            ids(each.replicas),
+            ids(each.isr),
+            ids(each.eligible_leader_replicas),
+            _lags(each),
+            _state(each),
+        )
+        for each in partitions
+    ]
+    styles = [
+        Style.BAD if each.is_offline else Style.NOTE if _state(each) else Style.PLAIN for each in partitions
+    ]
+    print_table("Partitions", _COLUMNS, rows, styles)
+
+
+def remedies(description: "TopicDescription") -> list[str]:
+    """What each partition without a leader waits for, and how it goes on without that, one line each."""
+    return [
+        f"{description.name}-{each.partition} is offline until {_awaited(each)} runs again with its disk. What only "
+        f"that has is lost with: rayka partition elect-leaders --topic {description.name} "
+        f"--partition {each.partition} --unclean"
+        for each in description.partitions
+        if each.is_offline
+    ]
+
+
+def _awaited(partition: "PartitionDescription") -> str:
+    whole = partition.isr or partition.eligible_leader_replicas
+    return f"broker {' or '.join(str(each) for each in whole)}" if whole else "the broker that led it last"
+
+
+def _title(description: "TopicDescription") -> str:
+    settings = "  ".join(f"{key}={value}" for key, value in sorted(description.configs.items()))
+    return f"topic {description.name}  id {description.topic_id}  {settings}".rstrip() + "\n"
+
+
+def _lags(partition: "PartitionDescription") -> str:
+    """`2:0 3:15 1:?`, but for the leader."""
+    known = zip(partition.replicas, partition.lags, strict=True)
+    return " ".join(
+        f"{node_id}:{'?' if lag is None else lag}" for node_id, lag in known if node_id != partition.leader_id
+    )
+
+
+def _state(partition: "PartitionDescription") -> str:
+    moves = [f"+{each}" for each in partition.adding_replicas]
+    moves += [f"-{each}" for each in partition.removing_replicas]
+    states = [
+        "offline" * partition.is_offline,
+        "under-replicated" * partition.is_under_replicated,
+        f"reassigning {' '.join(moves)}" if moves else "",
+        f"disk full on {ids(partition.full_replicas)}" if partition.full_replicas else "",
+        f"disk failed on {ids(partition.offline_replicas)}" if partition.offline_replicas else "",
+    ]
+    return ", ".join(each for each in states if each)
+
+
+def _offset(text: str) -> int:
+    if text == "end":
+        return _END
+    if not text.isdecimal():
+        raise click.BadParameter(f"expected an offset, or `end`, found {text!r}", param_hint="--before")
+    return int(text)

@@ -1,0 +1,1 @@
+"""What an `Admin` does: topics, partitions, configurations, brokers and the quorum, shown and changed."""

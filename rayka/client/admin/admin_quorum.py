@@ -1,0 +1,178 @@
+"""The metadata quorum as a client sees it: who leads, who votes, how far each is; and changes of who votes.
+
+The active controller is found by asking any of them: one that does not lead names the leader it knows. A change is
+sent once and never repeated, for a repeated one would be told that it is done already. Kafka: KafkaAdminClient's
+describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from uuid import UUID
+
+from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
+from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.retry import Retry
+from rayka.errors import (
+    ApiError,
+    DuplicateVoter,
+    ErrorCode,
+    InvalidRequest,
+    NetworkException,
+    RequestTimedOut,
+    UnavailableError,
+    VoterNotFound,
+    error_for,
+)
+from rayka.ids import NO_NODE, ZERO_ID, ReplicaKey, node_name, possible_controllers
+from rayka.ports import Network
+from rayka.protocol.active_controller import said_by
+from rayka.protocol.membership import StatusRequest
+from rayka.protocol.quorum_messages import (
+    AddRaftVoterRequest,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    RemoveRaftVoterRequest,
+)
+
+ChangeType = type[AddRaftVoterRequest] | type[RemoveRaftVoterRequest]
+_NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget
+_DONE, _ELSEWHERE = ErrorCode.NONE, (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_CONTROLLER)
+
+
+async def ask_quorum(
+    network: Network, node_ids: Iterable[int], timeout_ms: int
+) -> tuple[DescribeQuorumResponse | None, Mapping[int, str]]:
+    """One look for the leader among these nodes: its answer, or None with what each controller said instead."""
+    said: dict[int, str] = {}
+    to_ask = possible_controllers(node_ids)
+    while to_ask:
+        node_id = to_ask.pop(0)
+        try:
+            response = await network.call(node_id, DescribeQuorumRequest(), timeout_ms)
+        except ApiError as error:
+            said[node_id] = str(error)
+            continue
+        if response.error_code is _DONE:
+            return response, {}
+        said[node_id] = _refusal(response)
+        if response.leader_id in to_ask:
+            to_ask.remove(response.leader_id)
+            to_ask.insert(0, response.leader_id)
+    return None, said
+
+
+class AsyncQuorumAdmin:
+    """The part of an `Admin`'s brain that is about the quorum."""
+
+    def __init__(self, nodes: ClusterNodes) -> None:
+        self._nodes = nodes
+
+    def __repr__(self) -> str:
+        return f"<AsyncQuorumAdmin of {self._nodes.cluster_name}>"
+
+    async def describe(self, timeout_ms: int) -> QuorumInfo:
+        """The quorum as its leader sees it. Raises UnavailableError saying what each controller answered instead."""
+        retry = Retry(timeout_ms, self._nodes.backoff)
+        while True:
+            node_ids = await self._nodes.network.node_ids()
+            response, said = await ask_quorum(
+                self._nodes.network, node_ids, min(_NODE_TIMEOUT_MS, retry.remaining_ms)
+            )
+            if response is not None:
+                return QuorumInfo.of(response)
+            if not await retry.pause():
+                raise UnavailableError(
+                    f"cluster {self._nodes.cluster_name!r} has no active controller: {_sayings(said)}"
+                )
+
+    async def add_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
+        """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
+        if node_id not in possible_controllers([*await self._nodes.network.node_ids(), node_id]):
+            raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
+        await self._change(AddRaftVoterRequest, node_id, directory_id, _observer, timeout_ms)
+
+    async def remove_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
+        """Takes a vote away. Raises as `Admin.remove_raft_voter`."""
+        await self._change(RemoveRaftVoterRequest, node_id, directory_id, _voter, timeout_ms)
+
+    async def _change(
+        self,
+        request_type: ChangeType,
+        node_id: int,
+        directory_id: UUID | None,
+        choose: Callable[[QuorumInfo, int], ReplicaState],
+        timeout_ms: int,
+    ) -> None:
+        """Asks again where the request only met the wrong node, or one that has just died before it was asked."""
+        retry = Retry(timeout_ms, self._nodes.backoff)
+        while True:
+            info = await self.describe(retry.remaining_ms)
+            key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
+            try:
+                return await self._send(request_type, info.leader_id, key, retry.remaining_ms)
+            except DuplicateVoter as error:
+                raise DuplicateVoter(_duplicate(info, key, str(error))) from error
+            except ApiError as error:
+                if error.code not in (*_ELSEWHERE, ErrorCode.NETWORK_EXCEPTION) or not await retry.pause():
+                    raise
+
+    async def _send(
+        self, request_type: ChangeType, leader_id: int, voter: ReplicaKey, timeout_ms: int
+    ) -> None:
+        """Raises the ApiError that the leader gave, UnavailableError when its answer was lost."""
+        status = await self._nodes.network.call(leader_id, StatusRequest(), min(_NODE_TIMEOUT_MS, timeout_ms))
+        request = request_type(cluster_id=status.cluster_id, voter=voter, timeout_ms=timeout_ms)
+        try:
+            response = await self._nodes.network.call(leader_id, request, timeout_ms + _NODE_TIMEOUT_MS)
+        except (NetworkException, RequestTimedOut) as error:
+            raise UnavailableError(
+                f"the answer of {node_name(leader_id)} was lost, so the change of {node_name(voter.node_id)} may or "
+                f"may not have been made; look with `rayka quorum status`: {error}"
+            ) from error
+        if response.error_code is not _DONE:
+            raise error_for(response.error_code, response.error_message or response.error_code.name)
+
+
+def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:
+    """The observer of that node that has fetched last. Raises DuplicateVoter, UnavailableError."""
+    # A broker observes too, but names no directory and cannot answer a candidate.
+    found = [each for each in info.observers if each.node_id == node_id and each.directory_id != ZERO_ID]
+    if found:
+        return min(found, key=lambda each: each.last_fetch_ago_ms)
+    voter = next((each for each in info.voters if each.node_id == node_id), None)
+    if voter is not None:
+        raise DuplicateVoter(f"{node_name(node_id)} votes already, with directory {voter.directory_id}")
+    raise UnavailableError(
+        f"{node_name(node_id)} does not follow the metadata, so it cannot become a voter; if it runs, try again in a "
+        f"moment, else declare it in the spec and start it empty: `rayka start SPEC --replace {node_id}`"
+    )
+
+
+def _voter(info: QuorumInfo, node_id: int) -> ReplicaState:
+    found = next((each for each in info.voters if each.node_id == node_id), None)
+    if found is None:
+        voters = ", ".join(node_name(each.node_id) for each in info.voters)
+        raise VoterNotFound(f"{node_name(node_id)} does not vote; voters: {voters}")
+    return found
+
+
+def _duplicate(info: QuorumInfo, key: ReplicaKey, said: str) -> str:
+    """What to do when the node's former self, on a disk that is gone, still has the vote."""
+    former = next((each for each in info.voters if each.node_id == key.node_id), None)
+    if former is None or former.directory_id == key.directory_id:
+        return said
+    return (
+        f"{node_name(key.node_id)} still votes with its former directory {former.directory_id}; take that vote away "
+        f"first: `rayka quorum voters remove {key.node_id}`, then add it again"
+    )
+
+
+def _refusal(response: DescribeQuorumResponse) -> str:
+    if response.error_code not in _ELSEWHERE:
+        return response.error_code.name
+    if response.leader_id == NO_NODE:
+        return f"knows no leader in epoch {response.leader_epoch}"
+    return f"says that {node_name(response.leader_id)} leads epoch {response.leader_epoch}"
+
+
+def _sayings(said: Mapping[int, str]) -> str:
+    return "; ".join(said_by(each, text) for each, text in said.items()) or "no controller is known"

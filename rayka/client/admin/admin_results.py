@@ -1,0 +1,276 @@
+"""What an `Admin` answers: frozen values with designed reprs, and `to_dict` for programs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple, Self
+from uuid import UUID
+
+from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
+from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from rayka.protocol.quorum_messages import DescribeQuorumResponse, QuorumReplica
+from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
+
+
+class ReplicaLook(NamedTuple):
+    """What brokers say of the replicas of one partition, as `PartitionDescription` has it."""
+
+    lags: tuple[int | None, ...]
+    full_replicas: tuple[int, ...] = ()
+    offline_replicas: tuple[int, ...] = ()
+
+
+Looks = Mapping[TopicPartition, ReplicaLook]
+
+
+@dataclass(frozen=True)
+class PartitionDescription:
+    """One partition, its nodes by id: its leader (-1 while it has none), its replicas, the preferred leader first,
+    those in sync, and those that may still be elected though they are not. While it is reassigned, `replicas` has
+    the adding and the removing ones too.
+
+    `lags`: how many records each of `replicas` is behind the leader's log end; None where that is not known, because
+    the broker or the leader did not answer, or was not asked. `full_replicas`: those on a full disk, which are read and
+    take no records until there is room; `offline_replicas`: those whose disk has failed.
+    """
+
+    partition: int
+    leader_id: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    eligible_leader_replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    lags: tuple[int | None, ...] = field(default=(), compare=False)  # they differ from one look to the next
+    full_replicas: tuple[int, ...] = field(default=(), compare=False)
+    offline_replicas: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether a replica that is to stay is not in sync."""
+        return any(each not in self.isr for each in self.replicas if each not in self.adding_replicas)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether no broker leads it, so that it can be neither read nor written."""
+        return self.leader_id == NO_NODE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {**asdict(self), "is_under_replicated": self.is_under_replicated}
+
+    @classmethod
+    def of(cls, partition: MetadataPartition, look: ReplicaLook | None = None) -> Self:
+        look = look or ReplicaLook((None,) * len(partition.replicas))
+        return cls(
+            partition=partition.partition,
+            leader_id=partition.leader_id,
+            leader_epoch=partition.leader_epoch,
+            replicas=partition.replicas,
+            isr=partition.isr,
+            eligible_leader_replicas=partition.eligible_leader_replicas,
+            adding_replicas=partition.adding_replicas,
+            removing_replicas=partition.removing_replicas,
+            lags=look.lags,
+            full_replicas=look.full_replicas,
+            offline_replicas=look.offline_replicas,
+        )
+
+
+@dataclass(frozen=True)
+class TopicDescription:
+    """One topic. `configs`: what was set for it explicitly, by Kafka's dotted names."""
+
+    name: str
+    topic_id: UUID
+    partitions: tuple[PartitionDescription, ...]
+    configs: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"<TopicDescription {self.name} partitions={len(self.partitions)} configs={self.configs}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        partitions = [each.to_dict() for each in self.partitions]
+        return {**asdict(self), "topic_id": str(self.topic_id), "partitions": partitions}
+
+    def is_as_asked(self, topic: NewTopic) -> bool:
+        """Whether a request for that topic may have made this one."""
+        replicas = tuple(each.replicas for each in self.partitions)
+        if topic.assignments is not None:
+            return (replicas, self.configs) == (topic.assignments, topic.configs)
+        asked = (topic.partition_count, topic.replication_factor)
+        counts = (len(replicas), len(replicas[0]))
+        fits = all(wanted in (DEFAULT_COUNT, found) for wanted, found in zip(asked, counts, strict=True))
+        return fits and self.configs == topic.configs
+
+    def difference(self, topic: NewTopic) -> str:
+        """Where this topic is not what was asked for: `3 instead of 6 partitions`; empty where it is."""
+        replicas = tuple(each.replicas for each in self.partitions)
+        differences = []
+        if topic.assignments is not None and topic.assignments != replicas:
+            differences.append(
+                f"replicas {[*map(list, replicas)]} instead of {[*map(list, topic.assignments)]}"
+            )
+        if topic.partition_count not in (DEFAULT_COUNT, len(replicas)):
+            differences.append(f"{len(replicas)} instead of {topic.partition_count} partitions")
+        if topic.replication_factor not in (DEFAULT_COUNT, len(replicas[0])):
+            differences.append(f"replication factor {len(replicas[0])} instead of {topic.replication_factor}")
+        for key, value in topic.configs.items():
+            if self.configs.get(key) != value:
+                differences.append(f"{key}={self.configs.get(key, '(the default)')} instead of {value}")
+        return ", ".join(differences)
+
+    @classmethod
+    def of(cls, topic: MetadataTopic, looks: Looks | None = None) -> Self:
+        known = looks or {}
+        partitions = tuple(
+            PartitionDescription.of(each, known.get(TopicPartition(topic.name, each.partition)))
+            for each in topic.partitions
+        )
+        return cls(topic.name, topic.topic_id, partitions, dict(topic.configs))
+
+
+class BrokerState(StrEnum):
+    """What the controller makes of a broker: a fenced one leads nothing and is in no ISR."""
+
+    ACTIVE = "active"
+    FENCED = "fenced"
+    SHUTTING_DOWN = "shutting-down"
+
+
+@dataclass(frozen=True)
+class BrokerDescription:
+    """One registered broker, the replicas that it holds and how many of them lead.
+
+    `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
+    its registrations apart. `rack` is empty when it was given none.
+    """
+
+    node_id: int
+    host: str
+    is_fenced: bool
+    data_dirs: tuple[str, ...]
+    state: BrokerState = BrokerState.ACTIVE
+    rack: str = ""
+    broker_epoch: int = NO_EPOCH
+    offline_data_dirs: tuple[str, ...] = ()
+    replica_count: int = 0
+    leader_count: int = 0
+
+    @classmethod
+    def of(cls, broker: MetadataBroker, topics: Sequence[MetadataTopic]) -> Self:
+        partitions = [partition for topic in topics for partition in topic.partitions]
+        offline = broker.offline_directories
+        return cls(
+            node_id=broker.node_id,
+            host=broker.host,
+            is_fenced=broker.is_fenced,
+            data_dirs=tuple(each.path for each in broker.directories),
+            state=_state_of(broker),
+            rack=broker.rack,
+            broker_epoch=broker.broker_epoch,
+            offline_data_dirs=tuple(each.path for each in broker.directories if each.directory_id in offline),
+            replica_count=sum(broker.node_id in each.replicas for each in partitions),
+            leader_count=sum(broker.node_id == each.leader_id for each in partitions),
+        )
+
+
+def _state_of(broker: MetadataBroker) -> BrokerState:
+    if broker.is_fenced:
+        return BrokerState.FENCED
+    return BrokerState.SHUTTING_DOWN if broker.is_in_controlled_shutdown else BrokerState.ACTIVE
+
+
+@dataclass(frozen=True)
+class ClusterSummary:
+    """The cluster as its active controller sees it."""
+
+    name: str
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[BrokerDescription, ...]
+    topic_count: int
+
+    def __repr__(self) -> str:
+        brokers = [each.node_id for each in self.brokers]
+        return f"<ClusterSummary {self.name} controller={self.controller_id} brokers={brokers}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, name: str, response: MetadataResponse) -> Self:
+        brokers = tuple(BrokerDescription.of(each, response.topics) for each in response.brokers)
+        return cls(name, response.cluster_id, response.controller_id, brokers, len(response.topics))
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """One replica of the metadata log as the quorum's leader knows it; -1 where it knows nothing yet.
+
+    `lag` counts the records that it is behind the leader's log end.
+    """
+
+    node_id: int
+    directory_id: UUID
+    log_end_offset: int
+    lag: int
+    last_fetch_ago_ms: int
+    last_caught_up_ago_ms: int
+
+    @classmethod
+    def of(cls, replica: QuorumReplica, leader_log_end_offset: int) -> Self:
+        end_offset = replica.log_end_offset
+        return cls(
+            node_id=replica.replica.node_id,
+            directory_id=replica.replica.directory_id,
+            log_end_offset=end_offset,
+            lag=max(0, leader_log_end_offset - end_offset) if end_offset >= 0 else -1,
+            last_fetch_ago_ms=replica.last_fetch_ago_ms,
+            last_caught_up_ago_ms=replica.last_caught_up_ago_ms,
+        )
+
+
+@dataclass(frozen=True)
+class QuorumInfo:
+    """The metadata quorum as its leader, the active controller, sees it. Kafka: QuorumInfo."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[ReplicaState, ...]
+    observers: tuple[ReplicaState, ...]
+
+    def __repr__(self) -> str:
+        voters = [each.node_id for each in self.voters]
+        leader = f"leader={self.leader_id} epoch={self.leader_epoch}"
+        return f"<QuorumInfo {leader} hw={self.high_watermark} voters={voters}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {
+            **asdict(self),
+            "voters": [_plain(each) for each in self.voters],
+            "observers": [_plain(each) for each in self.observers],
+        }
+
+    @classmethod
+    def of(cls, response: DescribeQuorumResponse) -> Self:
+        replicas = (*response.voters, *response.observers)
+        # A leader that has taken its own vote away is in neither list.
+        known = [each.log_end_offset for each in replicas if each.replica.node_id == response.leader_id]
+        end_offset = max(known or [each.log_end_offset for each in replicas], default=response.high_watermark)
+        return cls(
+            leader_id=response.leader_id,
+            leader_epoch=response.leader_epoch,
+            high_watermark=response.high_watermark,
+            voters=tuple(ReplicaState.of(each, end_offset) for each in response.voters),
+            observers=tuple(ReplicaState.of(each, end_offset) for each in response.observers),
+        )
+
+
+def _plain(replica: ReplicaState) -> dict[str, Any]:
+    return {**asdict(replica), "directory_id": str(replica.directory_id)}

@@ -1,0 +1,342 @@
+"""The consumer without a group, as a sync class: reads all partitions of its topics, or those it is assigned.
+
+A thin face: `Fetcher` fetches ahead on the IO thread, `Delivery` decodes and keeps positions on the caller's
+thread. Not for several threads at once, as Kafka's. Kafka: KafkaConsumer (G16). Left out: groups, commits,
+pause and resume.
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from random import Random
+from types import TracebackType
+from typing import Any, Self, TypeGuard, Unpack
+
+import pyarrow as pa
+
+from rayka.client import io_thread
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
+from rayka.client.bounded_wait import wait_for
+from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.consumer.record import Record
+from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.serializers import deserializer
+from rayka.config import ConsumerConfig
+from rayka.errors import ClosedError, ConfigError
+from rayka.ids import TopicPartition
+from rayka.options import ConsumerOptions
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+
+_ITERATION_POLL_MS = 1_000.0
+
+
+class Consumer:
+    """Reads records of topics in order per partition.
+
+    `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits
+    for `assign`. Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that
+    names the nearest:
+
+        default_api_timeout_ms: int = 60000
+        auto_offset_reset: "earliest" | "latest" | "none" = "latest"
+        fetch_min_bytes: int = 1
+        fetch_max_wait_ms: int = 500
+        fetch_max_bytes: int = 52428800
+        max_partition_fetch_bytes: int = 1048576
+        max_poll_records: int = 500
+        check_crcs: bool = True
+        local_reads: bool = True
+        client_rack: str = ""
+        key_deserializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        value_deserializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        request_timeout_ms: int = 30000
+        retry_backoff_ms: int = 100
+        retry_backoff_max_ms: int = 1000
+        metadata_max_age_ms: int = 300000
+
+    A callable deserializer takes bytes. With `local_reads`, which is rayka's own, segments on this machine are mapped
+    instead of being sent. With `client_rack` a replica in that rack is read, if it is in sync; without it, one in the
+    rack of a broker whose files are here. Positions live in this object only and end with it.
+
+    A consumer made with topics follows them: partitions that are added are read within `metadata_max_age_ms`, always
+    from their beginning, since all their records are newer than the subscription. When a topic was deleted and created
+    again, what was fetched of the old one is given, a warning is logged, and the new one is read where
+    `auto_offset_reset` says; "none" raises InconsistentTopicId.
+
+    Guarantee: every committed record from the start position on is delivered once, in offset order per partition, until
+    `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
+    offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown
+    option, ClusterNotFound, UnknownTopicOrPartition, UnavailableError when no broker answers within
+    `default_api_timeout_ms`, also while reading. Kafka: KafkaConsumer without group.id.
+    """
+
+    def __init__(
+        self,
+        *topics: str | Iterable[str],
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        config: Mapping[str, Any] | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        self._closed = True  # until it is open: __del__ of a half-made one stays silent
+        names = topic_names(*topics)
+        self._config = parse_options(config, options)
+        self._delivery = Delivery(
+            check_crcs=self._config.check_crcs,
+            key_deserializer=deserializer(self._config.key_deserializer),
+            value_deserializer=deserializer(self._config.value_deserializer),
+        )
+        handle = resolve(cluster)
+        self._cluster_name = handle.name
+        self._in_use = threading.Lock()
+        self._fetcher = self._run(_open(handle, self._config))
+        self._closed = False
+        if names:
+            try:
+                self._run(self._fetcher.follow(names))
+            except BaseException:
+                self.close()
+                raise
+
+    def __repr__(self) -> str:
+        return f"<Consumer cluster={self._cluster_name} assignment={list(self.assignment())}>"
+
+    # ---- What is read ----------------------------------------------------------------------------------------------
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Reads exactly these partitions from now on, whatever is added to their topics; those assigned before keep
+        their position.
+
+        Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
+        """
+        wanted = _partitions(partitions)
+        with self._exclusive():
+            self._run(self._fetcher.assign(wanted))
+            self._delivery.keep_only(dict.fromkeys(wanted))
+
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are read, in the order given; those added to a topic since come last."""
+        return tuple(self._fetcher.subscription.partitions)
+
+    def seek(self, topic_partition: TopicPartition, offset: int) -> None:
+        """The next record of the partition is the first at or after offset.
+
+        An offset outside the log is found out by the next poll: `auto_offset_reset` decides, "none" raises
+        OffsetOutOfRange. Raises ValueError for a negative offset or a partition that is not assigned.
+        """
+        if not is_int(offset):
+            raise TypeError(f"offset: expected int, found {type(offset).__name__}")
+        if not 0 <= offset < 2**63:
+            raise ValueError(
+                f"offset: expected 0 or more, below 2**63, found {offset}; see seek_to_beginning and seek_to_end"
+            )
+        with self._exclusive():
+            self._check_assigned([topic_partition])
+            self._run(self._fetcher.seek({topic_partition: offset}))
+            self._delivery.drop(topic_partition)
+
+    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
+        """Goes to the first offset of the partitions, of all assigned ones if none is named."""
+        self._seek_to_timestamp(partitions, EARLIEST_TIMESTAMP)
+
+    def seek_to_end(self, *partitions: TopicPartition) -> None:
+        """Goes behind the last committed record of the partitions, of all assigned ones if none is named."""
+        self._seek_to_timestamp(partitions, LATEST_TIMESTAMP)
+
+    def position(self, topic_partition: TopicPartition) -> int:
+        """The offset of the next record that poll will give. Raises what the lookup of an unknown one raises."""
+        with self._exclusive():
+            self._check_assigned([topic_partition])
+            waiting_offset = self._delivery.next_offset(topic_partition)
+            if waiting_offset is not None:
+                return waiting_offset
+            read = self._delivery.read_up_to(topic_partition)
+            timeout_ms = self._config.default_api_timeout_ms
+            return int(self._run(self._fetcher.position(topic_partition, read, timeout_ms)))
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset of each partition. Raises UnknownTopicOrPartition, UnavailableError."""
+        return self._offsets(partitions, EARLIEST_TIMESTAMP)  # G12
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The high watermark of each partition: the offset after its last committed record."""
+        return self._offsets(partitions, LATEST_TIMESTAMP)  # G12
+
+    # ---- Reading ---------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record]:
+        """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
+
+        When no node of the cluster has answered anything for `default_api_timeout_ms`, UnavailableError is raised, once
+        in as long, by `poll_arrow` and a loop too; poll again, and reading goes on when the cluster is back.
+        Raises OffsetOutOfRange when a position lies outside the log and no reset policy is set, CorruptRecord naming
+        partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
+        """
+        count_max = self._config.max_poll_records if max_records is None else max_records
+        if not is_int(count_max):
+            raise TypeError(f"max_records: expected int, found {type(max_records).__name__}")
+        if count_max < 1:
+            raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+        with self._exclusive():
+            return self._until(timeout_ms, lambda: self._delivery.next_records(count_max)) or []
+
+    def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
+        """The next records as one Arrow batch, None after timeout_ms.
+
+        Columns: topic string, partition int32, offset int64, timestamp timestamp[ms, UTC], timestamp_type
+        int32 (0 create, 1 log append), key binary, value binary, headers list<struct<key string, value
+        binary>> (null where a batch has none). One batch of the log at a time, small ones merged; bytes are
+        not deserialized. Raises as `poll`.
+        """
+        with self._exclusive():
+            return self._until(timeout_ms, self._delivery.next_arrow)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there.
+
+        `seek` and `assign` in the loop, and `close` there or in another thread, hold from the next record on: nothing
+        that was fetched before is given any more. A loop ends when the consumer is closed (as kafka-python's does); one
+        that begins after that raises ClosedError.
+        """
+        self._check_open()
+        while not self._closed:
+            try:
+                with self._exclusive():
+                    records = self._until(_ITERATION_POLL_MS, self._delivery.iterator)
+            except ClosedError:  # meanwhile, in another thread
+                return
+            if records is not None and not self._closed:
+                yield from records
+
+    # ---- End -------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing
+        twice is fine.
+        """
+        if not self._closed and not io_thread.is_lost():
+            io_thread.refuse("close")
+            self._closed = True
+            self._delivery.end()
+            self._run(self._fetcher.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._closed and not io_thread.is_lost():
+            io_thread.call_soon(self._fetcher.abandon)  # first: warnings may be errors
+            warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
+
+    # ---- Within ----------------------------------------------------------------------------------------------------
+
+    def _until(self, timeout_ms: float, take: Any) -> Any:
+        """What `take` gives, waiting for fetches while it gives nothing."""
+        if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
+            raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
+        taken = take()
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while not taken:
+            remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            silence_ms_max = self._config.default_api_timeout_ms
+            poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
+            if not self._run(poll, remaining_ms):
+                self._check_open()
+                return None
+            taken = take()
+        return taken
+
+    def _seek_to_timestamp(self, partitions: tuple[TopicPartition, ...], timestamp_ms: int) -> None:
+        with self._exclusive():
+            chosen = partitions or self.assignment()
+            self._check_assigned(chosen)
+            self._run(self._fetcher.seek_to_timestamp(chosen, timestamp_ms))
+            for tp in chosen:
+                self._delivery.drop(tp)
+
+    def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        wanted = dict.fromkeys(_partitions(partitions), timestamp_ms)
+        self._check_open()
+        timeout_ms = self._config.default_api_timeout_ms
+        found = self._run(self._fetcher.leaders.call(LIST_OFFSETS, wanted, timeout_ms))
+        return {tp: found[tp].offset for tp in wanted}
+
+    def _run(self, coroutine: Any, timeout_ms: float | None = None) -> Any:
+        """Its result, within `default_api_timeout_ms` if no other bound is given."""
+        bound_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        return wait_for(coroutine, bound_ms, caller=self)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._check_open()
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self!r} was closed; make a new Consumer")
+
+    def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        assigned = self._fetcher.subscription.partitions
+        for tp in partitions:
+            if _checked(tp) not in assigned:
+                raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
+
+
+def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
+    """Options of a consumer from keywords and a dict of dotted names."""
+    for key in ("group_id", "group.id"):
+        if key in options or (isinstance(config, Mapping) and key in config):
+            raise ConfigError(
+                f"consumer: {key!r} needs consumer groups, which this version does not have; "
+                "without it a consumer reads all partitions of its topics"
+            )
+    return ConsumerConfig.given(config, options, what="consumer")
+
+
+async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:
+    return Fetcher(handle, config, Random())
+
+
+def topic_names(*topics: str | Iterable[str]) -> list[str]:
+    """The names given, one by one or in lists, each once. Raises TypeError for anything that is no name."""
+    names: dict[str, None] = {}
+    for each in topics:
+        for name in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
+            if not isinstance(name, str):
+                raise TypeError(f"topics: expected names, found {type(name).__name__}")
+            names[name] = None
+    return list(names)
+
+
+def _partitions(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+    """The partitions given, each once."""
+    if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
+    return tuple(dict.fromkeys(_checked(each) for each in given))
+
+
+def _checked(topic_partition: TopicPartition) -> TopicPartition:
+    if not isinstance(topic_partition, TopicPartition):
+        raise TypeError(f"expected a rayka.TopicPartition, found {type(topic_partition).__name__}")
+    if not isinstance(topic_partition.topic, str) or not is_int(topic_partition.partition):
+        raise TypeError(
+            f"expected TopicPartition(str, int), found {tuple(topic_partition.__rich_repr__())!r}"
+        )
+    return topic_partition
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number; True and False are none."""
+    return isinstance(value, int) and not isinstance(value, bool)

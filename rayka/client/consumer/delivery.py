@@ -1,0 +1,270 @@
+"""What a consumer has fetched but not handed over yet, and its positions. Belongs to the application's thread.
+
+Invariants: records are handed over once, in offset order per partition; a position moves with what was handed
+over, at a batch's end to the batch's next offset and at a fetch's end to the broker's `next_offset`. Decoding
+happens here, on the application's thread, so that the IO thread stays free. Kafka: CompletedFetch,
+FetchCollector (G16).
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
+from operator import length_hint
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from rayka.client.consumer.fetch_state import Fetched
+from rayka.client.consumer.record import Deserializer, Record, arrow_of, records_of, rows_between
+from rayka.errors import CorruptRecord
+from rayka.ids import TopicPartition
+from rayka.protocol.batch_decode import DecodedBatch, decode
+from rayka.protocol.batch_header import RecordBatch, split_batches
+
+_MERGED_ROWS = 10_000  # smaller batches are handed over together as one Arrow batch
+_MERGED_BYTES = 64 << 10
+
+
+class Position(NamedTuple):
+    """Up to where a partition was handed over, and in which generation of its positions."""
+
+    offset: int
+    generation: int
+
+
+class Delivery:
+    """Fetched data on its way to the application."""
+
+    def __init__(
+        self,
+        *,
+        check_crcs: bool = True,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        end_offsets: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        self.positions: dict[TopicPartition, int] = {}
+        self._check_crcs = check_crcs
+        self._deserializers = (key_deserializer, value_deserializer)
+        self._ends = end_offsets or {}
+        self._fetched: deque[Fetched] = deque()
+        self._generations: dict[TopicPartition, int] = {}  # of the positions
+        self._current: _Current | None = None
+
+    def add(self, fetched: Sequence[Fetched]) -> None:
+        """Takes what was fetched; the one method that is called on the IO thread."""
+        self._fetched.extend(fetched)
+
+    def drop(self, topic_partition: TopicPartition) -> None:
+        """Forgets what was fetched of a partition, and its position."""
+        self._fetched = deque(each for each in self._fetched if each.topic_partition != topic_partition)
+        if self._current is not None and self._current.topic_partition == topic_partition:
+            self._current.empty()
+            self._current = None
+        self.positions.pop(topic_partition, None)
+
+    def keep_only(self, partitions: Collection[TopicPartition]) -> None:
+        """Forgets all other partitions."""
+        for tp in {**self.positions, **{each.topic_partition: 0 for each in self._fetched}}:
+            if tp not in partitions:
+                self.drop(tp)
+
+    def end(self) -> None:
+        """Nothing more is handed over, also not by an iterator that is in use. From any thread."""
+        if (current := self._current) is not None:
+            current.empty()
+
+    def position(self, topic_partition: TopicPartition) -> int | None:
+        """The offset after the last record handed over; None when nothing of the partition was yet."""
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition:
+            return current.position()
+        return self.positions.get(topic_partition)
+
+    def next_offset(self, topic_partition: TopicPartition) -> int | None:
+        """Where what waits to be handed over goes on; None when nothing of the partition waits."""
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition and not current.is_empty():
+            return current.position()
+        for fetched in self._fetched:
+            if fetched.topic_partition == topic_partition:
+                read = self.read_up_to(topic_partition)
+                is_next = read is not None and read.generation == fetched.generation
+                return max(fetched.fetch_offset, read.offset) if read and is_next else fetched.fetch_offset
+        return None
+
+    def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
+        """What `position` is, and in which generation; None when nothing of the partition was handed over."""
+        offset = self.position(topic_partition)
+        return None if offset is None else Position(offset, self._generations[topic_partition])
+
+    def next_records(self, count_max: int) -> list[Record]:
+        """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""
+        records: list[Record] = []
+        while len(records) < count_max and self._advance():
+            assert self._current is not None
+            records += islice(self._current.records(self._deserializers), count_max - len(records))
+        return records
+
+    def iterator(self) -> Iterator[Record] | None:
+        """The rest of the current batch, or the next one, one record after another; None when nothing is left.
+
+        Records that are not taken from it stay to be handed over. It ends when its partition is dropped.
+        """
+        return self._current.records(self._deserializers) if self._advance() and self._current else None
+
+    def next_arrow(self) -> pa.RecordBatch | None:
+        """The next batch, small ones merged; None when nothing is left."""
+        parts: list[pa.RecordBatch] = []
+        rows, size_bytes = 0, 0
+        while rows < _MERGED_ROWS and size_bytes < _MERGED_BYTES and self._advance():
+            assert self._current is not None
+            size_bytes += self._current.batch.batch.size_bytes
+            part = self._current.take_arrow()
+            rows += part.num_rows
+            parts.append(part)
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    # ---- From fetch to fetch, from batch to batch ------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Makes `_current` a batch with rows left; False when there is none."""
+        while self._current is None or self._current.is_empty():
+            if self._current is not None:
+                self._finish(self._current)
+            if not self._fetched:
+                return False
+            self._start(self._fetched[0])
+        return True
+
+    def _start(self, fetched: Fetched) -> None:
+        """Decodes the next batch of a fetch, or ends the fetch."""
+        tp = fetched.topic_partition
+        if self._generations.setdefault(tp, fetched.generation) != fetched.generation:
+            self._generations[tp] = fetched.generation  # the position was reset, perhaps backwards
+            self.positions.pop(tp, None)
+        start_offset = max(fetched.fetch_offset, self.positions.get(tp, 0))
+        end_offset = self._ends.get(tp)
+        remaining = fetched.buffers
+        if not remaining or (end_offset is not None and start_offset >= end_offset):
+            self._fetched.popleft()
+            self.positions[tp] = max(start_offset, fetched.next_offset)
+            return
+        batch = _first_batch(fetched)
+        if batch.next_offset <= start_offset or batch.is_control:
+            self.positions[tp] = max(start_offset, batch.next_offset)
+        else:
+            decoded = self._decode(tp, batch)
+            self._current = _Current(tp, decoded, rows_between(decoded, start_offset, end_offset))
+        rest = remaining[0][batch.size_bytes :]
+        self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
+
+    def _decode(self, topic_partition: TopicPartition, batch: RecordBatch) -> DecodedBatch:
+        """The batch's columns. A broken batch stays there, and is met again until the application seeks past it."""
+        try:
+            return decode(batch, check_crc=self._check_crcs)
+        except CorruptRecord as error:
+            hint = f"seek to {batch.next_offset} to go on behind it"
+            raise CorruptRecord(f"{topic_partition}: {error}; {hint}") from error
+
+    def _finish(self, current: "_Current") -> None:
+        self.positions[current.topic_partition] = current.batch.batch.next_offset
+        self._current = None
+
+
+class _Current:
+    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over."""
+
+    __slots__ = ("_iterator", "_records", "_start", "_stop", "batch", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition, batch: DecodedBatch, rows: slice) -> None:
+        self.topic_partition = topic_partition
+        self.batch = batch
+        self._start: int = rows.start
+        self._stop: int = rows.stop
+        self._records: list[Record] = []
+        self._iterator: Iterator[Record] | None = None
+
+    def is_empty(self) -> bool:
+        return self._first_row() == self._stop
+
+    def position(self) -> int:
+        row = self._first_row()
+        return int(self.batch.offsets[row]) if row < self._stop else self.batch.batch.next_offset
+
+    def records(self, deserializers: tuple[Deserializer | None, Deserializer | None]) -> Iterator[Record]:
+        """The one iterator over the rest; what it has not given stays."""
+        if self._iterator is None:
+            rows = slice(self._start, self._stop)
+            records = records_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
+            self._records = _deserialized(records, *deserializers)
+            self._iterator = iter(self._records)
+        return self._iterator
+
+    def empty(self) -> None:
+        """An iterator that is in use ends with the list under it: that costs nothing for each record."""
+        self._records.clear()
+
+    def take_arrow(self) -> pa.RecordBatch:
+        """All that is left."""
+        rows = slice(self._first_row(), self._stop)
+        self._start, self._iterator = self._stop, None
+        return arrow_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
+
+    def _first_row(self) -> int:
+        return self._start if self._iterator is None else self._stop - length_hint(self._iterator)
+
+
+def _first_batch(fetched: Fetched) -> RecordBatch:
+    """The next batch. Its offset lies outside its CRC: a wrong one would move the position, and skip records in
+    silence. Raises CorruptRecord.
+    """
+    expected = f"expected one with offsets of [{fetched.fetch_offset}, {fetched.next_offset})"
+    hint = f"seek to {fetched.next_offset} to go on behind what was fetched with it"
+    try:
+        batch = next(split_batches(fetched.buffers[0]))
+    except CorruptRecord as error:
+        raise CorruptRecord(f"{fetched.topic_partition}: {error}; {expected}; {hint}") from error
+    if not fetched.fetch_offset < batch.next_offset <= fetched.next_offset:
+        behind = _offset_behind(fetched, batch.size_bytes)
+        hint = hint if behind is None else f"seek to {behind} to go on behind it"
+        raise CorruptRecord(f"{fetched.topic_partition}: {expected}, found {batch!r}; {hint}")
+    return batch
+
+
+def _offset_behind(fetched: Fetched, size_bytes: int) -> int | None:
+    """Where the batch begins that stands behind the first, of which only the size is trusted; None when that is not
+    known.
+    """
+    parts = [each for each in (fetched.buffers[0][size_bytes:], *fetched.buffers[1:]) if len(each)]
+    try:
+        following = next(split_batches(parts[0])) if parts else None
+    except CorruptRecord:
+        return None
+    if following is None:
+        return fetched.next_offset
+    is_in_order = fetched.fetch_offset < following.base_offset < following.next_offset <= fetched.next_offset
+    return following.base_offset if is_in_order else None
+
+
+def _deserialized(
+    records: list[Record], key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
+) -> list[Record]:
+    if key_deserializer is None and value_deserializer is None:
+        return records
+    return [
+        Record(
+            each.topic,
+            each.partition,
+            each.offset,
+            each.timestamp_ms,
+            each.key if key_deserializer is None or each.key is None else key_deserializer(each.key),
+            each.value
+            if value_deserializer is None or each.value is None
+            else value_deserializer(each.value),
+            each.headers,
+        )
+        for each in records
+    ]

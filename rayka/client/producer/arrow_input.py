@@ -1,0 +1,293 @@
+"""What `send_batch` takes, turned into columns and cut into pieces that fit a batch; no object per record, no copy of
+bytes unless records go to partitions by key.
+
+Columns: `value` (binary or string), and if wanted `key` (the same), `timestamp` (timestamp of any unit, or int64 ms),
+`headers` (`list<struct<key: string, value: binary>>`), `partition` (integer). Kafka has no such call.
+"""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from types import NoneType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayka.client.consumer.record import Record
+from rayka.client.producer.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from rayka.client.producer.record_columns import Columns
+from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp
+from rayka.client.serializers import Serializer
+from rayka.errors import RecordTooLarge, SerializationError
+from rayka.protocol.batch_columns import binary_array, int64_array
+from rayka.protocol.murmur2 import partitions_for_keys
+
+COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
+_ANY = -1
+_BYTES = (
+    pa.types.is_null, pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
+    pa.types.is_fixed_size_binary, pa.types.is_binary_view, pa.types.is_string_view,
+)  # fmt: skip
+Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
+
+
+class Input(NamedTuple):
+    """Records to send, and the partition of each, negative where none is asked for; None: for none of them."""
+
+    columns: Columns
+    partitions: np.ndarray | None
+
+    def placed(self, partition_count: int, sticky_partition: int) -> "Input":
+        """With a partition for each: the one asked for, else that of its key, else the sticky one. Or for none."""
+        keys, partitions = self.columns.keys, self.partitions
+        if keys is not None and keys.null_count < len(keys):
+            by_key = partitions_for_keys(keys, partition_count)
+            if keys.null_count:
+                by_key = np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), _ANY, by_key)
+            partitions = by_key if partitions is None else np.where(partitions < 0, by_key, partitions)
+        if partitions is not None and int(partitions.min()) < 0:
+            partitions = np.where(partitions < 0, sticky_partition, partitions)
+        return self._replace(partitions=partitions)
+
+
+class Piece(NamedTuple):
+    """Records that fit one batch of one partition, or of any (None), and their size at most, in bytes."""
+
+    partition: int | None
+    columns: Columns
+    size_bytes: int
+
+
+def inputs_of(
+    data: Data, timestamp_ms: int, serializers: tuple[Serializer | None, Serializer | None]
+) -> list[Input]:
+    """The records of an Arrow batch or table, or of a list of values or of `Record`s; empty batches are left out.
+
+    Serializers (of key and value) are for lists; Arrow columns hold bytes already. Raises SerializationError that names
+    the column, and TypeError, as `send` does, for data and values of another kind.
+    """
+    if isinstance(data, pa.Table):
+        batches = data.to_batches()
+    elif isinstance(data, pa.RecordBatch):
+        batches = [data]
+    elif isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Sequence):
+        raise TypeError(
+            "data: expected a pyarrow RecordBatch or Table, or a list of values or Records, "
+            f"found {type(data).__name__}"
+        )
+    else:
+        return [_of_list(data, timestamp_ms, *serializers)] if data else []
+    return [_of_batch(batch, timestamp_ms) for batch in batches if batch.num_rows]
+
+
+def pieces_of(given: Input, batch_bytes: int, record_bytes_max: int) -> Iterator[Piece]:
+    """The records by partition, in pieces that each fit a batch of `batch_bytes`.
+
+    Raises RecordTooLarge, before the first piece, when a record exceeds record_bytes_max.
+    """
+    sizes = _sizes(given.columns)
+    if int(sizes.max()) > record_bytes_max:
+        row = int(sizes.argmax())
+        raise RecordTooLarge(
+            f"row {row} takes {int(sizes[row])} bytes; "
+            f"max_request_size and buffer_memory leave {record_bytes_max} for a record"
+        )
+    return _cut_by_partition(given, sizes, batch_bytes)
+
+
+def _cut_by_partition(given: Input, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+    if given.partitions is None:
+        yield from _cut(None, given.columns, sizes, batch_bytes)
+        return
+    order = np.argsort(given.partitions, kind="stable")
+    numbers, begins = np.unique(given.partitions[order], return_index=True)
+    for number, rows in zip(numbers.tolist(), np.split(order, begins[1:]), strict=True):
+        columns = given.columns if len(numbers) == 1 else _take(given.columns, rows)
+        yield from _cut(number, columns, sizes[rows], batch_bytes)
+
+
+def _cut(partition: int | None, columns: Columns, sizes: np.ndarray, batch_bytes: int) -> Iterator[Piece]:
+    ends = np.cumsum(sizes)
+    begin, begin_bytes = 0, 0
+    while begin < len(sizes):
+        end = max(begin + 1, int(np.searchsorted(ends, begin_bytes + batch_bytes, "right")))
+        end_bytes = int(ends[end - 1])
+        whole = begin == 0 and end == len(sizes)
+        yield Piece(partition, columns if whole else columns.slice(begin, end), end_bytes - begin_bytes)
+        begin, begin_bytes = end, end_bytes
+
+
+def _take(columns: Columns, rows: np.ndarray) -> Columns:
+    indices = int64_array(rows)
+    return Columns(*(_take_one(each, rows, indices) for each in columns))
+
+
+def _take_one(column: Any, rows: np.ndarray, indices: pa.Array) -> Any:
+    if column is None or isinstance(column, int):
+        return column
+    return column[rows] if isinstance(column, np.ndarray) else column.take(indices)
+
+
+# ---- Sizes ----
+
+
+def _sizes(columns: Columns) -> np.ndarray:
+    """What each record takes in a batch at most, in bytes."""
+    sizes = _lengths(columns.values) + RECORD_OVERHEAD_BYTES
+    if columns.keys is not None:
+        sizes += _lengths(columns.keys) + RECORD_OVERHEAD_BYTES
+    if columns.headers is not None:
+        sizes += _header_sizes(columns.headers)
+    return sizes
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    if array.type in (pa.binary(), pa.string()) and len(array) and not array.null_count:
+        offsets = np.frombuffer(array.buffers()[1], np.int32, len(array) + 1, array.offset * 4)
+        return np.diff(offsets).astype(
+            np.int64
+        )  # `to_numpy` and `fill_null` import pandas, in up to a second
+    lengths = pc.binary_length(array)
+    if lengths.null_count:
+        lengths = lengths.fill_null(0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _header_sizes(headers: pa.Array) -> np.ndarray:
+    pairs = headers.flatten()
+    pair_sizes = _lengths(pairs.field(0)) + _lengths(pairs.field(1)) + HEADER_OVERHEAD_BYTES
+    ends = np.concatenate([[0], np.cumsum(pair_sizes)])
+    counts = _counts(headers)
+    last = np.cumsum(counts)
+    return np.asarray(ends[last] - ends[last - counts] + HEADER_OVERHEAD_BYTES)
+
+
+def _counts(headers: pa.Array) -> np.ndarray:
+    if pa.types.is_list(headers.type) and not headers.null_count:
+        return np.diff(np.frombuffer(headers.buffers()[1], np.int32, len(headers) + 1, headers.offset * 4))
+    return np.asarray(headers.value_lengths().fill_null(0).to_numpy(zero_copy_only=False))
+
+
+# ---- Kinds of data ----
+
+
+def _of_list(
+    data: Sequence[Any],
+    timestamp_ms: int,
+    key_serializer: Serializer | None,
+    value_serializer: Serializer | None,
+) -> Input:
+    if not isinstance(data[0], Record):
+        return Input(Columns(_array(data, value_serializer, "value"), None, None, timestamp_ms), None)
+    if not all(isinstance(each, Record) for each in data):
+        raise TypeError("data: expected only values or only Records, found both")
+    values = _array([each.value for each in data], value_serializer, "value")
+    keys = _array([each.key for each in data], key_serializer, "key")
+    headers = [as_headers(each.headers) for each in data]
+    own = (as_timestamp(each.timestamp_ms) for each in data)
+    timestamps = np.array([timestamp_ms if each is None else each for each in own], np.int64)
+    return Input(Columns(values, keys, _header_array(headers) if any(headers) else None, timestamps), None)
+
+
+def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if len(columns) < batch.num_columns:
+        raise SerializationError(f"a column is there twice: {', '.join(batch.schema.names)}")
+    for name in columns:
+        if name not in COLUMN_NAMES:
+            near = difflib.get_close_matches(name, COLUMN_NAMES, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(COLUMN_NAMES)}"
+            raise SerializationError(f"column {name!r} is not a part of a record: {hint}")
+    if "value" not in columns:
+        raise SerializationError(f"expected a column 'value', found {', '.join(columns)}")
+    keys, headers = columns.get("key"), columns.get("headers")
+    return Input(
+        Columns(
+            _binary(columns["value"], "value"),
+            None if keys is None else _binary(keys, "key"),
+            None if headers is None else _checked_headers(headers),
+            _timestamps(columns.get("timestamp"), timestamp_ms),
+        ),
+        _asked_partitions(columns.get("partition")),
+    )
+
+
+def _array(values: Sequence[Any], convert: Serializer | None, name: str) -> pa.Array:
+    if convert is not None:
+        values = [as_bytes(each, convert, name) for each in values]
+    elif not set(map(type, values)) <= {bytes, NoneType}:
+        wrong = next(each for each in values if type(each) not in (bytes, NoneType))
+        found = f"found {type(wrong).__name__}; encode them, or give {name}_serializer"
+        raise TypeError(f"{name}: expected bytes or None, {found}")
+    return binary_array(values, name)
+
+
+def _header_array(headers: Sequence[Any]) -> pa.Array:
+    pairs = [pair for each in headers if each for pair in each]
+    keys = binary_array([key.encode() for key, _ in pairs], "header key").view(pa.string())
+    values = binary_array([value for _, value in pairs], "header value")
+    fields = [pa.field("key", pa.string()), pa.field("value", pa.binary())]
+    offsets = np.zeros(len(headers) + 1, np.int32)
+    np.cumsum([len(each) if each else 0 for each in headers], out=offsets[1:])
+    return pa.Array.from_buffers(
+        pa.list_(pa.struct(fields)),
+        len(headers),
+        [None, pa.py_buffer(offsets)],
+        children=[pa.StructArray.from_arrays([keys, values], fields=fields)],
+    )
+
+
+def _binary(array: pa.Array, name: str) -> pa.Array:
+    if array.type == pa.binary():
+        return array
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if not _is_bytes(array.type):
+        raise SerializationError(f"column {name!r}: expected binary or string, found {array.type}")
+    try:
+        return array.cast(pa.binary())
+    except pa.ArrowInvalid as error:
+        raise RecordTooLarge(f"column {name!r} exceeds 2 GiB; send it in parts: {error}") from error
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(holds(kind) for holds in _BYTES)
+
+
+def _checked_headers(array: pa.Array) -> pa.Array:
+    is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    pair = array.type.value_type if is_list else None
+    fields = list(pair) if pair is not None and pa.types.is_struct(pair) else []
+    if [each.name for each in fields] != ["key", "value"] or not all(_is_bytes(each.type) for each in fields):
+        expected = "list<struct<key: string, value: binary>>"
+        raise SerializationError(f"column 'headers': expected {expected}, found {array.type}")
+    if array.flatten().flatten()[0].null_count:
+        raise SerializationError("column 'headers': expected a key in every header, found null")
+    return array
+
+
+def _timestamps(array: pa.Array | None, default_ms: int) -> int | np.ndarray:
+    if array is None:
+        return default_ms
+    times = array
+    if pa.types.is_timestamp(array.type):
+        times = array.cast(pa.timestamp("ms", array.type.tz), safe=False).cast(pa.int64())
+    if times.type != pa.int64():
+        raise SerializationError(f"column 'timestamp': expected timestamp or int64 (ms), found {array.type}")
+    if (earliest := pc.min(times).as_py()) is not None and earliest < 0:
+        raise SerializationError(f"column 'timestamp': expected milliseconds since 1970, found {earliest}")
+    return np.asarray(
+        (times.fill_null(default_ms) if times.null_count else times).to_numpy(zero_copy_only=False)
+    )
+
+
+def _asked_partitions(array: pa.Array | None) -> np.ndarray | None:
+    if array is None or array.null_count == len(array):
+        return None
+    if not pa.types.is_integer(array.type):
+        raise SerializationError(f"column 'partition': expected integers, found {array.type}")
+    for bound in pc.min_max(array).as_py().values():
+        if not 0 <= bound < 2**31:
+            raise SerializationError(f"column 'partition': expected 0 or more, found {bound}")
+    return np.asarray(array.cast(pa.int64()).fill_null(_ANY).to_numpy(zero_copy_only=False))

@@ -1,0 +1,165 @@
+"""The futures of a producer: one per `send`, one per `send_batch`. They hold a batch and a place in it, and wait for
+nothing of their own: a waiting thread registers with the batch. Kafka: FutureRecordMetadata.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import msgspec
+
+from rayka.client import io_thread
+from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
+from rayka.client.producer.producer_batch import Callback, ProducerBatch
+
+OnDelivery: TypeAlias = Callable[[Exception | None, RecordMetadata | None], object]
+
+
+class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
+    """The fate of one record: ends as RecordMetadata or as an error, exactly once.
+
+    `result`, `exception`, `done` and `add_done_callback` are as in `concurrent.futures.Future`; it can be awaited too.
+    """
+
+    batch: ProducerBatch
+    slot: Any  # the record, until its batch is sealed; then its index there
+
+    def __repr__(self) -> str:
+        state = "pending" if not self.done() else "failed" if self.batch.error else "acknowledged"
+        return f"<DeliveryFuture {self.batch.topic_partition} {state}>"
+
+    def done(self) -> bool:
+        """Whether the record was acknowledged or has failed for good."""
+        return self.batch.is_done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record is in the log; waits up to `timeout` seconds, by default for what `delivery_timeout_ms`
+        allows.
+
+        Raises what the delivery failed with, TimeoutError when it is still under way, and RuntimeError on the IO
+        thread, where callbacks run.
+        """
+        wait_until_done((self.batch,), timeout)
+        if self.batch.error is not None:
+            raise self.batch.error
+        return self.metadata()
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """What the delivery failed with, or None; waits like `result`."""
+        wait_until_done((self.batch,), timeout)
+        return self.batch.error
+
+    def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
+        """Calls `callback(self)` at the end: on the IO thread, or at once if it has come already."""
+        if not self.batch.call_when_done(partial(callback, self)):
+            callback(self)
+
+    def report_to(self, on_delivery: OnDelivery) -> None:
+        """Calls `on_delivery(error, metadata)` at the end, one of them None."""
+        self.add_done_callback(partial(_report, on_delivery))
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        yield from _await_done((self.batch,))
+        return self.result(0)
+
+    def metadata(self) -> RecordMetadata:
+        """Where the record is, once it was acknowledged."""
+        batch, index = self.batch, self.slot
+        return RecordMetadata(batch.topic, batch.partition, batch.offset_of(index), batch.timestamp_of(index))
+
+
+class BatchFuture:
+    """The fate of the records of one `send_batch`; like `DeliveryFuture`, and done when all of them are."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: "list[tuple[ProducerBatch, int, int]]") -> None:
+        self._parts = parts  # batch, index of the first record there, how many
+
+    def __repr__(self) -> str:
+        pending = sum(not batch.is_done for batch, _, _ in self._parts)
+        return f"<BatchFuture runs={len(self._parts)} pending={pending}>"
+
+    def done(self) -> bool:
+        """Whether every record was acknowledged or has failed for good."""
+        return all(batch.is_done for batch, _, _ in self._parts)
+
+    def result(self, timeout: float | None = None) -> list[BatchMetadata]:
+        """Where the records are: one entry for each run of them, runs of one partition in the order given.
+
+        Waits and raises as `DeliveryFuture.result`; an error of some says nothing about the others.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return [
+            BatchMetadata(batch.topic, batch.partition, base_offset, run_count)
+            for batch, index, count in self._parts
+            for base_offset, run_count in batch.runs(index, count)
+        ]
+
+    def exception(self, timeout: float | None = None) -> Exception | None:
+        """The first error among them, or None; waits like `result`."""
+        batches = self._batches()
+        wait_until_done(batches, timeout)
+        return next((each.error for each in batches if each.error is not None), None)
+
+    def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
+        """Calls `callback(self)` when all is over: on the IO thread, or at once if it is already."""
+        when_done(iter(self._batches()), partial(callback, self))
+
+    def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
+        yield from _await_done(self._batches())
+        return self.result(0)
+
+    def _batches(self) -> tuple[ProducerBatch, ...]:
+        return tuple(dict.fromkeys(batch for batch, _, _ in self._parts))
+
+
+def when_done(batches: Iterator[ProducerBatch], callback: Callback) -> None:
+    """Calls back once all batches are done: on the IO thread, or at once. Waits for one after the other."""
+    for batch in batches:
+        if batch.call_when_done(partial(when_done, batches, callback)):
+            return
+    callback()
+
+
+def wait_until_done(batches: Sequence[ProducerBatch], timeout: float | None) -> None:
+    """Waits for all; Ctrl-C ends the wait and nothing else. Raises TimeoutError, and RuntimeError on the IO thread."""
+    pending = [each for each in batches if not each.is_done]
+    if not pending:
+        return
+    io_thread.refuse("waiting for a delivery")
+    over = threading.Lock()
+    over.acquire()
+    when_done(iter(pending), over.release)
+    if not over.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+        late = [each for each in pending if not each.is_done]
+        raise TimeoutError(
+            f"{sum(map(len, late))} records not acknowledged within {timeout} s; they are still under way"
+        )
+
+
+def _await_done(batches: Sequence[ProducerBatch]) -> Generator[Any, None, None]:
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    when_done(iter(batches), partial(_tell, loop, over))
+    yield from over
+
+
+def _tell(loop: asyncio.AbstractEventLoop, over: "asyncio.Future[None]") -> None:
+    with suppress(RuntimeError):  # the loop was closed, and with it all that waits on it
+        loop.call_soon_threadsafe(_set, over)
+
+
+def _set(over: "asyncio.Future[None]") -> None:
+    if not over.done():
+        over.set_result(None)
+
+
+def _report(on_delivery: OnDelivery, future: DeliveryFuture) -> None:
+    error = future.batch.error
+    on_delivery(error, None if error is not None else future.metadata())

@@ -1,0 +1,283 @@
+"""Records of one partition on their way: gathered, sealed, encoded, acknowledged.
+
+A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. Its
+life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index. Almost
+always it becomes one batch of the log; one that grew too large becomes several parts, sent one after the other.
+
+`send` appends to an open batch without a lock, which one thread may do while another seals:
+1. the appender appends its future, then looks whether the batch is sealed;
+2. the sealer, under the lock, marks the batch sealed, then counts the futures, then puts each one's index in its slot;
+3. so an appender that finds the batch sealed takes the lock and sees by the slot whether it was counted; if it was not,
+   the record goes into another batch.
+Kafka: ProducerBatch.
+"""
+
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import chain, islice, pairwise, repeat
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rayka.client.producer.acknowledgement import offset_after
+from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
+from rayka.errors import RaykaError
+from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
+from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
+from rayka.protocol.batch_encode import with_sequence
+from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
+
+if TYPE_CHECKING:
+    from rayka.client.producer.delivery_future import DeliveryFuture
+
+BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at most ten columns
+NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
+Callback = Callable[[], object]
+_completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
+
+
+class ProducerBatch:
+    """See the module. `send` may fill it up to `limit_bytes` without the lock; `granted_bytes` are set aside for it.
+
+    A producer of many partitions has thousands that wait, and every pass of Python's garbage collector goes over all
+    containers in them: so a field has no list before it needs one, and none after the end.
+    """
+
+    __slots__ = (
+        "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_parts", "_placed",
+        "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
+        "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
+        "last_error", "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence",
+        "size_bytes", "stamped_ms", "topic", "went_first",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, partition: int, created_ms: float) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.created_ms = created_ms
+        self.granted_bytes = 0
+        self.size_bytes = BATCH_OVERHEAD_BYTES
+        self.limit_bytes = NOT_OPEN
+        self.records: list[DeliveryFuture] = []
+        self.has_rows = False
+        self.count = 0  # of records in columns; of all, once sealed
+        self.is_closed = False  # takes no more records
+        self.is_sealed = False
+        self.is_urgent = False  # a caller waits for it: it does not linger
+        self.is_in_flight = False
+        self.went_first = False  # when it was sent last, none of its partition was before it
+        self.is_done = False
+        self.failure_count = 0
+        self.last_error: RaykaError | None = None
+        self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
+        self.number = 0  # of those sent for the partition
+        self.error: Exception | None = None
+        self.base_offset = NO_OFFSET
+        self.log_append_time_ms = NO_TIMESTAMP
+        self.stamped_ms = created_ms
+        self._stamp_ms: int | None = None  # the timestamp of records from here on
+        self._earlier_stamps: list[int] | None = None  # of those before: where it ends, what it is, and so on
+        self._timestamps_ms: Timestamps = NO_TIMESTAMP
+        self._chunks: list[Columns] | None = None
+        self._slots: list[Any] | None = None  # the records, from when they are sealed until they are encoded
+        self._callbacks: list[Callback] | None = None
+        self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
+        self._encoded_as: ProducerSequence | None = None
+        self._done_count = 0  # records in parts that are acknowledged
+        self._placed: Sequence[_Placed] = ()  # those parts
+
+    def __repr__(self) -> str:
+        state = (
+            "done" if self.is_done else "sealed" if self.is_sealed else "closed" if self.is_closed else "open"
+        )
+        return f"<ProducerBatch {self.topic_partition} {state} records={len(self)} bytes={self.size_bytes}>"
+
+    def __len__(self) -> int:
+        return self.count or len(self.records)
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    # ---- Gathering, under the lock ----
+
+    def stamp(self, timestamp_ms: int, now_ms: float) -> None:
+        """Records from here on have this timestamp, unless they bring their own."""
+        if self._stamp_ms is not None and self._stamp_ms != timestamp_ms:
+            if self._earlier_stamps is None:
+                self._earlier_stamps = []
+            self._earlier_stamps += (len(self.records), self._stamp_ms)
+        self._stamp_ms = timestamp_ms
+        self.stamped_ms = now_ms
+
+    def add_columns(self, columns: Columns, size_bytes: int) -> int:
+        """Appends Arrow columns; returns the index of their first record."""
+        self.size_bytes += size_bytes
+        if self._chunks is None:
+            self._chunks = []
+        self._chunks.append(columns)
+        index, self.count = self.count, self.count + len(columns.values)
+        return index
+
+    def takes(self, *, columns: bool) -> bool:
+        """Whether more can be added of this kind: a batch gathers either single records or columns."""
+        return not self.is_closed and bool(self.count) == columns
+
+    def close(self) -> None:
+        """Takes no more records."""
+        self.is_closed = True
+        self.limit_bytes = NOT_OPEN
+
+    def seal(self) -> None:
+        """Fixes the records and their order. By the IO thread only: a Ctrl-C in the middle would tear it."""
+        self.close()
+        if self.is_sealed:
+            return
+        self.is_sealed = True
+        if not self.count:
+            self.count = count = len(self.records)
+            self._slots = [each.slot for each in islice(self.records, count)]
+            for index, each in zip(range(count), self.records, strict=False):
+                each.slot = index
+            self.records.clear()  # what an appender adds meanwhile goes into another batch
+
+    def _columns_of(self, slots: list[Any]) -> Columns:
+        timestamps_ms: Timestamps | None = self._stamp_ms
+        if self._earlier_stamps is not None:
+            assert self._stamp_ms is not None, repr(self)
+            timestamps_ms = _each_timestamp([*self._earlier_stamps, len(slots), self._stamp_ms])
+        if self.has_rows:
+            return columns_of_rows(slots, timestamps_ms)
+        assert timestamps_ms is not None, repr(self)
+        return Columns(slots, None, None, timestamps_ms)
+
+    # ---- Sending ----
+
+    @property
+    def left_count(self) -> int:
+        """Records that are not acknowledged; only once it is sealed."""
+        return self.count - self._done_count
+
+    @property
+    def part_count(self) -> int:
+        """Records in the part that is next."""
+        return self.left_count if len(self._parts) < 2 else RecordBatch(self._parts[0]).record_count
+
+    @property
+    def has_more_parts(self) -> bool:
+        """Whether another part follows the one that is next."""
+        return len(self._parts) > 1
+
+    @property
+    def encoded(self) -> np.ndarray | None:
+        """The part that is next, once `encode` was called."""
+        return self._parts[0] if self._parts else None
+
+    def encode(self, codec: Codec, size_bytes_max: int) -> np.ndarray:
+        """The part that is next, as one batch of the log, encoded once.
+
+        There are several if it grew beyond size_bytes_max: `send` from several threads at once may count too little.
+        Raises SerializationError or RecordTooLarge.
+        """
+        sequence = self.sequence or NO_SEQUENCE
+        if not self._parts:
+            assert self.is_sealed, repr(self)
+            columns = (
+                concatenated(self._chunks or ()) if self._slots is None else self._columns_of(self._slots)
+            )
+            self._chunks = self._slots = None
+            self._timestamps_ms = columns.timestamps_ms
+            self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
+        elif self._encoded_as != sequence:
+            self._number_anew(sequence)
+        self._encoded_as = sequence
+        return self._parts[0]
+
+    def _number_anew(self, sequence: ProducerSequence) -> None:
+        numbered = []
+        for part in self._parts:
+            numbered.append(with_sequence(part, sequence))
+            sequence = sequence.after(RecordBatch(part).record_count)
+        self._parts = numbered
+
+    # ---- The end ----
+
+    def acknowledge_part(self, base_offset: int, log_append_time_ms: int) -> None:
+        """The log has the part that was next; another one is now."""
+        count = self.part_count
+        self._placed = (*self._placed, _Placed(self._done_count, base_offset, log_append_time_ms))
+        self._done_count += count
+        self._parts = self._parts[1:]
+        if self.sequence is not None:
+            self.sequence = self._encoded_as = self.sequence.after(count)
+
+    def acknowledge(self, base_offset: int, log_append_time_ms: int) -> Sequence[Callback]:
+        """The log has it; returns the callbacks."""
+        self.base_offset = base_offset
+        self.log_append_time_ms = log_append_time_ms
+        return self._finish()
+
+    def fail(self, error: Exception) -> Sequence[Callback]:
+        """It will never be sent again; returns the callbacks."""
+        self.error = error
+        return self._finish()
+
+    def call_when_done(self, callback: Callback) -> bool:
+        """Registers a callback for the end, to run on the IO thread; False when the end has come already."""
+        with _completion:
+            if not self.is_done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+            return not self.is_done
+
+    def offset_of(self, index: int) -> int:
+        begin, base_offset, _ = self._place_of(index)
+        return offset_after(base_offset, index - begin)
+
+    def timestamp_of(self, index: int) -> int:
+        """The record's timestamp in the log."""
+        log_append_time_ms = self._place_of(index).log_append_time_ms
+        if log_append_time_ms != NO_TIMESTAMP:
+            return log_append_time_ms
+        timestamps_ms = self._timestamps_ms
+        return timestamps_ms if isinstance(timestamps_ms, int) else int(timestamps_ms[index])
+
+    def runs(self, index: int, count: int) -> list[tuple[int, int]]:
+        """Base offset and length of the runs that so many records from an index on make in the log."""
+        begins = [each.begin for each in self._placed if index < each.begin < index + count]
+        if index < self._done_count < index + count:
+            begins.append(self._done_count)
+        edges = [index, *begins, index + count]
+        return [(self.offset_of(begin), end - begin) for begin, end in pairwise(edges)]
+
+    def _place_of(self, index: int) -> "_Placed":
+        if index >= self._done_count:
+            return _Placed(self._done_count, self.base_offset, self.log_append_time_ms)
+        return next(each for each in reversed(self._placed) if each.begin <= index)
+
+    def _finish(self) -> Sequence[Callback]:
+        assert not self.is_done, repr(self)
+        self._parts, self._chunks, self._slots, self._earlier_stamps = (), None, None, None
+        with _completion:
+            self.is_done = True
+            callbacks, self._callbacks = self._callbacks, None
+        return callbacks or ()
+
+
+def _each_timestamp(stamps: list[int]) -> Timestamps:
+    """Of each record, from the index where each timestamp ends and the timestamp, in turn."""
+    ends, timestamps_ms = stamps[::2], stamps[1::2]
+    lengths = [end - begin for begin, end in pairwise([0, *ends])]
+    if ends[-1] < SHORT_LIST:
+        return array("q", chain.from_iterable(map(repeat, timestamps_ms, lengths)))
+    return np.repeat(np.array(timestamps_ms, np.int64), lengths)
+
+
+class _Placed(NamedTuple):
+    """Where a part is in the log: its first record's index, and that record's offset."""
+
+    begin: int
+    base_offset: int
+    log_append_time_ms: int

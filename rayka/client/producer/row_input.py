@@ -1,0 +1,80 @@
+"""What `send` takes, checked: an error names the argument, what was expected and what was found."""
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any
+
+from rayka.client.producer.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from rayka.client.producer.record_columns import Headers, Row
+from rayka.client.serializers import Serializer
+from rayka.errors import SerializationError
+
+
+def as_bytes(value: Any, convert: Serializer | None, name: str) -> bytes | None:
+    """A value or a key as bytes; None stays None and reaches no serializer. Raises TypeError or SerializationError."""
+    if value is None or (type(value) is bytes and convert is None):
+        return value
+    if convert is not None:
+        value = convert(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    hint = "" if convert else f"; encode it, or give {name}_serializer"
+    source = f"{name}_serializer: expected it to return" if convert else f"{name}: expected"
+    error = SerializationError if convert else TypeError
+    raise error(f"{source} bytes or None, found {type(value).__name__}{hint}")
+
+
+def as_headers(headers: Any) -> Headers | None:
+    """Headers as pairs, from pairs or a mapping. Raises TypeError, and SerializationError for what is no text."""
+    if headers is None:
+        return None
+    if not isinstance(headers, (Mapping, list, tuple)):
+        raise TypeError(
+            f"headers: expected a list of (str, bytes or None) pairs, found {type(headers).__name__}"
+        )
+    pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise TypeError(f"headers: expected (str, bytes or None) pairs, found {pair!r}")
+        if not pair[0].isascii():
+            _check_text(pair[0])
+        if not isinstance(pair[1], (bytes, NoneType)):
+            raise TypeError(
+                f"headers: expected bytes or None for {pair[0]!r}, found {type(pair[1]).__name__}"
+            )
+    return pairs
+
+
+def _check_text(key: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise SerializationError(
+            f"headers: expected text that UTF-8 can hold, found {key!r}: {error}"
+        ) from error
+
+
+def as_timestamp(timestamp_ms: Any) -> int | None:
+    """A timestamp in ms, or None. Raises TypeError, and ValueError out of range."""
+    if timestamp_ms is None:
+        return None
+    if not isinstance(timestamp_ms, int) or isinstance(timestamp_ms, bool):
+        raise TypeError(f"timestamp_ms: expected int, found {type(timestamp_ms).__name__}")
+    if not 0 <= timestamp_ms < 2**63:
+        raise ValueError(f"timestamp_ms: expected milliseconds since 1970, found {timestamp_ms}")
+    return timestamp_ms
+
+
+def size_of(slot: Any) -> int:
+    """What the record takes in a batch at most."""
+    if type(slot) is not Row:
+        return RECORD_OVERHEAD_BYTES + len(slot or b"")
+    size_bytes = RECORD_OVERHEAD_BYTES + len(slot.value or b"")
+    if slot.key is not None:
+        size_bytes += RECORD_OVERHEAD_BYTES + len(slot.key)
+    if slot.headers:
+        pairs = sum(
+            len(key.encode()) + len(value or b"") + HEADER_OVERHEAD_BYTES for key, value in slot.headers
+        )
+        size_bytes += pairs + HEADER_OVERHEAD_BYTES
+    return size_bytes

@@ -1,0 +1,257 @@
+"""Configurations of topics and brokers, described and changed while the cluster runs.
+
+All changes of one resource are made or none. What is written is checked by the same classes as what people write into
+files, so nothing is in force that could not stand there. Two keys have consequences at once: a changed
+`min.insync.replicas` makes the eligible leader replicas forgotten first, since they were whole under the old one only
+(B42); where unclean elections become allowed, partitions without a leader get one.
+
+While there are eligible leader replicas, `min.insync.replicas` has a value for all brokers in the log from the first
+record on: one in the nodes' own configuration could change between two runs, and no broker would forget them.
+
+Kafka: `ConfigurationControlManager`, `ControllerConfigurationValidator`, `ConfigHelper` (sources of values).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rayka.config import (
+    BROKER_SYNONYMS,
+    DYNAMIC_BROKER_KEYS,
+    UNIFORM_BROKER_KEYS,
+    BrokerConfig,
+    TopicConfig,
+    dotted,
+    snake,
+)
+from rayka.controller.leader_elections import Elections
+from rayka.errors import (
+    ApiError,
+    BrokerIdNotRegistered,
+    ConfigError,
+    InvalidConfig,
+    InvalidRequest,
+    UnknownTopicOrPartition,
+)
+from rayka.metadata.delta import MetadataDelta
+from rayka.metadata.effective_configs import broker_config, topic_config
+from rayka.metadata.image import ConfigResource, MetadataImage
+from rayka.metadata.metadata_records import ClearElrRecord, ConfigRecord, MetadataRecord
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlterConfigsResult,
+    AlteredResource,
+    ConfigChange,
+    ConfigEntry,
+    ConfigSource,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribedConfig,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+    ResourceType,
+)
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
+
+MIN_ISR = "min.insync.replicas"
+UNCLEAN_ELECTION = "unclean.leader.election.enable"
+_ALL_BROKERS = ""
+
+
+def bootstrap_configs(config: BrokerConfig) -> list[MetadataRecord]:
+    """What the log of a new cluster begins with: the `min.insync.replicas` of its specification, for all brokers."""
+    return [_record(ResourceType.BROKER, _ALL_BROKERS, MIN_ISR, str(config.min_insync_replicas))]
+
+
+def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
+    """What to tell operators in whose specification `min.insync.replicas` is not what is in force; or nothing."""
+    in_force = broker_config(image, config).min_insync_replicas
+    if snake(MIN_ISR) not in config.model_fields_set or in_force == config.min_insync_replicas:
+        return ""
+    return (
+        f"the specification says {MIN_ISR} {config.min_insync_replicas}, which counts when a cluster is created; "
+        f"in force is {in_force}: set it for all brokers to change it"
+    )
+
+
+# ---- Describing ------------------------------------------------------------------------------------------------------
+
+
+def describe_configs(
+    image: MetadataImage, request: DescribeConfigsRequest, *, config: BrokerConfig
+) -> Result[MetadataRecord, DescribeConfigsResponse]:
+    """Every key of each resource with its value in force, and where that comes from."""
+
+    def described(resource_type: ResourceType, name: str) -> DescribedConfig:
+        try:
+            _check_resource(image, resource_type, name)
+        except ApiError as refusal:
+            return DescribedConfig(resource_type, name, refusal.code, str(refusal))
+        entries = _topic_entries if resource_type is ResourceType.TOPIC else _broker_entries
+        return DescribedConfig(resource_type, name, entries=tuple(entries(image, name, config)))
+
+    resources = tuple(described(each.resource_type, each.resource_name) for each in request.resources)
+    return Result((), DescribeConfigsResponse(resources))
+
+
+def _topic_entries(image: MetadataImage, name: str, config: BrokerConfig) -> Iterator[ConfigEntry]:
+    own = image.topic_configs(name)
+    for key, value in topic_config(image, config, name).texts().items():
+        source = ConfigSource.DYNAMIC_TOPIC
+        if key not in own:
+            synonym = BROKER_SYNONYMS.get(snake(key))
+            source = (
+                ConfigSource.DEFAULT if synonym is None else _source(image, None, dotted(synonym), config)
+            )
+        yield ConfigEntry(key, value, source)
+
+
+def _broker_entries(image: MetadataImage, name: str, config: BrokerConfig) -> Iterator[ConfigEntry]:
+    broker_id = _broker_id(name)
+    for key, value in broker_config(image, config, broker_id).texts().items():
+        source = _source(image, broker_id, key, config)
+        yield ConfigEntry(key, value, source, is_read_only=snake(key) not in DYNAMIC_BROKER_KEYS)
+
+
+def _source(image: MetadataImage, broker_id: int | None, key: str, config: BrokerConfig) -> ConfigSource:
+    if broker_id is not None and key in image.broker_configs(broker_id):
+        return ConfigSource.DYNAMIC_BROKER
+    if key in image.broker_configs(None):
+        return ConfigSource.DYNAMIC_DEFAULT_BROKER
+    return ConfigSource.STATIC_BROKER if snake(key) in config.model_fields_set else ConfigSource.DEFAULT
+
+
+# ---- Changing --------------------------------------------------------------------------------------------------------
+
+
+def alter_configs(
+    elections: Elections, request: IncrementalAlterConfigsRequest, *, config: BrokerConfig
+) -> Steps[MetadataRecord, IncrementalAlterConfigsResponse]:
+    """Changes what can be changed; every other resource has its error in the response. The elections that follow come
+    after all configurations, which stand in one batch.
+    """
+    alteration = _Alteration(elections, config)
+    results = tuple(alteration.try_alter(resource) for resource in request.resources)
+    yield alteration.records
+    yield from alteration.elections()
+    next_offset = yield None
+    return Result((), IncrementalAlterConfigsResponse(results, next_offset))
+
+
+class _Alteration:
+    """The resources of one request, one after another."""
+
+    def __init__(self, elections: Elections, config: BrokerConfig) -> None:
+        self._elections = elections
+        self._image = elections.image
+        self._config = config
+        self._is_unclean_changed = False
+        self.records: list[MetadataRecord] = []
+
+    def try_alter(self, resource: AlteredResource) -> AlterConfigsResult:
+        try:
+            self._alter(resource)
+        except ApiError as refusal:
+            return AlterConfigsResult(
+                resource.resource_type, resource.resource_name, refusal.code, str(refusal)
+            )
+        return AlterConfigsResult(resource.resource_type, resource.resource_name)
+
+    def elections(self) -> Iterator[MetadataRecord | None]:
+        """For partitions without a leader, where unclean elections have become allowed."""
+        if not self._is_unclean_changed:
+            return
+        delta = MetadataDelta(self._image)
+        for record in self.records:
+            delta.replay(record)
+        then = self._elections.at(delta.apply(self._image.next_offset + len(self.records)))
+        for key, partition in self._image.partitions():
+            chosen = None if partition.has_leader else then.change(key).build()
+            yield chosen if chosen is not None and chosen.leader_id >= 0 else None
+
+    def _alter(self, resource: AlteredResource) -> None:
+        _check_resource(self._image, resource.resource_type, resource.resource_name)
+        before = self._image.configs.get(ConfigResource(resource.resource_type, resource.resource_name), {})
+        try:
+            after = self._checked(resource, before)
+        except ConfigError as error:
+            raise InvalidConfig(str(error)) from error
+        changed = [name for name in sorted({**before, **after}) if before.get(name) != after.get(name)]
+        records = self._records(resource, {name: after.get(name) for name in changed})
+        if len(self.records) + len(records) > RECORDS_PER_BATCH_MAX:
+            raise InvalidRequest(
+                f"{_what(resource)}: its changes and those before it make more than {RECORDS_PER_BATCH_MAX:,} records, "
+                "which are committed together; use another request for it"
+            )
+        self.records += records
+        self._is_unclean_changed |= UNCLEAN_ELECTION in changed
+
+    def _checked(self, resource: AlteredResource, before: Mapping[str, str]) -> dict[str, str]:
+        """The resource's own configuration after the changes, by dotted key. Raises ConfigError, InvalidRequest."""
+        what = _what(resource)
+        kind = TopicConfig if resource.resource_type is ResourceType.TOPIC else BrokerConfig
+        keys = [dotted(kind.field_of(change.name, what=what)) for change in resource.changes]
+        own = {key: value for key, value in before.items() if key not in keys}
+        own |= {change.name: change.value for change in resource.changes if change.op is AlterConfigOp.SET}
+        if kind is TopicConfig:
+            return TopicConfig.parse(own, what=what).overrides()
+        self._check_broker_keys(resource, keys)
+        texts = self._config.with_dynamic(own, what=what).overrides()
+        return {dotted(snake(key)): texts[dotted(snake(key))] for key in own}
+
+    def _check_broker_keys(self, resource: AlteredResource, keys: Sequence[str]) -> None:
+        for key, change in zip(keys, resource.changes, strict=True):
+            if snake(key) not in DYNAMIC_BROKER_KEYS:
+                raise InvalidRequest(
+                    f"{_what(resource)}: {key!r} takes effect when a node starts; set it in the cluster's specification"
+                )
+            if resource.resource_name != _ALL_BROKERS and snake(key) in UNIFORM_BROKER_KEYS:
+                raise InvalidRequest(
+                    f"{_what(resource)}: the controller goes by {key!r} too, so no broker has its own; set it for all"
+                )
+            if key == MIN_ISR and change.op is AlterConfigOp.DELETE:
+                self._check_min_isr_is_kept(change)
+
+    def _check_min_isr_is_kept(self, change: ConfigChange) -> None:
+        if self._image.has_eligible_leader_replicas:
+            raise InvalidRequest(
+                f"all brokers: {change.name!r} cannot be deleted while there are eligible leader replicas; set it"
+            )
+
+    def _records(self, resource: AlteredResource, values: Mapping[str, str | None]) -> list[MetadataRecord]:
+        records: list[MetadataRecord] = []
+        if MIN_ISR in values and self._image.has_eligible_leader_replicas:
+            records.append(ClearElrRecord(topic_name=resource.resource_name))
+        return records + [
+            _record(resource.resource_type, resource.resource_name, name, value)
+            for name, value in values.items()
+        ]
+
+
+def _check_resource(image: MetadataImage, resource_type: ResourceType, name: str) -> None:
+    """Raises UnknownTopicOrPartition, BrokerIdNotRegistered, or InvalidRequest for what is no broker's id."""
+    if resource_type is ResourceType.TOPIC:
+        if name not in image.topics:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        return
+    broker_id = _broker_id(name)
+    if broker_id is not None and broker_id not in image.brokers:
+        raise BrokerIdNotRegistered(
+            f"broker {broker_id} is not registered; those that are: {sorted(image.brokers)}"
+        )
+
+
+def _broker_id(name: str) -> int | None:
+    if name == _ALL_BROKERS:
+        return None
+    if not name.isdecimal():
+        raise InvalidRequest(f"resource: expected a broker's id, or nothing for all brokers, found {name!r}")
+    return int(name)
+
+
+def _what(resource: AlteredResource) -> str:
+    if resource.resource_type is ResourceType.TOPIC:
+        return f"topic {resource.resource_name!r}"
+    return f"broker {resource.resource_name}" if resource.resource_name else "all brokers"
+
+
+def _record(resource_type: ResourceType, resource_name: str, name: str, value: str | None) -> ConfigRecord:
+    return ConfigRecord(resource_type=resource_type, resource_name=resource_name, name=name, value=value)

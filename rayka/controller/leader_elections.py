@@ -1,0 +1,137 @@
+"""What changes of partitions follow when a broker comes, goes or loses a directory.
+
+A broker is electable for a partition while it is active and the directory of its replica works. Which of them then
+leads is decided in `partition_change`; here is which partitions are concerned, and with what rules of their topics.
+Kafka: `ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor` (B44).
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Self
+from uuid import UUID
+
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.controller.partition_change import PartitionChangeBuilder
+from rayka.controller.replica_index import ReplicaIndex
+from rayka.errors import InvariantBroken
+from rayka.ids import TopicIdPartition
+from rayka.metadata.effective_configs import topic_config
+from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from rayka.metadata.metadata_records import PartitionChangeRecord
+
+
+class Elections:
+    """Changes of the partitions of one image. `brokers`: as they are to be, where that differs from the image."""
+
+    def __init__(
+        self,
+        image: MetadataImage,
+        config: BrokerConfig,
+        replicas: ReplicaIndex,
+        *,
+        brokers: Mapping[int, BrokerImage] | None = None,
+    ) -> None:
+        self.image = image
+        self._config = config
+        self._replicas = replicas
+        self._brokers = image.brokers if brokers is None else brokers
+        self._rules: dict[UUID, TopicConfig] = {}
+        self._directories: dict[int, Collection[UUID]] = {}
+        self._registered: dict[int, Collection[UUID]] = {}
+        self._held_counts: dict[int, dict[UUID, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Elections {self.image!r} {self._replicas!r}>"
+
+    def at(self, image: MetadataImage) -> Self:
+        """Those of another image with the same replicas and brokers, such as one with other configurations."""
+        return type(self)(image, self._config, self._replicas)
+
+    @property
+    def replicas(self) -> ReplicaIndex:
+        """Which partitions each broker of the image holds."""
+        return self._replicas
+
+    def is_electable(self, partition: PartitionImage, broker_id: int) -> bool:
+        """Whether the broker may lead the partition and be in its ISR, as far as it depends on the broker (B40)."""
+        directories = self._directories.get(broker_id)
+        if directories is None:
+            broker = self._brokers.get(broker_id)
+            directories = broker.online_directories if broker is not None and broker.is_active else ()
+            self._directories[broker_id] = directories
+        return partition.directory_of(broker_id) in directories
+
+    def change(self, key: TopicIdPartition) -> PartitionChangeBuilder:
+        """A change of the partition under the rules of its topic; as it stands, an election if one is needed."""
+        partition = self.partition(key)
+        rules = self._rules.get(key.topic_id)
+        if rules is None:
+            name = self.image.topics_by_id[key.topic_id].name
+            rules = self._rules[key.topic_id] = topic_config(self.image, self._config, name)
+        builder = PartitionChangeBuilder(
+            key,
+            partition,
+            is_electable=lambda broker_id: self.is_electable(partition, broker_id),
+            min_isr=min(rules.min_insync_replicas, len(partition.replicas)),
+            has_elr=self.image.has_eligible_leader_replicas,
+            home_of=self._home_of,
+        )
+        return builder.is_unclean_election_allowed(rules.unclean_leader_election_enable)
+
+    def after(
+        self, broker: BrokerImage, *, is_unclean_shutdown: bool = False
+    ) -> Iterator[PartitionChangeRecord | None]:
+        """What follows when a broker becomes as given: fenced or not, shutting down, a directory offline; for each
+        partition that it holds.
+
+        Where it is not electable any more it leaves the ISR and the lead; where no replica leads and it is electable
+        now there is an election (B44). After an unclean shutdown it leaves the ELR too (B42).
+        """
+        brokers = {**self.image.brokers, broker.broker_id: broker}
+        then = Elections(self.image, self._config, self._replicas, brokers=brokers)
+        lost = (broker.broker_id,) if is_unclean_shutdown else ()
+        return (then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id))
+
+    def _after(
+        self, broker_id: int, key: TopicIdPartition, lost: tuple[int, ...]
+    ) -> PartitionChangeRecord | None:
+        partition = self.partition(key)
+        if self.is_electable(partition, broker_id):
+            return None if partition.has_leader else self.change(key).build()
+        known = partition.isr + (partition.eligible_leader_replicas if lost else ())
+        if broker_id not in known and not self._is_homeless(broker_id, partition.directory_of(broker_id)):
+            return None
+        isr = tuple(each for each in partition.isr if each != broker_id)
+        return self.change(key).target_isr(isr).unclean_shutdown_replicas(lost).build()
+
+    def _is_homeless(self, broker_id: int, home: UUID | None) -> bool:
+        """Whether the broker does not have the directory any more."""
+        registered = self._registered.get(broker_id)
+        if registered is None:
+            broker = self._brokers.get(broker_id)
+            ids = () if broker is None else tuple(each.directory_id for each in broker.directories)
+            registered = self._registered[broker_id] = ids
+        return bool(registered) and home not in registered
+
+    def _home_of(self, broker_id: int, home: UUID) -> UUID:
+        """The same directory, or, if that is gone, of those that work the one with the fewest replicas."""
+        if not self._is_homeless(broker_id, home):
+            return home
+        counts = self._held_counts.get(broker_id)
+        if counts is None:
+            counts = self._held_counts[broker_id] = self._count_held(broker_id)
+        fewest = min(counts, key=lambda directory_id: counts[directory_id])
+        counts[fewest] += 1
+        return fewest
+
+    def _count_held(self, broker_id: int) -> dict[UUID, int]:
+        """How many replicas each of the broker's directories holds that work, or each of all if none does."""
+        broker = self._brokers[broker_id]
+        working = broker.online_directories or tuple(each.directory_id for each in broker.directories)
+        return {each: self._replicas.count_in(broker_id, each) for each in working}
+
+    def partition(self, key: TopicIdPartition) -> PartitionImage:
+        """The partition, which has to be in the image."""
+        partition = self.image.partition(key)
+        if partition is None:
+            raise InvariantBroken(f"{self!r}: there is no {key}")
+        return partition

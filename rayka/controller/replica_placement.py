@@ -1,0 +1,192 @@
+"""Which brokers hold the replicas of new partitions, and in which of their directories (B47).
+
+A caller may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
+rack, starting at a random one; the others from the racks after it, and inside a rack brokers take turns. Unfenced
+brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. When all
+have had their turn they are shuffled: else what one broker leads would all go to the same one when it fails.
+
+Kafka: `StripedReplicaPlacer`, `ReplicationControlManager.validateManualPartitionAssignment`.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from random import Random
+from typing import NamedTuple, TypeVar
+from uuid import UUID
+
+from rayka.controller.replica_index import ReplicaIndex
+from rayka.errors import InvalidReplicaAssignment, InvalidReplicationFactor
+from rayka.metadata.image import BrokerImage, MetadataImage
+from rayka.metadata.metadata_records import PartitionRecord
+
+ItemT = TypeVar("ItemT")
+
+
+class Placement(NamedTuple):
+    """The replicas of one partition in preferred order, the first to lead, and the directory of each."""
+
+    replicas: tuple[int, ...]
+    directories: tuple[UUID, ...]
+
+
+class ReplicaPlacer:
+    """Places the partitions of one request, one after another."""
+
+    def __init__(self, image: MetadataImage, random: Random, replicas: ReplicaIndex) -> None:
+        self._brokers = image.brokers
+        self._random = random
+        usable = [broker for broker in image.brokers.values() if _is_usable(broker)]
+        names = sorted({broker.registration.rack for broker in usable})
+        racks = [_Rack([each for each in usable if each.registration.rack == name], random) for name in names]
+        self._racks = _from_random_start(racks, random)
+        self._first_rack = 0
+        self._unfenced_count = sum(not broker.is_fenced for broker in usable)
+        self._usable_count = len(usable)
+        self._directories = _Directories(image, replicas)
+
+    def place(self, partition_count: int, replication_factor: int) -> Iterator[Placement]:
+        """Replicas for so many partitions, chosen as they are asked for. Raises InvalidReplicationFactor when there
+        are not enough brokers.
+        """
+        self._check(replication_factor)
+        return (self._place_one(replication_factor) for _ in range(partition_count))
+
+    def place_on(self, brokers: Sequence[int]) -> Placement:
+        """Replicas on these brokers, in this order. Raises InvalidReplicaAssignment as `check_brokers` and
+        `directory_on`.
+        """
+        self.check_brokers(brokers)
+        return Placement(tuple(brokers), tuple(self.directory_on(each) for each in brokers))
+
+    def check_brokers(self, brokers: Sequence[int]) -> None:
+        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, one unknown."""
+        unknown = sorted({each for each in brokers if each not in self._brokers})
+        if not brokers or len(set(brokers)) < len(brokers):
+            raise InvalidReplicaAssignment(
+                f"expected the brokers of one replica or more, each once, found {list(brokers)}"
+            )
+        if unknown:
+            raise InvalidReplicaAssignment(
+                f"brokers {unknown} are not registered; expected some of {sorted(self._brokers)}"
+            )
+
+    def directory_on(self, broker_id: int) -> UUID:
+        """Where one more replica goes on a registered broker. Raises InvalidReplicaAssignment when no directory of it
+        works.
+        """
+        if not self._brokers[broker_id].online_directories:
+            raise InvalidReplicaAssignment(
+                f"all data directories of broker {broker_id} have failed; mend its disks or name another broker"
+            )
+        return self._directories.choose(broker_id)
+
+    def _check(self, replication_factor: int) -> None:
+        if replication_factor < 1:
+            raise InvalidReplicationFactor(
+                f"replication factor: expected 1 or more, found {replication_factor}"
+            )
+        if replication_factor > self._usable_count:
+            instead = f" or ask for at most {self._usable_count}" if self._usable_count else ""
+            raise InvalidReplicationFactor(
+                f"replication factor {replication_factor} is above the number of brokers that can hold a replica, "
+                f"{self._usable_count} (registered, not shutting down, with a directory that works); "
+                f"start {replication_factor - self._usable_count} more{instead}"
+            )
+        if not self._unfenced_count:
+            raise InvalidReplicationFactor(
+                f"all {self._usable_count} brokers are fenced, so none can lead; wait for one to be running"
+            )
+
+    def _place_one(self, replication_factor: int) -> Placement:
+        racks = [*self._racks[self._first_rack :], *self._racks[: self._first_rack]]
+        in_turn = [
+            *_striped([rack.unfenced_in_turn() for rack in racks]),
+            *_striped([rack.fenced for rack in racks]),
+        ]
+        replicas = tuple(in_turn[:replication_factor])
+        next(rack for rack in racks if replicas[0] in rack.unfenced).advance(self._random)
+        self._first_rack = (self._first_rack + 1) % len(self._racks)
+        if self._first_rack == 0:
+            self._random.shuffle(self._racks)
+        return Placement(replicas, tuple(self._directories.choose(broker_id) for broker_id in replicas))
+
+
+class _Rack:
+    """The brokers of one rack. The turn moves on each time that the rack gives a first replica."""
+
+    def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
+        unfenced = sorted(broker.broker_id for broker in brokers if not broker.is_fenced)
+        self.unfenced = _from_random_start(unfenced, random)
+        self.fenced = sorted(broker.broker_id for broker in brokers if broker.is_fenced)
+        self._turn = 0
+
+    def unfenced_in_turn(self) -> list[int]:
+        return [*self.unfenced[self._turn :], *self.unfenced[: self._turn]]
+
+    def advance(self, random: Random) -> None:
+        self._turn = (self._turn + 1) % len(self.unfenced)
+        if self._turn == 0:
+            random.shuffle(self.unfenced)
+
+
+class _Directories:
+    """The working directories of each broker, with how many replicas they hold."""
+
+    def __init__(self, image: MetadataImage, replicas: ReplicaIndex) -> None:
+        self._counts = {
+            broker_id: {each: replicas.count_in(broker_id, each) for each in broker.online_directories}
+            for broker_id, broker in image.brokers.items()
+        }
+
+    def choose(self, broker_id: int) -> UUID:
+        """The directory that holds the fewest replicas, the earlier of equals; it holds one more now."""
+        counts = self._counts[broker_id]
+        chosen = min(counts, key=lambda directory_id: counts[directory_id])
+        counts[chosen] += 1
+        return chosen
+
+
+def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: Placement) -> PartitionRecord:
+    """A partition as it begins: in sync are those that are active, and the first of them leads.
+
+    Raises InvalidReplicaAssignment when none is.
+    """
+    isr = tuple(each for each in placement.replicas if image.brokers[each].is_active)
+    if not isr:
+        raise InvalidReplicaAssignment(
+            f"partition {number}: all of brokers {list(placement.replicas)} are fenced or shutting down, so none can "
+            "lead; start one of them or name others"
+        )
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition=number,
+        replicas=placement.replicas,
+        directories=placement.directories,
+        isr=isr,
+        leader_id=isr[0],
+    )
+
+
+def check_replica_counts(assignments: Sequence[Sequence[int]], replication_factor: int) -> None:
+    """Raises InvalidReplicaAssignment unless each partition has so many replicas."""
+    for number, brokers in enumerate(assignments):
+        if len(brokers) != replication_factor:
+            raise InvalidReplicaAssignment(
+                f"assignment {number}: expected {replication_factor} replicas as the topic's other partitions have, "
+                f"found {list(brokers)}"
+            )
+
+
+def _is_usable(broker: BrokerImage) -> bool:
+    return not broker.is_in_controlled_shutdown and bool(broker.online_directories)
+
+
+def _from_random_start(items: Sequence[ItemT], random: Random) -> list[ItemT]:
+    start = random.randrange(len(items)) if items else 0
+    return [*items[start:], *items[:start]]
+
+
+def _striped(racks: Sequence[Sequence[int]]) -> Iterator[int]:
+    """One broker of each rack, then the next of each, until none is left."""
+    for stripe in zip_longest(*racks):
+        yield from (broker_id for broker_id in stripe if broker_id is not None)

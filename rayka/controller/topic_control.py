@@ -1,0 +1,232 @@
+"""Topics created and deleted. Kafka: `ReplicationControlManager.createTopics`, `Topic.validate`."""
+
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from random import Random
+from typing import TypeVar
+
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.controller.heartbeats import registered_broker
+from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
+from rayka.errors import (
+    ApiError,
+    ConfigError,
+    ErrorCode,
+    InvalidConfig,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidRequest,
+    InvalidTopic,
+    TopicAlreadyExists,
+)
+from rayka.ids import INTERNAL_PREFIX, METADATA_TOPIC, NO_NODE, is_internal, random_uuid
+from rayka.metadata.image import MetadataImage, TopicImage
+from rayka.metadata.metadata_records import (
+    ConfigRecord,
+    MetadataRecord,
+    RemoveTopicRecord,
+    TopicRecord,
+)
+from rayka.protocol.configs import ResourceType
+from rayka.protocol.topics import (
+    DEFAULT_COUNT,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    NewTopic,
+    TopicResult,
+)
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
+
+TopicT = TypeVar("TopicT")
+PARTITIONS_MAX = (
+    RECORDS_PER_BATCH_MAX - 1
+)  # of one topic: with its own record they are committed as one batch
+PARTITIONS_DELETED_PER_STEP = 10  # to forget one costs less than to write a record
+TOPIC_NAME_LENGTH_MAX = 249  # a file name of 255 bytes, less "-", five digits of a partition
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def create_topics(
+    image: MetadataImage,
+    request: CreateTopicsRequest,
+    *,
+    config: BrokerConfig,
+    placer: ReplicaPlacer,
+    random: Random,
+) -> Steps[MetadataRecord, CreateTopicsResponse]:
+    """Creates what can be created, together; every other topic has its error in the response. Raises
+    BrokerIdNotRegistered and StaleBrokerEpoch for internal topics (H3).
+    """
+    is_of_cluster = request.broker_id != NO_NODE
+    if is_of_cluster:
+        registered_broker(image, request.broker_id, request.broker_epoch)
+    check_name = check_internal_name if is_of_cluster else check_topic_name
+    creation = _Creation(image, config, placer, random, check_name)
+    results, next_offset = yield from results_in_order(request.topics, creation.try_create)
+    response = CreateTopicsResponse(results, next_offset + len(creation.records))
+    return Result(creation.records, response)
+
+
+def results_in_order(
+    topics: Iterable[TopicT], attempt: Callable[[TopicT], Generator[None, int, TopicResult]]
+) -> Generator[None, int, tuple[tuple[TopicResult, ...], int]]:
+    """What came of each topic, one after another, and the offset that the first record written then gets."""
+    results = []
+    for topic in topics:
+        results.append((yield from attempt(topic)))
+    next_offset = yield None
+    return tuple(results), next_offset
+
+
+def delete_topics(
+    image: MetadataImage, request: DeleteTopicsRequest
+) -> Steps[MetadataRecord, DeleteTopicsResponse]:
+    """Deletes those that exist, one after another; every other one has its error in the response."""
+    results = []
+    for name in request.names:
+        topic = image.topics.get(name)
+        results.append(_deleted(name, topic))
+        if topic is not None:
+            yield RemoveTopicRecord(topic_id=topic.topic_id)
+            for _ in range(len(topic.partitions) // PARTITIONS_DELETED_PER_STEP):
+                yield None
+    next_offset = yield None
+    return Result((), DeleteTopicsResponse(tuple(results), next_offset))
+
+
+def check_topic_name(name: str) -> None:
+    """Of a topic that a client asks for. Raises InvalidTopic, saying which rule the name breaks."""
+    _check_legal_name(name)
+    if is_internal(name):
+        raise InvalidTopic(
+            f"names that begin with {INTERNAL_PREFIX!r} are for rayka's own topics, found {name!r}"
+        )
+
+
+def check_internal_name(name: str) -> None:
+    """Of a topic that the cluster makes for itself. Raises InvalidTopic as `check_topic_name`."""
+    _check_legal_name(name)
+    if not is_internal(name) or name == METADATA_TOPIC:
+        raise InvalidTopic(
+            f"expected the name of an internal topic, which begins with {INTERNAL_PREFIX!r}, and not that of the"
+            f" metadata, found {name!r}"
+        )
+
+
+def _check_legal_name(name: str) -> None:
+    if not name or len(name) > TOPIC_NAME_LENGTH_MAX:
+        raise InvalidTopic(
+            f"a topic's name has 1 to {TOPIC_NAME_LENGTH_MAX} characters, found {len(name)}: {name[:300]!r}"
+        )
+    if name in (".", ".."):
+        raise InvalidTopic(f"a topic cannot be named {name!r}")
+    if not _LEGAL_NAME.fullmatch(name):
+        raise InvalidTopic(f"a topic's name holds letters, digits, '.', '_' and '-' only, found {name!r}")
+
+
+class _Creation:
+    """The topics of one request, one after another: each placed where those before it are counted."""
+
+    def __init__(
+        self,
+        image: MetadataImage,
+        config: BrokerConfig,
+        placer: ReplicaPlacer,
+        random: Random,
+        check_name: Callable[[str], None],
+    ) -> None:
+        self._check_name = check_name
+        self._image = image
+        self._config = config
+        self._random = random
+        self._placer = placer
+        self.records: list[MetadataRecord] = []
+
+    def try_create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
+        """A step for each partition."""
+        try:
+            return (yield from self._create(topic))
+        except ApiError as refusal:
+            return TopicResult(topic.name, error_code=refusal.code, error_message=str(refusal))
+
+    def _create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
+        self._check_name(topic.name)
+        if topic.name in self._image.topics:
+            raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
+        configs = checked_configs(topic.name, topic.configs)
+        placements = []
+        for placement in self._placements(topic):
+            placements.append(placement)
+            yield None
+        record = TopicRecord(name=topic.name, topic_id=random_uuid(self._random))
+        records: list[MetadataRecord] = [record, *_config_records(topic.name, configs)]
+        for number, placement in enumerate(placements):
+            records.append(new_partition(self._image, record.topic_id, number, placement))
+            yield None
+        self.records += records
+        return TopicResult(topic.name, record.topic_id)
+
+    def _placements(self, topic: NewTopic) -> Iterable[Placement]:
+        if topic.assignments is not None:
+            return self._assigned(topic, topic.assignments)
+        partition_count, replication_factor = topic.partition_count, topic.replication_factor
+        if partition_count == DEFAULT_COUNT:
+            partition_count = self._config.num_partitions
+        if replication_factor == DEFAULT_COUNT:
+            replication_factor = self._config.default_replication_factor
+        self._check_partition_count(topic, partition_count)
+        return self._placer.place(partition_count, replication_factor)
+
+    def _assigned(self, topic: NewTopic, assignments: Sequence[Sequence[int]]) -> Iterable[Placement]:
+        counts = (topic.partition_count, topic.replication_factor)
+        if counts != (DEFAULT_COUNT, DEFAULT_COUNT):
+            raise InvalidRequest(
+                f"topic {topic.name!r}: expected no counts beside the assignments, found {counts[0]} partitions with "
+                f"{counts[1]} replicas; leave one or the other out"
+            )
+        if not assignments:
+            raise InvalidReplicaAssignment(
+                f"topic {topic.name!r}: expected the replicas of a partition or more, found none"
+            )
+        self._check_partition_count(topic, len(assignments))
+        check_replica_counts(assignments, len(assignments[0]))
+        return map(self._placer.place_on, assignments)
+
+    def _check_partition_count(self, topic: NewTopic, count: int) -> None:
+        if not 1 <= count <= PARTITIONS_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r}: expected 1 to {PARTITIONS_MAX:,} partitions, found {count}"
+            )
+        record_count = len(self.records) + 1 + len(topic.configs) + count
+        if record_count > RECORDS_PER_BATCH_MAX:
+            raise InvalidPartitions(
+                f"topic {topic.name!r}: it and those before it make {record_count:,} records, expected at most "
+                f"{RECORDS_PER_BATCH_MAX:,}, which are committed together; use another request for it"
+            )
+
+
+def _config_records(topic_name: str, configs: Mapping[str, str]) -> list[MetadataRecord]:
+    return [
+        ConfigRecord(resource_type=ResourceType.TOPIC, resource_name=topic_name, name=key, value=configs[key])
+        for key in sorted(configs)
+    ]
+
+
+def checked_configs(name: str, configs: Mapping[str, str]) -> dict[str, str]:
+    """The topic's own configuration by dotted key. Raises InvalidConfig naming the key and what was
+    expected.
+    """
+    try:
+        return TopicConfig.parse(configs, what=f"topic {name!r}").overrides()
+    except ConfigError as error:
+        raise InvalidConfig(str(error)) from error
+
+
+def _deleted(name: str, topic: TopicImage | None) -> TopicResult:
+    if topic is None:
+        return TopicResult(
+            name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, error_message=f"there is no topic {name!r}"
+        )
+    return TopicResult(name, topic.topic_id)

@@ -1,0 +1,1 @@
+"""What a node does with a request, one module for each family of APIs."""

@@ -1,0 +1,200 @@
+"""What a fetch reads of each partition: up to its bounds, by the rules for its kind of reader.
+
+One `FetchReads` is one look at the partitions of one request. A follower reads to the log end, and its first look
+counts for the ISR and the high watermark (B5, B6); a consumer reads what is committed, here or at the replica that it
+is sent to (G15). A follower outside the ISR gets nothing while the throttle is exceeded (G17). Kafka: `ReplicaManager.
+readFromLog`, `updateFollowerFetchState` (G1-G6, G13).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rayka.errors import ApiError, StorageError
+from rayka.ids import NO_EPOCH, NO_NODE
+from rayka.node.handlers.fetch_sessions import FetchContext, has_data
+from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.partition import Partition
+from rayka.partition.partition_reads import ReadResult
+from rayka.partition.quota import is_throttled
+from rayka.protocol.fetch import NO_RECORDS, FetchPartition, FetchPartitionResult, FetchRequest
+
+
+class Leader(NamedTuple):
+    """What all fetches of one broker share. `max_bytes` bounds what a consumer gets at once (G5)."""
+
+    broker_id: int
+    replicas: ReplicaManager
+    max_bytes: int
+
+
+class FetchReads:
+    """One look of a request at its partitions, at one time."""
+
+    def __init__(self, leader: Leader, request: FetchRequest, context: FetchContext, now_ms: int) -> None:
+        self._leader = leader
+        self._request = request
+        self._context = context
+        self._now_ms = now_ms
+        self._is_follower = request.replica_id != NO_NODE
+        self._left_bytes = (
+            request.max_bytes if self._is_follower else min(request.max_bytes, leader.max_bytes)
+        )
+        self._min_one_batch = True
+
+    def read_all(self, *, is_first: bool) -> list[FetchPartitionResult]:
+        """In the order of the session; the first batch of the first partition that has one is given anyway (G6)."""
+        return [self._read(fetch, is_first=is_first) for fetch in self._context.to_read()]
+
+    def has_enough(self) -> bool:
+        """Whether a parked fetch is to be answered now (G8): min_bytes are there, or something is wrong."""
+        missing_bytes = max(1, self._request.min_bytes)
+        for fetch in self._context.due():
+            try:
+                replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+                partition = replica.partition
+                partition.check_readable(fetch.current_leader_epoch, any_replica=self._may_read_anywhere)
+                if not self._is_throttled(partition):
+                    missing_bytes -= partition.available_bytes(
+                        fetch.fetch_offset,
+                        min(missing_bytes, fetch.max_bytes),
+                        is_follower=self._is_follower,
+                    )
+            except (ApiError, StorageError):
+                return True  # reading it gives the error to the caller
+            if missing_bytes <= 0:
+                return True
+        return False
+
+    def refresh(self) -> None:
+        """The follower still has all of the partitions that are not looked at, as Kafka's hears in every fetch (B5)."""
+        for fetch in self._context.quiet():
+            try:
+                replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+                replica.partition.check_readable(fetch.current_leader_epoch)
+                self._record(replica, fetch)
+            except ApiError:
+                self._leader.replicas.parked.wake((fetch.topic_id, fetch.partition))  # a look will tell
+
+    def record_sent(self, results: tuple[FetchPartitionResult, ...]) -> None:
+        """Counts what out-of-sync followers of throttled partitions were given."""
+        for each in results if self._is_follower else ():
+            partition = (
+                self._leader.replicas.get(each.topic_id, each.partition).partition if has_data(each) else None
+            )
+            if partition is not None and self._is_counted(partition):
+                self._leader.replicas.leader_quota.record(size_bytes(each), self._now_ms)
+
+    # ---- One partition -------------------------------------------------------------------------------------
+
+    def _read(self, fetch: FetchPartition, *, is_first: bool) -> FetchPartitionResult:
+        try:
+            replica = self._leader.replicas.get(fetch.topic_id, fetch.partition)
+            try:
+                return self._read_replica(replica, fetch, is_first=is_first)
+            except StorageError as error:
+                raise self._leader.replicas.on_storage_error(replica, error) from error
+        except ApiError as error:
+            return FetchPartitionResult(fetch.topic_id, fetch.partition, error.code, str(error))
+
+    def _read_replica(
+        self, replica: Replica, fetch: FetchPartition, *, is_first: bool
+    ) -> FetchPartitionResult:
+        partition = replica.partition
+        preferred = self._preferred_read_replica(partition, fetch)
+        if preferred != NO_NODE:
+            nothing = ReadResult(partition.high_watermark, partition.log.log_start_offset, fetch.fetch_offset)
+            return _result(fetch, partition, nothing, preferred)
+        is_held_back = self._is_throttled(partition)
+        read = partition.read(
+            fetch,
+            max_bytes=0 if is_held_back else self._left_bytes,
+            min_one_batch=self._min_one_batch and not is_held_back,
+            as_file_ranges=replica.directory.directory_id in self._request.local_directory_ids,
+            is_follower=self._is_follower,
+            any_replica=self._may_read_anywhere,
+        )
+        if read.size_bytes:
+            self._min_one_batch, self._left_bytes = False, max(0, self._left_bytes - read.size_bytes)
+        if self._is_follower and is_first and read.diverging_epoch is None:
+            self._record(replica, fetch)
+            read = read._replace(high_watermark=partition.high_watermark)
+        result = _result(fetch, partition, read)
+        if self._is_at_end(partition, fetch):
+            self._context.settle(result)
+        return result
+
+    def _preferred_read_replica(self, partition: Partition, fetch: FetchPartition) -> int:
+        """Where a consumer in a rack is to read instead; -1: here (G15)."""
+        if self._is_follower or not self._request.rack_id or not partition.is_leader:
+            return NO_NODE
+        partition.check_readable(fetch.current_leader_epoch)
+        return partition.preferred_read_replica(
+            rack_id=self._request.rack_id, fetch_offset=fetch.fetch_offset, now_ms=self._now_ms
+        )
+
+    @property
+    def _may_read_anywhere(self) -> bool:
+        return bool(self._request.rack_id) and not self._is_follower
+
+    def _record(self, replica: Replica, fetch: FetchPartition) -> None:
+        """The follower has what lies below its fetch offset (B5, G13)."""
+        follower = FollowerFetch(
+            self._request.replica_id, self._request.replica_epoch, fetch.fetch_offset, fetch.log_start_offset
+        )
+        update = replica.partition.record_follower_fetch(follower, now_ms=self._now_ms)
+        self._leader.replicas.on_follower_fetch(replica, update)
+
+    def _is_at_end(self, partition: Partition, fetch: FetchPartition) -> bool:
+        """Whether only news can bring more. A follower outside the ISR is looked at again: what keeps it out may end
+        without a sign (B11).
+        """
+        if not self._is_follower:
+            return fetch.fetch_offset >= partition.high_watermark
+        is_in_sync = self._request.replica_id in partition.isr
+        return is_in_sync and fetch.fetch_offset >= partition.log.log_end_offset
+
+    # ---- Throttle ------------------------------------------------------------------------------------------
+
+    def _is_throttled(self, partition: Partition) -> bool:
+        return (
+            self._is_follower
+            and self._is_counted(partition)
+            and self._leader.replicas.leader_quota.is_exceeded(self._now_ms)
+        )
+
+    def _is_counted(self, partition: Partition) -> bool:
+        named, number = (
+            partition.config.leader_replication_throttled_replicas,
+            partition.topic_partition.partition,
+        )
+        return (
+            is_throttled(named, number, self._leader.broker_id)
+            and self._request.replica_id not in partition.isr
+        )
+
+
+def size_bytes(result: FetchPartitionResult) -> int:
+    """How many bytes of batches a result gives, sent or in files."""
+    return int(result.records.size) + sum(each.size_bytes for each in result.file_ranges)
+
+
+def _result(
+    fetch: FetchPartition, partition: Partition, read: ReadResult, preferred: int = NO_NODE
+) -> FetchPartitionResult:
+    return FetchPartitionResult(
+        fetch.topic_id,
+        fetch.partition,
+        high_watermark=read.high_watermark,
+        log_start_offset=read.log_start_offset,
+        next_offset=read.next_offset,
+        leader_id=partition.leader_id,
+        leader_epoch=partition.leader_epoch,
+        diverging_epoch=read.diverging_epoch,
+        records=np.frombuffer(read.records, dtype=np.uint8) if read.records else NO_RECORDS,
+        file_ranges=read.file_ranges,
+        preferred_read_replica=preferred,
+        last_fetched_epoch=partition.log.epoch_of(read.next_offset - 1) if read.size_bytes else NO_EPOCH,
+    )

@@ -1,0 +1,118 @@
+"""Produce on a broker: batches appended at once, in order, and acknowledged when they are as safe as was
+asked for.
+
+Invariants: every partition of the request is appended (or refused) before anything is awaited, so requests
+of one caller are appended in the order of their calls; each partition succeeds or fails for itself; what
+was appended stays, whatever its answer; a request that waits holds no records. Kafka: `ReplicaManager.appendRecords`,
+`DelayedProduce` (G10, B15).
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from rayka.errors import ApiError, InvalidRequiredAcks, RequestTimedOut, StorageError
+from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
+from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.partition.partition import Appended
+from rayka.protocol.produce import (
+    ACKS_ALL,
+    ACKS_LEADER,
+    ACKS_NONE,
+    ProducePartition,
+    ProducePartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+)
+
+_Waiting = dict[int, Appended]  # by place in the request
+
+
+class ProduceHandler:
+    """Answers Produce."""
+
+    def __init__(self, replicas: ReplicaManager, wall_clock_ms: Callable[[], int]) -> None:
+        self._replicas = replicas
+        self._wall_clock_ms = wall_clock_ms
+
+    async def handle(self, request: ProduceRequest) -> ProduceResponse:
+        """One result for each partition. Raises InvalidRequiredAcks, with nothing appended."""
+        if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+            raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {request.acks}")
+        acks, timeout_ms = request.acks, request.timeout_ms
+        results, waiting = self._append_all(request)
+        del request  # else its records stay in memory while it waits
+        self._answer(acks, waiting, results)
+        if waiting:
+            await self._wait(acks, waiting, results, timeout_ms)
+        return ProduceResponse(tuple(results))
+
+    def _append_all(self, request: ProduceRequest) -> tuple[list[ProducePartitionResult], _Waiting]:
+        results: list[ProducePartitionResult] = []
+        waiting: _Waiting = {}
+        for place, data in enumerate(request.partitions):
+            try:
+                appended, result = self._append(data, request.acks)
+            except ApiError as error:
+                results.append(_refused((data.topic_id, data.partition), error))
+            else:
+                results.append(result)
+                if request.acks != ACKS_NONE:
+                    waiting[place] = appended
+        return results, waiting
+
+    def _append(self, data: ProducePartition, acks: int) -> tuple[Appended, ProducePartitionResult]:
+        replica = self._replicas.get(data.topic_id, data.partition)
+        check_not_internal(replica.partition)
+        try:
+            appended = replica.partition.append(
+                data.records, acks, now_ms=_now_ms(), timestamp_ms=self._wall_clock_ms()
+            )
+        except StorageError as error:
+            raise self._replicas.on_storage_error(replica, error) from error
+        self._replicas.on_appended(replica)
+        return appended, _accepted(data, replica, appended)
+
+    async def _wait(
+        self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult], timeout_ms: int
+    ) -> None:
+        """Until each append is acknowledged, refused, or the request's time is over."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        with self._replicas.parked.watch([_key(results[place]) for place in waiting]) as watch:
+            while waiting and await watch.wait(deadline_s):
+                self._answer(acks, waiting, results)
+        for place in waiting:
+            timed_out = RequestTimedOut(f"appended, but not acknowledged within {timeout_ms} ms; it stays")
+            results[place] = _refused(_key(results[place]), timed_out)
+
+    def _answer(self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult]) -> None:
+        """Takes out of `waiting` whatever need not wait any longer."""
+        for place, appended in list(waiting.items()):
+            key = _key(results[place])
+            try:
+                if not self._replicas.get(*key).partition.is_acknowledged(appended, acks):
+                    continue
+            except ApiError as error:
+                results[place] = _refused(key, error)
+            del waiting[place]
+
+
+def _key(result: ProducePartitionResult) -> PartitionKey:
+    return result.topic_id, result.partition
+
+
+def _accepted(data: ProducePartition, replica: Replica, appended: Appended) -> ProducePartitionResult:
+    return ProducePartitionResult(
+        data.topic_id,
+        data.partition,
+        base_offset=appended.base_offset,
+        log_append_time_ms=appended.log_append_time_ms,
+        log_start_offset=replica.partition.log.log_start_offset,
+    )
+
+
+def _refused(key: PartitionKey, error: ApiError) -> ProducePartitionResult:
+    return ProducePartitionResult(*key, error.code, str(error))
+
+
+def _now_ms() -> int:
+    return int(asyncio.get_running_loop().time() * 1000)

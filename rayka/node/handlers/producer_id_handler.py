@@ -1,0 +1,62 @@
+"""The producer ids that a broker hands out, from blocks that the controller gives it (C12), and those that its
+partitions forget (C8).
+
+Invariants: an id is handed out once; one block is asked for at a time, and a producer that needs an id meanwhile waits
+for that one. What is left of a block when the broker ends is never used. Kafka: `RPCProducerIdManager`.
+"""
+
+import asyncio
+
+from rayka.config import BrokerConfig
+from rayka.errors import ApiError, BrokerNotAvailable
+from rayka.node.broker_lifecycle import BrokerLifecycle
+from rayka.node.controller_link import ControllerLink
+from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.protocol.producer_ids import (
+    AllocateProducerIdsRequest,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+)
+
+_CALL_TIMEOUT_MS = 5_000
+
+
+async def expire_producers(replicas: ReplicaManager, config: BrokerConfig) -> None:
+    """Lets every partition forget the producers that have been silent for too long, for ever (C8)."""
+    while True:
+        await asyncio.sleep(config.producer_id_expiration_check_interval_ms / 1000)
+        now_ms = int(asyncio.get_running_loop().time() * 1000)
+        for partition in replicas.partitions:
+            partition.log.producers.expire(now_ms, config.producer_id_expiration_ms)
+
+
+class ProducerIdHandler:
+    """Answers InitProducerId."""
+
+    def __init__(self, lifecycle: BrokerLifecycle, link: ControllerLink, node_id: int) -> None:
+        self._lifecycle = lifecycle
+        self._link = link
+        self._node_id = node_id
+        self._free = range(0)
+        self._one_at_a_time = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<ProducerIdHandler {self._node_id} free={self._free}>"
+
+    async def handle(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
+        """A new id. Raises BrokerNotAvailable while the controller gives none."""
+        async with self._one_at_a_time:
+            if not self._free:
+                self._free = await self._next_block()
+            producer_id, self._free = self._free[0], self._free[1:]
+        return InitProducerIdResponse(producer_id, producer_epoch=0)
+
+    async def _next_block(self) -> range:
+        request = AllocateProducerIdsRequest(self._node_id, self._lifecycle.broker_epoch)
+        try:
+            block = await self._link.call(request, _CALL_TIMEOUT_MS)
+        except ApiError as error:
+            raise BrokerNotAvailable(
+                f"broker {self._node_id} has no producer ids left, and the controller gives none: {error}"
+            ) from error
+        return range(block.producer_id_start, block.producer_id_start + block.producer_id_count)

@@ -1,0 +1,148 @@
+"""The state machines that this broker hosts on the partitions of internal topics (`NodeSettings.shard_types`).
+
+A shard is hosted wherever its partition has a usable replica: the leader's is the active one, followers' stand by.
+Invariants: of one partition there is one shard at a time, on one opening of its log; when that fails, or goes away,
+callers are told, and another shard is built when the replica is usable again. A shard whose records cannot be read is
+not built again before the partition has another leader or log. Kafka: `CoordinatorRuntime`'s contexts.
+"""
+
+import logging
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from rayka.errors import ApiError, DamagedLog, StorageError
+from rayka.ids import NO_EPOCH, NO_NODE, node_name
+from rayka.metadata.image import MetadataImage
+from rayka.node.hosting.partition_log import PartitionLog, PartitionNews
+from rayka.node.hosting.replicated_shard import ReplicatedShard
+from rayka.node.replication.replica import PartitionKey, Replica
+from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.node.settings import NodeSettings
+from rayka.node.tasks import Tasks
+from rayka.shard.shard import NotHere
+from rayka.shard.shard_type import ShardType
+
+_logger = logging.getLogger(__name__)
+_Shard = ReplicatedShard[Any, Any]
+
+
+class _Place(NamedTuple):
+    """A partition that may be hosted here."""
+
+    type: ShardType
+    topic_id: UUID
+    number: int
+
+    @property
+    def key(self) -> PartitionKey:
+        return self.topic_id, self.number
+
+
+class HostedShards:
+    """All shards on one broker."""
+
+    def __init__(self, settings: NodeSettings, replicas: ReplicaManager, tasks: Tasks) -> None:
+        self._settings = settings
+        self._replicas = replicas
+        self._tasks = tasks
+        self._types = {each.topic.name: each for each in settings.shard_types}
+        self._places: dict[PartitionKey, _Place] = {}
+        self._shards: dict[PartitionKey, _Shard] = {}
+        self._numbers: dict[tuple[str, int], PartitionKey] = {}
+
+    def __repr__(self) -> str:
+        return f"<HostedShards {list(self._shards.values())}>"
+
+    def get(self, topic: str, number: int) -> _Shard:
+        """The shard of a partition. Raises the error of its type when there is none here."""
+        shard = self._shards.get(self._numbers.get((topic, number), (UUID(int=0), -1)))
+        if shard is None:
+            raise self._absent(self._types[topic], number)
+        return shard
+
+    def _absent(self, shard_type: ShardType, number: int) -> ApiError:
+        reason = f"{node_name(self._settings.node_id)} does not host {shard_type.topic.name}-{number}"
+        return shard_type.make_shard(number).not_here(NotHere(reason, NO_NODE, NO_EPOCH))
+
+    @property
+    def shards(self) -> dict[PartitionKey, _Shard]:
+        """By partition, to look at."""
+        return dict(self._shards)
+
+    # ---- Hosting -----------------------------------------------------------------------------------------------------
+
+    def update(self, image: MetadataImage) -> None:
+        """Hosts the partitions that the metadata knows, and no others."""
+        wanted = {}
+        for name, shard_type in self._types.items():
+            topic = image.topics.get(name)
+            for number in range(len(topic.partitions) if topic is not None else 0):
+                place = _Place(shard_type, topic.topic_id if topic else UUID(int=0), number)
+                wanted[place.key] = place
+        gone = [key for key in self._places if key not in wanted]
+        new = [place for key, place in wanted.items() if key not in self._places]
+        self._places = wanted
+        for key in gone:
+            self._replicas.parked.wake(key)
+        for place in new:
+            self._numbers[place.type.topic.name, place.number] = place.key
+            name = f"host {place.type.topic.name}-{place.number}"
+            self._tasks.start(name, self._host(place))
+
+    async def _host(self, place: _Place) -> None:
+        """One shard after another, for as long as the partition exists."""
+        news, key = PartitionNews(), place.key
+        self._replicas.parked.add(news, [key])
+        unreadable: tuple[object, int] | None = None
+        while key in self._places:
+            replica = self._replicas.find(key)
+            if replica is None or unreadable == _reading(replica):
+                await news.wait(float("inf"))
+                continue
+            log = PartitionLog(self._replicas, replica, place.type.codec, news, self._settings.wall_clock_ms)
+            if log.failure is not None:
+                await news.wait(float("inf"))
+                continue
+            if not await self._run(place, log, replica):
+                unreadable = _reading(replica)
+        self._replicas.parked.remove(news, [key])
+        self._shards.pop(key, None)
+
+    async def _run(self, place: _Place, log: PartitionLog[Any], replica: Replica) -> bool:
+        """One shard until its log fails; whether its records can be read."""
+        shard: _Shard = ReplicatedShard(
+            self._settings.node_id,
+            log,
+            lambda: place.type.make_shard(place.number),
+            steps_per_turn=self._settings.steps_per_turn,
+        )
+        self._shards[place.key] = shard
+        try:
+            await shard.run()
+        except StorageError as error:
+            _logger.error("%r: %s", shard, error)
+            log.fail(error)
+            if isinstance(error, DamagedLog):
+                shard.end(shard.not_here("cannot load", may_have_run=True))
+                return False
+            self._replicas.on_storage_error(replica, error)
+        shard.end(shard.not_here("leads no more", may_have_run=True))
+        self._shards.pop(place.key, None)
+        return True
+
+    # ---- End ---------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The node stops: callers that wait are told."""
+        for shard in self._shards.values():
+            shard.end(shard.not_here("is shutting down", may_have_run=True))
+        self._shards = {}
+
+    def abandon(self) -> None:
+        """The end of the process: no caller is told anything."""
+        for shard in self._shards.values():
+            shard.abandon()
+
+
+def _reading(replica: Replica) -> tuple[object, int]:
+    return replica.partition.log, replica.partition.leader_epoch

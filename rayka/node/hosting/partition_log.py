@@ -1,0 +1,169 @@
+"""A replicated partition as the log under a hosted state machine (`ReplicatedLog`).
+
+It is the partition's log as long as that is open: after a failure, or when the log was opened anew, another
+`PartitionLog` takes its place, because records that a full disk interrupted may be in the new one though their append
+was refused. Its high watermark is known once all that was there when this node began to lead is committed: a new
+leader's own high watermark lags behind what its predecessor has acknowledged (B4, A41). It writes with acks=all and no
+producer id, so sequences are not checked (C6).
+
+Kafka: `CoordinatorPartitionWriter`, `CoordinatorLoaderImpl`, `PartitionListener`. Beyond Kafka, followers replay too.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic
+
+from rayka.errors import CorruptRecord, DamagedLog, StorageError, UnsupportedVersion
+from rayka.ids import NO_EPOCH, NO_OFFSET
+from rayka.node.replication.replica import PartitionKey, Replica
+from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.node.signal import Signal
+from rayka.ports import Buffer
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import split_batches
+from rayka.protocol.produce import ACKS_ALL
+from rayka.shard.shard import RecordT
+from rayka.shard.shard_records import RecordCodec
+
+_READ_BYTES = 1 << 20
+
+
+class PartitionNews(Signal):
+    """News of one partition, as `Parked` tells them."""
+
+    def wake(self, key: PartitionKey) -> None:
+        self.notify()
+
+    def end(self, reason: str) -> None:
+        self.notify()
+
+
+class PartitionLog(Generic[RecordT]):
+    """One opening of one replica's log. `news` listens to its partition."""
+
+    def __init__(
+        self,
+        replicas: ReplicaManager,
+        replica: Replica,
+        codec: RecordCodec[RecordT],
+        news: Signal,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._replicas = replicas
+        self._replica = replica
+        self._partition = replica.partition
+        self._log = replica.partition.log
+        self._codec = codec
+        self._wall_clock_ms = wall_clock_ms
+        self._failure: StorageError | None = None
+        # What this leader appended before the log was opened anew has been replayed by no shard of this opening.
+        self._opened_in = self._partition.leader_epoch if self._partition.is_leader else NO_EPOCH
+        self._end_at_opening = self._log.log_end_offset
+        self.news = news
+
+    def __repr__(self) -> str:
+        return f"<PartitionLog {self._partition!r}>"
+
+    # ---- Who leads ---------------------------------------------------------------------------------------------------
+
+    @property
+    def leading_epoch(self) -> int | None:
+        is_leading = self._partition.is_leader and self.failure is None
+        return self._partition.leader_epoch if is_leading else None
+
+    @property
+    def leader_id(self) -> int:
+        return self._partition.leader_id
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._partition.leader_epoch
+
+    @property
+    def failure(self) -> StorageError | None:
+        known = self._failure or self._partition.failure or self._log.failure
+        if known is not None:
+            return known
+        if not self._replicas.is_hosted(self._replica):
+            return StorageError(f"{self._partition.topic_partition} is not here any more")
+        if self._partition.log is not self._log:
+            return StorageError(f"{self._partition.topic_partition} was opened anew")
+        return None
+
+    def fail(self, error: StorageError) -> None:
+        """What is committed cannot be read here."""
+        self._failure = self._failure or error
+        self.news.notify()
+
+    def trouble(self) -> str:
+        failure = self.failure
+        if failure is not None:
+            return str(failure)
+        partition = self._partition
+        needed = min(partition.config.min_insync_replicas, len(partition.replicas))
+        if partition.is_leader and len(partition.isr) < needed:
+            return (
+                f"of {partition.topic_partition} only {list(partition.isr)} are in sync, {needed} are needed"
+            )
+        return ""
+
+    # ---- Appending ---------------------------------------------------------------------------------------------------
+
+    @property
+    def next_offset(self) -> int:
+        return self._log.log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        partition = self._partition
+        if not partition.is_leader:
+            return partition.high_watermark
+        known_from = partition.leader_epoch_start_offset
+        if partition.leader_epoch == self._opened_in:
+            known_from = max(known_from, self._end_at_opening)
+        return partition.high_watermark if partition.high_watermark >= known_from else NO_OFFSET
+
+    def append(self, records: Sequence[RecordT]) -> int:
+        """Appends the records as one batch, without waiting; the offset of the first. Raises what the partition
+        refuses: NotEnoughReplicas, RecordTooLarge, KafkaStorageError.
+        """
+        values, keys = self._codec.columns(records)
+        timestamp_ms = self._wall_clock_ms()
+        batch = encode_batch(values, keys=keys, timestamps_ms=timestamp_ms)
+        now_ms = int(asyncio.get_running_loop().time() * 1000)
+        try:
+            appended = self._partition.append(batch, ACKS_ALL, now_ms=now_ms, timestamp_ms=timestamp_ms)
+        except StorageError as error:
+            self.fail(error)
+            raise self._replicas.on_storage_error(self._replica, error) from error
+        self._replicas.on_appended(self._replica)
+        return appended.base_offset
+
+    # ---- What is committed -------------------------------------------------------------------------------------------
+
+    @property
+    def start_offset(self) -> int:
+        return self._log.log_start_offset
+
+    def start_records(self) -> Iterator[RecordT]:
+        return iter(())
+
+    def committed(self, offset: int) -> tuple[Iterator[tuple[int, RecordT]], int]:
+        high_watermark = self._partition.high_watermark
+        if high_watermark <= offset:
+            return iter(()), offset
+        read = self._log.read(offset, max_bytes=_READ_BYTES, end_offset=high_watermark)
+        return self._decoded(read.records, offset), read.next_offset
+
+    def _decoded(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
+        try:
+            for batch in split_batches(records):
+                batch.check_crc("committed records")
+                yield from (each for each in self._codec.records(batch) if each[0] >= first_offset)
+        except (CorruptRecord, UnsupportedVersion) as error:
+            raise DamagedLog(
+                f"{self._log.name}: committed records from offset {first_offset} on: {error}"
+            ) from error
+
+    def epoch_of(self, offset: int) -> int:
+        return self._log.epoch_of(offset)

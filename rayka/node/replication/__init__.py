@@ -1,0 +1,1 @@
+"""The replicas of one broker: led, followed, and reported to the controller."""

@@ -1,0 +1,133 @@
+"""The data directories of a broker: taken over together, given back together.
+
+Invariants: either all are open and locked or none is; all belong to one cluster, and to this broker. One
+that fails later goes offline alone. Kafka: the part of `LogManager` and `MetaPropertiesEnsemble` that is
+about several directories.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+from rayka.errors import StorageError
+from rayka.ids import NO_EPOCH, TopicPartition, random_uuid
+from rayka.log.log_directory import LogDirectory
+from rayka.log.meta_properties import wrong_cluster
+from rayka.node.settings import NodeSettings
+from rayka.protocol import membership as protocol
+
+_logger = logging.getLogger(__name__)
+
+
+class DataDirectories:
+    """The open directories, in the order of the settings. Made by `open`."""
+
+    def __init__(self, directories: list[LogDirectory]) -> None:
+        self.all = directories
+        self._by_id = {each.directory_id: each for each in directories}
+        self.broker_epoch = NO_EPOCH  # of this process, once it has registered
+
+    def __repr__(self) -> str:
+        return f"<DataDirectories {self.all}>"
+
+    @staticmethod
+    async def format(settings: NodeSettings) -> None:
+        """Makes new directories this broker's; it learns its cluster's id when it registers. Raises
+        StorageError."""
+        for path in settings.data_dirs:
+            await LogDirectory.format(
+                settings.disk, path, node_id=settings.node_id, directory_id=random_uuid(settings.random)
+            )
+
+    @classmethod
+    async def open(cls, settings: NodeSettings) -> "DataDirectories":
+        """Locks them all. Raises StorageError that names the one that is missing, in use or somebody
+        else's."""
+        opened: list[LogDirectory] = []
+        try:
+            for path in settings.data_dirs:
+                opened.append(await LogDirectory.open(settings.disk, path, node_id=settings.node_id))
+            _check_same_cluster(opened)
+        except BaseException:
+            for directory in opened:
+                directory.release()
+            raise
+        return cls(opened)
+
+    # ---- What they say ---------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's id, or empty before the first registration."""
+        return next((each.cluster_id for each in self.all if each.cluster_id), "")
+
+    @property
+    def previous_broker_epoch(self) -> int:
+        """The epoch since which no directory has lost anything; -1 when one may have, or they differ (H3)."""
+        epochs = {each.previous_broker_epoch for each in self.all}
+        return epochs.pop() if len(epochs) == 1 else NO_EPOCH
+
+    @property
+    def known_broker_epoch(self) -> int:
+        """The latest epoch that a process registered these directories with, as far as they still know (H2)."""
+        return max(each.known_broker_epoch for each in self.all)
+
+    def get(self, directory_id: UUID | None) -> LogDirectory | None:
+        """The directory of this id, if it is one of these."""
+        return None if directory_id is None else self._by_id.get(directory_id)
+
+    def registered(self) -> tuple[protocol.LogDirectory, ...]:
+        """What the broker registers."""
+        return tuple(protocol.LogDirectory(each.directory_id, each.path) for each in self.all)
+
+    def offline_ids(self) -> tuple[UUID, ...]:
+        """The directories whose disk has failed, or is full while others can lead what is there."""
+        return tuple(
+            each.directory_id for each in self.all if each.failure is not None or each.is_reported_offline
+        )
+
+    def recovered_ids(self) -> tuple[UUID, ...]:
+        """Those that were reported offline because they were full, and have room again."""
+        offline = self.offline_ids()
+        return tuple(
+            each.directory_id for each in self.all if each.has_recovered and each.directory_id not in offline
+        )
+
+    def offline_paths(self) -> tuple[str, ...]:
+        """Where the disk has failed."""
+        return tuple(each.path for each in self.all if each.failure is not None)
+
+    def full_paths(self) -> tuple[str, ...]:
+        """Where there is no room."""
+        return tuple(each.path for each in self.all if each.full is not None and each.failure is None)
+
+    # ---- Registration and end --------------------------------------------------------------------------
+
+    async def on_registered(self, cluster_id: str, broker_epoch: int) -> None:
+        """The cluster has said who it is. Raises StorageError that names both clusters when it is another
+        one."""
+        for directory in self.all:
+            await directory.adopt_cluster_id(cluster_id)
+            directory.record_broker_epoch(broker_epoch)
+        self.broker_epoch = broker_epoch
+
+    async def close(self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]]) -> None:
+        """Leaves every directory cleanly shut down whose disk lets it; the others are recovered at the next
+        start."""
+        for directory in self.all:
+            try:
+                await directory.close(high_watermarks(directory), broker_epoch=self.broker_epoch)
+            except StorageError as error:
+                _logger.error("%s was not shut down cleanly: %s", directory.path, error)
+
+    def release(self) -> None:
+        """Gives up the locks and nothing else, as the end of the process would."""
+        for directory in self.all:
+            directory.release()
+
+
+def _check_same_cluster(directories: list[LogDirectory]) -> None:
+    known = [each for each in directories if each.cluster_id]
+    for directory in known[1:]:
+        if directory.cluster_id != known[0].cluster_id:
+            raise wrong_cluster(directory.path, known[0].cluster_id, directory.cluster_id)

@@ -1,0 +1,82 @@
+"""Directories of deleted logs, until they are removed.
+
+A topic is deleted when its logs are renamed, which takes no time; the file system needs milliseconds for each directory
+to remove it, and much longer for large files. Invariants: a directory is removed `file.delete.delay.ms` after it was
+renamed, what an earlier process left behind at once; one at a time, off the event loop, so nothing waits for a removal;
+what is not removed when the node ends is found at its next start. Kafka: `LogManager.deleteLogs`.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from rayka.errors import StorageError
+from rayka.log.log_directory import LogDirectory
+from rayka.node.signal import Signal
+from rayka.node.storage.data_directories import DataDirectories
+
+_logger = logging.getLogger(__name__)
+
+
+class _Deleted(NamedTuple):
+    due_s: float
+    number: int  # in the order of deletion
+    directory: LogDirectory
+    path: str
+
+
+class DeletedLogs:
+    """What one broker has to remove."""
+
+    def __init__(
+        self, directories: DataDirectories, on_failed: Callable[[LogDirectory, StorageError], None]
+    ) -> None:
+        self._on_failed = on_failed
+        self._waiting: list[_Deleted] = []  # a heap
+        self._count = 0
+        self._news = Signal()
+        for directory in directories.all:
+            for path in directory.deleted:
+                self.add(directory, path, 0)
+
+    def __repr__(self) -> str:
+        return f"<DeletedLogs waiting={len(self._waiting)}>"
+
+    def add(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
+        """This is removed after the delay."""
+        self._count += 1
+        heappush(self._waiting, _Deleted(_now_s() + delay_ms / 1000, self._count, directory, path))
+        self._news.notify()
+
+    async def run(self) -> None:
+        """Removes what is due, for ever."""
+        while True:
+            for directory, paths in self._take_due().items():
+                await self._remove(directory, paths)
+            next_s = self._waiting[0].due_s if self._waiting else math.inf
+            if next_s > _now_s():
+                await self._news.wait(next_s)
+
+    def _take_due(self) -> dict[LogDirectory, list[str]]:
+        due: dict[LogDirectory, list[str]] = {}
+        while self._waiting and self._waiting[0].due_s <= _now_s():
+            each = heappop(self._waiting)
+            due.setdefault(each.directory, []).append(each.path)
+        return due
+
+    async def _remove(self, directory: LogDirectory, paths: list[str]) -> None:
+        if directory.failure is not None:
+            return
+        try:
+            await directory.remove_deleted(paths)
+        except StorageError as error:
+            self._on_failed(directory, error)
+        else:
+            _logger.info("%s: removed the files of %d deleted logs", directory.path, len(paths))
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

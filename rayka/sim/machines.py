@@ -1,0 +1,341 @@
+"""The machines of one simulation: each a disk, a wall clock, and the node that runs there just now, if any.
+
+A node is the real one, in a process of its own (`rayka.sim.process`). What would restart it on Ray does so here:
+a node that could not start tries again, one whose process ended is started by what ended it, and one that found its
+incarnation over (StaleBrokerEpoch) comes back at once. Any other exception that reaches `crash` is a bug, and a
+violation. Invariant: at most one process of a node is alive.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from rayka.config import BrokerConfig
+from rayka.errors import ApiError, DamagedLog, DiskFull, RaykaError, StorageError
+from rayka.ids import node_name, random_uuid
+from rayka.node.broker_node import BrokerNode
+from rayka.node.combined_node import CombinedNode
+from rayka.node.controller_node import ControllerNode
+from rayka.node.inbox import Inbox
+from rayka.node.node_observation import ObservedBroker
+from rayka.node.quorum.format import format_controller, format_first_voters, metadata_directory
+from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
+from rayka.node.storage.data_directories import DataDirectories
+from rayka.protocol.membership import NodeState
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.process import PROCESS, Process
+from rayka.sim.registers import registers_type
+from rayka.sim.run_options import SimOptions
+from rayka.sim.simulated_disk import SimDisk
+from rayka.sim.simulated_network import SimNetwork
+from rayka.sim.trace import Trace
+
+_RESTART_S = 1.0
+_STOP_TIMEOUT_S = 30.0
+_EPOCH_MS = 1_700_000_000_000  # the wall clock at the begin
+SimNode = ControllerNode | BrokerNode | CombinedNode
+
+
+class Machine:
+    """One machine: `node` is None while none runs; `is_serving` once its start has returned.
+
+    A process that begins while it is `swapped_with` another machine is given that one's disk and directory.
+    """
+
+    def __init__(self, node_id: int, disk: SimDisk, *, is_controller: bool, is_broker: bool) -> None:
+        self.node_id = node_id
+        self.disk = disk
+        self.is_controller = is_controller
+        self.is_broker = is_broker
+        self.data_dir = f"/data/{node_name(node_id)}"
+        self.metadata_dir = metadata_directory(
+            combined_controller_directory(self.data_dir) if is_broker else self.data_dir
+        )
+        self.incarnation = 0
+        self.wall_offset_ms = 0
+        self.process: Process | None = None
+        self.node: SimNode | None = None
+        self.life: asyncio.Task[None] | None = None
+        self.is_serving = False
+        self.start_failure = ""
+        self.swapped_with: Machine | None = None
+
+    def __repr__(self) -> str:
+        return f"<Machine {node_name(self.node_id)} #{self.incarnation} {self.node!r}>"
+
+    def make_node(self, settings: NodeSettings) -> SimNode:
+        """The node of the roles that this machine has."""
+        if not self.is_controller:
+            return BrokerNode(settings)
+        return CombinedNode(settings) if self.is_broker else ControllerNode(settings)
+
+    @property
+    def controller(self) -> ControllerNode | None:
+        """The controller that runs here just now."""
+        node = self.node.controller if isinstance(self.node, CombinedNode) else self.node
+        return node if isinstance(node, ControllerNode) else None
+
+    @property
+    def broker(self) -> BrokerNode | None:
+        """The broker that runs here just now; in a combined node that may be another one soon."""
+        node = self.node.broker if isinstance(self.node, CombinedNode) else self.node
+        return node if isinstance(node, BrokerNode) else None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the node runs, but cannot use its disk any more: it needs another process. A broker whose disk was
+        full goes on by itself.
+        """
+        observed = self._observed_broker
+        if observed is not None:
+            failures = [each.log.failure for each in observed.partitions]
+            if observed.offline_directories or any(
+                not isinstance(each, DiskFull | None) for each in failures
+            ):
+                return True
+        nodes = (self.broker, self.controller)
+        return any(node is not None and node.state is NodeState.FAILED for node in nodes)
+
+    @property
+    def damage(self) -> str:
+        """What a broker that serves says of logs that are damaged: it needs another disk."""
+        return "; ".join(str(each) for each in self._unusable() if isinstance(each, DamagedLog))
+
+    @property
+    def lacks_replicas(self) -> str:
+        """What a broker that serves says of replicas whose directory it does not have."""
+        return "; ".join(str(each) for each in self._unusable() if not isinstance(each, DamagedLog))
+
+    def _unusable(self) -> Sequence[StorageError]:
+        return self._observed_broker.unusable if self._observed_broker is not None else ()
+
+    @property
+    def _observed_broker(self) -> ObservedBroker | None:
+        return self.broker.observed if self.broker is not None else None
+
+
+class SimCluster:
+    """All machines. `watch` makes the function that looks at a machine after each callback of its process; `on_bug`
+    is told of exceptions that no code expected.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        options: SimOptions,
+        network: SimNetwork,
+        trace: Trace,
+        make_disk: Callable[[int], SimDisk],
+    ) -> None:
+        self._loop = loop
+        self._options = options
+        self._network = network
+        self._trace = trace
+        self._make_disk = make_disk
+        self._config = BrokerConfig.parse(options.config, what="simulation")
+        self.cluster_id = ""
+        self.watch: Callable[[Machine], Callable[[], None]] | None = None
+        self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
+        self.machines = {each: self._machine(each) for each in options.node_ids}
+
+    def __repr__(self) -> str:
+        return f"<SimCluster {list(self.machines.values())}>"
+
+    def _machine(self, node_id: int) -> Machine:
+        return Machine(
+            node_id,
+            self._make_disk(node_id),
+            is_controller=node_id in self._options.controller_ids,
+            is_broker=node_id in self._options.broker_ids,
+        )
+
+    @property
+    def config(self) -> BrokerConfig:
+        return self._config
+
+    @property
+    def controllers(self) -> list[Machine]:
+        return [each for each in self.machines.values() if each.is_controller]
+
+    @property
+    def brokers(self) -> list[Machine]:
+        return [each for each in self.machines.values() if each.is_broker]
+
+    # ---- Formatting --------------------------------------------------------------------------------------------------
+
+    async def format(self) -> None:
+        """Makes all disks those of a new cluster, whose voters are all controllers."""
+        self.cluster_id = await format_first_voters([self._as_controller(each) for each in self.controllers])
+        for each in self.brokers:
+            await DataDirectories.format(self._settings(each))
+
+    async def replace_disk(self, machine: Machine) -> None:
+        """The machine, which must be down, gets an empty, formatted disk: another replica of the same node id.
+
+        Until it is formatted the machine has an empty one, so that a power cut meanwhile cannot spoil the work of an
+        operator that would look at the result.
+        """
+        assert machine.process is None, f"{machine!r} runs"
+        machine.disk = self._make_disk(machine.node_id)
+        machine.incarnation += 1
+        formatted = self._make_disk(machine.node_id)
+        await self._format_anew(machine, formatted)
+        self.kill(machine.node_id)  # whatever was started on the empty disk
+        machine.disk = formatted
+
+    async def _format_anew(self, machine: Machine, disk: SimDisk) -> None:
+        if machine.is_controller:
+            settings = replace(self._as_controller(machine), disk=disk)
+            directory_id = random_uuid(settings.random)
+            await format_controller(
+                settings, cluster_id=self.cluster_id, directory_id=directory_id, voters=None
+            )
+        if machine.is_broker:
+            await DataDirectories.format(replace(self._settings(machine), disk=disk))
+
+    def _as_controller(self, machine: Machine) -> NodeSettings:
+        settings = self._settings(machine)
+        return controller_settings(settings) if machine.is_broker else settings
+
+    def _settings(self, machine: Machine, process: Process | None = None) -> NodeSettings:
+        def wall_clock_ms() -> int:
+            return _EPOCH_MS + self._loop.now_ms + machine.wall_offset_ms
+
+        home = machine if process is None else machine.swapped_with or machine
+        return NodeSettings(
+            node_id=machine.node_id,
+            cluster_name="sim",
+            data_dirs=(home.data_dir,),
+            config=self._config,
+            disk=home.disk,
+            network=self._network.port(process or Process(machine.node_id, 0)),
+            random=Random(f"node {self._options.seed} {machine.node_id} {machine.incarnation}"),
+            wall_clock_ms=wall_clock_ms,
+            crash=lambda error: self._on_crash(machine, process, error),
+            steps_per_turn=self._options.steps_per_turn,
+            shard_types=(registers_type(),) if self._options.registers else (),
+        )
+
+    # ---- Life --------------------------------------------------------------------------------------------------------
+
+    def start(self, node_id: int) -> None:
+        """The node's process begins, unless there is one."""
+        machine = self.machines[node_id]
+        if machine.process is not None:
+            return
+        machine.incarnation += 1
+        process = machine.process = Process(node_id, machine.incarnation)
+        if self.watch is not None:
+            process.watch = self.watch(machine)
+        context = Context()
+        context.run(PROCESS.set, process)
+        machine.life = self._spawn(self._run(machine, process, context), context)
+
+    async def _run(self, machine: Machine, process: Process, context: Context) -> None:
+        while True:
+            settings = self._settings(machine, process)
+            node = machine.node = machine.make_node(settings)
+            self._network.attach(process, Inbox(node), context)
+            self._trace.add(machine.node_id, "start", f"#{process.incarnation}")
+            try:
+                await node.start()
+            except RaykaError as error:
+                node.kill()
+                self._network.detach(machine.node_id)
+                machine.node, machine.start_failure = None, str(error)
+                self._trace.add(machine.node_id, "refused", str(error))
+                await asyncio.sleep(_RESTART_S)
+            else:
+                machine.is_serving, machine.start_failure = True, ""
+                self._trace.add(machine.node_id, "serving")
+                return
+
+    def kill(self, node_id: int, *, is_silent: bool = False) -> None:
+        """The process ends where it stands. `is_silent`: no node is told, for the whole machine is gone."""
+        machine = self.machines[node_id]
+        process = machine.process
+        if process is None:
+            return
+        process.is_alive = False
+        process.watch = None
+        if machine.life is not None:
+            machine.life.cancel()
+        self._network.detach(node_id, is_silent=is_silent)
+        if machine.node is not None:
+            machine.node.kill()
+        (machine.swapped_with or machine).disk.process_crash()
+        machine.process, machine.node, machine.is_serving, machine.start_failure = None, None, False, ""
+        self._loop.resume(process)  # what was withheld finds itself cancelled
+
+    def lose_power(self, node_id: int, random: Random) -> None:
+        """The machine goes dark; of what was not synced, something is lost."""
+        self.kill(node_id, is_silent=True)
+        self.machines[node_id].disk.power_loss(random)
+
+    def swap(self, one: Machine, other: Machine) -> None:
+        """Both processes end, and the next ones are started on each other's directories."""
+        self._start_anew(one, other, (other, one))
+
+    def undo_swap(self, machine: Machine) -> None:
+        """Both are started on their own directories again, if they were swapped."""
+        if machine.swapped_with is not None:
+            self._start_anew(machine, machine.swapped_with, (None, None))
+
+    def _start_anew(
+        self, one: Machine, other: Machine, swapped: tuple[Machine | None, Machine | None]
+    ) -> None:
+        self.kill(one.node_id)
+        self.kill(other.node_id)
+        one.swapped_with, other.swapped_with = swapped
+        self.start(one.node_id)
+        self.start(other.node_id)
+
+    def stop(self, node_id: int) -> None:
+        """A controlled shutdown begins; then the process ends, also when the shutdown takes too long."""
+        machine = self.machines[node_id]
+        node, process = machine.node, machine.process
+        if node is None or process is None or not machine.is_serving:
+            self.kill(node_id)
+            return
+        machine.is_serving = False
+        context = Context()
+        context.run(PROCESS.set, process)
+        machine.life = self._spawn(self._stop(machine, node, process), context)
+
+    async def _stop(self, machine: Machine, node: SimNode, process: Process) -> None:
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                await node.stop()
+        except (TimeoutError, StorageError) as error:  # it ends either way
+            self._trace.add(machine.node_id, "unclean", repr(error))
+        if machine.process is process:
+            self._trace.add(machine.node_id, "stopped")
+            self._loop.call_soon(self._end_stopped, machine, process, context=Context())
+
+    def _end_stopped(self, machine: Machine, process: Process) -> None:
+        if machine.process is process:
+            self.kill(machine.node_id)
+
+    def _on_crash(self, machine: Machine, process: Process | None, error: BaseException) -> None:
+        if machine.process is not process or process is None:
+            return
+        self._trace.add(machine.node_id, "crash", repr(error))
+        if not isinstance(error, ApiError):
+            self.on_bug(machine, error)
+        self._loop.call_soon(self._end_stopped, machine, process, context=Context())
+        self._loop.call_later(_RESTART_S, self.start, machine.node_id, context=Context())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], context: Context) -> "asyncio.Task[None]":
+        task = self._loop.create_task(coroutine, name="life", context=context)
+        task.add_done_callback(self._on_life_over)
+        return task
+
+    def _on_life_over(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            for machine in self.machines.values():
+                if machine.life is task:
+                    self.on_bug(machine, error)
