@@ -9,13 +9,17 @@ import rayka.testing
 from rayka import Admin, Producer
 from rayka.errors import RaykaError, UnavailableError
 from rayka.testing import InProcessCluster
+from tests.testing.waiting import wait_until
 
 CONTROLLERS, WAIT_S = (3001, 3002, 3003), 30
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[InProcessCluster]:
-    """Its topic `orders` can be written: a producer id was given out before the controllers went."""
+    """Its topic `orders` can be written: a producer id was given out before the controllers went.
+
+    The controller that is left leads, and answers, until it has waited for the others' fetches for too long (A12).
+    """
     with rayka.testing.cluster(brokers=3, controllers=3) as running:
         with Admin(running) as admin:
             admin.create_topic("orders", replication_factor=3, configs={"min.insync.replicas": 2})
@@ -23,6 +27,7 @@ def cluster() -> Iterator[InProcessCluster]:
             producer.send("orders", b"0").result(WAIT_S)
         for each in CONTROLLERS[:2]:
             running.kill(each)
+        wait_until(lambda: all(node.leader_id != node.node_id for node in running.describe().nodes))
         yield running
         for each in CONTROLLERS[:2]:
             running.restart(each)
