@@ -15,6 +15,7 @@ Beyond Kafka, a member whose directory is offline is not eligible either: it wou
 
 from rayka.controller.heartbeats import registered_broker
 from rayka.controller.leader_elections import Elections
+from rayka.controller.request_context import RequestContext
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.delta import changed_partition
@@ -32,10 +33,11 @@ from rayka.shard.shard import Result, Steps
 
 
 def alter_partitions(
-    elections: Elections, request: AlterPartitionRequest
+    context: RequestContext, request: AlterPartitionRequest
 ) -> Steps[MetadataRecord, AlterPartitionResponse]:
     """One answer for each proposal. Raises BrokerIdNotRegistered, StaleBrokerEpoch for all of them."""
-    registered_broker(elections.image, request.broker_id, request.broker_epoch)
+    elections = context.elections()
+    registered_broker(context.image, request.broker_id, request.broker_epoch)
     results = []
     for item in request.partitions:
         record, result = _altered(elections, request.broker_id, item)

@@ -22,7 +22,7 @@ from rayka.config import (
     dotted,
     snake,
 )
-from rayka.controller.leader_elections import Elections
+from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,
     BrokerIdNotRegistered,
@@ -76,9 +76,10 @@ def unheeded_min_isr(image: MetadataImage, config: BrokerConfig) -> str:
 
 
 def describe_configs(
-    image: MetadataImage, request: DescribeConfigsRequest, *, config: BrokerConfig
+    context: RequestContext, request: DescribeConfigsRequest
 ) -> Result[MetadataRecord, DescribeConfigsResponse]:
     """Every key of each resource with its value in force, and where that comes from."""
+    image = context.image
 
     def described(resource_type: ResourceType, name: str) -> DescribedConfig:
         try:
@@ -86,7 +87,7 @@ def describe_configs(
         except ApiError as refusal:
             return DescribedConfig(resource_type, name, refusal.code, str(refusal))
         entries = _topic_entries if resource_type is ResourceType.TOPIC else _broker_entries
-        return DescribedConfig(resource_type, name, entries=tuple(entries(image, name, config)))
+        return DescribedConfig(resource_type, name, entries=tuple(entries(image, name, context.config)))
 
     resources = tuple(described(each.resource_type, each.resource_name) for each in request.resources)
     return Result((), DescribeConfigsResponse(resources))
@@ -123,12 +124,12 @@ def _source(image: MetadataImage, broker_id: int | None, key: str, config: Broke
 
 
 def alter_configs(
-    elections: Elections, request: IncrementalAlterConfigsRequest, *, config: BrokerConfig
+    context: RequestContext, request: IncrementalAlterConfigsRequest
 ) -> Steps[MetadataRecord, IncrementalAlterConfigsResponse]:
     """Changes what can be changed; every other resource has its error in the response. The elections that follow come
     after all configurations, which stand in one batch.
     """
-    alteration = _Alteration(elections, config)
+    alteration = _Alteration(context)
     results = tuple(alteration.try_alter(resource) for resource in request.resources)
     yield alteration.records
     yield from alteration.elections()
@@ -139,10 +140,9 @@ def alter_configs(
 class _Alteration:
     """The resources of one request, one after another."""
 
-    def __init__(self, elections: Elections, config: BrokerConfig) -> None:
-        self._elections = elections
-        self._image = elections.image
-        self._config = config
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._image = context.image
         self._is_unclean_changed = False
         self.records: list[MetadataRecord] = []
 
@@ -162,7 +162,8 @@ class _Alteration:
         delta = MetadataDelta(self._image)
         for record in self.records:
             delta.replay(record)
-        then = self._elections.at(delta.apply(self._image.next_offset + len(self.records)))
+        image = delta.apply(self._image.next_offset + len(self.records))
+        then = self._context._replace(image=image).elections()
         for key, partition in self._image.partitions():
             chosen = None if partition.has_leader else then.change(key).build()
             yield chosen if chosen is not None and chosen.leader_id >= 0 else None
@@ -194,7 +195,7 @@ class _Alteration:
         if kind is TopicConfig:
             return TopicConfig.parse(own, what=what).overrides()
         self._check_broker_keys(resource, keys)
-        texts = self._config.with_dynamic(own, what=what).overrides()
+        texts = self._context.config.with_dynamic(own, what=what).overrides()
         return {dotted(snake(key)): texts[dotted(snake(key))] for key in own}
 
     def _check_broker_keys(self, resource: AlteredResource, keys: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of brokers, and
 the brokers that have just come back, are soft state beside it (H6): losing it costs time only. The node calls
-`on_heartbeat` and `on_exit` for those; what is done from time to time is done by its timers (`controller.timers`).
+`on_heartbeat` and `on_exit` for those; what is done from time to time is done by its timers (`controller_timers`).
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
 `ConfigurationControlManager`, `ProducerIdControlManager`.
@@ -16,7 +16,7 @@ import msgspec
 
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
-from rayka.controller.balancing import ReturnedBrokers, balance_leaders, elect_leaderless
+from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import (
     BalanceBrokers,
@@ -27,17 +27,22 @@ from rayka.controller.controller_timers import (
     FenceStaleBroker,
     SweepBrokers,
     WriteNoOp,
-    with_timers,
 )
 from rayka.controller.create_partitions import create_partitions
 from rayka.controller.elect_leaders import elect_leaders
-from rayka.controller.heartbeats import exited_broker, fence, heartbeat, report_exit
-from rayka.controller.leader_elections import Elections
+from rayka.controller.heartbeats import (
+    exited_broker,
+    fence_stale_broker,
+    heartbeat,
+    report_exit,
+    sweep_brokers,
+)
 from rayka.controller.producer_id_blocks import allocate_producer_ids
 from rayka.controller.reassignment import alter_reassignments, list_reassignments
-from rayka.controller.registration import check_registration, register
+from rayka.controller.registration import register
 from rayka.controller.replica_index import ReplicaIndex
-from rayka.controller.replica_placement import ReplicaPlacer
+from rayka.controller.request_context import RequestContext
+from rayka.controller.returned_brokers import ReturnedBrokers
 from rayka.controller.sessions import BrokerSessions
 from rayka.controller.topic_control import create_topics, delete_topics
 from rayka.controller.unregister import unregister_broker
@@ -57,45 +62,23 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
-from rayka.protocol.configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
+from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from rayka.protocol.membership import (
     HeartbeatRequest,
-    HeartbeatResponse,
     MetadataRequest,
     MetadataResponse,
     RegisterBrokerRequest,
-    RegisterBrokerResponse,
 )
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
     CreatePartitionsRequest,
-    CreatePartitionsResponse,
     ElectLeadersRequest,
-    ElectLeadersResponse,
     ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
     UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
 )
-from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from rayka.protocol.replica_reports import (
-    AlterPartitionRequest,
-    AlterPartitionResponse,
-    ReportExitRequest,
-    ReportExitResponse,
-)
-from rayka.protocol.topics import (
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-)
+from rayka.protocol.producer_ids import AllocateProducerIdsRequest
+from rayka.protocol.replica_reports import AlterPartitionRequest, ReportExitRequest
+from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest
 from rayka.shard.shard import NotHere, Result, Steps
 from rayka.shard.timers import Timer
 
@@ -124,8 +107,11 @@ class Controller:
     def handle(
         self, request: Any, *, now_ms: int, next_offset: int
     ) -> Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]:
-        image = self.image(next_offset)
-        return _HANDLERS[type(request)](self, request, image, now_ms)
+        context = RequestContext(
+            self.image(next_offset), now_ms, self._cluster_id, self._node_id, self._config, self._random,
+            self._replicas, self._sessions, self._returned, self._timers,
+        )  # fmt: skip
+        return _HANDLERS[type(request)](context, request)
 
     def replay(self, record: MetadataRecord, offset: int) -> None:
         self._delta.replay(record)
@@ -152,19 +138,14 @@ class Controller:
             self._delta = MetadataDelta(image)
         return self._delta.image
 
-    def _elections(self, image: MetadataImage) -> Elections:
-        return Elections(image, self._config, self._replicas)
-
-    def _placer(self, image: MetadataImage) -> ReplicaPlacer:
-        return ReplicaPlacer(image, self._random, self._replicas)
-
     # ---- Soft state --------------------------------------------------------------------------------------------------
 
     def on_active(self, *, now_ms: int, next_offset: int) -> Iterable[Timer]:
         """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
         self._sessions.on_active(next_offset)
-        self._returned.on_active(self.image(next_offset).brokers)
-        self.on_sweep(now_ms=now_ms, next_offset=next_offset)
+        brokers = self.image(next_offset).brokers
+        self._returned.on_active(brokers)
+        self._sessions.sweep(brokers, late_ms=0, now_ms=now_ms)
         return self._timers.first(now_ms, next_offset)
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
@@ -184,189 +165,57 @@ class Controller:
         if broker is not None:
             self._sessions.end(broker)
 
-    def on_sweep(self, *, now_ms: int, next_offset: int, late_ms: int = 0) -> None:
-        """Before stale brokers are looked for: those that count as alive, though never heard of in their epoch, count
-        as just contacted. A sweep that comes late extends all sessions by that time.
-        """
-        self._sessions.extend(late_ms, now_ms)
-        self._sessions.begin(self.image(next_offset).brokers, now_ms)
 
-    def take_returned(self, *, now_ms: int, next_offset: int) -> list[int]:
-        """Brokers that are back and can take leads now, for a request `BalanceLeaders` each."""
-        return self._returned.take_due(self._elections(self.image(next_offset)), now_ms)
-
-    # ---- Requests ----------------------------------------------------------------------------------------------------
-
-    def _bootstrap(
-        self, _: BootstrapMetadata, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, None]:
-        if image.metadata_version == 0:
-            levels = {METADATA_VERSION: METADATA_VERSION_MAX, ELIGIBLE_LEADER_REPLICAS: 1}
-            features = [FeatureLevelRecord(name=name, level=level) for name, level in levels.items()]
-            return Result([*features, *bootstrap_configs(self._config)], None)
-        if not METADATA_VERSION_MIN <= image.metadata_version <= METADATA_VERSION_MAX:
-            raise UnsupportedVersion(
-                f"the cluster is at metadata.version {image.metadata_version}, this controller knows "
-                f"{METADATA_VERSION_MIN} to {METADATA_VERSION_MAX}; upgrade it"
-            )
-        return Result((), None)
-
-    def _register(
-        self, request: RegisterBrokerRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, RegisterBrokerResponse]:
-        check_registration(
-            image, request, cluster_id=self._cluster_id, sessions=self._sessions, now_ms=now_ms
+def _bootstrap(context: RequestContext, _: BootstrapMetadata) -> Result[MetadataRecord, None]:
+    version = context.image.metadata_version
+    if version == 0:
+        levels = {METADATA_VERSION: METADATA_VERSION_MAX, ELIGIBLE_LEADER_REPLICAS: 1}
+        features = [FeatureLevelRecord(name=name, level=level) for name, level in levels.items()]
+        return Result([*features, *bootstrap_configs(context.config)], None)
+    if not METADATA_VERSION_MIN <= version <= METADATA_VERSION_MAX:
+        raise UnsupportedVersion(
+            f"the cluster is at metadata.version {version}, this controller knows "
+            f"{METADATA_VERSION_MIN} to {METADATA_VERSION_MAX}; upgrade it"
         )
-        registered = yield from register(self._elections(image), request)
-        return Result(registered.records, RegisterBrokerResponse(registered.response, self._cluster_id))
-
-    def _heartbeat(
-        self, request: HeartbeatRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, HeartbeatResponse] | Steps[MetadataRecord, HeartbeatResponse]:
-        return heartbeat(self._elections(image), request, self._sessions)
-
-    def _report_exit(
-        self, request: ReportExitRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, ReportExitResponse] | Steps[MetadataRecord, ReportExitResponse]:
-        return report_exit(self._elections(image), request)
-
-    def _alter_partitions(
-        self, request: AlterPartitionRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, AlterPartitionResponse]:
-        return alter_partitions(self._elections(image), request)
-
-    def _elect_leaderless(
-        self, _: ElectLeaderless, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, None]:
-        return elect_leaderless(self._elections(image))
-
-    def _balance_leaders(
-        self, request: BalanceLeaders, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, bool]:
-        steps = balance_leaders(self._elections(image), request.broker_id, self._config)
-        return with_timers(
-            steps, lambda has_more: self._timers.balances([request.broker_id] * has_more, now_ms)
-        )
-
-    def _balance_brokers(
-        self, _: BalanceBrokers, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, None]:
-        return Result((), None, self._timers.after_balance(image.brokers, now_ms))
-
-    def _balance_returned(
-        self, _: BalanceReturned, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, None]:
-        broker_ids = self.take_returned(now_ms=now_ms, next_offset=image.next_offset)
-        return Result((), None, self._timers.after_returned(broker_ids, now_ms))
-
-    def _sweep_brokers(
-        self, request: SweepBrokers, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, None]:
-        late_ms = max(0, now_ms - request.due_ms)
-        self.on_sweep(now_ms=now_ms, next_offset=image.next_offset, late_ms=late_ms)
-        return Result((), None, self._timers.after_sweep(now_ms))
-
-    def _fence_stale_broker(
-        self, _: FenceStaleBroker, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, bool] | Steps[MetadataRecord, bool]:
-        unfenced = [broker for broker in image.brokers.values() if not broker.is_fenced]
-        stale = [broker for broker in unfenced if not self._sessions.is_alive(broker, now_ms)]
-        if not stale:
-            return Result((), False)
-        steps = fence(self._elections(image), stale[0], len(stale) > 1)
-        return with_timers(steps, lambda has_more: self._timers.fences(now_ms) if has_more else ())
-
-    def _write_no_op(
-        self, request: WriteNoOp, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, None]:
-        records = [NoOpRecord()] if image.next_offset == request.next_offset else []
-        return Result(records, None, self._timers.no_ops(now_ms, image.next_offset + len(records)))
-
-    def _create_topics(
-        self, request: CreateTopicsRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, CreateTopicsResponse]:
-        return create_topics(
-            image, request, config=self._config, placer=self._placer(image), random=self._random
-        )
-
-    def _delete_topics(
-        self, request: DeleteTopicsRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, DeleteTopicsResponse]:
-        return delete_topics(image, request)
-
-    def _create_partitions(
-        self, request: CreatePartitionsRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, CreatePartitionsResponse]:
-        return create_partitions(image, request, placer=self._placer(image))
-
-    def _alter_reassignments(
-        self, request: AlterPartitionReassignmentsRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, AlterPartitionReassignmentsResponse]:
-        elections, placer = self._elections(image), self._placer(image)
-        return alter_reassignments(elections, request, config=self._config, placer=placer)
-
-    def _list_reassignments(
-        self, request: ListPartitionReassignmentsRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, ListPartitionReassignmentsResponse]:
-        return list_reassignments(image, request)
-
-    def _elect_leaders(
-        self, request: ElectLeadersRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, ElectLeadersResponse]:
-        return elect_leaders(self._elections(image), request)
-
-    def _unregister_broker(
-        self, request: UnregisterBrokerRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, UnregisterBrokerResponse]:
-        return unregister_broker(image, request, self._replicas)
-
-    def _describe_configs(
-        self, request: DescribeConfigsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, DescribeConfigsResponse]:
-        return describe_configs(image, request, config=self._config)
-
-    def _alter_configs(
-        self, request: IncrementalAlterConfigsRequest, image: MetadataImage, now_ms: int
-    ) -> Steps[MetadataRecord, IncrementalAlterConfigsResponse]:
-        return alter_configs(self._elections(image), request, config=self._config)
-
-    def _allocate_producer_ids(
-        self, request: AllocateProducerIdsRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, AllocateProducerIdsResponse]:
-        return allocate_producer_ids(image, request)
-
-    def _metadata(
-        self, request: MetadataRequest, image: MetadataImage, now_ms: int
-    ) -> Result[MetadataRecord, MetadataResponse]:
-        response = metadata_response(image, request, cluster_id=self._cluster_id, controller_id=self._node_id)
-        return Result((), response)
+    return Result((), None)
 
 
-_Handler = Callable[
-    [Controller, Any, MetadataImage, int], Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]
-]
+def _write_no_op(context: RequestContext, request: WriteNoOp) -> Result[MetadataRecord, None]:
+    next_offset = context.image.next_offset
+    records = [NoOpRecord()] if next_offset == request.next_offset else []
+    return Result(records, None, context.timers.no_ops(context.now_ms, next_offset + len(records)))
+
+
+def _metadata(context: RequestContext, request: MetadataRequest) -> Result[MetadataRecord, MetadataResponse]:
+    response = metadata_response(
+        context.image, request, cluster_id=context.cluster_id, controller_id=context.node_id
+    )
+    return Result((), response)
+
+
+_Handler = Callable[[RequestContext, Any], Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]]
 _HANDLERS: Mapping[type[Any], _Handler] = {
-    BootstrapMetadata: Controller._bootstrap,
-    ElectLeaderless: Controller._elect_leaderless,
-    WriteNoOp: Controller._write_no_op,
-    FenceStaleBroker: Controller._fence_stale_broker,
-    SweepBrokers: Controller._sweep_brokers,
-    BalanceBrokers: Controller._balance_brokers,
-    BalanceReturned: Controller._balance_returned,
-    RegisterBrokerRequest: Controller._register,
-    HeartbeatRequest: Controller._heartbeat,
-    ReportExitRequest: Controller._report_exit,
-    AlterPartitionRequest: Controller._alter_partitions,
-    BalanceLeaders: Controller._balance_leaders,
-    CreateTopicsRequest: Controller._create_topics,
-    DeleteTopicsRequest: Controller._delete_topics,
-    CreatePartitionsRequest: Controller._create_partitions,
-    AlterPartitionReassignmentsRequest: Controller._alter_reassignments,
-    ListPartitionReassignmentsRequest: Controller._list_reassignments,
-    ElectLeadersRequest: Controller._elect_leaders,
-    UnregisterBrokerRequest: Controller._unregister_broker,
-    DescribeConfigsRequest: Controller._describe_configs,
-    IncrementalAlterConfigsRequest: Controller._alter_configs,
-    AllocateProducerIdsRequest: Controller._allocate_producer_ids,
-    MetadataRequest: Controller._metadata,
+    BootstrapMetadata: _bootstrap,
+    ElectLeaderless: elect_leaderless,
+    WriteNoOp: _write_no_op,
+    FenceStaleBroker: fence_stale_broker,
+    SweepBrokers: sweep_brokers,
+    BalanceBrokers: balance_brokers,
+    BalanceReturned: balance_returned,
+    BalanceLeaders: balance_leaders,
+    RegisterBrokerRequest: register,
+    HeartbeatRequest: heartbeat,
+    ReportExitRequest: report_exit,
+    AlterPartitionRequest: alter_partitions,
+    CreateTopicsRequest: create_topics,
+    DeleteTopicsRequest: delete_topics,
+    CreatePartitionsRequest: create_partitions,
+    AlterPartitionReassignmentsRequest: alter_reassignments,
+    ListPartitionReassignmentsRequest: list_reassignments,
+    ElectLeadersRequest: elect_leaders,
+    UnregisterBrokerRequest: unregister_broker,
+    DescribeConfigsRequest: describe_configs,
+    IncrementalAlterConfigsRequest: alter_configs,
+    AllocateProducerIdsRequest: allocate_producer_ids,
+    MetadataRequest: _metadata,
 }

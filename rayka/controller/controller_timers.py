@@ -4,19 +4,15 @@ A timer does little at a time and leaves the rest to the next one, so that other
 Kafka: `PeriodicTaskControlManager` and the tasks that `QuorumController` registers with it (A68).
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 import msgspec
 
 from rayka.config import BrokerConfig
-from rayka.metadata.metadata_records import MetadataRecord
-from rayka.shard.shard import Steps
 from rayka.shard.timers import Timer
 
 SWEEPS_PER_SESSION = 8  # H6
 RETURNED_CHECK_INTERVAL_MS = 1_000
-ResponseT = TypeVar("ResponseT")
 
 
 class ElectLeaderless(msgspec.Struct, frozen=True):
@@ -40,7 +36,7 @@ class BalanceBrokers(msgspec.Struct, frozen=True):
 
 
 class BalanceReturned(msgspec.Struct, frozen=True):
-    """Give leads back to the brokers that have come back and can take them now (decision 027)."""
+    """Give leads back to the brokers that have come back and can take them now (decision 027). The response: these."""
 
 
 class BalanceLeaders(msgspec.Struct, frozen=True):
@@ -112,11 +108,3 @@ class ControllerTimers:
         if self._no_op_interval_ms <= 0:
             return []
         return [Timer("no-op", now_ms + self._no_op_interval_ms, WriteNoOp(next_offset))]
-
-
-def with_timers(
-    steps: Steps[MetadataRecord, ResponseT], timers: Callable[[ResponseT], Sequence[Timer]]
-) -> Steps[MetadataRecord, ResponseT]:
-    """The same steps, whose result sets the timers that belong to its response."""
-    result = yield from steps
-    return result._replace(timers=timers(result.response))

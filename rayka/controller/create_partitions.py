@@ -3,6 +3,7 @@
 from collections.abc import Generator, Iterable
 
 from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
+from rayka.controller.request_context import RequestContext
 from rayka.controller.topic_control import results_in_order
 from rayka.errors import ApiError, InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
 from rayka.metadata.image import MetadataImage, TopicImage
@@ -17,10 +18,10 @@ PARTITIONS_MAX = (
 
 
 def create_partitions(
-    image: MetadataImage, request: CreatePartitionsRequest, *, placer: ReplicaPlacer
+    context: RequestContext, request: CreatePartitionsRequest
 ) -> Steps[MetadataRecord, CreatePartitionsResponse]:
     """Extends what can be extended, together; every other topic has its error in the response."""
-    extension = _Extension(image, placer)
+    extension = _Extension(context.image, context.placer())
     results, next_offset = yield from results_in_order(request.topics, extension.try_extend)
     response = CreatePartitionsResponse(results, next_offset + len(extension.records))
     return Result(extension.records, response)

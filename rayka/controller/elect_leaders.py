@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from rayka.controller.leader_elections import Elections
 from rayka.controller.partition_change import Election
+from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,
     ElectionNotNeeded,
@@ -27,11 +28,12 @@ from rayka.shard.shard import Result, Steps
 
 
 def elect_leaders(
-    elections: Elections, request: ElectLeadersRequest
+    context: RequestContext, request: ElectLeadersRequest
 ) -> Steps[MetadataRecord, ElectLeadersResponse]:
     """Each partition has its own result; of all partitions, those whose leader is the wanted one already have none."""
+    elections = context.elections()
     results: list[PartitionResult] = []
-    for each in _all(elections.image) if request.partitions is None else request.partitions:
+    for each in _all(context.image) if request.partitions is None else request.partitions:
         record: PartitionChangeRecord | None = None
         try:
             record = _elected(elections, each, request.election_type)

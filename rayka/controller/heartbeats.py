@@ -11,7 +11,9 @@ from uuid import UUID
 
 import msgspec
 
+from rayka.controller.controller_timers import FenceStaleBroker, SweepBrokers
 from rayka.controller.leader_elections import Elections
+from rayka.controller.request_context import RequestContext
 from rayka.controller.sessions import BrokerSessions
 from rayka.errors import BrokerIdNotRegistered, StaleBrokerEpoch
 from rayka.metadata.image import BrokerImage, MetadataImage
@@ -36,14 +38,15 @@ _FENCED_STATES = (BrokerState.FENCED, BrokerState.SHUTDOWN_NOW)
 
 
 def heartbeat(
-    elections: Elections, request: HeartbeatRequest, sessions: BrokerSessions
+    context: RequestContext, request: HeartbeatRequest
 ) -> Result[MetadataRecord, HeartbeatResponse] | Steps[MetadataRecord, HeartbeatResponse]:
     """The broker's next state, and the records that lead there; none while it stays what it is (H4). A heartbeat that
     comes after a later one of the same process changes nothing.
 
     Raises BrokerIdNotRegistered, StaleBrokerEpoch.
     """
-    broker = registered_broker(elections.image, request.broker_id, request.broker_epoch)
+    elections, sessions = context.elections(), context.sessions
+    broker = registered_broker(context.image, request.broker_id, request.broker_epoch)
     if sessions.has_exited(broker):
         raise StaleBrokerEpoch(
             f"broker {broker.broker_id}: the exit of this process was reported; start another"
@@ -71,23 +74,43 @@ def heartbeat(
     return _changed(elections, broker, becomes, response)
 
 
-def fence(elections: Elections, broker: BrokerImage, response: ResponseT) -> Steps[MetadataRecord, ResponseT]:
-    """Fences a broker: its partitions first, then itself (B44). A controller that dies before the end leaves it not
-    fenced; the next one fences it again, and changes the partitions that are left.
-    """
-    return _changed(elections, broker, msgspec.structs.replace(broker, is_fenced=True), response)
-
-
 def report_exit(
-    elections: Elections, request: ReportExitRequest
+    context: RequestContext, request: ReportExitRequest
 ) -> Result[MetadataRecord, ReportExitResponse] | Steps[MetadataRecord, ReportExitResponse]:
     """Fences the broker if it is that process that is registered; another one lives on."""
-    broker = exited_broker(elections.image, request)
+    broker = exited_broker(context.image, request)
     if broker is None:
         return Result((), ReportExitResponse(is_fenced=False))
     if broker.is_fenced:
         return Result((), ReportExitResponse(is_fenced=True))
-    return fence(elections, broker, ReportExitResponse(is_fenced=True))
+    return _fenced(context, broker, ReportExitResponse(is_fenced=True))
+
+
+def sweep_brokers(context: RequestContext, request: SweepBrokers) -> Result[MetadataRecord, None]:
+    """Before stale brokers are looked for: a sweep that comes late extends all sessions by that time (H6)."""
+    late_ms = max(0, context.now_ms - request.due_ms)
+    context.sessions.sweep(context.image.brokers, late_ms=late_ms, now_ms=context.now_ms)
+    return Result((), None, context.timers.after_sweep(context.now_ms))
+
+
+def fence_stale_broker(context: RequestContext, _: FenceStaleBroker) -> Steps[MetadataRecord, bool]:
+    """Fences one broker whose session ended; whether another one waits."""
+    unfenced = [broker for broker in context.image.brokers.values() if not broker.is_fenced]
+    stale = [broker for broker in unfenced if not context.sessions.is_alive(broker, context.now_ms)]
+    if not stale:
+        return Result((), False)
+    result = yield from _fenced(context, stale[0], len(stale) > 1)
+    return result._replace(timers=context.timers.fences(context.now_ms) if result.response else ())
+
+
+def _fenced(
+    context: RequestContext, broker: BrokerImage, response: ResponseT
+) -> Steps[MetadataRecord, ResponseT]:
+    """Its partitions first, then itself (B44). A controller that dies before the end leaves it not fenced; the next one
+    fences it again, and changes the partitions that are left.
+    """
+    becomes = msgspec.structs.replace(broker, is_fenced=True)
+    return _changed(context.elections(), broker, becomes, response)
 
 
 def exited_broker(image: MetadataImage, request: ReportExitRequest) -> BrokerImage | None:

@@ -6,7 +6,6 @@ Kafka: `ReplicationControlManager.generateLeaderAndIsrUpdates`, `LeaderAcceptor`
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Self
 from uuid import UUID
 
 from rayka.config import BrokerConfig, TopicConfig
@@ -41,10 +40,6 @@ class Elections:
 
     def __repr__(self) -> str:
         return f"<Elections {self.image!r} {self._replicas!r}>"
-
-    def at(self, image: MetadataImage) -> Self:
-        """Those of another image with the same replicas and brokers, such as one with other configurations."""
-        return type(self)(image, self._config, self._replicas)
 
     @property
     def replicas(self) -> ReplicaIndex:

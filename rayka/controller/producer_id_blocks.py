@@ -5,8 +5,8 @@ handed out when it ends is never used. Kafka: `ProducerIdControlManager`.
 """
 
 from rayka.controller.heartbeats import registered_broker
+from rayka.controller.request_context import RequestContext
 from rayka.errors import UnknownServerError
-from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord, ProducerIdsRecord
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 from rayka.shard.shard import Result
@@ -16,11 +16,11 @@ PRODUCER_ID_MAX = 2**63 - 1
 
 
 def allocate_producer_ids(
-    image: MetadataImage, request: AllocateProducerIdsRequest
+    context: RequestContext, request: AllocateProducerIdsRequest
 ) -> Result[MetadataRecord, AllocateProducerIdsResponse]:
     """The next block. Raises BrokerIdNotRegistered, StaleBrokerEpoch, UnknownServerError when no id is left."""
-    registered_broker(image, request.broker_id, request.broker_epoch)
-    first = image.next_producer_id
+    registered_broker(context.image, request.broker_id, request.broker_epoch)
+    first = context.image.next_producer_id
     if first > PRODUCER_ID_MAX - PRODUCER_IDS_PER_BLOCK:
         raise UnknownServerError(f"every producer id up to {PRODUCER_ID_MAX} was given away")
     record = ProducerIdsRecord(

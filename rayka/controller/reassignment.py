@@ -12,13 +12,11 @@ cancel leaves it; here a cancel restores the original set.
 
 from typing import NamedTuple
 
-from rayka.config import BrokerConfig
-from rayka.controller.leader_elections import Elections
-from rayka.controller.replica_placement import ReplicaPlacer
+from rayka.controller.request_context import RequestContext
 from rayka.errors import ApiError, InvalidReplicaAssignment, NoReassignmentInProgress
 from rayka.ids import TopicIdPartition, TopicPartition
 from rayka.metadata.effective_configs import topic_config
-from rayka.metadata.image import MetadataImage, PartitionImage, named_partition
+from rayka.metadata.image import PartitionImage, named_partition
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
@@ -34,14 +32,10 @@ from rayka.shard.shard import Result, Steps
 
 
 def alter_reassignments(
-    elections: Elections,
-    request: AlterPartitionReassignmentsRequest,
-    *,
-    config: BrokerConfig,
-    placer: ReplicaPlacer,
+    context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> Steps[MetadataRecord, AlterPartitionReassignmentsResponse]:
     """Begins, replaces or cancels what can be; every other partition has its error in the response."""
-    reassigning = _Reassigning(elections, config, placer)
+    reassigning = _Reassigning(context)
     results = []
     for wanted in request.partitions:
         record, result = reassigning.try_alter(wanted)
@@ -52,13 +46,14 @@ def alter_reassignments(
 
 
 def list_reassignments(
-    image: MetadataImage, request: ListPartitionReassignmentsRequest
+    context: RequestContext, request: ListPartitionReassignmentsRequest
 ) -> Steps[MetadataRecord, ListPartitionReassignmentsResponse]:
     """Those under way, by topic and partition; a partition that does not exist is not on its way."""
+    topics = context.image.topics
     ongoing: list[OngoingReassignment] = []
     wanted = None if request.partitions is None else set(request.partitions)
-    for name in sorted(image.topics):
-        for number, partition in enumerate(image.topics[name].partitions):
+    for name in sorted(topics):
+        for number, partition in enumerate(topics[name].partitions):
             if _is_reassigned(partition) and (wanted is None or TopicPartition(name, number) in wanted):
                 ongoing.append(_ongoing(name, number, partition))
             yield None
@@ -84,10 +79,10 @@ class _Target(NamedTuple):
 class _Reassigning:
     """The partitions of one request, one after another: directories are chosen where those before are counted."""
 
-    def __init__(self, elections: Elections, config: BrokerConfig, placer: ReplicaPlacer) -> None:
-        self._elections = elections
-        self._config = config
-        self._placer = placer
+    def __init__(self, context: RequestContext) -> None:
+        self._context = context
+        self._elections = context.elections()
+        self._placer = context.placer()
 
     def try_alter(self, wanted: Reassignment) -> tuple[PartitionChangeRecord | None, PartitionResult]:
         try:
@@ -98,7 +93,7 @@ class _Reassigning:
 
     def _alter(self, wanted: Reassignment) -> PartitionChangeRecord | None:
         name = TopicPartition(wanted.topic, wanted.partition)
-        key, partition = named_partition(self._elections.image, name)
+        key, partition = named_partition(self._context.image, name)
         if wanted.replicas is None:
             target = self._cancelled(name, partition)
         else:
@@ -114,7 +109,9 @@ class _Reassigning:
         whole = _whole(partition)
         if not whole or any(each in original for each in whole):
             return _Target(original, (), (), isr)
-        if not topic_config(self._elections.image, self._config, name.topic).unclean_leader_election_enable:
+        if not topic_config(
+            self._context.image, self._context.config, name.topic
+        ).unclean_leader_election_enable:
             raise InvalidReplicaAssignment(
                 f"{name!r}: only replicas that the reassignment adds, {list(whole)}, hold all records; wait until one "
                 f"of {list(original)} is in sync, or enable unclean.leader.election.enable, which loses records"

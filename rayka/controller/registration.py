@@ -19,26 +19,43 @@ anew into another one, unless it may be the last that holds its partition's reco
 
 import msgspec
 
-from rayka.controller.leader_elections import Elections
-from rayka.controller.sessions import BrokerSessions
+from rayka.controller.request_context import RequestContext
 from rayka.errors import DuplicateBrokerRegistration, InconsistentClusterId, UnsupportedVersion
 from rayka.metadata.image import BrokerImage, MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord, RegisterBrokerRecord
-from rayka.protocol.membership import RegisterBrokerRequest
+from rayka.protocol.membership import RegisterBrokerRequest, RegisterBrokerResponse
 from rayka.shard.shard import Result, Steps
 
 
-def check_registration(
-    image: MetadataImage,
-    request: RegisterBrokerRequest,
-    *,
-    cluster_id: str,
-    sessions: BrokerSessions,
-    now_ms: int,
-) -> None:
+def register(
+    context: RequestContext, request: RegisterBrokerRequest
+) -> Steps[MetadataRecord, RegisterBrokerResponse]:
+    """The records of a registration, and the broker's epoch (H3). Raises what `_check` finds.
+
+    The process that is registered already keeps its epoch and its state, and writes nothing if nothing
+    changed. Another one takes the broker's partitions as a fenced broker leaves them, or one that lost what it had.
+    """
+    _check(context, request)
+    image = context.image
+    registered = image.brokers.get(request.broker_id)
+    if registered is None:
+        return _registered(context, [_record(request, image.next_offset)], image.next_offset)
+    if registered.registration.incarnation_id == request.incarnation_id:
+        return _registered(context, _amend(registered, request), registered.broker_epoch)
+    is_unclean = request.previous_broker_epoch != registered.broker_epoch
+    becomes = BrokerImage(
+        _record(request, image.next_offset), is_fenced=True, is_in_controlled_shutdown=False
+    )
+    yield from context.elections().after(becomes, is_unclean_shutdown=is_unclean)
+    broker_epoch = yield None
+    return _registered(context, [_record(request, broker_epoch)], broker_epoch)
+
+
+def _check(context: RequestContext, request: RegisterBrokerRequest) -> None:
     """Raises InconsistentClusterId, UnsupportedVersion or DuplicateBrokerRegistration; the message says
     what to do (H2).
     """
+    image, cluster_id = context.image, context.cluster_id
     if request.cluster_id not in ("", cluster_id):
         raise InconsistentClusterId(
             f"broker {request.broker_id} belongs to cluster {request.cluster_id}, this is cluster {cluster_id}; "
@@ -52,7 +69,7 @@ def check_registration(
     _check_directories(image, request)
     registered = image.brokers.get(request.broker_id)
     if registered is not None and not _is_same_or_successor(registered, request):
-        remaining_ms = sessions.remaining_ms(registered, now_ms)
+        remaining_ms = context.sessions.remaining_ms(registered, context.now_ms)
         if remaining_ms > 0:
             raise DuplicateBrokerRegistration(
                 f"broker {request.broker_id} is registered by a live process on host {registered.registration.host} "
@@ -61,25 +78,10 @@ def check_registration(
             )
 
 
-def register(elections: Elections, request: RegisterBrokerRequest) -> Steps[MetadataRecord, int]:
-    """The records of a registration that was checked, and the broker's epoch (H3).
-
-    The process that is registered already keeps its epoch and its state, and writes nothing if nothing
-    changed. Another one takes the broker's partitions as a fenced broker leaves them, or one that lost what it had.
-    """
-    image = elections.image
-    registered = image.brokers.get(request.broker_id)
-    if registered is None:
-        return Result([_record(request, image.next_offset)], image.next_offset)
-    if registered.registration.incarnation_id == request.incarnation_id:
-        return Result(_amend(registered, request), registered.broker_epoch)
-    is_unclean = request.previous_broker_epoch != registered.broker_epoch
-    becomes = BrokerImage(
-        _record(request, image.next_offset), is_fenced=True, is_in_controlled_shutdown=False
-    )
-    yield from elections.after(becomes, is_unclean_shutdown=is_unclean)
-    broker_epoch = yield None
-    return Result([_record(request, broker_epoch)], broker_epoch)
+def _registered(
+    context: RequestContext, records: list[MetadataRecord], broker_epoch: int
+) -> Result[MetadataRecord, RegisterBrokerResponse]:
+    return Result(records, RegisterBrokerResponse(broker_epoch, context.cluster_id))
 
 
 def _amend(registered: BrokerImage, request: RegisterBrokerRequest) -> list[MetadataRecord]:

@@ -72,16 +72,15 @@ class BrokerSessions:
         """There are none left for the broker to take."""
         self._unfenced.pop(broker.broker_id, None)
 
-    def begin(self, brokers: Mapping[int, BrokerImage], now_ms: int) -> None:
-        """Starts the clocks of those that count as alive and were not heard of in their epoch."""
+    def sweep(self, brokers: Mapping[int, BrokerImage], *, late_ms: int, now_ms: int) -> None:
+        """Starts the clocks of those that count as alive and were not heard of in their epoch. A sweep that comes late,
+        for the controller stood still, extends all sessions by that time.
+        """
+        for broker_id, contact in self._contacts.items():
+            self._contacts[broker_id] = contact._replace(last_ms=min(contact.last_ms + late_ms, now_ms))
         for broker in brokers.values():
             if self._contact(broker) is None and self._is_presumed_alive(broker):
                 self.touch(broker, metadata_offset=-1, now_ms=now_ms)
-
-    def extend(self, late_ms: int, now_ms: int) -> None:
-        """The controller stood still for so long, until now."""
-        for broker_id, contact in self._contacts.items():
-            self._contacts[broker_id] = contact._replace(last_ms=min(contact.last_ms + late_ms, now_ms))
 
     def is_alive(self, broker: BrokerImage, now_ms: int) -> bool:
         return self.remaining_ms(broker, now_ms) > 0

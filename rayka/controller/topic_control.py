@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from random import Random
 from typing import TypeVar
 
-from rayka.config import BrokerConfig, TopicConfig
+from rayka.config import TopicConfig
 from rayka.controller.heartbeats import registered_broker
-from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
+from rayka.controller.replica_placement import Placement, check_replica_counts, new_partition
+from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,
     ConfigError,
@@ -20,7 +20,7 @@ from rayka.errors import (
     TopicAlreadyExists,
 )
 from rayka.ids import INTERNAL_PREFIX, METADATA_TOPIC, NO_NODE, is_internal, random_uuid
-from rayka.metadata.image import MetadataImage, TopicImage
+from rayka.metadata.image import TopicImage
 from rayka.metadata.metadata_records import (
     ConfigRecord,
     MetadataRecord,
@@ -49,21 +49,16 @@ _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def create_topics(
-    image: MetadataImage,
-    request: CreateTopicsRequest,
-    *,
-    config: BrokerConfig,
-    placer: ReplicaPlacer,
-    random: Random,
+    context: RequestContext, request: CreateTopicsRequest
 ) -> Steps[MetadataRecord, CreateTopicsResponse]:
     """Creates what can be created, together; every other topic has its error in the response. Raises
     BrokerIdNotRegistered and StaleBrokerEpoch for internal topics (H3).
     """
     is_of_cluster = request.broker_id != NO_NODE
     if is_of_cluster:
-        registered_broker(image, request.broker_id, request.broker_epoch)
+        registered_broker(context.image, request.broker_id, request.broker_epoch)
     check_name = check_internal_name if is_of_cluster else check_topic_name
-    creation = _Creation(image, config, placer, random, check_name)
+    creation = _Creation(context, check_name)
     results, next_offset = yield from results_in_order(request.topics, creation.try_create)
     response = CreateTopicsResponse(results, next_offset + len(creation.records))
     return Result(creation.records, response)
@@ -81,12 +76,12 @@ def results_in_order(
 
 
 def delete_topics(
-    image: MetadataImage, request: DeleteTopicsRequest
+    context: RequestContext, request: DeleteTopicsRequest
 ) -> Steps[MetadataRecord, DeleteTopicsResponse]:
     """Deletes those that exist, one after another; every other one has its error in the response."""
     results = []
     for name in request.names:
-        topic = image.topics.get(name)
+        topic = context.image.topics.get(name)
         results.append(_deleted(name, topic))
         if topic is not None:
             yield RemoveTopicRecord(topic_id=topic.topic_id)
@@ -129,19 +124,10 @@ def _check_legal_name(name: str) -> None:
 class _Creation:
     """The topics of one request, one after another: each placed where those before it are counted."""
 
-    def __init__(
-        self,
-        image: MetadataImage,
-        config: BrokerConfig,
-        placer: ReplicaPlacer,
-        random: Random,
-        check_name: Callable[[str], None],
-    ) -> None:
+    def __init__(self, context: RequestContext, check_name: Callable[[str], None]) -> None:
         self._check_name = check_name
-        self._image = image
-        self._config = config
-        self._random = random
-        self._placer = placer
+        self._context = context
+        self._placer = context.placer()
         self.records: list[MetadataRecord] = []
 
     def try_create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
@@ -153,17 +139,17 @@ class _Creation:
 
     def _create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
         self._check_name(topic.name)
-        if topic.name in self._image.topics:
+        if topic.name in self._context.image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")
         configs = checked_configs(topic.name, topic.configs)
         placements = []
         for placement in self._placements(topic):
             placements.append(placement)
             yield None
-        record = TopicRecord(name=topic.name, topic_id=random_uuid(self._random))
+        record = TopicRecord(name=topic.name, topic_id=random_uuid(self._context.random))
         records: list[MetadataRecord] = [record, *_config_records(topic.name, configs)]
         for number, placement in enumerate(placements):
-            records.append(new_partition(self._image, record.topic_id, number, placement))
+            records.append(new_partition(self._context.image, record.topic_id, number, placement))
             yield None
         self.records += records
         return TopicResult(topic.name, record.topic_id)
@@ -173,9 +159,9 @@ class _Creation:
             return self._assigned(topic, topic.assignments)
         partition_count, replication_factor = topic.partition_count, topic.replication_factor
         if partition_count == DEFAULT_COUNT:
-            partition_count = self._config.num_partitions
+            partition_count = self._context.config.num_partitions
         if replication_factor == DEFAULT_COUNT:
-            replication_factor = self._config.default_replication_factor
+            replication_factor = self._context.config.default_replication_factor
         self._check_partition_count(topic, partition_count)
         return self._placer.place(partition_count, replication_factor)
 

@@ -2,9 +2,8 @@
 runs or holds replicas; here that is refused, since no node could say any more where those replicas were.
 """
 
-from rayka.controller.replica_index import ReplicaIndex
+from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest
-from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import ConfigRecord, MetadataRecord, UnregisterBrokerRecord
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.partition_admin import UnregisterBrokerRequest, UnregisterBrokerResponse
@@ -12,11 +11,12 @@ from rayka.shard.shard import Result
 
 
 def unregister_broker(
-    image: MetadataImage, request: UnregisterBrokerRequest, replicas: ReplicaIndex
+    context: RequestContext, request: UnregisterBrokerRequest
 ) -> Result[MetadataRecord, UnregisterBrokerResponse]:
     """Forgets the broker and its configuration. Raises BrokerIdNotRegistered, or InvalidRequest that says what to do
     first.
     """
+    image = context.image
     broker = image.brokers.get(request.broker_id)
     if broker is None:
         raise BrokerIdNotRegistered(
@@ -24,7 +24,7 @@ def unregister_broker(
         )
     if not broker.is_fenced:
         raise InvalidRequest(f"broker {broker.broker_id} runs: expected one that is fenced; stop it first")
-    held_count = replicas.count(broker.broker_id)
+    held_count = context.replicas.count(broker.broker_id)
     if held_count:
         raise InvalidRequest(
             f"broker {broker.broker_id} holds replicas of {held_count:,} partitions, expected none; reassign them first"

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller import BootstrapMetadata, Controller
-from rayka.controller.controller_timers import FenceStaleBroker
+from rayka.controller.controller_timers import FenceStaleBroker, SweepBrokers
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.metadata.metadata_records import (
@@ -139,7 +139,7 @@ class Machine:
 
     def sweep(self, late_ms: int = 0) -> int:
         """How many rounds it took until no broker was left to fence."""
-        self.controller.on_sweep(now_ms=self.now_ms, next_offset=len(self.records), late_ms=late_ms)
+        self.handle(SweepBrokers(self.now_ms - late_ms))
         rounds = 1
         while self.handle(FenceStaleBroker()):
             rounds += 1

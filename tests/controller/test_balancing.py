@@ -4,7 +4,7 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.balancing import ELECTIONS_PER_RUN_MAX
-from rayka.controller.controller_timers import BalanceLeaders
+from rayka.controller.controller_timers import BalanceLeaders, BalanceReturned
 from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     MetadataRecord,
@@ -110,7 +110,7 @@ class Returns:
         """How many leads the brokers that are back take then."""
         machine = self.machine
         machine.now_ms = now_ms
-        ids = machine.controller.take_returned(now_ms=now_ms, next_offset=len(machine.records))
+        ids = machine.handle(BalanceReturned())
         return sum(len(machine.written_by(BalanceLeaders(broker_id))) for broker_id in ids)
 
     def join(self, *numbers: int) -> None:

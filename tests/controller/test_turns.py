@@ -12,7 +12,7 @@ import pytest
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller import Controller
-from rayka.controller.controller_timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker
+from rayka.controller.controller_timers import BalanceLeaders, ElectLeaderless, FenceStaleBroker, SweepBrokers
 from rayka.errors import NotController, TooManyRequests
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord
@@ -121,7 +121,7 @@ class Active:
 
     def sweep(self) -> None:
         """Fences the brokers whose session is over."""
-        self.runtime.shard.on_sweep(now_ms=self.now_ms, next_offset=self.runtime.replayed_offset)
+        self.run(SweepBrokers(self.now_ms))
         while self.run(FenceStaleBroker()):
             pass
 

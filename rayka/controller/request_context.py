@@ -1,0 +1,38 @@
+"""What the controller decides a request on: its image, and what it knows beside it. Kafka: the fields that the managers
+of `QuorumController` share.
+"""
+
+from random import Random
+from typing import NamedTuple
+
+from rayka.config import BrokerConfig
+from rayka.controller.controller_timers import ControllerTimers
+from rayka.controller.leader_elections import Elections
+from rayka.controller.replica_index import ReplicaIndex
+from rayka.controller.replica_placement import ReplicaPlacer
+from rayka.controller.returned_brokers import ReturnedBrokers
+from rayka.controller.sessions import BrokerSessions
+from rayka.metadata.image import MetadataImage
+
+
+class RequestContext(NamedTuple):
+    """`image` and `replicas` are of everything replayed before the request; `sessions` and `returned` are soft state,
+    which a decision may change.
+    """
+
+    image: MetadataImage
+    now_ms: int
+    cluster_id: str
+    node_id: int
+    config: BrokerConfig
+    random: Random
+    replicas: ReplicaIndex
+    sessions: BrokerSessions
+    returned: ReturnedBrokers
+    timers: ControllerTimers
+
+    def elections(self) -> Elections:
+        return Elections(self.image, self.config, self.replicas)
+
+    def placer(self) -> ReplicaPlacer:
+        return ReplicaPlacer(self.image, self.random, self.replicas)

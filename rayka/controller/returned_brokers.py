@@ -1,0 +1,83 @@
+"""Brokers that have come back and are to get their leads back (decision 027): soft state of the active controller.
+
+Kafka has only the timer. Here a broker that is back need not wait for it: when a whole cluster starts, the first
+brokers lead everything, and the others would idle for five minutes.
+"""
+
+from collections.abc import Mapping
+from itertools import chain
+
+from rayka.config import BrokerConfig
+from rayka.controller.leader_elections import Elections
+from rayka.metadata.image import BrokerImage
+
+
+class ReturnedBrokers:
+    """Brokers that were unfenced and do not lead yet what they led before: soft state of the active controller.
+
+    Such a broker may take back at once each partition that it is in sync for. It stays here until it leads enough, is
+    gone again, or the timer's interval has passed. A broker that took leads back less than an interval ago waits for
+    the timer, or one that comes and goes would move its leads back and forth each time.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._tolerated_percentage = config.leader_imbalance_per_broker_percentage
+        self._interval_ms = config.leader_imbalance_check_interval_seconds * 1_000
+        self._new: dict[int, None] = {}
+        self._since_ms: dict[int, int] = {}
+        self._took_ms: dict[int, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReturnedBrokers {sorted(self._new.keys() | self._since_ms.keys())}>"
+
+    def on_active(self, brokers: Mapping[int, BrokerImage]) -> None:
+        """A new active controller does not know which brokers have just come back: any of them may have."""
+        self._new.update(dict.fromkeys(brokers))
+
+    def on_unfenced(self, broker_id: int) -> None:
+        self._new[broker_id] = None
+
+    def take_due(self, elections: Elections, now_ms: int) -> list[int]:
+        """The brokers that can take leads back now; they count as having taken them."""
+        self._begin(now_ms)
+        due = []
+        for broker_id in list(self._since_ms):
+            is_missing_much = self._is_missing_much(elections, broker_id)
+            if not is_missing_much or now_ms - self._since_ms[broker_id] >= self._interval_ms:
+                del self._since_ms[broker_id]
+            elif _can_take(elections, broker_id):
+                self._took_ms[broker_id] = now_ms
+                due.append(broker_id)
+        return due
+
+    def _begin(self, now_ms: int) -> None:
+        """Those that were unfenced since the last look are back from now on, or wait for the timer."""
+        recent = {key: ms for key, ms in self._took_ms.items() if now_ms - ms < self._interval_ms}
+        self._took_ms = recent
+        for broker_id in self._new:
+            self._since_ms.pop(broker_id, None)
+            if broker_id not in recent:
+                self._since_ms[broker_id] = now_ms
+        self._new = {}
+
+    def _is_missing_much(self, elections: Elections, broker_id: int) -> bool:
+        """Whether there is much that the broker is to lead and does not; not while it is not active."""
+        broker, replicas = elections.image.brokers.get(broker_id), elections.replicas
+        if broker is None or not broker.is_active:
+            return False
+        missing_count = replicas.led_by_others_count(broker_id) + replicas.leaderless_count(broker_id)
+        return is_too_much(missing_count, replicas.preferred_count(broker_id), self._tolerated_percentage)
+
+
+def _can_take(elections: Elections, broker_id: int) -> bool:
+    """Whether the broker can lead some partition that it is to lead and does not."""
+    replicas = elections.replicas
+    missing = (
+        elections.partition(key)
+        for key in chain(replicas.reclaimable(broker_id), replicas.leaderless(broker_id))
+    )
+    return any(broker_id in each.isr and elections.is_electable(each, broker_id) for each in missing)
+
+
+def is_too_much(part_count: int, whole_count: int, tolerated_percentage: int) -> bool:
+    return part_count * 100 > tolerated_percentage * whole_count
