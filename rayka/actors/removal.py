@@ -22,8 +22,8 @@ from rayka.actors.on_ray_node import JOB_TIMEOUT_S, live_ray_nodes, run_on, run_
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import with_broker, without_broker
 from rayka.client.admin.admin import Admin
-from rayka.client.admin.admin_arguments import node_id_of
 from rayka.client.admin.admin_results import BrokerDescription, BrokerState
+from rayka.client.arguments import int_of
 from rayka.client.bootstrap import ClusterHandle
 from rayka.errors import BrokerIdNotRegistered, InvalidRequest, UnavailableError
 
@@ -38,7 +38,7 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
     taken out of the spec already, too. Raises what `Cluster.remove_broker` raises.
     """
     spec = record.spec
-    handle = launch.find(spec.name, node_id_of(broker_id))
+    handle = launch.find(spec.name, int_of(broker_id, "node_id"))
     with Admin(cluster=cluster) as admin:
         broker = _find(admin, broker_id, is_known=broker_id in spec.roles or handle is not None)
         whole = with_broker(spec, broker_id)

@@ -39,9 +39,9 @@ def test_a_leader_that_has_waited_for_a_replica_is_not_asked_again() -> None:  #
     async def main() -> int:
         config, began_ms = AdminConfig(request_timeout_ms=2_000), now_ms()
         metadata = ClusterMetadata(brokers, "scripted", config, Random(1))
-        admin = AsyncPartitionAdmin(metadata)
+        admin = AsyncPartitionAdmin(metadata, 60_000)
         with pytest.raises(RequestTimedOut, match="broker-1: orders-0: not on broker-2"):
-            await admin.delete_records({AT_A: 5, AT_B: 5}, 60_000)
+            await admin.delete_records({AT_A: 5, AT_B: 5})
         return now_ms() - began_ms
 
     assert VirtualLoop().run_until_complete(main()) == 2_000

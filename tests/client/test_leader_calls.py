@@ -229,10 +229,10 @@ class Deleting(Brokers):
 
 def delete(brokers: Brokers) -> dict[TopicPartition, int]:
     async def scene(leaders: LeaderCalls) -> dict[TopicPartition, int]:
-        admin = AsyncPartitionAdmin(leaders.metadata)
+        admin = AsyncPartitionAdmin(leaders.metadata, TIMEOUT_MS)
         if brokers.silent:
             asyncio.get_running_loop().call_later(0.5, lambda: brokers.leaders.__setitem__(0, B))
-        return await admin.delete_records({AT_A: 5, AT_B: 6}, TIMEOUT_MS)
+        return await admin.delete_records({AT_A: 5, AT_B: 6})
 
     deleted: dict[TopicPartition, int] = play(brokers, scene)
     return deleted

@@ -1,9 +1,9 @@
 """A cluster managed: the sync face of `AsyncAdmin`. Kafka: Admin (A56, A57, B45 to B47, G11)."""
 
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
 from rayka.client.admin.admin_arguments import (
@@ -13,10 +13,8 @@ from rayka.client.admin.admin_arguments import (
     count_of,
     count_or_default,
     names_of,
-    node_id_of,
     offsets_of,
     partitions_of,
-    topic_name,
 )
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import changes_of, resource_of
@@ -28,6 +26,7 @@ from rayka.client.admin.admin_partition_results import (
 )
 from rayka.client.admin.admin_results import ClusterSummary, QuorumInfo, TopicDescription
 from rayka.client.admin.drain_plan import drain_plan
+from rayka.client.arguments import int_of, text_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.config import AdminConfig, TopicConfig
@@ -37,6 +36,7 @@ from rayka.options import AdminOptions
 from rayka.protocol.partition_admin import ElectionType, NewPartitions
 from rayka.protocol.topics import NewTopic
 
+P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
@@ -67,7 +67,6 @@ class Admin:
     ) -> None:
         parsed = AdminConfig.given(config, options, what="admin")
         self._brain = AsyncAdmin(resolve(cluster), parsed, Random())
-        self._timeout_ms = self._brain.timeout_ms
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -105,28 +104,28 @@ class Admin:
         Raises TopicAlreadyExists, InvalidTopic, InvalidPartitions, InvalidReplicationFactor (also with too few
         brokers), InvalidReplicaAssignment, and ConfigError for a key that topics do not have.
         """
-        placed = None if assignments is None else assignments_of(assignments)
+        placed = assignments_of(assignments)
         if placed is not None and (partitions is not None or replication_factor is not None):
             raise InvalidReplicaAssignment("expected either assignments or counts, found both")
         topic = NewTopic(
-            topic_name(name),
+            text_of(name, "name"),
             count_or_default(partitions, "partitions", InvalidPartitions),
             count_or_default(replication_factor, "replication_factor", InvalidReplicationFactor),
             TopicConfig.parse({} if configs is None else configs, what=f"topic {name!r}").overrides(),
             placed,
         )
-        return self._run(self._open().create_topic(topic, if_not_exists=bool(if_not_exists)))
+        return self._run(self._brain.create_topic, topic, if_not_exists=bool(if_not_exists))
 
     def delete_topic(self, name: str) -> None:
         """Deletes the topic with all its records; returns when every broker has dropped it.
 
         Raises UnknownTopicOrPartition.
         """
-        self._run(self._open().delete_topic(topic_name(name)))
+        self._run(self._brain.delete_topic, text_of(name, "name"))
 
     def list_topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self._run(self._open().list_topics())
+        return self._run(self._brain.list_topics)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """The topic's id, explicit configuration and partitions: leader, replicas, ISR, and how far each is behind.
@@ -134,12 +133,12 @@ class Admin:
         The brokers are asked for that, each for up to 3 s; of one that does not answer it is unknown (None).
         Raises UnknownTopicOrPartition.
         """
-        (found,) = self._run(self._open().describe_topics((topic_name(name),)))
+        (found,) = self._run(self._brain.describe_topics, (text_of(name, "name"),))
         return found
 
     def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
         """As `describe_topic`, of several topics or, with None, of all, sorted by name."""
-        return self._run(self._open().describe_topics(names_of(names)))
+        return self._run(self._brain.describe_topics, names_of(names))
 
     def create_partitions(
         self, name: str, partitions: int, *, assignments: Assignments | None = None
@@ -151,8 +150,8 @@ class Admin:
         CreatePartitionsRequest.
         """
         count = count_of(partitions, "partitions", InvalidPartitions)
-        placed = None if assignments is None else assignments_of(assignments)
-        return self._run(self._open().create_partitions(NewPartitions(topic_name(name), count, placed)))
+        placed = assignments_of(assignments)
+        return self._run(self._brain.create_partitions, NewPartitions(text_of(name, "name"), count, placed))
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Deletes the records below an offset of each partition; -1 is the high watermark: all that are committed.
@@ -161,7 +160,7 @@ class Admin:
         for. Raises OffsetOutOfRange above the high watermark, UnknownTopicOrPartition, PolicyViolation, and
         the last retriable error when the leaders did not get it done in time; what was deleted stays deleted.
         """
-        return self._run(self._open().partitions.delete_records(offsets_of(offsets), self._timeout_ms))
+        return self._run(self._brain.partitions.delete_records, offsets_of(offsets))
 
     # ---- Configuration ----
 
@@ -174,7 +173,7 @@ class Admin:
         UnknownTopicOrPartition, BrokerIdNotRegistered. Kafka: DescribeConfigsRequest.
         """
         resource = resource_of(topic, broker)
-        return self._run(self._open().configs.describe(resource, self._timeout_ms))
+        return self._run(self._brain.configs.describe, resource)
 
     def alter_configs(
         self,
@@ -191,7 +190,7 @@ class Admin:
         """
         resource = resource_of(topic, broker)
         changes = changes_of(resource, configs)
-        self._run(self._open().configs.alter(resource, changes, self._timeout_ms))
+        self._run(self._brain.configs.alter, resource, changes)
 
     # ---- Replicas and leaders ----
 
@@ -206,7 +205,7 @@ class Admin:
         cancel). Kafka: AlterPartitionReassignmentsRequest.
         """
         assignment = assignment_of(reassignments)
-        self._run(self._open().partitions.alter_reassignments(assignment, self._timeout_ms))
+        self._run(self._brain.partitions.alter_reassignments, assignment)
 
     def drain_broker(self, broker_id: int, *, dry_run: bool = False) -> dict[TopicPartition, tuple[int, ...]]:
         """Gives every replica on the broker to others; returns the new replicas of each partition, nothing when it had
@@ -217,7 +216,9 @@ class Admin:
         which still catch up. Raises BrokerIdNotRegistered, and InvalidReplicationFactor that names the topics for which
         too few brokers remain.
         """
-        plan = drain_plan(node_id_of(broker_id), self.describe_cluster().brokers, self.describe_topics())
+        plan = drain_plan(
+            int_of(broker_id, "node_id"), self.describe_cluster().brokers, self.describe_topics()
+        )
         if plan and not dry_run:
             self.alter_partition_reassignments(plan)
         return plan
@@ -227,7 +228,7 @@ class Admin:
     ) -> list[PartitionReassignment]:
         """The reassignments under way, of these partitions or of all."""
         wanted = partitions_of(partitions)
-        return self._run(self._open().partitions.list_reassignments(wanted, self._timeout_ms))
+        return self._run(self._brain.partitions.list_reassignments, wanted)
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
@@ -240,13 +241,13 @@ class Admin:
         """
         election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
         wanted = partitions_of(partitions)
-        return self._run(self._open().partitions.elect_leaders(election, wanted, self._timeout_ms))
+        return self._run(self._brain.partitions.elect_leaders, election, wanted)
 
     # ---- The cluster ----
 
     def describe_cluster(self) -> ClusterSummary:
         """The cluster's id, active controller and registered brokers: their state, rack, replicas and leaders."""
-        return self._run(self._open().describe_cluster())
+        return self._run(self._brain.describe_cluster)
 
     def log_dirs(
         self, brokers: Iterable[int] | None = None, *, topics: Iterable[str] | None = None
@@ -256,8 +257,8 @@ class Admin:
         Of a broker that does not answer within 3 s, `error` says so. Raises BrokerIdNotRegistered. Kafka:
         DescribeLogDirsRequest.
         """
-        ids = None if brokers is None else tuple(node_id_of(each) for each in brokers)
-        return self._run(self._open().partitions.log_dirs(ids, names_of(topics), self._timeout_ms))
+        ids = None if brokers is None else tuple(int_of(each, "node_id") for each in brokers)
+        return self._run(self._brain.partitions.log_dirs, ids, names_of(topics))
 
     def unregister_broker(self, broker_id: int) -> None:
         """Forgets a broker that was stopped for good, and its configuration.
@@ -265,14 +266,14 @@ class Admin:
         Raises BrokerIdNotRegistered, and InvalidRequest while it runs, or holds replicas (`drain_broker` moves
         them). Kafka: UnregisterBrokerRequest, which does not look.
         """
-        self._run(self._open().unregister_broker(node_id_of(broker_id)))
+        self._run(self._brain.unregister_broker, int_of(broker_id, "node_id"))
 
     def describe_quorum(self) -> QuorumInfo:
         """Who leads the metadata quorum, who votes and who follows, and how far each is.
 
         Without a leader UnavailableError says what each controller answered.
         """
-        return self._run(self._open().quorum.describe(self._timeout_ms))
+        return self._run(self._brain.quorum.describe)
 
     def add_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Makes a controller that follows the metadata a voter; returns when that is committed.
@@ -282,7 +283,7 @@ class Admin:
         another change is under way, and UnavailableError when the node does not follow, or the answer was lost and the
         change may have been made.
         """
-        self._run(self._open().quorum.add_voter(node_id_of(node_id), directory_id, self._timeout_ms))
+        self._run(self._brain.quorum.add_voter, int_of(node_id, "node_id"), directory_id)
 
     def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Takes the vote from a controller; returns when that is committed. It goes on following.
@@ -290,16 +291,15 @@ class Admin:
         Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
         UnavailableError when the answer was lost and the change may have been made.
         """
-        self._run(self._open().quorum.remove_voter(node_id_of(node_id), directory_id, self._timeout_ms))
+        self._run(self._brain.quorum.remove_voter, int_of(node_id, "node_id"), directory_id)
 
     def close(self) -> None:
         """Ends; closing again does nothing."""
         self._is_closed = True
 
-    def _open(self) -> AsyncAdmin:
+    def _run(
+        self, work: Callable[P, Coroutine[Any, Any, ResultT]], *arguments: P.args, **options: P.kwargs
+    ) -> ResultT:
         if self._is_closed:
             raise ClosedError(f"{self!r}: make a new Admin")
-        return self._brain
-
-    def _run(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        return wait_for(work, self._timeout_ms, caller=self)
+        return wait_for(work(*arguments, **options), self._brain.timeout_ms, caller=self)

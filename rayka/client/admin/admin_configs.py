@@ -6,11 +6,11 @@ Kafka: KafkaAdminClient's describeConfigs, incrementalAlterConfigs.
 from collections.abc import Mapping
 from typing import Any
 
+from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partition_results import ConfigValue
-from rayka.client.metadata import ClusterMetadata
-from rayka.client.refusal import refusal
+from rayka.client.arguments import is_int, text_of
 from rayka.config import BrokerConfig, TopicConfig, dotted
-from rayka.errors import ConfigError, ErrorCode
+from rayka.errors import ConfigError
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -24,43 +24,25 @@ from rayka.protocol.configs import (
 ALL_BROKERS = "all"
 
 
-class AsyncConfigAdmin:
+class AsyncConfigAdmin(AdminPart):
     """See the module."""
 
-    def __init__(self, metadata: ClusterMetadata) -> None:
-        self._metadata = metadata
-        self._nodes = metadata.nodes
-
-    def __repr__(self) -> str:
-        return f"<AsyncConfigAdmin of {self._nodes.cluster_name}>"
-
-    async def describe(self, resource: ConfigResourceName, timeout_ms: int) -> dict[str, ConfigValue]:
+    async def describe(self, resource: ConfigResourceName) -> dict[str, ConfigValue]:
         """The keys in force, sorted. Raises UnknownTopicOrPartition, BrokerIdNotRegistered."""
-        response = await self._nodes.call_controller(DescribeConfigsRequest((resource,)), timeout_ms)
-        (described,) = response.resources
-        await self._check(resource, described.error_code, described.error_message, timeout_ms)
+        (described,) = (await self._ask(DescribeConfigsRequest((resource,)))).resources
+        name, code, message = resource.resource_name, described.error_code, described.error_message
+        await self._check(_what(resource), name, code, message)
         entries = sorted(described.entries, key=lambda each: each.name)
-        return {each.name: ConfigValue.of(each) for each in entries}
+        return {each.name: ConfigValue.taken_from(each) for each in entries}
 
-    async def alter(
-        self, resource: ConfigResourceName, changes: tuple[ConfigChange, ...], timeout_ms: int
-    ) -> None:
+    async def alter(self, resource: ConfigResourceName, changes: tuple[ConfigChange, ...]) -> None:
         """Makes all changes or none; returns when every broker has them."""
         altered = AlteredResource(resource.resource_type, resource.resource_name, changes)
-        request = IncrementalAlterConfigsRequest((altered,))
-        response = await self._nodes.call_controller(request, timeout_ms)
+        response = await self._ask(IncrementalAlterConfigsRequest((altered,)))
         (result,) = response.resources
-        await self._check(resource, result.error_code, result.error_message, timeout_ms)
-        await self._nodes.wait_until_applied(response.metadata_offset, timeout_ms)
-
-    async def _check(
-        self, resource: ConfigResourceName, code: ErrorCode, message: str, timeout_ms: int
-    ) -> None:
-        if code is ErrorCode.NONE:
-            return
-        if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise await self._metadata.no_such_topic(resource.resource_name, timeout_ms)
-        raise refusal(code, message, subject=_what(resource), cluster_name=self._nodes.cluster_name)
+        name, code, message = resource.resource_name, result.error_code, result.error_message
+        await self._check(_what(resource), name, code, message)
+        await self._until_applied(response)
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:
@@ -68,12 +50,10 @@ def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceNa
     if (topic is None) == (broker is None):
         raise TypeError("expected either topic= or broker=")
     if topic is not None:
-        if not isinstance(topic, str):
-            raise TypeError(f"topic: expected str, found {type(topic).__name__}")
-        return ConfigResourceName(ResourceType.TOPIC, topic)
+        return ConfigResourceName(ResourceType.TOPIC, text_of(topic, "topic"))
     if broker == ALL_BROKERS:
         return ConfigResourceName(ResourceType.BROKER, "")
-    if not isinstance(broker, int) or isinstance(broker, bool):
+    if not is_int(broker):
         raise TypeError(f"broker: expected its id, or {ALL_BROKERS!r}, found {broker!r}")
     return ConfigResourceName(ResourceType.BROKER, str(broker))
 

@@ -1,21 +1,18 @@
 """What an `Admin` answers about partitions, directories and configurations: frozen values, plain enough for JSON."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 from uuid import UUID
 
+from rayka.client.admin.admin_results import Result
 from rayka.errors import ApiError, ErrorCode
 from rayka.ids import TopicPartition
-from rayka.protocol.configs import ConfigEntry, ConfigSource
-from rayka.protocol.partition_admin import (
-    LogDirDescription,
-    OngoingReassignment,
-    ReplicaLog,
-)
+from rayka.protocol.configs import ConfigSource
+from rayka.protocol.partition_admin import LogDirDescription, OngoingReassignment
 
 
 @dataclass(frozen=True)
-class ElectionOutcome:
+class ElectionOutcome(Result):
     """What became of one partition's election; `error` is None when it has the leader that was wanted."""
 
     topic_partition: TopicPartition
@@ -38,7 +35,7 @@ class ElectionOutcome:
 
 
 @dataclass(frozen=True)
-class PartitionReassignment:
+class PartitionReassignment(Result):
     """A partition on its way to other replicas: `replicas` are all of now, the adding and the removing ones too."""
 
     topic_partition: TopicPartition
@@ -53,23 +50,17 @@ class PartitionReassignment:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        plain = asdict(self)
-        del plain["topic_partition"]
-        topic, partition = self.topic_partition.topic, self.topic_partition.partition
-        return {"topic": topic, "partition": partition, **plain, "target": self.target}
+        plain = super().to_dict()
+        tp = plain.pop("topic_partition")
+        return {"topic": tp.topic, "partition": tp.partition, **plain, "target": self.target}
 
     @classmethod
     def of(cls, ongoing: OngoingReassignment) -> Self:
-        return cls(
-            topic_partition=TopicPartition(ongoing.topic, ongoing.partition),
-            replicas=ongoing.replicas,
-            adding_replicas=ongoing.adding_replicas,
-            removing_replicas=ongoing.removing_replicas,
-        )
+        return cls.taken_from(ongoing, topic_partition=TopicPartition(ongoing.topic, ongoing.partition))
 
 
 @dataclass(frozen=True)
-class ReplicaLogInfo:
+class ReplicaLogInfo(Result):
     """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's."""
 
     topic: str
@@ -81,22 +72,9 @@ class ReplicaLogInfo:
     log_end_offset: int
     is_leader: bool
 
-    @classmethod
-    def of(cls, log: ReplicaLog) -> Self:
-        return cls(
-            topic=log.topic,
-            partition=log.partition,
-            topic_id=log.topic_id,
-            size_bytes=log.size_bytes,
-            log_start_offset=log.log_start_offset,
-            high_watermark=log.high_watermark,
-            log_end_offset=log.log_end_offset,
-            is_leader=log.is_leader,
-        )
-
 
 @dataclass(frozen=True)
-class LogDir:
+class LogDir(Result):
     """One data directory of a broker and the replicas in it. `error` is empty while the disk works and has room; a full
     one is still read, and goes on by itself when there is room.
     """
@@ -115,32 +93,21 @@ class LogDir:
 
     @classmethod
     def of(cls, described: LogDirDescription) -> Self:
-        replicas = tuple(ReplicaLogInfo.of(each) for each in described.replicas)
-        return cls(
-            described.path,
-            described.directory_id,
-            described.error,
-            described.free_bytes,
-            replicas,
-            described.is_full,
-        )
+        replicas = tuple(ReplicaLogInfo.taken_from(each) for each in described.replicas)
+        return cls.taken_from(described, replicas=replicas)
 
 
 @dataclass(frozen=True)
-class BrokerLogDirs:
+class BrokerLogDirs(Result):
     """The data directories of one broker; `error` says why there are none when it did not answer."""
 
     broker_id: int
     directories: tuple[LogDir, ...]
     error: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON once UUIDs are written as text."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class ConfigValue:
+class ConfigValue(Result):
     """One configuration key in force: its value as text, where it comes from, and whether it can be altered."""
 
     name: str
@@ -155,8 +122,4 @@ class ConfigValue:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        return {**asdict(self), "source": self.source.name.lower()}
-
-    @classmethod
-    def of(cls, entry: ConfigEntry) -> Self:
-        return cls(entry.name, entry.value, entry.source, entry.is_read_only)
+        return {**super().to_dict(), "source": self.source.name.lower()}

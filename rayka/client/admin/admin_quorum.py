@@ -8,8 +8,8 @@ describeMetadataQuorum, addRaftVoter, removeRaftVoter (A55-A57).
 from collections.abc import Callable, Iterable, Mapping
 from uuid import UUID
 
+from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
-from rayka.client.cluster_nodes import ClusterNodes
 from rayka.client.retry import Retry
 from rayka.errors import (
     ApiError,
@@ -60,23 +60,18 @@ async def ask_quorum(
     return None, said
 
 
-class AsyncQuorumAdmin:
+class AsyncQuorumAdmin(AdminPart):
     """The part of an `Admin`'s brain that is about the quorum."""
 
-    def __init__(self, nodes: ClusterNodes) -> None:
-        self._nodes = nodes
-
-    def __repr__(self) -> str:
-        return f"<AsyncQuorumAdmin of {self._nodes.cluster_name}>"
-
-    async def describe(self, timeout_ms: int) -> QuorumInfo:
+    async def describe(self) -> QuorumInfo:
         """The quorum as its leader sees it. Raises UnavailableError saying what each controller answered instead."""
-        retry = Retry(timeout_ms, self._nodes.backoff)
+        return await self._describe(Retry(self.timeout_ms, self._nodes.backoff))
+
+    async def _describe(self, retry: Retry) -> QuorumInfo:
         while True:
             node_ids = await self._nodes.network.node_ids()
-            response, said = await ask_quorum(
-                self._nodes.network, node_ids, min(_NODE_TIMEOUT_MS, retry.remaining_ms)
-            )
+            timeout_ms = min(_NODE_TIMEOUT_MS, retry.remaining_ms)
+            response, said = await ask_quorum(self._nodes.network, node_ids, timeout_ms)
             if response is not None:
                 return QuorumInfo.of(response)
             if not await retry.pause():
@@ -84,15 +79,15 @@ class AsyncQuorumAdmin:
                     f"cluster {self._nodes.cluster_name!r} has no active controller: {_sayings(said)}"
                 )
 
-    async def add_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
+    async def add_voter(self, node_id: int, directory_id: UUID | None) -> None:
         """Makes an observer a voter. Raises as `Admin.add_raft_voter`."""
         if node_id not in possible_controllers([*await self._nodes.network.node_ids(), node_id]):
             raise InvalidRequest(f"{node_name(node_id)} cannot vote: only controllers do")
-        await self._change(AddRaftVoterRequest, node_id, directory_id, _observer, timeout_ms)
+        await self._change(AddRaftVoterRequest, node_id, directory_id, _observer)
 
-    async def remove_voter(self, node_id: int, directory_id: UUID | None, timeout_ms: int) -> None:
+    async def remove_voter(self, node_id: int, directory_id: UUID | None) -> None:
         """Takes a vote away. Raises as `Admin.remove_raft_voter`."""
-        await self._change(RemoveRaftVoterRequest, node_id, directory_id, _voter, timeout_ms)
+        await self._change(RemoveRaftVoterRequest, node_id, directory_id, _voter)
 
     async def _change(
         self,
@@ -100,12 +95,11 @@ class AsyncQuorumAdmin:
         node_id: int,
         directory_id: UUID | None,
         choose: Callable[[QuorumInfo, int], ReplicaState],
-        timeout_ms: int,
     ) -> None:
         """Asks again where the request only met the wrong node, or one that has just died before it was asked."""
-        retry = Retry(timeout_ms, self._nodes.backoff)
+        retry = Retry(self.timeout_ms, self._nodes.backoff)
         while True:
-            info = await self.describe(retry.remaining_ms)
+            info = await self._describe(retry)
             key = ReplicaKey(node_id, directory_id or choose(info, node_id).directory_id)
             try:
                 return await self._send(request_type, info.leader_id, key, retry.remaining_ms)

@@ -1,15 +1,35 @@
 """What an `Admin` answers: frozen values with designed reprs, and `to_dict` for programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
+from rayka.ports import Message
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.protocol.quorum_messages import DescribeQuorumResponse, QuorumReplica
 from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an answer of the cluster says, for programs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON; ids of topics and directories are text."""
+        return asdict(self, dict_factory=_plain)
+
+    @classmethod
+    def taken_from(cls, message: Message, **others: Any) -> Self:
+        """The fields that the message has under the same names, and the others as given."""
+        names = [each.name for each in fields(cls) if each.name not in others]
+        return cls(**{each: getattr(message, each) for each in names}, **others)
+
+
+def _plain(values: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, UUID) else value for name, value in values}
 
 
 class ReplicaLook(NamedTuple):
@@ -24,7 +44,7 @@ Looks = Mapping[TopicPartition, ReplicaLook]
 
 
 @dataclass(frozen=True)
-class PartitionDescription:
+class PartitionDescription(Result):
     """One partition, its nodes by id: its leader (-1 while it has none), its replicas, the preferred leader first,
     those in sync, and those that may still be elected though they are not. While it is reassigned, `replicas` has
     the adding and the removing ones too.
@@ -58,28 +78,16 @@ class PartitionDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        return {**asdict(self), "is_under_replicated": self.is_under_replicated}
+        return {**super().to_dict(), "is_under_replicated": self.is_under_replicated}
 
     @classmethod
     def of(cls, partition: MetadataPartition, look: ReplicaLook | None = None) -> Self:
         look = look or ReplicaLook((None,) * len(partition.replicas))
-        return cls(
-            partition=partition.partition,
-            leader_id=partition.leader_id,
-            leader_epoch=partition.leader_epoch,
-            replicas=partition.replicas,
-            isr=partition.isr,
-            eligible_leader_replicas=partition.eligible_leader_replicas,
-            adding_replicas=partition.adding_replicas,
-            removing_replicas=partition.removing_replicas,
-            lags=look.lags,
-            full_replicas=look.full_replicas,
-            offline_replicas=look.offline_replicas,
-        )
+        return cls.taken_from(partition, **look._asdict())
 
 
 @dataclass(frozen=True)
-class TopicDescription:
+class TopicDescription(Result):
     """One topic. `configs`: what was set for it explicitly, by Kafka's dotted names."""
 
     name: str
@@ -92,18 +100,11 @@ class TopicDescription:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
-        partitions = [each.to_dict() for each in self.partitions]
-        return {**asdict(self), "topic_id": str(self.topic_id), "partitions": partitions}
+        return {**super().to_dict(), "partitions": [each.to_dict() for each in self.partitions]}
 
     def is_as_asked(self, topic: NewTopic) -> bool:
         """Whether a request for that topic may have made this one."""
-        replicas = tuple(each.replicas for each in self.partitions)
-        if topic.assignments is not None:
-            return (replicas, self.configs) == (topic.assignments, topic.configs)
-        asked = (topic.partition_count, topic.replication_factor)
-        counts = (len(replicas), len(replicas[0]))
-        fits = all(wanted in (DEFAULT_COUNT, found) for wanted, found in zip(asked, counts, strict=True))
-        return fits and self.configs == topic.configs
+        return self.configs == topic.configs and not self.difference(topic)
 
     def difference(self, topic: NewTopic) -> str:
         """Where this topic is not what was asked for: `3 instead of 6 partitions`; empty where it is."""
@@ -141,7 +142,7 @@ class BrokerState(StrEnum):
 
 
 @dataclass(frozen=True)
-class BrokerDescription:
+class BrokerDescription(Result):
     """One registered broker, the replicas that it holds and how many of them lead.
 
     `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
@@ -163,14 +164,10 @@ class BrokerDescription:
     def of(cls, broker: MetadataBroker, topics: Sequence[MetadataTopic]) -> Self:
         partitions = [partition for topic in topics for partition in topic.partitions]
         offline = broker.offline_directories
-        return cls(
-            node_id=broker.node_id,
-            host=broker.host,
-            is_fenced=broker.is_fenced,
+        return cls.taken_from(
+            broker,
             data_dirs=tuple(each.path for each in broker.directories),
             state=_state_of(broker),
-            rack=broker.rack,
-            broker_epoch=broker.broker_epoch,
             offline_data_dirs=tuple(each.path for each in broker.directories if each.directory_id in offline),
             replica_count=sum(broker.node_id in each.replicas for each in partitions),
             leader_count=sum(broker.node_id == each.leader_id for each in partitions),
@@ -184,7 +181,7 @@ def _state_of(broker: MetadataBroker) -> BrokerState:
 
 
 @dataclass(frozen=True)
-class ClusterSummary:
+class ClusterSummary(Result):
     """The cluster as its active controller sees it."""
 
     name: str
@@ -197,18 +194,14 @@ class ClusterSummary:
         brokers = [each.node_id for each in self.brokers]
         return f"<ClusterSummary {self.name} controller={self.controller_id} brokers={brokers}>"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return asdict(self)
-
     @classmethod
     def of(cls, name: str, response: MetadataResponse) -> Self:
         brokers = tuple(BrokerDescription.of(each, response.topics) for each in response.brokers)
-        return cls(name, response.cluster_id, response.controller_id, brokers, len(response.topics))
+        return cls.taken_from(response, name=name, brokers=brokers, topic_count=len(response.topics))
 
 
 @dataclass(frozen=True)
-class ReplicaState:
+class ReplicaState(Result):
     """One replica of the metadata log as the quorum's leader knows it; -1 where it knows nothing yet.
 
     `lag` counts the records that it is behind the leader's log end.
@@ -223,19 +216,13 @@ class ReplicaState:
 
     @classmethod
     def of(cls, replica: QuorumReplica, leader_log_end_offset: int) -> Self:
-        end_offset = replica.log_end_offset
-        return cls(
-            node_id=replica.replica.node_id,
-            directory_id=replica.replica.directory_id,
-            log_end_offset=end_offset,
-            lag=max(0, leader_log_end_offset - end_offset) if end_offset >= 0 else -1,
-            last_fetch_ago_ms=replica.last_fetch_ago_ms,
-            last_caught_up_ago_ms=replica.last_caught_up_ago_ms,
-        )
+        end_offset, key = replica.log_end_offset, replica.replica
+        lag = max(0, leader_log_end_offset - end_offset) if end_offset >= 0 else -1
+        return cls.taken_from(replica, node_id=key.node_id, directory_id=key.directory_id, lag=lag)
 
 
 @dataclass(frozen=True)
-class QuorumInfo:
+class QuorumInfo(Result):
     """The metadata quorum as its leader, the active controller, sees it. Kafka: QuorumInfo."""
 
     leader_id: int
@@ -249,28 +236,14 @@ class QuorumInfo:
         leader = f"leader={self.leader_id} epoch={self.leader_epoch}"
         return f"<QuorumInfo {leader} hw={self.high_watermark} voters={voters}>"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
-        return {
-            **asdict(self),
-            "voters": [_plain(each) for each in self.voters],
-            "observers": [_plain(each) for each in self.observers],
-        }
-
     @classmethod
     def of(cls, response: DescribeQuorumResponse) -> Self:
         replicas = (*response.voters, *response.observers)
         # A leader that has taken its own vote away is in neither list.
         known = [each.log_end_offset for each in replicas if each.replica.node_id == response.leader_id]
         end_offset = max(known or [each.log_end_offset for each in replicas], default=response.high_watermark)
-        return cls(
-            leader_id=response.leader_id,
-            leader_epoch=response.leader_epoch,
-            high_watermark=response.high_watermark,
+        return cls.taken_from(
+            response,
             voters=tuple(ReplicaState.of(each, end_offset) for each in response.voters),
             observers=tuple(ReplicaState.of(each, end_offset) for each in response.observers),
         )
-
-
-def _plain(replica: ReplicaState) -> dict[str, Any]:
-    return {**asdict(replica), "directory_id": str(replica.directory_id)}

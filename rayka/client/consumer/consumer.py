@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
 from types import TracebackType
-from typing import Any, Self, TypeGuard, Unpack
+from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
 from rayka.client import io_thread
+from rayka.client.arguments import int_of, is_int, partition_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
@@ -126,9 +127,7 @@ class Consumer:
         An offset outside the log is found out by the next poll: `auto_offset_reset` decides, "none" raises
         OffsetOutOfRange. Raises ValueError for a negative offset or a partition that is not assigned.
         """
-        if not is_int(offset):
-            raise TypeError(f"offset: expected int, found {type(offset).__name__}")
-        if not 0 <= offset < 2**63:
+        if not 0 <= int_of(offset, "offset") < 2**63:
             raise ValueError(
                 f"offset: expected 0 or more, below 2**63, found {offset}; see seek_to_beginning and seek_to_end"
             )
@@ -175,9 +174,7 @@ class Consumer:
         partition and offset, UnknownTopicOrPartition when a topic was deleted. Nothing is skipped by an error.
         """
         count_max = self._config.max_poll_records if max_records is None else max_records
-        if not is_int(count_max):
-            raise TypeError(f"max_records: expected int, found {type(max_records).__name__}")
-        if count_max < 1:
+        if int_of(count_max, "max_records") < 1:
             raise ValueError(f"max_records: expected 1 or more, found {max_records}")
         with self._exclusive():
             return self._until(timeout_ms, lambda: self._delivery.next_records(count_max)) or []
@@ -290,7 +287,7 @@ class Consumer:
     def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
         assigned = self._fetcher.subscription.partitions
         for tp in partitions:
-            if _checked(tp) not in assigned:
+            if partition_of(tp) not in assigned:
                 raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
 
 
@@ -324,19 +321,4 @@ def _partitions(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
     """The partitions given, each once."""
     if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
         raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
-    return tuple(dict.fromkeys(_checked(each) for each in given))
-
-
-def _checked(topic_partition: TopicPartition) -> TopicPartition:
-    if not isinstance(topic_partition, TopicPartition):
-        raise TypeError(f"expected a rayka.TopicPartition, found {type(topic_partition).__name__}")
-    if not isinstance(topic_partition.topic, str) or not is_int(topic_partition.partition):
-        raise TypeError(
-            f"expected TopicPartition(str, int), found {tuple(topic_partition.__rich_repr__())!r}"
-        )
-    return topic_partition
-
-
-def is_int(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number; True and False are none."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    return tuple(dict.fromkeys(partition_of(each) for each in given))

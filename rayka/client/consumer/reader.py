@@ -16,9 +16,10 @@ from uuid import UUID
 import pyarrow as pa
 
 from rayka.client import io_thread
+from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
-from rayka.client.consumer.consumer import is_int, parse_options, topic_names
+from rayka.client.consumer.consumer import parse_options, topic_names
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record
@@ -209,9 +210,7 @@ class _Available:
         for tp, offset in offsets.items():
             if tp not in self._latest:
                 raise ConfigError(f"read: {tp} is not a partition of {', '.join(self._topics())}")
-            if not is_int(offset):
-                raise TypeError(f"read: {name} offset of {tp}: expected int, found {type(offset).__name__}")
-            if not self._earliest[tp] <= offset <= self._latest[tp]:
+            if not self._earliest[tp] <= int_of(offset, f"read: {name} offset of {tp}") <= self._latest[tp]:
                 raise OffsetOutOfRange(
                     f"read: {name} offset {offset} of {tp} does not exist; "
                     f"available: [{self._earliest[tp]}, {self._latest[tp]}]"

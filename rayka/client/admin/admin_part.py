@@ -1,0 +1,67 @@
+"""What all parts of an `Admin`'s brain have: the way to the active controller, and how they word what it refused.
+
+Every call is bounded by the timeout of the `Admin`. What changes the metadata has been done when every usable broker
+has applied it. Kafka: KafkaAdminClient.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+from rayka.client.metadata import ClusterMetadata
+from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, error_for
+from rayka.ports import Request
+from rayka.protocol.membership import MetadataRequest
+
+ResponseT = TypeVar("ResponseT")
+
+
+class Change(Protocol):
+    """The response to a change of the metadata."""
+
+    @property
+    def metadata_offset(self) -> int: ...
+
+
+class AdminPart:
+    """One part of the brain, on the IO thread; its methods are those of `Admin`, with checked arguments."""
+
+    def __init__(self, metadata: ClusterMetadata, timeout_ms: int) -> None:
+        self.timeout_ms = timeout_ms
+        self._metadata = metadata
+        self._nodes = metadata.nodes
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._nodes.cluster_name}>"
+
+    async def _ask(self, request: Request[ResponseT]) -> ResponseT:
+        """The active controller's answer; a request that is repeated may have been executed before."""
+        return await self._nodes.call_controller(request, self.timeout_ms)
+
+    async def _registered(self, wanted: Iterable[int] | None) -> list[int]:
+        """These brokers, or all that are registered. Raises BrokerIdNotRegistered, naming those that there are."""
+        registered = [each.node_id for each in (await self._ask(MetadataRequest(()))).brokers]
+        asked = registered if wanted is None else list(wanted)
+        for each in asked:
+            if each not in registered:
+                known = ", ".join(map(str, registered)) or "none"
+                raise BrokerIdNotRegistered(
+                    f"cluster {self._nodes.cluster_name!r} has no broker {each}; it has {known}"
+                )
+        return asked
+
+    async def _until_applied(self, change: Change) -> None:
+        await self._nodes.wait_until_applied(change.metadata_offset, self.timeout_ms)
+
+    async def _check(self, subject: str, name: str, code: ErrorCode, message: str = "") -> None:
+        """Raises what was refused about a subject; `name` is the topic that may be unknown."""
+        if code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise await self._metadata.no_such_topic(name, self.timeout_ms)
+        if code is not ErrorCode.NONE:
+            raise self._refusal(subject, code, message)
+
+    def _refusal(self, subject: str, code: ErrorCode, message: str) -> ApiError:
+        """The subject, its cluster, and what the node said, each once."""
+        said, cluster = message or code.name, f"cluster {self._nodes.cluster_name!r}"
+        return error_for(
+            code, f"{cluster}: {said}" if said.startswith(subject) else f"{subject} of {cluster}: {said}"
+        )
