@@ -188,8 +188,9 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
                     {"message": f"exception in {handle.callback!r}", "exception": error}
                 )
                 raise
-            if process is not None and process.watch is not None:
-                process.watch()
+            if process is not None:
+                for watch in process.watches:
+                    watch()
             if budget <= 0:
                 raise Livelock(
                     f"{_CALLBACKS_AT_ONE_INSTANT_MAX} callbacks at {self.now_us} us; the last was {handle.callback!r}"

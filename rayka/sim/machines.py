@@ -118,7 +118,7 @@ class Machine:
 
 
 class SimCluster:
-    """All machines. `watch` makes the function that looks at a machine after each callback of its process; `on_bug`
+    """All machines. `watch` makes the functions that look at a machine after each callback of its process; `on_bug`
     is told of exceptions that no code expected.
     """
 
@@ -137,7 +137,7 @@ class SimCluster:
         self._make_disk = make_disk
         self._config = BrokerConfig.parse(options.config, what="simulation")
         self.cluster_id = ""
-        self.watch: Callable[[Machine], Callable[[], None]] | None = None
+        self.watch: Callable[[Machine], Sequence[Callable[[], None]]] = lambda machine: ()
         self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
         self.machines = {each: self._machine(each) for each in options.node_ids}
 
@@ -228,8 +228,7 @@ class SimCluster:
             return
         machine.incarnation += 1
         process = machine.process = Process(node_id, machine.incarnation)
-        if self.watch is not None:
-            process.watch = self.watch(machine)
+        process.watches = self.watch(machine)
         context = Context()
         context.run(PROCESS.set, process)
         machine.life = self._spawn(self._run(machine, process, context), context)
@@ -260,7 +259,7 @@ class SimCluster:
         if process is None:
             return
         process.is_alive = False
-        process.watch = None
+        process.watches = ()
         if machine.life is not None:
             machine.life.cancel()
         self._network.detach(node_id, is_silent=is_silent)

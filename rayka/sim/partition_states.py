@@ -39,20 +39,22 @@ class PartitionStates:
 
     def on_image(self, before: MetadataImage, after: MetadataImage) -> None:
         """A batch of metadata is committed."""
-        if not self._checkers.is_enabled or (
-            before.topics is after.topics and before.brokers is after.brokers
-        ):
+        if not self._checkers.is_enabled:
             return
         if before.configs is not after.configs or before.topics is not after.topics:
-            for name in after.topics:
-                floor = self.min_isr_floor.get(name, 1 << 30)
-                self.min_isr_floor[name] = min(floor, self._min_isr(after, name))
+            self._lower_floors(before, after)
         for key, name, old, new in _changed(before, after):
             self._check_state(name, after, new)
             if old is not None:
                 self._check_change(key, name, (before, after), old, new)
         if before.brokers is not after.brokers:
             self._check_fenced(after)
+
+    def _lower_floors(self, before: MetadataImage, after: MetadataImage) -> None:
+        for name in after.topics:
+            if name not in before.topics or before.topic_configs(name) != after.topic_configs(name):
+                floor = self.min_isr_floor.get(name, 1 << 30)
+                self.min_isr_floor[name] = min(floor, self._min_isr(after, name))
 
     def _min_isr(self, image: MetadataImage, name: str) -> int:
         try:

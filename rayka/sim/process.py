@@ -5,15 +5,15 @@ whole process can be paused (its callbacks are kept, in order) or be gone (it re
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 
 class Process:
-    """One incarnation of one node, or a client. `watch` is called after each of its callbacks."""
+    """One incarnation of one node, or a client. `watches` are called after each of its callbacks."""
 
-    __slots__ = ("incarnation", "is_alive", "is_paused", "node_id", "resumed_us", "watch", "withheld")
+    __slots__ = ("incarnation", "is_alive", "is_paused", "node_id", "resumed_us", "watches", "withheld")
 
     def __init__(self, node_id: int, incarnation: int) -> None:
         self.node_id = node_id
@@ -22,7 +22,7 @@ class Process:
         self.is_paused = False
         self.resumed_us = 0
         self.withheld: deque[Any] = deque()
-        self.watch: Callable[[], None] | None = None
+        self.watches: Sequence[Callable[[], None]] = ()
 
     def __repr__(self) -> str:
         state = "" if self.is_alive else " gone"

@@ -93,6 +93,10 @@ class Replication:
         topic = self.image.topics.get(name)
         return None if topic is None else self.truth_of(topic.topic_id, number)
 
+    def log_ends(self) -> dict[tuple[int, TopicIdPartition], int]:
+        """Up to where each replica has copied."""
+        return {replica: view.end for replica, view in self.views.items()}
+
     def _report(self, checker: str, view: ReplicaView, evidence: str) -> None:
         self._checkers.report(checker, view.node_id, f"{view!r}: {evidence}; {view.truth!r}")
 

@@ -2,14 +2,15 @@
 
 In the safety phase nothing has to work, but nothing may be broken. Then every fault is healed and every node started,
 and within a minute of virtual time everything that was pending must have ended: every operation, every start, every
-replica and every broker caught up with what is committed, and a new topic must be acknowledged. What is left is named.
+replica and every broker caught up with what is committed, and a new topic must be acknowledged. A replica that copies
+slowly is waited for: the minute begins again when a log has grown, ten minutes in all. What is left is named.
 Kafka: `RaftEventSimulationTest`; FoundationDB and TigerBeetle have the two phases.
 """
 
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import Context
 from enum import IntEnum
 from functools import partial
@@ -38,7 +39,8 @@ from rayka.sim.trace import Trace
 from rayka.sim.watches import BrokerWatch, ControllerWatch
 from rayka.sim.workload import Workload
 
-LIVENESS_SECONDS = 60
+LIVENESS_SECONDS = 60  # without a replica that has copied more
+LIVENESS_SECONDS_MAX = 600
 _STEP_US = 250_000  # how often the liveness phase looks whether it is over
 
 
@@ -78,7 +80,7 @@ class Simulation:
     def __init__(self, options: SimOptions, write: Callable[[str], None] | None = None) -> None:
         self.options = options
         self.loop = VirtualLoop()
-        self.trace = Trace(lambda: self.loop.now_us, write)
+        self.trace = Trace(self.loop, write)
         self.ledger = Ledger()
         self.checkers = Checkers(self.loop, self.trace, self.ledger)
         self.checkers.is_enabled = options.checks
@@ -87,7 +89,8 @@ class Simulation:
         )
         self._disk_random = Random(f"disk {options.seed}")
         self.cluster = SimCluster(self.loop, options, self.network, self.trace, self._make_disk)
-        self.cluster.watch = self._watch if options.checks else None
+        if options.checks:
+            self.cluster.watch = self._watch
         self.cluster.on_bug = self._on_bug
         self.checkers.cluster = self.cluster
         self.history = History(self.ledger)
@@ -128,7 +131,7 @@ class Simulation:
     def _on_rename(self, node_id: int, path: str) -> None:
         self.checkers.on_rename(node_id, path)
 
-    def _watch(self, machine: Machine) -> Callable[[], None]:
+    def _watch(self, machine: Machine) -> list[Callable[[], None]]:
         watches: list[Callable[[], None]] = []
         if machine.is_controller:
             self.checkers.on_started(machine)
@@ -136,7 +139,7 @@ class Simulation:
             watches.append(ControllerWatch(machine, self.checkers, self.loop, fetch_timeout_ms))
         if machine.is_broker:
             watches.append(BrokerWatch(machine, self.checkers, self.replication))
-        return partial(_look, watches) if len(watches) > 1 else watches[0]
+        return watches
 
     def _on_bug(self, machine: Machine, error: BaseException) -> None:
         cause = "".join(traceback.format_tb(error.__traceback__)[-6:])
@@ -210,19 +213,19 @@ class Simulation:
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
         )
-        deadline_us = self.loop.now_us + LIVENESS_SECONDS * 1_000_000
+        patience = Patience(self.loop.now_us)
         waiting = ["everything"]
-        while waiting and self.loop.now_us < deadline_us and self.checkers.violation is None:
+        while waiting and not patience.is_over(self.loop.now_us) and self.checkers.violation is None:
             self.injector.heal()  # what failed meanwhile, or was still under a fault's hand
             self.injector.replace_rotten(begin_ms)
             self.injector.restart_homeless()
             self.operator.rescue()
             self.run_until_ms((self.loop.now_us + _STEP_US - START_US) // 1000)
             waiting = self._waiting(proof)
+            patience.look(self.loop.now_us, self.replication.log_ends())
         if waiting:
-            self.checkers.report(
-                "liveness", 0, f"after {LIVENESS_SECONDS} s without faults: {'; '.join(waiting)}"
-            )
+            seconds = (self.loop.now_ms - begin_ms) // 1000
+            self.checkers.report("liveness", 0, f"after {seconds} s without faults: {'; '.join(waiting)}")
         self.check_final()
 
     def _waiting(self, proof: Any) -> list[str]:
@@ -286,9 +289,22 @@ class Simulation:
         )
 
 
-def _look(watches: Sequence[Callable[[], None]]) -> None:
-    for watch in watches:
-        watch()
+class Patience:
+    """How long the liveness phase waits: a minute, and another one whenever a replica's log has grown."""
+
+    def __init__(self, begin_us: int) -> None:
+        self._limit_us = begin_us + LIVENESS_SECONDS_MAX * 1_000_000
+        self._deadline_us = begin_us + LIVENESS_SECONDS * 1_000_000
+        self._ends: Mapping[Any, int] = {}
+
+    def is_over(self, now_us: int) -> bool:
+        return now_us >= min(self._deadline_us, self._limit_us)
+
+    def look(self, now_us: int, log_ends: Mapping[Any, int]) -> None:
+        """The log end offset of each replica, as it is now."""
+        if any(end > self._ends.get(replica, end) for replica, end in log_ends.items()):
+            self._deadline_us = now_us + LIVENESS_SECONDS * 1_000_000
+        self._ends = log_ends
 
 
 def _verdict(violation: Violation | None) -> Verdict:

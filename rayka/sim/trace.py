@@ -10,14 +10,16 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 
+from rayka.sim.loop import VirtualLoop
+
 _LINES_AT_ONCE = 512
 
 
 class Trace:
     """The events of one run. `last` keeps the newest lines, for the report of a failure."""
 
-    def __init__(self, now_us: Callable[[], int], write: Callable[[str], None] | None = None) -> None:
-        self._now_us = now_us
+    def __init__(self, loop: VirtualLoop, write: Callable[[str], None] | None = None) -> None:
+        self._loop = loop
         self._write = write
         self._digest = hashlib.blake2b(digest_size=16)
         self._lines: list[str] = []
@@ -26,7 +28,7 @@ class Trace:
 
     def add(self, node: int | str, event: str, what: str = "") -> None:
         """Records one event."""
-        now_us = self._now_us()
+        now_us = self._loop.now_us
         # An f-string with as many format specifications takes nearly twice as long.
         line = "%9d.%03d  %5s  %-9s %s" % (now_us // 1000, now_us % 1000, node, event, what)  # noqa: UP031
         lines = self._lines

@@ -5,7 +5,7 @@ A watch remembers what it saw last and compares a handful of values; only what h
 
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
-from rayka.node.node_observation import ObservedController
+from rayka.node.node_observation import ObservedBroker, ObservedController
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
@@ -52,11 +52,11 @@ class ControllerWatch:
     def __call__(self) -> None:
         node = self._machine.controller
         observed = node.observed if node is not None else None
-        if observed is None or not self._checkers.is_enabled:
+        if observed is None:
             return
-        check_directory(self._checkers, self._machine)
         quorum = observed.quorum
         if quorum is not self._quorum:
+            check_directory(self._checkers, self._machine)
             self._begin(quorum)
         state = quorum.observed
         led = self._leads  # one that commits its own removal resigns in the same breath
@@ -228,15 +228,18 @@ class BrokerWatch:
         self._checkers = checkers
         self._replication = replication
         self._views: dict[Partition, ReplicaView] = {}
+        self._observed: ObservedBroker | None = None
         self._image: MetadataImage | None = None
         self._compared: Compared | None = None
 
     def __call__(self) -> None:
         node = self._machine.broker
         observed = node.observed if node is not None else None
-        if observed is None or not self._checkers.is_enabled:
+        if observed is None:
             return
-        check_directory(self._checkers, self._machine)
+        if observed is not self._observed:
+            self._observed = observed
+            check_directory(self._checkers, self._machine)
         if observed.image is not self._image:
             self._image = image = observed.image
             self._compared = check_image(self._checkers, self._machine.node_id, image, self._compared)
