@@ -78,6 +78,7 @@ class LogDirectory:
         self._saved_recovery_points = dict(self._recovery_points)
         self._high_watermarks = read_offsets(disk, posixpath.join(path, HIGH_WATERMARK_FILE))
         self._log_start_offsets = read_offsets(disk, posixpath.join(path, LOG_START_OFFSET_FILE))
+        self._checkpointed: tuple[dict[TopicPartition, int], ...] | None = None  # by this process
         self._boot_id = ""
         self._boot: dict[str, Any] = {}
         self._unrecovered: set[str] = set()  # directories of logs not opened since an unclean shutdown
@@ -464,7 +465,8 @@ class LogDirectory:
             log.on_synced(plan)
 
     async def checkpoint(self, high_watermarks: Callable[[], Mapping[TopicPartition, int]] = dict) -> None:
-        """Saves recovery points, log start offsets and, of the logs opened here, high watermarks, durably (B4, F13).
+        """Saves recovery points, log start offsets and, of the logs opened here, high watermarks, durably (B4, F13);
+        nothing is written while nothing has changed since this process saved them.
 
         They are asked for when it is this checkpoint's turn: meanwhile a log may be deleted, and one begin in its name.
         """
@@ -479,7 +481,12 @@ class LogDirectory:
         for topic_partition, log in self.logs.items():
             self._recovery_points[topic_partition] = log.flushed_offset
             self._log_start_offsets[topic_partition] = log.log_start_offset
+        offsets = (self._recovery_points, self._log_start_offsets, self._high_watermarks)
+        if offsets == self._checkpointed:
+            return
+        self._checkpointed = None
         saved = dict(self._recovery_points)
+        written = (saved, dict(self._log_start_offsets), dict(self._high_watermarks))
         contents = {  # a recovery point may rest on a log start that made what is below it needless: that one first
             self._file(LOG_START_OFFSET_FILE): encode_offsets(self._log_start_offsets),
             self._file(RECOVERY_POINT_FILE): encode_offsets(saved),
@@ -493,7 +500,7 @@ class LogDirectory:
         except StorageError as error:
             self.go_offline(error)
             raise
-        self._saved_recovery_points = saved
+        self._saved_recovery_points, self._checkpointed = saved, written
         for topic_partition, log in self.logs.items():
             log.on_recovery_point_saved(saved.get(topic_partition, 0))
 

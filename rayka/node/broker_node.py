@@ -189,7 +189,7 @@ class BrokerNode:
         parts.shards.close()
         self._parts = None
         if has_served:
-            await parts.directories.close(parts.replicas.high_watermarks)
+            await parts.directories.close(parts.replicas.logs.high_watermarks)
         else:
             parts.directories.release()
 
@@ -203,8 +203,8 @@ class BrokerNode:
 
     async def _report_offline(self, parts: _Parts) -> None:
         while True:
-            await parts.replicas.on_offline.wait()
-            parts.replicas.on_offline.clear()
+            await parts.directories.changed.wait()
+            parts.directories.changed.clear()
             parts.lifecycle.poke()
 
     # ---- Requests --------------------------------------------------------------------------------------

@@ -324,6 +324,27 @@ def test_a_checkpoint_spares_the_next_start_the_scan_of_what_is_durable(disk: Me
     assert (again.high_watermark(ORDERS), log.flushed_offset) == (90, 120)
 
 
+def test_a_checkpoint_is_written_by_each_process_and_then_when_something_has_changed(
+    disk: MemoryDisk,
+) -> None:
+    directory, inodes = open_directory(disk), set()
+
+    def checkpoint(high_watermark: int) -> int:
+        run(directory.checkpoint(lambda: {ORDERS: high_watermark}))
+        inodes.add(disk.identity(f"{PATH}/{POINTS_FILE}").inode)
+        return len(inodes)
+
+    fill(open_orders(directory), 100)
+    assert [checkpoint(90), checkpoint(90), checkpoint(91)] == [1, 1, 2]
+    disk.fail("sync", "checkpoint")
+    with pytest.raises(StorageError):
+        checkpoint(92)
+    directory.release()
+    directory = open_directory(disk)
+    open_orders(directory)
+    assert [checkpoint(91), checkpoint(91)] == [3, 3]
+
+
 def test_a_checkpoint_keeps_what_it_says_of_partitions_not_opened_yet(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     fill(open_orders(directory), 3)

@@ -110,7 +110,7 @@ def test_a_disk_that_fails_to_remove_takes_its_directory_offline() -> None:
         disk.fail("write", "-delete")
         await asyncio.sleep(DELAY_S + 1)
         assert len(broker.replicas.problems()) == 1
-        assert broker.replicas.on_offline.is_set()
+        assert broker.directories.changed.is_set()
         await broker.stop()
 
     run(main)

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from rayka.errors import ErrorCode
-from rayka.node.storage.directory_looks import LOOK_MS
+from rayka.node.storage.log_manager import IN_PLACE_LOOK_S
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.full_disk_support import produce
 from tests.node.replica_support import BROKER, DATA_DIR, Broker, run
 
-LOOKED_S = LOOK_MS / 1000 + 1
+LOOKED_S = IN_PLACE_LOOK_S + 1
 
 
 async def idle(disk: MemoryDisk) -> Broker:
@@ -37,7 +37,7 @@ def test_a_directory_that_was_removed_is_offline(caplog: pytest.LogCaptureFixtur
         disk.remove_directory(DATA_DIR)
         await asyncio.sleep(LOOKED_S)
         assert broker.directories.offline_paths() == (DATA_DIR,)
-        assert broker.replicas.on_offline.is_set()
+        assert broker.directories.changed.is_set()
         assert broker.partition().failure is not None
         await broker.stop()
 

@@ -113,7 +113,7 @@ def test_a_disk_that_fails_while_a_log_is_cut_is_offline_and_not_followed() -> N
         disk.fail("write", "orders-0/")
         asked.answer(answered(given(0, diverging_epoch=PARTED)))
         assert await broker.fetches_nothing_for(60_000)
-        assert broker.replicas.on_offline.is_set()
+        assert broker.directories.changed.is_set()
         assert all(each.failure is not None for each in broker.replicas.partitions)
         await broker.stop()
 

@@ -106,14 +106,14 @@ def test_a_leader_on_a_full_disk_hands_over_to_a_replica_in_sync_until_there_is_
         directory = broker.directories.all[0]
         assert broker.directories.offline_ids() == (directory.directory_id,)
         assert (directory.failure, broker.directories.recovered_ids()) == (None, ())
-        broker.replicas.on_offline.clear()
+        broker.directories.changed.clear()
         await broker.apply(changed(leader_id=LEADER, isr=(LEADER,)))
         disk.fill_up(after_bytes=ROOM)
         asked = await broker.next_fetch()
         assert positions(asked.request) == {0: 1}
         assert broker.directories.offline_ids() == ()
         assert broker.directories.recovered_ids() == (directory.directory_id,)
-        assert broker.replicas.on_offline.is_set()
+        assert broker.directories.changed.is_set()
         await broker.stop()
 
     run(main)
@@ -229,7 +229,7 @@ def test_a_broker_that_starts_on_a_full_disk_is_read_and_goes_on_when_there_is_r
         disk.fill_up()
         if is_clean:
             await broker.tasks.stop()
-            await broker.directories.close(broker.replicas.high_watermarks)
+            await broker.directories.close(broker.replicas.logs.high_watermarks)
         else:
             await broker.stop()
             disk.process_crash()

@@ -190,7 +190,7 @@ def test_a_broker_with_a_log_found_damaged_does_not_shut_down_cleanly() -> None:
         damage_with_room(disk)
         await asyncio.sleep(LOOK_S)
         await broker.tasks.stop()
-        await broker.directories.close(broker.replicas.high_watermarks)
+        await broker.directories.close(broker.replicas.logs.high_watermarks)
         assert not disk.exists(f"{DATA_DIR}/{CLEAN_SHUTDOWN_FILE}")
 
     run(main)

@@ -560,7 +560,7 @@ def test_a_failed_disk_takes_its_partitions_along_and_nobody_follows_them() -> N
         disk.fail("write", "orders-0/")
         asked.answer(answered(given(0, batch(b"a"))))
         assert await broker.fetches_nothing_for(60_000)
-        assert broker.replicas.on_offline.is_set()
+        assert broker.directories.changed.is_set()
         assert all(each.failure is not None for each in broker.replicas.partitions)
         await broker.stop()
 

@@ -457,7 +457,7 @@ def test_a_clean_shutdown_saves_the_high_watermarks_of_all_partitions_each_on_it
         await produce(broker)
         await broker.begin_session(given(1, batch(b"a"), batch(b"b", offset=1), high_watermark=2))
         await broker.tasks.stop()
-        await broker.directories.close(broker.replicas.high_watermarks)
+        await broker.directories.close(broker.replicas.logs.high_watermarks)
         again = await Broker.start(disk, data_dirs=paths)
         saved = [
             {number: each.high_watermark(TopicPartition("orders", number)) for number in (0, 1)}

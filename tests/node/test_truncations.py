@@ -172,7 +172,7 @@ def test_a_broker_that_stops_while_a_log_is_copied_leaves_it_as_it_was() -> None
         disk = SlowDisk()
         broker, _ = await parted(disk)
         await broker.tasks.stop()
-        await broker.directories.close(broker.replicas.high_watermarks)
+        await broker.directories.close(broker.replicas.logs.high_watermarks)
         disk.copy_prefix_now(COPY.removesuffix(".tmp"), COPY, 10)  # what its thread has left
         broker = await Broker.start(disk)
         await broker.apply(broker.new_partition(leader_epoch=1))

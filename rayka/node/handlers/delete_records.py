@@ -82,7 +82,7 @@ class DeleteRecordsHandler:
         """Takes out of `waiting` what is not durable here: a restart might bring its records back."""
         for directory in dict.fromkeys(each.replica.directory for each in waiting.values()):
             try:
-                await directory.checkpoint(partial(self._replicas.high_watermarks, directory))
+                await directory.checkpoint(partial(self._replicas.logs.high_watermarks, directory))
             except StorageError as error:
                 for place, deletion in list(waiting.items()):
                     if deletion.replica.directory is directory:

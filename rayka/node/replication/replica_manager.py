@@ -22,7 +22,7 @@ from rayka.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
-from rayka.ids import NO_EPOCH, TopicIdPartition, TopicPartition, node_name
+from rayka.ids import TopicIdPartition, TopicPartition, node_name
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
@@ -39,12 +39,7 @@ from rayka.node.replication.replica_fetcher_manager import ReplicaFetchers
 from rayka.node.replication.truncations import Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
-from rayka.node.storage.deleted_logs import DeletedLogs
-from rayka.node.storage.directory_looks import look_for_ever
-from rayka.node.storage.flusher import Flusher
-from rayka.node.storage.full_directories import FullDirectories
-from rayka.node.storage.local_logs import LocalLogs
-from rayka.node.storage.offset_checkpoints import Checkpoints
+from rayka.node.storage.log_manager import LogManager
 from rayka.node.tasks import Tasks
 from rayka.node.turns import ITEMS_PER_TURN, in_turns
 from rayka.partition.partition import FollowerUpdate, Partition
@@ -64,9 +59,6 @@ class ReplicaManager:
         self._directories = directories
         self._replicas: dict[PartitionKey, Replica] = {}
         self._unusable: dict[PartitionKey, Unusable] = {}
-        deleted = DeletedLogs(directories, self._on_directory_failed)
-        self._logs = LocalLogs(settings.node_id, directories, deleted, self._on_directory_failed)
-        self._checkpoints = Checkpoints(self._replicas.values, self._on_directory_failed)
         self.leader_quota = ReplicationQuota(settings.config.leader_replication_throttled_rate)
         self._follower_quota = ReplicationQuota(settings.config.follower_replication_throttled_rate)
         local = LocalDirectories() if isinstance(settings.disk, LocalDisk) else None
@@ -76,18 +68,10 @@ class ReplicaManager:
         )
         self._fetchers = ReplicaFetchers(shared)
         self._isr_changes = IsrChanges(settings, link, directories, self._wake)
-        self._flushers = {each: self._flusher_of(each) for each in directories.all}
         self._image: MetadataImage | None = None
         self.parked: Parked[PartitionKey] = Parked()
-        self.on_offline = asyncio.Event()  # a directory is, or is not any more
         self._changing = asyncio.Lock()
-        for directory, flusher in self._flushers.items():
-            tasks.start(f"flush {directory.path}", flusher.run())
-        tasks.start("remove deleted logs", deleted.run())
-        full = FullDirectories(settings.disk, directories, self._on_directory_failed)
-        tasks.start("look for room", full.run(self._on_room))
-        tasks.start("look for directories", look_for_ever(directories, self._on_directory_failed))
-        tasks.start("checkpoint", self._checkpoints.run(directories.all, settings.config))
+        self.logs = LogManager(settings, directories, self, tasks)
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
 
@@ -145,10 +129,6 @@ class ReplicaManager:
         """Why replicas that belong here could not be opened, one each."""
         return [each.error for each in self._unusable.values()]
 
-    def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
-        """By partition, as the checkpoint has them (B4)."""
-        return self._checkpoints.high_watermarks(directory)
-
     def problems(self) -> list[str]:
         """Why something is not usable here, or cannot be copied, one line each."""
         offline = [str(each.failure) for each in self._directories.all if each.failure is not None]
@@ -180,7 +160,7 @@ class ReplicaManager:
         local = [(each, state) async for each, state in in_turns(changed) if self._holds(state)]
         await self._delete(await self._gone(delta, changed))
         if is_first:
-            await self._logs.tidy(image, self._settings.config.log_segment_delete_delay_ms)
+            await self.logs.tidy(image)
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
         await self._on_updated(updated, new_leaders)
@@ -193,7 +173,7 @@ class ReplicaManager:
         for replica in new_leaders:
             if replica.partition.needs_sync:  # what is to be committed may be in the page cache only
                 replica.flusher.request(replica.partition)
-        await self._logs.sync_epochs((each.directory, each.partition.log) for each in new_leaders)
+        await self.logs.sync_epochs(new_leaders)
         async for replica in in_turns(updated):
             self._wake(replica.partition)
 
@@ -267,14 +247,14 @@ class ReplicaManager:
 
     def _may_try_again(self, unusable: Unusable, state: PartitionImage) -> bool:
         """What is damaged may be had from a leader by now."""
-        return isinstance(unusable.error, DamagedLog) and self._logs.can_be_copied(state)
+        return isinstance(unusable.error, DamagedLog) and self.logs.can_be_copied(state)
 
     async def _open(
         self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, image: MetadataImage
     ) -> Replica:
         settings = self._settings
         config = topic_config(image, settings.config, topic_partition.topic, settings.node_id)
-        directory, log = await self._logs.open(topic_partition, topic_id, state, config, _now_ms())
+        directory, log = await self.logs.open(topic_partition, topic_id, state, config, _now_ms())
         partition = Partition(
             topic_partition,
             topic_id,
@@ -285,7 +265,7 @@ class ReplicaManager:
             replica_lag_time_max_ms=settings.config.replica_lag_time_max_ms,
         )
         partition.load_high_watermark(directory.high_watermark(topic_partition))
-        return Replica(partition, directory, self._flushers[directory])
+        return Replica(partition, directory, self.logs.flushers[directory])
 
     def _broker(self, broker_id: int) -> BrokerImage | None:
         return None if self._image is None else self._image.brokers.get(broker_id)
@@ -305,7 +285,7 @@ class ReplicaManager:
             cause = replica.partition.log.failure or error
         is_replaceable = state.leader_id == self._settings.node_id and len(state.isr) > 1
         if directory is not None:
-            self._on_log_failed(directory, cause, error, is_replaceable=is_replaceable)
+            self.logs.on_log_failed(directory, cause, error, is_replaceable=is_replaceable)
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """What was written of a topic, or of this broker, counts from the next request on."""
@@ -328,14 +308,14 @@ class ReplicaManager:
     async def _delete(self, keys: Sequence[PartitionKey]) -> None:
         """These are not fetched any more, then the checkpoints forget them, then their logs get out of the way."""
         self._fetchers.remove(keys)
-        await self._logs.forget([self._place(key) for key in keys])
+        await self.logs.forget([self._place(key) for key in keys])
         for key in keys:
             await asyncio.sleep(0)  # there may be thousands
             directory, topic_partition = self._place(key)
             self._unusable.pop(key, None)
             replica = self._drop(key)
             if directory is not None:
-                self._logs.delete(directory, topic_partition, self._removal_delay_ms(replica))
+                self.logs.delete(directory, topic_partition, self._removal_delay_ms(replica))
             self.parked.wake(key)
 
     def _removal_delay_ms(self, replica: Replica | None) -> int:
@@ -384,38 +364,21 @@ class ReplicaManager:
         is_replaceable = failure is not None and partition.is_leader and len(partition.isr) > 1
         if failure is not None:
             self._fetchers.remove([key_of(partition)])
-        self._on_log_failed(replica.directory, failure or error, error, is_replaceable=is_replaceable)
+        self.logs.on_log_failed(replica.directory, failure or error, error, is_replaceable=is_replaceable)
         return KafkaStorageError(f"{partition.topic_partition}: {error}")
 
-    def _on_log_failed(
-        self, directory: LogDirectory, cause: StorageError, error: StorageError, *, is_replaceable: bool
-    ) -> None:
-        """What one log met counts for its whole directory, but for damage, which says nothing about others. A full disk
-        still reads; where others are in sync they lead instead, until there is room.
-        """
-        if isinstance(cause, DiskFull):
-            directory.on_full(cause, is_reported_offline=is_replaceable)
-            if is_replaceable:
-                self.on_offline.set()
-        elif not isinstance(cause, DamagedLog):
-            self._on_directory_failed(directory, error)
-
-    def _flusher_of(self, directory: LogDirectory) -> Flusher:
-        def on_failed(error: StorageError) -> None:
-            self._on_directory_failed(directory, error)
-
-        return Flusher(directory, self._on_synced, on_failed)
-
-    def _on_synced(self, partitions: Iterable[Partition]) -> None:
+    def on_synced(self, partitions: Sequence[Partition]) -> None:
+        """What these logs held is durable: more may be committed."""
         now_ms = _now_ms()
         for partition in partitions:
             partition.maybe_increment_high_watermark(now_ms)
             self._fetchers.on_synced(partition)
             self._wake(partition)
 
-    async def _on_room(self, directory: LogDirectory) -> None:
-        """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files. It
-        counts as full until then: else an append to one that has yet to be opened would give all leads away again.
+    async def on_room(self, directory: LogDirectory) -> bool:
+        """The replicas in the directory that a full disk has stopped go on, each with what is in its log's files. False
+        while some do not: the directory has to count as full until then, else an append to one that has yet to be
+        opened would give all leads away again.
         """
         for key in self._waiting_for_room(directory):
             await asyncio.sleep(0)  # there may be thousands
@@ -423,11 +386,7 @@ class ReplicaManager:
             async with self._changing:
                 await self._try_again(key, directory)
         async with self._changing:
-            if directory.failure is not None or self._waiting_for_room(directory):
-                return
-            directory.on_room()
-            self._record_broker_epoch(directory)
-            self.on_offline.set()
+            return directory.failure is None and not self._waiting_for_room(directory)
 
     def _waiting_for_room(self, directory: LogDirectory) -> list[PartitionKey]:
         """Those whose log met the full disk in the middle of a change, or could not be opened on it."""
@@ -450,20 +409,11 @@ class ReplicaManager:
             del self._unusable[key]
             await self._on_updated(*await self._update_all([(each, state)], image))
 
-    def _record_broker_epoch(self, directory: LogDirectory) -> None:
-        """There may have been no room for it."""
-        if self._directories.broker_epoch == NO_EPOCH:
-            return
-        try:
-            directory.record_broker_epoch(self._directories.broker_epoch)
-        except StorageError as error:
-            self._on_directory_failed(directory, error)
-
     async def _reopen(self, replica: Replica, state: PartitionImage) -> bool:
         """Whether the replica has a log again that takes changes."""
         partition = replica.partition
         try:
-            await self._logs.reopen(replica, _now_ms())
+            await self.logs.reopen(replica, _now_ms())
         except DamagedLog as error:
             replica.directory.drop_damaged_log(partition.topic_partition)
             self._on_unusable(key_of(partition), partition.topic_partition, state, error)
@@ -474,14 +424,13 @@ class ReplicaManager:
             return True
         return False
 
-    def _on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
-        directory.go_offline(error)
+    def on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
+        """Its partitions answer with this error from now on."""
         failed = [each for each in self._replicas.values() if each.directory is directory]
         for replica in failed:
             replica.partition.failure = error
             self._wake(replica.partition)
         self._fetchers.remove([key_of(each.partition) for each in failed])
-        self.on_offline.set()
 
     def _wake(self, partition: Partition) -> None:
         self.parked.wake(key_of(partition))

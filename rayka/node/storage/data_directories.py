@@ -5,8 +5,9 @@ that fails later goes offline alone. Kafka: the part of `LogManager` and `MetaPr
 about several directories.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from uuid import UUID
 
 from rayka.errors import StorageError
@@ -26,6 +27,7 @@ class DataDirectories:
         self.all = directories
         self._by_id = {each.directory_id: each for each in directories}
         self.broker_epoch = NO_EPOCH  # of this process, once it has registered
+        self.changed = asyncio.Event()  # one went offline or became full, or is not full any more
 
     def __repr__(self) -> str:
         return f"<DataDirectories {self.all}>"
@@ -76,6 +78,10 @@ class DataDirectories:
         """The directory of this id, if it is one of these."""
         return None if directory_id is None else self._by_id.get(directory_id)
 
+    def online(self) -> Iterator[LogDirectory]:
+        """Those whose disk has not failed, each asked when it is its turn."""
+        return (each for each in self.all if each.failure is None)
+
     def registered(self) -> tuple[protocol.LogDirectory, ...]:
         """What the broker registers."""
         return tuple(protocol.LogDirectory(each.directory_id, each.path) for each in self.all)
@@ -110,6 +116,11 @@ class DataDirectories:
             await directory.adopt_cluster_id(cluster_id)
             directory.record_broker_epoch(broker_epoch)
         self.broker_epoch = broker_epoch
+
+    def record_broker_epoch(self, directory: LogDirectory) -> None:
+        """Again, for one that had no room for it. Raises StorageError."""
+        if self.broker_epoch != NO_EPOCH:
+            directory.record_broker_epoch(self.broker_epoch)
 
     async def close(self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]]) -> None:
         """Leaves every directory cleanly shut down whose disk lets it; the others are recovered at the next

@@ -1,0 +1,323 @@
+"""The data directories of one broker and the logs in them: opened, deleted, synced, checkpointed, watched.
+
+Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
+again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
+a directory whose disk fails is taken offline here, once, and its owner is told; one that is full is tried again as soon
+as its file system has room, and also by time, for a file system with a quota does not tell. A cleaner and retention
+belong here: they need the open logs of a directory and its checkpoints. Kafka: `LogManager`, and the parts of
+`ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a full one
+offline until the broker restarts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+from uuid import UUID
+
+from rayka.config import TopicConfig
+from rayka.errors import DamagedLog, DiskFull, StorageError
+from rayka.ids import TopicPartition, node_name
+from rayka.log.log import Log
+from rayka.log.log_directory import LogDirectory
+from rayka.log.slices import Slices
+from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.node.repeats import Repeats
+from rayka.node.replication.replica import Replica
+from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.deleted_logs import DeletedLogs
+from rayka.node.storage.flusher import Flusher
+from rayka.node.tasks import Tasks
+from rayka.partition.partition import Partition
+
+Place = tuple[LogDirectory | None, TopicPartition]  # None: it is in none of the directories here
+IN_PLACE_LOOK_S = 5
+_ROOM_LOOK_S = 1
+_TRY_LOOKS = 30  # so often a full directory is tried although there seems to be no room
+_ROOM_BYTES = 64 << 20  # less would be gone at once
+_logger = logging.getLogger(__name__)
+
+
+class LogOwner(Protocol):
+    """What serves the partitions whose logs these are."""
+
+    @property
+    def replicas(self) -> list[Replica]: ...
+
+    def on_synced(self, partitions: Sequence[Partition]) -> None:
+        """What these partitions' logs held when the sync began is durable."""
+        ...
+
+    def on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
+        """The directory is offline from now on."""
+        ...
+
+    async def on_room(self, directory: LogDirectory) -> bool:
+        """The directory was full and has room: its partitions go on. Whether all do."""
+        ...
+
+
+class LogManager:
+    """All logs of one broker, by directory."""
+
+    def __init__(
+        self, settings: NodeSettings, directories: DataDirectories, owner: LogOwner, tasks: Tasks
+    ) -> None:
+        self._settings = settings
+        self._broker_id = settings.node_id
+        self._directories = directories
+        self._owner = owner
+        self._deleted = DeletedLogs(directories, self.fail)
+        self._repeats = Repeats(_logger)
+        self.flushers = {
+            each: Flusher(each, owner.on_synced, partial(self.fail, each)) for each in directories.all
+        }
+        for directory, flusher in self.flushers.items():
+            tasks.start(f"flush {directory.path}", flusher.run())
+        tasks.start("remove deleted logs", self._deleted.run())
+        tasks.start("look for room", self._look_for_room())
+        tasks.start("look for directories", self._look_for_directories())
+        tasks.start("checkpoint", self._checkpoint_for_ever())
+
+    def __repr__(self) -> str:
+        return (
+            f"<LogManager of {node_name(self._broker_id)} in {[each.path for each in self._directories.all]}>"
+        )
+
+    # ---- Opening ---------------------------------------------------------------------------------------
+
+    def directory_of(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory:
+        """Where the replica is, or is to be. Raises StorageError when its disk has failed, and when it is not here, as
+        after a disk was replaced: instead of a directory that the broker has not registered a controller names another.
+        """
+        directory_id = state.directory_of(self._broker_id)
+        directory = self._directories.get(directory_id)
+        if directory is None:
+            raise StorageError(
+                f"{topic_partition} lives in directory {directory_id}, which is none of"
+                f" {[each.path for each in self._directories.all]}; it begins anew in one of these as soon as the"
+                " controller has said in which"
+            )
+        if directory.failure is not None:
+            raise directory.failure
+        return directory
+
+    def can_be_copied(self, state: PartitionImage) -> bool:
+        """Whether nothing depends on what this replica has: another broker leads, and this one may not be elected."""
+        counted_on = (*state.isr, *state.eligible_leader_replicas, *state.last_known_elr, state.leader_id)
+        return state.has_leader and self._broker_id not in counted_on
+
+    async def open(
+        self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage, config: TopicConfig, now_ms: int
+    ) -> tuple[LogDirectory, Log]:  # fmt: skip
+        """The log, recovered where that is necessary, and where it is. One that is damaged is kept aside when it can be
+        copied from its leader, also if only a batch in it is: its readers would get no further once this replica leads.
+        Raises what `directory_of` and `LogDirectory.opening_log` raise.
+        """
+        directory = self.directory_of(topic_partition, state)
+        try:
+            log = await self._opened(
+                directory, directory.opening_log(topic_partition, topic_id, config, now_ms=now_ms)
+            )
+        except DamagedLog as error:
+            if not self.can_be_copied(state):
+                raise
+            problem = str(error)
+        else:
+            if not (log.recovery.damaged and self.can_be_copied(state)):
+                return directory, log
+            problem = f"{topic_partition}: {len(log.recovery.damaged)} batches are damaged"
+        _logger.warning("%s; it is copied from its leader again", problem)
+        kept = directory.set_aside_log(topic_partition)
+        if kept is not None:
+            _logger.warning("%s: the damaged log is kept in %s", topic_partition, kept)
+        copied_anew = directory.opening_log(topic_partition, topic_id, config, now_ms=now_ms)
+        return directory, await self._opened(directory, copied_anew)
+
+    async def reopen(self, replica: Replica, now_ms: int) -> None:
+        """The replica goes on with what is in its log's files, and until that is known with the log that it had. Raises
+        StorageError.
+        """
+        partition, directory = replica.partition, replica.directory
+        reopening = directory.reopening_log(
+            partition.topic_partition, partition.topic_id, partition.config, now_ms=now_ms
+        )
+        partition.on_log_reopened(await self._opened(directory, reopening), now_ms)
+
+    async def _opened(self, directory: LogDirectory, opening: Slices[Log]) -> Log:
+        """The log, after as many turns of the event loop as its recovery takes. Raises what the disk fails with
+        meanwhile: nothing would tell the replica later.
+        """
+        while True:
+            if directory.failure is not None:
+                raise directory.failure
+            try:
+                next(opening)
+            except StopIteration as end:
+                log: Log = end.value
+                return log
+            await asyncio.sleep(0)
+
+    # ---- Going -----------------------------------------------------------------------------------------
+
+    async def forget(self, places: Sequence[Place]) -> None:
+        """The checkpoints first: they must not tell of a log that is gone."""
+        for directory in self._directories.online():
+            here = [topic_partition for each, topic_partition in places if each is directory]
+            with self._may_fail(directory):
+                try:
+                    await directory.forget(here)
+                except DiskFull as error:
+                    _logger.warning("%s: no checkpoint: %s", directory.path, error)
+
+    def delete(self, directory: LogDirectory, topic_partition: TopicPartition, delay_ms: int) -> None:
+        """Takes the log out of the way; its files are removed later."""
+        if directory.failure is None:
+            with self._may_fail(directory):
+                deleted = directory.delete_log(topic_partition)
+                if deleted is not None:
+                    self._deleted.add(directory, deleted, delay_ms)
+
+    async def tidy(self, image: MetadataImage) -> None:
+        """Deletes the logs of replicas that were moved to other brokers or directories while this one was down, and
+        takes those whose partition is not in the metadata out of the way (F4).
+
+        Mostly such a topic was deleted meanwhile; but metadata that was lost must not take the records along.
+        """
+        moved, strays = self._unwanted(image)
+        await self.forget([*moved, *strays])
+        for directory, topic_partition in moved:
+            _logger.info("%s is elsewhere now: its log in %s is deleted", topic_partition, directory.path)
+            self.delete(directory, topic_partition, self._settings.config.log_segment_delete_delay_ms)
+        for directory, topic_partition in strays:
+            with self._may_fail(directory):
+                _logger.warning(
+                    "%s is not in the metadata: kept in %s; remove it if the topic was deleted",
+                    topic_partition,
+                    directory.set_aside_log(topic_partition),
+                )
+
+    def _unwanted(
+        self, image: MetadataImage
+    ) -> tuple[list[tuple[LogDirectory, TopicPartition]], list[tuple[LogDirectory, TopicPartition]]]:
+        """What was moved, and what is not in the metadata."""
+        moved, strays = [], []
+        for directory in self._directories.all:
+            for topic_partition, topic_id in directory.partitions().items():
+                state = _state_of(image, topic_partition, topic_id)
+                if state is None:
+                    strays.append((directory, topic_partition))
+                elif self._is_elsewhere(state, directory):
+                    moved.append((directory, topic_partition))
+        return moved, strays
+
+    def _is_elsewhere(self, state: PartitionImage, directory: LogDirectory) -> bool:
+        """Whether the replica is on other brokers, or in another directory here."""
+        home = self._directories.get(state.directory_of(self._broker_id))
+        return self._broker_id not in state.replicas or home not in (None, directory)
+
+    # ---- Durability ------------------------------------------------------------------------------------
+
+    async def sync_epochs(self, replicas: Iterable[Replica]) -> None:
+        """One sync in each directory; then it is durable where the epochs of these replicas' logs begin."""
+        by_directory: dict[LogDirectory, list[Log]] = {}
+        for replica in replicas:
+            by_directory.setdefault(replica.directory, []).append(replica.partition.log)
+        for directory, logs in by_directory.items():
+            if directory.failure is None:
+                with self._may_fail(directory):
+                    await directory.sync_epochs(logs)
+
+    def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
+        """By partition, as the checkpoint has them (B4)."""
+        return {
+            each.partition.topic_partition: each.partition.high_watermark
+            for each in self._owner.replicas
+            if each.directory is directory
+        }
+
+    async def _checkpoint_for_ever(self) -> None:
+        """High watermarks, recovery points and log start offsets are saved now and then (B4, F13)."""
+        config = self._settings.config
+        interval_ms = min(
+            config.replica_high_watermark_checkpoint_interval_ms,
+            config.log_flush_offset_checkpoint_interval_ms,
+        )
+        while True:
+            await asyncio.sleep(interval_ms / 1000)
+            for directory in self._directories.online():
+                with self._may_fail(directory):
+                    try:
+                        await directory.checkpoint(partial(self.high_watermarks, directory))
+                        self._repeats.succeeded(directory)
+                    except DiskFull as error:
+                        self._repeats.failed(directory, f"{directory.path}: no checkpoint: {error}")
+
+    # ---- Failed and full directories -------------------------------------------------------------------
+
+    def fail(self, directory: LogDirectory, error: StorageError) -> None:
+        """The disk failed: the directory is offline until the broker restarts."""
+        directory.go_offline(error)
+        self._owner.on_directory_failed(directory, error)
+        self._directories.changed.set()
+
+    def on_log_failed(
+        self, directory: LogDirectory, cause: StorageError, error: StorageError, *, is_replaceable: bool
+    ) -> None:
+        """What one log met counts for its whole directory, but for damage, which says nothing about others. A full disk
+        still reads; where others are in sync they lead instead, until there is room.
+        """
+        if isinstance(cause, DiskFull):
+            directory.on_full(cause, is_reported_offline=is_replaceable)
+            if is_replaceable:
+                self._directories.changed.set()
+        elif not isinstance(cause, DamagedLog):
+            self.fail(directory, error)
+
+    @contextmanager
+    def _may_fail(self, directory: LogDirectory) -> Iterator[None]:
+        """What the disk fails with in the block takes the directory offline."""
+        try:
+            yield
+        except StorageError as error:
+            self.fail(directory, error)
+
+    async def _look_for_room(self) -> None:
+        """A full directory goes on once there is room in it."""
+        look_count = 0
+        while True:
+            await asyncio.sleep(_ROOM_LOOK_S)
+            look_count += 1
+            for directory in [each for each in self._directories.online() if each.full is not None]:
+                with self._may_fail(directory):
+                    is_tried = look_count % _TRY_LOOKS == 0
+                    if not is_tried and self._settings.disk.free_bytes(directory.path) < _ROOM_BYTES:
+                        continue
+                    if directory.has_room() and await self._owner.on_room(directory):
+                        directory.on_room()
+                        self._directories.record_broker_epoch(directory)  # there may have been no room for it
+                        self._directories.changed.set()
+
+    async def _look_for_directories(self) -> None:
+        """A broker that writes nothing would not notice that a directory is gone: the files that it has open are read
+        on. To ask for one inode takes some microseconds.
+        """
+        while True:
+            await asyncio.sleep(IN_PLACE_LOOK_S)
+            for directory in self._directories.online():
+                with self._may_fail(directory):
+                    directory.check_in_place()
+
+
+def _state_of(
+    image: MetadataImage, topic_partition: TopicPartition, topic_id: UUID | None
+) -> PartitionImage | None:
+    """The partition whose log this is, as far as the metadata knows it."""
+    topic = image.topics.get(topic_partition.topic)
+    if topic is None or topic_id not in (None, topic.topic_id):
+        return None
+    number = topic_partition.partition
+    return topic.partitions[number] if number < len(topic.partitions) else None
