@@ -48,7 +48,7 @@ from rayka.log.partition_metadata import (
     read_partition_metadata,
 )
 from rayka.log.recovery import Tearing, has_segments
-from rayka.log.slices import Slices, run_to_end
+from rayka.log.slices import Slices
 from rayka.log.unsynced import SyncPlan
 from rayka.ports import Disk, Lock
 
@@ -251,7 +251,7 @@ class LogDirectory:
                 found[topic_partition] = self._topic_id(topic_partition)
         return found
 
-    def open_log(
+    async def open_log(
         self,
         topic_partition: TopicPartition,
         topic_id: UUID,
@@ -260,45 +260,30 @@ class LogDirectory:
         now_ms: int,
         is_always_synced: bool = False,
     ) -> Log:
-        """As `opening_log`, at once."""
-        return run_to_end(
-            self.opening_log(
-                topic_partition, topic_id, config, now_ms=now_ms, is_always_synced=is_always_synced
-            )
-        )
-
-    def opening_log(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: UUID,
-        config: TopicConfig,
-        *,
-        now_ms: int,
-        is_always_synced: bool = False,
-    ) -> Slices[Log]:
-        """The partition's log, new if there is none, recovered if this directory was not shut down cleanly; by slices.
+        """The partition's log, new if there is none, recovered if this directory was not shut down cleanly, in as many
+        turns of the event loop as that takes.
 
         `is_always_synced`: each append is synced before the next, so that not even a power cut tears more than
         the tail. Raises InconsistentTopicId when the directory there is of another topic of that name,
         DamagedLog when recovery would have to cut off whole batches or the log is gone, StorageError when the disk
-        fails.
+        fails, also meanwhile: nothing would tell the log's user later.
         """
         if topic_partition in self.logs:
             raise InvariantBroken(f"{self!r} has the log of {topic_partition!r} open already")
         tearing = self._tearing(self._log_path(topic_partition), is_always_synced)
-        return (yield from self._opening_log(topic_partition, topic_id, config, tearing, now_ms))
+        return await self._open_log(topic_partition, topic_id, config, tearing, now_ms)
 
-    def reopening_log(
+    async def reopen_log(
         self, topic_partition: TopicPartition, topic_id: UUID, config: TopicConfig, *, now_ms: int
-    ) -> Slices[Log]:
-        """The log anew, after a change of it ended half way on a full disk: recovered as after the end of a process, by
-        slices. Raises as `opening_log`. Until the last slice, and after whatever was raised, the log here is the old
-        one, which is read, and takes no change.
+    ) -> Log:
+        """The log anew, after a change of it ended half way on a full disk: recovered as after the end of a process.
+        Raises as `open_log`. Until it returns, and after whatever was raised, the log here is the old one, which is
+        read, and takes no change.
         """
         log = self.logs[topic_partition]
         self._recovery_points[topic_partition] = log.flushed_offset
         self._log_start_offsets[topic_partition] = log.log_start_offset
-        return (yield from self._opening_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms))
+        return await self._open_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms)
 
     def drop_damaged_log(self, topic_partition: TopicPartition) -> None:
         """The log of this partition, open here, was found damaged and is not used any more. Whatever opens it next
@@ -307,14 +292,14 @@ class LogDirectory:
         if self.logs.pop(topic_partition, None) is not None:
             self._found_damaged.add(self._log_path(topic_partition))
 
-    def _opening_log(
+    async def _open_log(
         self,
         topic_partition: TopicPartition,
         topic_id: UUID,
         config: TopicConfig,
         tearing: Tearing,
         now_ms: int,
-    ) -> Slices[Log]:
+    ) -> Log:
         found_id, path = self._topic_id(topic_partition), self._log_path(topic_partition)
         if found_id not in (None, topic_id):
             raise InconsistentTopicId(f"{path} is of topic {found_id}, expected {topic_id}")
@@ -329,10 +314,22 @@ class LogDirectory:
             self._log_start_offsets.get(topic_partition, 0),
             tearing,
         )
-        log = yield from Log.opening(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
+        opening = Log.opening(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
+        log = await self._in_turns(opening)
         self._on_recovered(path)
         self.logs[topic_partition] = log
         return log
+
+    async def _in_turns(self, opening: Slices[Log]) -> Log:
+        """The log, after as many turns of the event loop as its recovery takes."""
+        while True:
+            self._check_online()
+            try:
+                next(opening)
+            except StopIteration as end:
+                log: Log = end.value
+                return log
+            await asyncio.sleep(0)
 
     def _tearing(self, path: str, is_always_synced: bool) -> Tearing:
         if path in self._found_damaged:

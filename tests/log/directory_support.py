@@ -10,7 +10,7 @@ from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import SMALL
+from tests.log.support import SMALL, result_of
 
 DIRECTORY_ID, TOPIC_ID, OTHER_TOPIC_ID = UUID(int=7), UUID(int=8), UUID(int=9)
 ORDERS = TopicPartition("orders", 0)
@@ -33,4 +33,4 @@ def open_directory(disk: MemoryDisk, cluster_id: str = "") -> LogDirectory:
 
 
 def open_orders(directory: LogDirectory, config: TopicConfig = SMALL) -> Log:
-    return directory.open_log(ORDERS, TOPIC_ID, config, now_ms=0)
+    return result_of(directory.open_log(ORDERS, TOPIC_ID, config, now_ms=0))

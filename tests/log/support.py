@@ -1,9 +1,9 @@
 """What the tests of the log share: small batches, small segments, and reading everything back."""
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rayka.config import TopicConfig
 from rayka.log.log import Log
@@ -56,11 +56,11 @@ def new_log(config: TopicConfig = SMALL) -> tuple[MemoryDisk, Log]:
     return disk, open_log(disk, config=config)
 
 
-def result_of(search: Generator[None, None, ResultT]) -> ResultT:
-    """What a search finds, with nothing in between its slices."""
+def result_of(work: Generator[None, None, ResultT] | Coroutine[Any, Any, ResultT]) -> ResultT:
+    """What a search finds, or a coroutine returns, with nothing in between its slices."""
     while True:
         try:
-            next(search)
+            work.send(None)
         except StopIteration as end:
             found: ResultT = end.value
             return found

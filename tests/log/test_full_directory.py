@@ -131,7 +131,7 @@ def test_a_log_that_a_full_disk_stopped_goes_on_where_it_was_once_it_is_opened_a
     directory = open_directory(disk)
     stopped = _stopped_half_way(disk, directory)
     disk.fill_up(after_bytes=1 << 30)
-    log = result_of(directory.reopening_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
+    log = result_of(directory.reopen_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
     assert directory.logs[ORDERS] is log is not stopped
     assert (log.log_start_offset, log.flushed_offset, log.log_end_offset) == (4, 10, 10)
     fill(log, 1)
@@ -144,7 +144,7 @@ def test_the_segments_of_a_log_opened_anew_are_as_old_as_that() -> None:  # F10
     config = TopicConfig(segment_ms=1000)
     _stopped_half_way(disk, directory, config)
     disk.fill_up(after_bytes=1 << 30)
-    log = result_of(directory.reopening_log(ORDERS, TOPIC_ID, config, now_ms=5000))
+    log = result_of(directory.reopen_log(ORDERS, TOPIC_ID, config, now_ms=5000))
     counts = []
     for now_ms in (6000, 6001):
         log.append_as_leader([batch([b"v"], -1)], 0, now_ms=now_ms)
@@ -158,7 +158,7 @@ def test_a_log_that_cannot_be_opened_anew_is_what_it_was() -> None:
     stopped = _stopped_half_way(disk, directory)
     disk.fail("read")
     with pytest.raises(StorageError, match="Input/output"):
-        result_of(directory.reopening_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
+        result_of(directory.reopen_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
     assert directory.logs == {ORDERS: stopped}
     assert read_offsets(stopped) == list(range(4, 10))
 

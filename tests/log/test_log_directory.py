@@ -28,7 +28,7 @@ from tests.log.directory_support import (
     open_orders,
     run,
 )
-from tests.log.support import SMALL, fill, read_offsets
+from tests.log.support import SMALL, fill, read_offsets, result_of
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def test_a_log_whose_every_append_is_synced_is_not_cut_under_another_boot_id_eit
     fill(open_orders(open_directory(disk)), 30)
     _lose_only_the_page_cache(disk)
     _damage(disk)
-    log = open_directory(disk).open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0, is_always_synced=True)
+    log = result_of(open_directory(disk).open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0, is_always_synced=True))
     assert (log.recovery.cut, len(log.recovery.damaged)) == (None, 1)
 
 
@@ -298,7 +298,8 @@ def test_a_failed_sync_takes_the_directory_offline_for_good(disk: MemoryDisk) ->
 def test_one_sync_makes_several_logs_durable(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
     logs = [
-        directory.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0) for number in range(3)
+        result_of(directory.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0))
+        for number in range(3)
     ]
     for log in logs:
         fill(log, 3)
@@ -307,7 +308,7 @@ def test_one_sync_makes_several_logs_durable(disk: MemoryDisk) -> None:
     again = open_directory(disk)
     assert again.partitions() == {TopicPartition("orders", number): TOPIC_ID for number in range(3)}
     for number in range(3):
-        log = again.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0)
+        log = result_of(again.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0))
         assert read_offsets(log) == list(range(6))
 
 
@@ -359,7 +360,7 @@ def test_a_directory_of_another_topic_of_that_name_is_refused(disk: MemoryDisk) 
     fill(open_orders(directory), 1)
     directory.release()
     with pytest.raises(InconsistentTopicId, match=f"is of topic {TOPIC_ID}, expected {OTHER_TOPIC_ID}"):
-        open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+        result_of(open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
 
 
 def test_a_log_is_opened_once(disk: MemoryDisk) -> None:
@@ -375,7 +376,7 @@ def test_a_deleted_log_is_gone_and_its_name_is_free(disk: MemoryDisk) -> None:
     run(directory.checkpoint(lambda: {ORDERS: 6}))
     directory.delete_log(ORDERS)
     assert (directory.partitions(), directory.logs, directory.high_watermark(ORDERS)) == ({}, {}, None)
-    log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    log = result_of(directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
     assert log.log_end_offset == 0
 
 
@@ -417,7 +418,7 @@ def test_the_longest_topic_name_can_be_deleted() -> None:
         directory = await LogDirectory.open(real, path, node_id=1)
         longest = [TopicPartition("t" * 249, number) for number in (0, 99_999)]
         for each in longest:
-            fill(directory.open_log(each, TOPIC_ID, SMALL, now_ms=0), 1)
+            fill(result_of(directory.open_log(each, TOPIC_ID, SMALL, now_ms=0)), 1)
         for each in longest:
             directory.delete_log(each)
         assert directory.partitions() == {}
@@ -434,11 +435,11 @@ def test_the_recovery_point_of_a_deleted_log_says_nothing_of_the_next_one(disk: 
     run(directory.sync(list(directory.logs.values())))
     run(directory.checkpoint(lambda: {ORDERS: 60}))
     directory.delete_log(ORDERS)
-    log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    log = result_of(directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
     fill(log, 20)
     disk.append(f"{PATH}/orders-0/{32:020d}.log", [b"torn"])
     disk.process_crash()
-    again = open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    again = result_of(open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
     assert (read_offsets(again), again.flushed_offset) == (list(range(40)), 0)
     assert again.recovery.cut is not None
 
@@ -481,7 +482,7 @@ def test_a_reader_that_has_mapped_a_deleted_log_keeps_its_bytes_and_no_other_map
     async def cycle() -> None:
         await LogDirectory.format(disk, root, node_id=1, directory_id=DIRECTORY_ID)
         directory = await LogDirectory.open(disk, root, node_id=1)
-        log = directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0)
+        log = result_of(directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
         fill(log, 1)
         (given,) = log.file_ranges(0, max_bytes=1000, end_offset=2).ranges
         reader = MappedReader()
@@ -537,10 +538,10 @@ def test_on_the_real_disk_a_directory_is_locked_closed_and_opened_again() -> Non
         directory = await LogDirectory.open(disk, path, node_id=1, cluster_id="ours")
         with pytest.raises(StorageError, match=r"in use: .*locked by process \d+"):
             await LogDirectory.open(disk, path, node_id=1)
-        fill(directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0), 30)
+        fill(result_of(directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0)), 30)
         await directory.close({ORDERS: 60}, broker_epoch=3)
         again = await LogDirectory.open(disk, path, node_id=1)
-        log = again.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0)
+        log = result_of(again.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
         assert (again.was_clean_shutdown, read_offsets(log)) == (True, list(range(60)))
         again.release()
 

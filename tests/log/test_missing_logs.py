@@ -11,7 +11,7 @@ from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import SMALL, fill, read_offsets, truncate
+from tests.log.support import SMALL, fill, read_offsets, result_of, truncate
 
 TOPIC_ID, OTHER_TOPIC_ID = UUID(int=8), UUID(int=9)
 ORDERS, PATH, LOG_PATH = TopicPartition("orders", 0), "/data/broker-1", "/data/broker-1/orders-0"
@@ -23,7 +23,7 @@ def _open_directory(disk: MemoryDisk) -> LogDirectory:
 
 
 def _open_orders(directory: LogDirectory, topic_id: UUID = TOPIC_ID) -> Log:
-    return directory.open_log(ORDERS, topic_id, SMALL, now_ms=0)
+    return result_of(directory.open_log(ORDERS, topic_id, SMALL, now_ms=0))
 
 
 def _filled() -> tuple[MemoryDisk, LogDirectory, Log]:
@@ -123,10 +123,10 @@ def test_what_a_log_writes_itself_is_no_loss() -> None:  # H3
 def test_a_log_that_never_had_a_record_is_not_missed() -> None:
     disk, directory, _ = _filled()
     other = TopicPartition("orders", 1)
-    directory.open_log(other, TOPIC_ID, SMALL, now_ms=0)
+    result_of(directory.open_log(other, TOPIC_ID, SMALL, now_ms=0))
     asyncio.run(directory.close({ORDERS: 60, other: 0}))
     again = _open_directory(disk)
-    assert again.open_log(other, TOPIC_ID, SMALL, now_ms=0).log_end_offset == 0
+    assert result_of(again.open_log(other, TOPIC_ID, SMALL, now_ms=0)).log_end_offset == 0
 
 
 def test_a_log_that_was_forgotten_before_it_was_deleted_is_not_missed_in_the_next_one_of_its_name() -> None:

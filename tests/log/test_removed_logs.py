@@ -18,7 +18,7 @@ from tests.log.directory_support import (
     open_orders,
     run,
 )
-from tests.log.support import SMALL, fill, read_offsets
+from tests.log.support import SMALL, fill, read_offsets, result_of
 
 
 def _filled() -> tuple[MemoryDisk, LogDirectory]:
@@ -53,11 +53,11 @@ def test_the_name_of_a_log_that_was_set_aside_is_free_and_nothing_is_missed_in_t
     disk, directory = _filled()
     run(directory.forget([ORDERS]))
     directory.set_aside_log(ORDERS)
-    log = directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    log = result_of(directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
     fill(log, 1)
     assert read_offsets(log) == [0, 1]
     disk.process_crash()
-    again = open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0)
+    again = result_of(open_directory(disk).open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
     assert read_offsets(again) == [0, 1]
 
 

@@ -60,7 +60,7 @@ class QuorumDirectory:
             _check_exists(settings, metadata_directory(path))
             await settings.disk.sync([], [metadata_directory(path)])
             snapshots = SnapshotStore(settings.disk, metadata_directory(path))
-            log = directory.open_log(
+            log = await directory.open_log(
                 _PARTITION, METADATA_TOPIC_ID, _LOG_CONFIG, now_ms=now_ms, is_always_synced=True
             )
             _check_whole(log)

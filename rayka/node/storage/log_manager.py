@@ -22,7 +22,6 @@ from rayka.errors import DamagedLog, DiskFull, StorageError
 from rayka.ids import TopicPartition, node_name
 from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
-from rayka.log.slices import Slices
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.node.repeats import Repeats
 from rayka.node.replication.replica import Replica
@@ -115,13 +114,11 @@ class LogManager:
     ) -> tuple[LogDirectory, Log]:  # fmt: skip
         """The log, recovered where that is necessary, and where it is. One that is damaged is kept aside when it can be
         copied from its leader, also if only a batch in it is: its readers would get no further once this replica leads.
-        Raises what `directory_of` and `LogDirectory.opening_log` raise.
+        Raises what `directory_of` and `LogDirectory.open_log` raise.
         """
         directory = self.directory_of(topic_partition, state)
         try:
-            log = await self._opened(
-                directory, directory.opening_log(topic_partition, topic_id, config, now_ms=now_ms)
-            )
+            log = await directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
         except DamagedLog as error:
             if not self.can_be_copied(state):
                 raise
@@ -134,32 +131,17 @@ class LogManager:
         kept = directory.set_aside_log(topic_partition)
         if kept is not None:
             _logger.warning("%s: the damaged log is kept in %s", topic_partition, kept)
-        copied_anew = directory.opening_log(topic_partition, topic_id, config, now_ms=now_ms)
-        return directory, await self._opened(directory, copied_anew)
+        return directory, await directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
 
     async def reopen(self, replica: Replica, now_ms: int) -> None:
         """The replica goes on with what is in its log's files, and until that is known with the log that it had. Raises
         StorageError.
         """
         partition, directory = replica.partition, replica.directory
-        reopening = directory.reopening_log(
+        log = await directory.reopen_log(
             partition.topic_partition, partition.topic_id, partition.config, now_ms=now_ms
         )
-        partition.on_log_reopened(await self._opened(directory, reopening), now_ms)
-
-    async def _opened(self, directory: LogDirectory, opening: Slices[Log]) -> Log:
-        """The log, after as many turns of the event loop as its recovery takes. Raises what the disk fails with
-        meanwhile: nothing would tell the replica later.
-        """
-        while True:
-            if directory.failure is not None:
-                raise directory.failure
-            try:
-                next(opening)
-            except StopIteration as end:
-                log: Log = end.value
-                return log
-            await asyncio.sleep(0)
+        partition.on_log_reopened(log, now_ms)
 
     # ---- Going -----------------------------------------------------------------------------------------
 
