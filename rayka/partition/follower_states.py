@@ -2,13 +2,16 @@
 
 Invariants: a position is known only from a fetch in the leader's current epoch, so that none is left of what a replica
 had before it followed this log (B16, B24); `last_caught_up_ms` never goes back within an epoch; a fetch of an older
-broker process changes nothing. Kafka: `Replica`, `ReplicaState`.
+broker process changes nothing. Kafka: `Replica`, `ReplicaState`, `RackAwareReplicaSelector` (KIP-392).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
-from rayka.ids import NO_EPOCH, NO_OFFSET
+from rayka.errors import NotLeaderOrFollower
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, TopicPartition
+from rayka.metadata.image import BrokerImage, PartitionImage
 
 NEVER_MS = -(2**63)
 
@@ -64,9 +67,114 @@ class FollowerState:
         return self.log_end_offset == leader_end_offset or now_ms - self.last_caught_up_ms <= lag_max_ms
 
 
-def new_states(replica_ids: Iterable[int], in_sync: tuple[int, ...], now_ms: int) -> dict[int, FollowerState]:
-    """The followers at the begin of a leader epoch: one in sync gets time to show it (B16)."""
-    return {
-        each: FollowerState(each, last_caught_up_ms=now_ms if each in in_sync else NEVER_MS)
-        for each in replica_ids
-    }
+class FollowerStates:
+    """All replicas that follow one leader in one epoch, which began at `now_ms`. `brokers` gives what the metadata says
+    of a broker now.
+    """
+
+    def __init__(
+        self, name: TopicPartition, brokers: Callable[[int], BrokerImage | None],
+        *, replica_lag_time_max_ms: int, now_ms: int,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._brokers = brokers
+        self.lag_max_ms = replica_lag_time_max_ms
+        self._led_since_ms = now_ms
+        self._directories: dict[int, UUID] = {}
+        self.by_id: dict[int, FollowerState] = {}
+
+    def __repr__(self) -> str:
+        return f"<FollowerStates {list(self.by_id.values())}>"
+
+    def update(self, state: PartitionImage, leader_id: int, in_sync: Sequence[int], now_ms: int) -> None:
+        """The replicas may have changed. One in sync gets time to show it (B16)."""
+        self._directories = dict(zip(state.replicas, state.directories, strict=True))
+        self.by_id = {
+            each: self.by_id.get(each)
+            or FollowerState(each, last_caught_up_ms=now_ms if each in in_sync else NEVER_MS)
+            for each in state.replicas
+            if each != leader_id
+        }
+
+    def find(self, fetch: FollowerFetch) -> FollowerState:
+        """The follower that fetches. Raises NotLeaderOrFollower when it is no replica, or an older process of its
+        broker: that says nothing about the log which its successor has (B5).
+        """
+        follower = self.by_id.get(fetch.replica_id)
+        if follower is None:
+            raise NotLeaderOrFollower(
+                f"{self._name}: broker {fetch.replica_id} is none of its replicas {list(self._directories)}"
+            )
+        if fetch.broker_epoch != NO_EPOCH:
+            broker = self._brokers(fetch.replica_id)
+            known = follower.broker_epoch if broker is None else broker.broker_epoch
+            if fetch.broker_epoch < max(known, follower.broker_epoch):
+                raise NotLeaderOrFollower(
+                    f"{self._name}: expected broker {fetch.replica_id} in epoch"
+                    f" {max(known, follower.broker_epoch)} or later, found {fetch.broker_epoch}; register again"
+                )
+        return follower
+
+    # ---- Which of them count -----------------------------------------------------------------------------------------
+
+    def is_eligible(self, follower: FollowerState) -> bool:
+        """Whether the metadata lets it into the ISR: it is active, and the process that fetched is that one (B11).
+
+        Beyond Kafka, the directory of its replica is not offline: it would be waited for until it lags.
+        """
+        broker = self._brokers(follower.replica_id)
+        if broker is None or not broker.is_active or not follower.has_fetched:
+            return False
+        if self._is_offline(follower, broker):
+            return False
+        return follower.broker_epoch in (NO_EPOCH, broker.broker_epoch)
+
+    def live(self, maximal_isr: Sequence[int], now_ms: int) -> list[FollowerState]:
+        """Those that can be expected to have soon what the leader's log has: their brokers are not fenced.
+
+        Beyond Kafka, a replica is not waited for whose directory is offline, or that is out of sync and has not fetched
+        for as long as takes a member out of the ISR: its disk may be full. Before it is in sync again, it begins where
+        this log begins.
+        """
+        return [each for each in self.by_id.values() if self._is_alive(each, maximal_isr, now_ms)]
+
+    def _is_alive(self, follower: FollowerState, maximal_isr: Sequence[int], now_ms: int) -> bool:
+        broker = self._brokers(follower.replica_id)
+        if broker is None or broker.is_fenced or self._is_offline(follower, broker):
+            return False
+        seen_ms = max(follower.last_fetch_ms, self._led_since_ms)
+        return follower.replica_id in maximal_isr or now_ms - seen_ms <= self.lag_max_ms
+
+    def _is_offline(self, follower: FollowerState, broker: BrokerImage) -> bool:
+        """Whether its broker has told that the directory of this replica failed, or is full."""
+        return self._directories[follower.replica_id] in broker.offline_directories
+
+    def read_replica(self, candidates: Sequence[FollowerState], rack_id: str, fetch_offset: int) -> int:
+        """The most caught up of the candidates in the reader's rack that have the offset; -1: there is none (G15)."""
+        able = [
+            each
+            for each in candidates
+            if each.log_start_offset <= fetch_offset <= each.log_end_offset
+            and self.is_in_rack(each.replica_id, rack_id)
+        ]
+        best = max(
+            able,
+            key=lambda each: (each.log_end_offset, each.last_caught_up_ms, each.replica_id),
+            default=None,
+        )
+        return NO_NODE if best is None else best.replica_id
+
+    def is_in_rack(self, broker_id: int, rack_id: str) -> bool:
+        """Whether the broker is there to read from, in that rack."""
+        broker = self._brokers(broker_id)
+        return broker is not None and not broker.is_fenced and broker.registration.rack == rack_id
+
+    def broker_epoch(self, broker_id: int) -> int:
+        """Of the process that was seen to fetch, for another one that the metadata knows by now may lack records; the
+        leader's own is what the metadata says.
+        """
+        follower = self.by_id.get(broker_id)
+        if follower is not None:
+            return follower.broker_epoch
+        broker = self._brokers(broker_id)
+        return NO_EPOCH if broker is None else broker.broker_epoch

@@ -90,7 +90,9 @@ def test_a_topic_that_is_created_again_keeps_its_files_when_those_of_the_first_a
         await broker.apply(REMOVE, topic(topic_id=NEWER))
         await broker.apply(broker.new_partition(topic_id=NEWER, leader_id=BROKER, isr=(BROKER,)))
         partition = broker.replica(topic_id=NEWER).partition
-        partition.append(records(b"b", b"c"), ACKS_LEADER, now_ms=0, timestamp_ms=1_700_000_000_000)
+        partition.as_leader().append(
+            records(b"b", b"c"), ACKS_LEADER, now_ms=0, timestamp_ms=1_700_000_000_000
+        )
         handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
         (replica,) = handler.handle(DescribeLogDirsRequest()).directories[0].replicas
         assert replica.size_bytes == partition.log.size_bytes  # and nothing of the first

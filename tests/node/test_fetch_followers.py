@@ -48,6 +48,7 @@ from tests.node.replica_support import (
     now_ms,
     run,
 )
+from tests.partition.support import followers
 
 LAG_MS = 30_000
 
@@ -251,7 +252,7 @@ def test_a_follower_counts_when_it_asks_and_not_again_when_it_is_answered() -> N
         await asyncio.sleep(0.2)
         append(broker, b"a")
         await waiting
-        (state,) = [each for each in broker.partition().remote_replicas if each.replica_id == FOLLOWER]
+        (state,) = [each for each in followers(broker.partition()) if each.replica_id == FOLLOWER]
         assert (state.last_fetch_ms, state.last_caught_up_ms) == (now_ms() - 200, now_ms() - 200)
         await broker.stop()
 
@@ -393,7 +394,7 @@ def test_a_follower_of_an_idle_partition_stays_caught_up() -> None:  # B5, B10
         while passed_ms() < 10 * LAG_MS:
             await asyncio.gather(*(each.fetch(max_wait_ms=WAIT_MS) for each in sessions))
         append(broker, b"a")
-        assert broker.partition().maybe_shrink_isr(now_ms=now_ms() + 20_000) is None
+        assert broker.partition().as_leader().maybe_shrink_isr(now_ms=now_ms() + 20_000) is None
         await broker.stop()
 
     run(main)
@@ -489,8 +490,8 @@ def test_a_follower_serves_a_consumer_in_a_rack_up_to_its_own_high_watermark() -
         partition = broker.partition()
         records = [batch(b"a"), batch(b"b", offset=1)]
         for watermark, each in enumerate(records):
-            partition.append_as_follower(
-                each, leader_epoch=LEADER_EPOCH, high_watermark=watermark, log_start_offset=0, now_ms=0
+            partition.as_follower(LEADER_EPOCH).append(
+                each, high_watermark=watermark, log_start_offset=0, now_ms=0
             )
         assert values(await consume(handler, at(0), rack_id="left")) == [b"a"]
         assert (await consume(handler, at(0))).error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -536,7 +537,7 @@ def test_a_throttled_follower_still_tells_where_it_is() -> None:  # G13, G17
         append(broker, b"x" * 1000)
         broker.replicas.leader_quota.record(1, now_ms())
         await follow(handler, at(0))
-        (state,) = [each for each in broker.partition().remote_replicas if each.replica_id == FOLLOWER]
+        (state,) = [each for each in followers(broker.partition()) if each.replica_id == FOLLOWER]
         assert state.log_end_offset == 0
         await broker.stop()
 

@@ -43,6 +43,7 @@ from tests.node.replica_support import (
     run,
     settle,
 )
+from tests.partition.support import followers
 
 
 def moved(broker: Broker) -> PartitionChangeRecord:
@@ -188,7 +189,7 @@ def test_a_followers_fetch_that_is_out_of_range_leaves_what_is_known_of_it() -> 
         broker, handler = await led()
         append(broker, b"a", b"b")
         await follow(handler, at(1))
-        (known,) = [each for each in broker.partition().remote_replicas if each.replica_id == FOLLOWER]
+        (known,) = [each for each in followers(broker.partition()) if each.replica_id == FOLLOWER]
         before = (known.log_end_offset, known.last_fetch_ms, known.last_caught_up_ms)
         await asyncio.sleep(1)
         assert (await follow(handler, at(3))).error_code is ErrorCode.OFFSET_OUT_OF_RANGE

@@ -149,7 +149,7 @@ def test_records_that_cannot_be_read_are_loaded_once_and_the_broker_lives(
         await ask(cluster, Put("a", "1"))
         broker, partition = await led(cluster)
         foreign = encode_batch([b"\xc1 no register"], keys=[b"a"], timestamps_ms=1)
-        partition.append(foreign, ACKS_ALL, now_ms=0, timestamp_ms=1)
+        partition.as_leader().append(foreign, ACKS_ALL, now_ms=0, timestamp_ms=1)
         await until(lambda: partition.high_watermark == 2)
         shard = broker.shards.get(REGISTERS_TOPIC, 0)
         shard.end(shard.not_here("begins anew"))  # as after a change of leaders

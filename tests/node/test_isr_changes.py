@@ -48,7 +48,7 @@ def fetch(broker: Broker, number: int, replica_id: int = LEADER) -> None:
     """A follower has everything."""
     replica = broker.replica(number)
     follower = FollowerFetch(replica_id, 1, replica.partition.log.log_end_offset, 0)
-    update = replica.partition.record_follower_fetch(follower, now_ms=now_ms())
+    update = replica.partition.as_leader().record_fetch(follower, now_ms=now_ms())
     broker.replicas.on_follower_fetch(replica, update)
 
 
@@ -87,7 +87,10 @@ def test_a_proposal_carries_the_broker_epochs_and_is_committed_by_the_answer() -
         asked.answer(accepted(asked.request))
         with broker.replicas.parked.watch([(ORDERS, 0)]) as watch:
             assert await watch.wait(now_ms() / 1000 + 1)  # whoever waits for the ISR looks again
-        assert (broker.partition().isr, broker.partition().partition_epoch) == ((BROKER, LEADER), 1)
+        assert (broker.partition().isr, broker.partition().role.state.partition_epoch) == (
+            (BROKER, LEADER),
+            1,
+        )
         await broker.stop()
 
     run(main)
@@ -185,7 +188,9 @@ def test_a_follower_that_does_not_keep_up_is_left_out_within_one_and_a_half_time
         broker = await leading(0, isr=(BROKER, LEADER, OTHER))
         began_ms = now_ms()
         fetch(broker, 0, OTHER)
-        broker.partition().append(records(b"a"), 1, now_ms=now_ms(), timestamp_ms=1_700_000_000_000)
+        broker.partition().as_leader().append(
+            records(b"a"), 1, now_ms=now_ms(), timestamp_ms=1_700_000_000_000
+        )
         asked = await broker.others.proposals.get()
         (item,) = asked.request.partitions
         assert [each.broker_id for each in item.isr] == [BROKER]

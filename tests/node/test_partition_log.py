@@ -28,7 +28,7 @@ def follow(broker: Broker) -> None:
     partition = broker.partition()
     fetch = FollowerFetch(LEADER, -1, partition.log.log_end_offset, 0)
     broker.replicas.on_follower_fetch(
-        broker.replica(), partition.record_follower_fetch(fetch, now_ms=now_ms())
+        broker.replica(), partition.as_leader().record_fetch(fetch, now_ms=now_ms())
     )
 
 
@@ -105,7 +105,7 @@ def test_what_keeps_records_from_being_committed_is_said() -> None:
         broker = await leading()
         log = log_of(broker)
         assert log.trouble() == ""
-        broker.partition()._config = broker.partition().config.model_copy(update={"min_insync_replicas": 3})
+        broker.partition().config = broker.partition().config.model_copy(update={"min_insync_replicas": 3})
         assert log.trouble() == "of orders-0 only [1, 2] are in sync, 3 are needed"
         await broker.stop()
 

@@ -57,7 +57,7 @@ def fetch(broker: Broker, replica_id: int = LEADER, number: int = 0) -> None:
     """The follower has everything."""
     replica = broker.replica(number)
     follower = FollowerFetch(replica_id, 1, replica.partition.log.log_end_offset, 0)
-    update = replica.partition.record_follower_fetch(follower, now_ms=now_ms())
+    update = replica.partition.as_leader().record_fetch(follower, now_ms=now_ms())
     broker.replicas.on_follower_fetch(replica, update)
 
 
@@ -309,7 +309,7 @@ def test_the_epoch_of_a_new_leadership_is_durable_when_the_metadata_is_applied()
         assert (log.flushed_offset, log.log_end_offset) == (0, 1), (
             "what came before need not be synced for it"
         )
-        assert broker.partition().leader_epoch_start_offset == 1
+        assert broker.partition().as_leader().epoch_start_offset == 1
         await broker.stop()
 
     run(main)

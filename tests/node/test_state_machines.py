@@ -158,7 +158,9 @@ def test_a_partition_that_is_not_loaded_yet_is_not_available() -> None:
         leader = await active(cluster)
         shard = cluster.shards()[leader]
         partition = cluster.partition_on(leader)
-        partition.leader_epoch_start_offset = partition.high_watermark + 1  # as if it had just been elected
+        partition.as_leader().epoch_start_offset = (
+            partition.high_watermark + 1
+        )  # as if it had just been elected
         shard.end(shard.not_here("leads no more"))
         with pytest.raises(BrokerNotAvailable, match="leads, and has yet to load"):
             await shard.submit(Get("a"))

@@ -119,7 +119,7 @@ def test_a_replica_that_leads_before_its_copy_is_done_keeps_its_log() -> None:  
         assert (await produce(broker, 0)).base_offset == 2
         disk.done.release()
         await settle()
-        assert (ends(broker, 0), broker.partition().leader_epoch_start_offset) == ([3], 2)
+        assert (ends(broker, 0), broker.partition().as_leader().epoch_start_offset) == ([3], 2)
         assert not disk.exists(COPY)
         await broker.stop()
 

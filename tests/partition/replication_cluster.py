@@ -16,14 +16,15 @@ from rayka.log.log import Log, PrefixCopy
 from rayka.log.recovery import Tearing
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch
-from rayka.partition.partition import Appended, Partition
+from rayka.partition.partition import Partition
+from rayka.partition.partition_leader import Appended
 from rayka.partition.partition_reads import ReadResult
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from rayka.testing.memory_disk import MemoryDisk
-from tests.partition.support import LAG_MAX_MS, broker_image, records, sync
+from tests.partition.support import LAG_MAX_MS, broker_image, position, records, sync
 
 BROKERS = (1, 2, 3)
 
@@ -165,20 +166,18 @@ class Replica:
         partition = self.partition
         if partition.needs_sync:
             sync(partition, self.disk)
-        position = partition.fetch_position()
+        asked = position(partition)
         fetch = FetchPartition(
             ZERO_ID,
             0,
-            position.offset,
+            asked.offset,
             1 << 20,
             current_leader_epoch=partition.leader_epoch,
-            last_fetched_epoch=position.epoch,
+            last_fetched_epoch=asked.epoch,
             log_start_offset=partition.log.log_start_offset,
         )
         broker_epoch = self.brokers[self.broker_id].broker_epoch
-        follower = FollowerFetch(
-            self.broker_id, broker_epoch, position.offset, partition.log.log_start_offset
-        )
+        follower = FollowerFetch(self.broker_id, broker_epoch, asked.offset, partition.log.log_start_offset)
         self.awaited = number
         return Request(number, partition.leader_id, follower, fetch)
 
@@ -189,7 +188,7 @@ class Replica:
             read = self.partition.read(request.fetch, max_bytes=200, min_one_batch=True, is_follower=True)
             if read.diverging_epoch is not None:
                 return Response(request, read), None
-            update = self.partition.record_follower_fetch(request.follower, now_ms=now_ms)
+            update = self.partition.as_leader().record_fetch(request.follower, now_ms=now_ms)
         except OffsetOutOfRange:
             return Response(request, None, (log.log_start_offset, log.log_end_offset)), None
         except ApiError:
@@ -207,21 +206,19 @@ class Replica:
             return
         if response.leader_range is not None:
             start, end = response.leader_range
-            move = partial(
-                self.partition.on_out_of_range,
-                leader_epoch=leader_epoch,
-                leader_log_start_offset=start,
-                leader_log_end_offset=end,
-            )
-            self._truncate(move)
-        elif read is not None and read.diverging_epoch is not None:
             self._truncate(
-                partial(self.partition.truncate_to, read.diverging_epoch, leader_epoch=leader_epoch)
+                partial(
+                    self.partition.as_follower(leader_epoch).on_out_of_range,
+                    leader_log_start_offset=start,
+                    leader_log_end_offset=end,
+                )
             )
+        elif read is not None and read.diverging_epoch is not None:
+            follower = self.partition.as_follower(leader_epoch)
+            self._truncate(partial(follower.truncate_to, read.diverging_epoch))
         elif read is not None:
-            self.partition.append_as_follower(
+            self.partition.as_follower(leader_epoch).append(
                 read.records,
-                leader_epoch=leader_epoch,
                 high_watermark=read.high_watermark,
                 log_start_offset=read.log_start_offset,
                 now_ms=now_ms,
@@ -235,7 +232,9 @@ class Replica:
 
     def append(self, value: bytes, acks: int, now_ms: int) -> Appended | None:
         try:
-            return self.partition.append(records(value), acks, now_ms=now_ms, timestamp_ms=1_000_000)
+            return self.partition.as_leader().append(
+                records(value), acks, now_ms=now_ms, timestamp_ms=1_000_000
+            )
         except ApiError:
             return None
 

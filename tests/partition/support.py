@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 
 from rayka.config import TopicConfig
-from rayka.ids import ZERO_ID, TopicPartition
+from rayka.ids import ZERO_ID, OffsetAndEpoch, TopicPartition
 from rayka.log.log import Log
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.metadata.metadata_records import RegisterBrokerRecord
-from rayka.partition.follower_states import FollowerFetch
-from rayka.partition.partition import Appended, FollowerUpdate, Partition
+from rayka.partition.follower_states import FollowerFetch, FollowerState
+from rayka.partition.partition import Partition
+from rayka.partition.partition_leader import Appended, FollowerUpdate
 from rayka.partition.partition_reads import ReadResult
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition
@@ -79,7 +80,7 @@ def new_partition(
 
 
 def append(partition: Partition, *values: bytes, acks: int = ACKS_ALL) -> Appended:
-    return partition.append(records(*values), acks, now_ms=0, timestamp_ms=NOW_MS)
+    return partition.as_leader().append(records(*values), acks, now_ms=0, timestamp_ms=NOW_MS)
 
 
 def sync(partition: Partition, disk: MemoryDisk) -> None:
@@ -94,6 +95,16 @@ def fetch(offset: int, **changes: Any) -> FetchPartition:
 
 def read(partition: Partition, offset: int, **changes: Any) -> ReadResult:
     return partition.read(fetch(offset, **changes), max_bytes=1 << 20, min_one_batch=True)
+
+
+def followers(partition: Partition) -> list[FollowerState]:
+    """What the leader knows of them."""
+    return list(partition.as_leader().followers.by_id.values())
+
+
+def position(partition: Partition) -> OffsetAndEpoch:
+    """What a follower asks for: all behind its log, if the log's last epoch is the leader's too (B17, B23)."""
+    return OffsetAndEpoch(partition.log.log_end_offset, partition.log.latest_epoch)
 
 
 def changed(**changes: Any) -> PartitionImage:
@@ -112,6 +123,6 @@ def followed_from(
     log_start_offset: int = 0,
 ) -> FollowerUpdate:
     """A follower fetches from there, having what lies below."""
-    return partition.record_follower_fetch(
+    return partition.as_leader().record_fetch(
         FollowerFetch(replica_id, broker_epoch, offset, log_start_offset), now_ms=now_ms
     )

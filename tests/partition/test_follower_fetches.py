@@ -9,6 +9,7 @@ from rayka.errors import NotLeaderOrFollower, OffsetNotAvailable, OffsetOutOfRan
 from rayka.ids import ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.partition import Partition
+from rayka.partition.partition_follower import PartitionFollower
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
@@ -22,6 +23,7 @@ from tests.partition.support import (
     changed,
     fetch,
     followed_from,
+    followers,
     new_partition,
 )
 
@@ -40,6 +42,12 @@ def leader(
     return partition
 
 
+def live_below(partition: Partition, offset: int, now_ms: int) -> dict[int, int]:
+    """The live followers whose logs begin below an offset, and where."""
+    live = partition.as_leader().live_followers(now_ms)
+    return {each.replica_id: each.log_start_offset for each in live if each.log_start_offset < offset}
+
+
 # ---- How far it is committed ----
 
 
@@ -56,16 +64,16 @@ def test_a_producer_waits_until_all_members_have_its_record() -> None:  # B15, G
     partition = leader()
     appended = append(partition, b"d", acks=ACKS_ALL)
     followed_from(partition, 2, 4)
-    assert not partition.is_acknowledged(appended, ACKS_ALL)
+    assert not partition.as_leader().is_acknowledged(appended, ACKS_ALL)
     followed_from(partition, 3, 4)
-    assert partition.is_acknowledged(appended, ACKS_ALL)
+    assert partition.as_leader().is_acknowledged(appended, ACKS_ALL)
 
 
 def test_a_follower_that_went_back_does_not_lower_the_high_watermark() -> None:  # B1
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     followed_from(partition, 2, 3)
     assert not followed_from(partition, 2, 1).is_high_watermark_raised
-    assert (partition.high_watermark, partition.remote_replicas[0].log_end_offset) == (3, 1)
+    assert (partition.high_watermark, followers(partition)[0].log_end_offset) == (3, 1)
 
 
 def test_who_is_about_to_join_is_waited_for() -> None:  # B1
@@ -126,16 +134,16 @@ def test_positions_of_an_older_leader_epoch_do_not_count() -> None:  # B16, B24
         changed(replicas=(BROKER, 2), isr=(BROKER, 2), leader_epoch=6, partition_epoch=11), now_ms=0
     )
     append(partition, b"d", acks=ACKS_LEADER)
-    assert (partition.high_watermark, partition.remote_replicas[0].has_fetched) == (3, False)
+    assert (partition.high_watermark, followers(partition)[0].has_fetched) == (3, False)
 
 
 def test_positions_within_a_leader_epoch_are_kept_and_new_replicas_have_none() -> None:  # B16
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     followed_from(partition, 2, 3)
     partition.update_state(changed(replicas=REPLICAS, isr=(BROKER, 2), partition_epoch=11), now_ms=0)
-    assert [each.log_end_offset for each in partition.remote_replicas] == [3, -1]
+    assert [each.log_end_offset for each in followers(partition)] == [3, -1]
     partition.update_state(changed(replicas=(BROKER, 3), isr=(BROKER,), partition_epoch=12), now_ms=0)
-    assert [each.replica_id for each in partition.remote_replicas] == [3]
+    assert [each.replica_id for each in followers(partition)] == [3]
 
 
 def test_who_follows_knows_of_no_other_replica() -> None:  # B17
@@ -144,7 +152,8 @@ def test_who_follows_knows_of_no_other_replica() -> None:  # B17
     partition.update_state(
         changed(replicas=REPLICAS, isr=REPLICAS, leader_id=2, leader_epoch=6, partition_epoch=11), now_ms=0
     )
-    assert (partition.remote_replicas, partition.isr, partition.maximal_isr) == ((), (), ())
+    assert isinstance(partition.role, PartitionFollower)
+    assert (partition.isr, partition.maximal_isr) == ((), ())
 
 
 # ---- Whose fetches count ----
@@ -161,7 +170,7 @@ def test_an_older_process_of_a_broker_does_not_count() -> None:  # B5
     for broker_epoch in (19, 29):
         with pytest.raises(NotLeaderOrFollower, match=f"epoch 30 or later, found {broker_epoch}"):
             followed_from(partition, 2, 3, broker_epoch=broker_epoch)
-    assert partition.remote_replicas[0].log_end_offset == 1
+    assert followers(partition)[0].log_end_offset == 1
 
 
 def test_an_older_process_than_the_metadata_knows_does_not_count() -> None:  # B5
@@ -207,7 +216,7 @@ def test_out_of_range_comes_before_diverging_below_the_logs_begin() -> None:  # 
     partition = leader(ALONE)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=6, partition_epoch=11), now_ms=0)
     append(partition, b"d")
-    partition.delete_records(3)
+    partition.as_leader().delete_records(3)
     asked = fetch(2, current_leader_epoch=6, last_fetched_epoch=4)
     with pytest.raises(OffsetOutOfRange, match=r"\[3, 4\]"):
         partition.read(asked, max_bytes=1 << 20, min_one_batch=True, is_follower=True)
@@ -222,60 +231,60 @@ def test_out_of_range_comes_before_diverging_below_the_logs_begin() -> None:  # 
 def test_records_are_deleted_everywhere_once_every_live_replica_has_deleted_them() -> None:  # G11
     brokers = {**ACTIVE, 3: broker_image(3, is_fenced=True)}
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)), brokers=brokers)
-    assert partition.low_watermark(0) == -1
+    assert partition.as_leader().low_watermark(0) == -1
     followed_from(partition, 2, 3)
-    assert partition.delete_records(2) == 2
-    assert (partition.log.log_start_offset, partition.low_watermark(0)) == (2, 0)
+    assert partition.as_leader().delete_records(2) == 2
+    assert (partition.log.log_start_offset, partition.as_leader().low_watermark(0)) == (2, 0)
     assert not followed_from(partition, 2, 3).is_low_watermark_raised
     assert followed_from(partition, 2, 3, log_start_offset=2).is_low_watermark_raised
-    assert partition.low_watermark(0) == 2
+    assert partition.as_leader().low_watermark(0) == 2
 
 
 def test_a_replica_in_an_offline_directory_is_not_waited_for() -> None:  # G11
     brokers = {**ACTIVE, 3: broker_image(3, offline_directories=(ZERO_ID,))}
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)), brokers=brokers)
     followed_from(partition, 2, 3, log_start_offset=1)
-    partition.delete_records(2)
-    assert partition.low_watermark(0) == 1
-    assert partition.live_replicas_below(2, 0) == {2: 1}
+    partition.as_leader().delete_records(2)
+    assert partition.as_leader().low_watermark(0) == 1
+    assert live_below(partition, 2, 0) == {2: 1}
 
 
 def test_a_replica_out_of_sync_is_waited_for_while_it_fetches() -> None:  # G11
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)))
     followed_from(partition, 2, 3, log_start_offset=2)
-    partition.delete_records(2)
-    assert partition.live_replicas_below(2, LAG_MAX_MS) == {3: -1}
-    assert partition.low_watermark(LAG_MAX_MS + 1) == 2
+    partition.as_leader().delete_records(2)
+    assert live_below(partition, 2, LAG_MAX_MS) == {3: -1}
+    assert partition.as_leader().low_watermark(LAG_MAX_MS + 1) == 2
     followed_from(partition, 3, 0, now_ms=LAG_MAX_MS + 1)
-    assert partition.low_watermark(2 * LAG_MAX_MS + 1) == 0
-    assert partition.low_watermark(2 * LAG_MAX_MS + 2) == 2
+    assert partition.as_leader().low_watermark(2 * LAG_MAX_MS + 1) == 0
+    assert partition.as_leader().low_watermark(2 * LAG_MAX_MS + 2) == 2
 
 
 def test_a_replica_in_sync_is_waited_for_whether_it_fetches_or_not() -> None:  # G11
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
-    partition.delete_records(0)
-    assert partition.low_watermark(10 * LAG_MAX_MS) == -1
+    partition.as_leader().delete_records(0)
+    assert partition.as_leader().low_watermark(10 * LAG_MAX_MS) == -1
 
 
 def test_a_replica_has_time_to_fetch_in_each_new_leadership() -> None:  # G11
     partition = leader(ALONE)
     state = changed(replicas=REPLICAS, leader_epoch=6, partition_epoch=11)
     partition.update_state(state, now_ms=10 * LAG_MAX_MS)
-    assert partition.live_replicas_below(1, 11 * LAG_MAX_MS) == {2: -1, 3: -1}
+    assert live_below(partition, 1, 11 * LAG_MAX_MS) == {2: -1, 3: -1}
     partition.update_state(msgspec.structs.replace(state, partition_epoch=12), now_ms=11 * LAG_MAX_MS)
-    assert partition.live_replicas_below(1, 11 * LAG_MAX_MS + 1) == {}
+    assert live_below(partition, 1, 11 * LAG_MAX_MS + 1) == {}
 
 
 def test_minus_one_deletes_up_to_the_high_watermark() -> None:  # G11
     partition = leader(ALONE)
-    assert (partition.delete_records(-1), partition.log.log_start_offset) == (3, 3)
+    assert (partition.as_leader().delete_records(-1), partition.log.log_start_offset) == (3, 3)
 
 
 @pytest.mark.parametrize("offset", [4, -2])
 def test_what_is_not_committed_is_not_deleted(offset: int) -> None:  # G11
     partition = leader(ALONE)
     with pytest.raises(OffsetOutOfRange, match=f"high watermark 3, or -1 for that, found {offset}"):
-        partition.delete_records(offset)
+        partition.as_leader().delete_records(offset)
     assert partition.log.log_start_offset == 0
 
 
@@ -300,7 +309,7 @@ def test_a_consumer_reads_in_its_rack(rack_id: str, offset: int, now_ms: int, pr
     partition = leader(brokers=brokers)
     followed_from(partition, 2, 2)
     followed_from(partition, 3, 3)
-    found = partition.preferred_read_replica(rack_id=rack_id, fetch_offset=offset, now_ms=now_ms)
+    found = partition.as_leader().preferred_read_replica(rack_id=rack_id, fetch_offset=offset, now_ms=now_ms)
     assert found == preferred
 
 
@@ -309,16 +318,16 @@ def test_of_several_replicas_in_a_rack_the_most_caught_up_is_read() -> None:  # 
     partition = leader(brokers=brokers)
     followed_from(partition, 2, 2)
     followed_from(partition, 3, 3)
-    assert partition.preferred_read_replica(rack_id="near", fetch_offset=1, now_ms=0) == 3
+    assert partition.as_leader().preferred_read_replica(rack_id="near", fetch_offset=1, now_ms=0) == 3
     followed_from(partition, 2, 3, now_ms=7)
-    assert partition.preferred_read_replica(rack_id="near", fetch_offset=1, now_ms=7) == 2
+    assert partition.as_leader().preferred_read_replica(rack_id="near", fetch_offset=1, now_ms=7) == 2
 
 
 def test_a_follower_that_has_everything_is_read_however_long_ago_it_fetched() -> None:  # G15, B10
     partition = leader()
     followed_from(partition, 2, 3)
     far_ms = 100 * LAG_MAX_MS
-    assert partition.preferred_read_replica(rack_id="rack-2", fetch_offset=1, now_ms=far_ms) == 2
+    assert partition.as_leader().preferred_read_replica(rack_id="rack-2", fetch_offset=1, now_ms=far_ms) == 2
 
 
 @pytest.mark.parametrize("rack", ["rack-1", ""])
@@ -326,18 +335,18 @@ def test_a_consumer_in_the_leaders_rack_or_in_none_reads_from_the_leader(rack: s
     brokers = {each: broker_image(each, rack=rack) for each in REPLICAS}
     partition = leader(brokers=brokers)
     followed_from(partition, 2, 3)
-    assert partition.preferred_read_replica(rack_id=rack, fetch_offset=1, now_ms=0) == -1
+    assert partition.as_leader().preferred_read_replica(rack_id=rack, fetch_offset=1, now_ms=0) == -1
 
 
 def test_a_follower_not_in_sync_when_the_leadership_began_has_to_show_it_first() -> None:  # B16
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 2)))
-    known = {each.replica_id: each.is_caught_up(3, 0, LAG_MAX_MS) for each in partition.remote_replicas}
+    known = {each.replica_id: each.is_caught_up(3, 0, LAG_MAX_MS) for each in followers(partition)}
     assert known == {2: True, 3: False}
 
 
 def test_a_log_that_starts_later_on_one_follower_raises_no_low_watermark() -> None:  # G11
     partition = leader()
-    partition.delete_records(0)
+    partition.as_leader().delete_records(0)
     for each in (2, 3):
         followed_from(partition, each, 3)
     update = followed_from(partition, 2, 3, log_start_offset=1)
@@ -347,4 +356,4 @@ def test_a_log_that_starts_later_on_one_follower_raises_no_low_watermark() -> No
 def test_who_is_not_in_sync_is_not_read() -> None:  # G15
     partition = leader(changed(replicas=REPLICAS, isr=(BROKER, 3)))
     followed_from(partition, 2, 3)
-    assert partition.preferred_read_replica(rack_id="rack-2", fetch_offset=1, now_ms=0) == -1
+    assert partition.as_leader().preferred_read_replica(rack_id="rack-2", fetch_offset=1, now_ms=0) == -1

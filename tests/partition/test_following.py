@@ -10,13 +10,22 @@ from rayka.config import FlushPolicy
 from rayka.errors import ApiError, CorruptRecord, FencedLeaderEpoch, NotLeaderOrFollower, UnknownLeaderEpoch
 from rayka.ids import NO_TIMESTAMP, OffsetAndEpoch
 from rayka.log.log import Log
-from rayka.partition.follower_log import FollowerAppend
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.fetch import LATEST_TIMESTAMP
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import result_of
-from tests.partition.support import BROKER, append, changed, fetch, new_partition, read, records, sync
+from tests.partition.support import (
+    BROKER,
+    append,
+    changed,
+    fetch,
+    new_partition,
+    position,
+    read,
+    records,
+    sync,
+)
 
 LED_ELSEWHERE = changed(replicas=(BROKER, 2), isr=(BROKER, 2), leader_id=2)
 
@@ -43,10 +52,10 @@ def follow(
     leader_epoch: int = 5,
     high_watermark: int = 0,
     log_start_offset: int = 0,
-) -> FollowerAppend:
-    return partition.append_as_follower(
+) -> bool:
+    """Whether the high watermark moved."""
+    return partition.as_follower(leader_epoch).append(
         given,
-        leader_epoch=leader_epoch,
         high_watermark=high_watermark,
         log_start_offset=log_start_offset,
         now_ms=0,
@@ -62,9 +71,9 @@ def end_and_epochs(log: Log) -> tuple[int, int]:
 
 def test_a_follower_keeps_offsets_and_epochs_and_asks_behind_them() -> None:  # B17, B18
     partition = follower()
-    appended = follow(partition, placed(0, 3, b"a", b"b") + placed(2, 4), high_watermark=2)
-    assert appended == FollowerAppend(next_offset=3, needs_sync=False, is_high_watermark_moved=True)
-    assert partition.fetch_position() == OffsetAndEpoch(3, 4)
+    is_high_watermark_moved = follow(partition, placed(0, 3, b"a", b"b") + placed(2, 4), high_watermark=2)
+    assert (is_high_watermark_moved, partition.needs_sync) == (True, False)
+    assert position(partition) == OffsetAndEpoch(3, 4)
     assert partition.log.end_offset_for_epoch(3) == OffsetAndEpoch(2, 3)
 
 
@@ -74,7 +83,7 @@ def test_its_high_watermark_is_the_leaders_as_far_as_it_has_that(
 ) -> None:  # B3
     partition = follower((4, 3))
     follow(partition, b"", high_watermark=2)
-    assert follow(partition, b"", high_watermark=leader_says).is_high_watermark_moved
+    assert follow(partition, b"", high_watermark=leader_says)
     assert partition.high_watermark == expected
 
 
@@ -89,9 +98,10 @@ def test_it_deletes_what_the_leader_has_deleted() -> None:  # B3, G11
 def test_with_flush_batch_it_asks_for_more_only_after_a_sync() -> None:
     disk = MemoryDisk()
     partition = follower(disk=disk, flush=FlushPolicy.BATCH)
-    assert follow(partition, placed(0, 5)).needs_sync
+    follow(partition, placed(0, 5))
+    assert partition.needs_sync
     sync(partition, disk)
-    assert not follow(partition, b"").needs_sync
+    assert not partition.needs_sync
 
 
 @pytest.mark.parametrize(
@@ -121,7 +131,8 @@ def test_what_is_damaged_is_not_appended_and_can_be_fetched_again() -> None:  # 
     with pytest.raises(CorruptRecord, match="orders-3: batch at offset 3: CRC-32C expected"):
         follow(partition, damaged.tobytes())
     assert end_and_epochs(partition.log) == (2, 4)
-    assert follow(partition, good).next_offset == 4
+    follow(partition, good)
+    assert partition.log.log_end_offset == 4
 
 
 def test_records_of_a_later_epoch_than_its_own_are_refused() -> None:  # B26
@@ -137,9 +148,9 @@ def test_an_answer_of_another_leader_epoch_changes_nothing(epoch: int, error: ty
     with pytest.raises(error):
         follow(partition, placed(2, 4), leader_epoch=epoch)
     with pytest.raises(error):
-        partition.truncate_to(OffsetAndEpoch(0, 4), leader_epoch=epoch)
+        partition.as_follower(epoch).truncate_to(OffsetAndEpoch(0, 4))
     with pytest.raises(error):
-        partition.on_out_of_range(leader_epoch=epoch, leader_log_start_offset=9, leader_log_end_offset=9)
+        partition.as_follower(epoch).on_out_of_range(leader_log_start_offset=9, leader_log_end_offset=9)
     assert end_and_epochs(partition.log) == (2, 4)
 
 
@@ -156,7 +167,7 @@ def test_a_leader_follows_nobody() -> None:  # B26
 
 def test_an_empty_log_begins_inside_the_batch_that_the_leader_begins_in() -> None:  # B25, G4
     partition = follower()
-    partition.on_out_of_range(leader_epoch=5, leader_log_start_offset=4, leader_log_end_offset=6)
+    partition.as_follower(5).on_out_of_range(leader_log_start_offset=4, leader_log_end_offset=6)
     follow(partition, placed(3, 5, b"a", b"b", b"c"), high_watermark=6, log_start_offset=4)
     assert (partition.log.log_start_offset, partition.log.log_end_offset, partition.high_watermark) == (
         4,
@@ -167,7 +178,7 @@ def test_an_empty_log_begins_inside_the_batch_that_the_leader_begins_in() -> Non
 
 def test_an_empty_log_begins_at_the_last_record_of_the_batch_that_the_leader_begins_in() -> None:  # B25, G4
     partition = follower()
-    partition.on_out_of_range(leader_epoch=5, leader_log_start_offset=5, leader_log_end_offset=6)
+    partition.as_follower(5).on_out_of_range(leader_log_start_offset=5, leader_log_end_offset=6)
     follow(partition, placed(3, 5, b"a", b"b", b"c"), high_watermark=6, log_start_offset=5)
     assert (partition.log.log_start_offset, partition.log.log_end_offset) == (5, 6)
 
@@ -182,7 +193,7 @@ def test_a_log_with_records_takes_no_batch_that_begins_before_its_end() -> None:
 def test_an_answer_says_whether_the_high_watermark_moved() -> None:  # B3
     partition = follower()
     moved = [
-        follow(partition, placed(offset, 5), high_watermark=high_watermark).is_high_watermark_moved
+        follow(partition, placed(offset, 5), high_watermark=high_watermark)
         for offset, high_watermark in enumerate((1, 1, 2))
     ]
     assert moved == [True, False, True]
@@ -193,16 +204,13 @@ def test_a_followers_log_of_records_without_a_time_begins_a_new_segment_by_the_c
     timeless = RecordBatch(records(b"v", timestamp_ms=NO_TIMESTAMP))
     for offset, now_ms in enumerate((0, 10_000)):
         given = b"".join(map(bytes, timeless.stamped(base_offset=offset, leader_epoch=5)))
-        partition.append_as_follower(
-            given, leader_epoch=5, high_watermark=0, log_start_offset=0, now_ms=now_ms
-        )
+        partition.as_follower(5).append(given, high_watermark=0, log_start_offset=0, now_ms=now_ms)
     assert partition.log.segment_count == 2
 
 
 def test_a_follower_has_no_high_watermark_of_its_own() -> None:  # B1
     partition = follower((5, 1))
     assert not partition.maybe_increment_high_watermark(now_ms=0)
-    assert partition.preferred_read_replica(rack_id="rack-2", fetch_offset=0, now_ms=0) == -1
     assert repr(partition) == "<Partition orders-3 follower epoch=5 hw=0 leo=1 isr=[]>"
 
 
@@ -212,7 +220,7 @@ def test_a_follower_has_no_high_watermark_of_its_own() -> None:  # B1
 def test_a_log_that_ends_before_the_epoch_that_the_leader_names_is_cut_by_its_word() -> None:  # B22
     for diverging, end_offset in ((OffsetAndEpoch(1, 5), 1), (OffsetAndEpoch(9, 5), 2)):
         partition = follower((4, 2))
-        partition.truncate_to(diverging, leader_epoch=5)
+        partition.as_follower(5).truncate_to(diverging)
         assert partition.log.log_end_offset == end_offset
 
 
@@ -231,20 +239,20 @@ def test_a_log_is_cut_where_both_lineages_part(
     diverging: OffsetAndEpoch, left: tuple[int, int]
 ) -> None:  # B22, B23
     partition = follower((2, 5), (4, 2))
-    partition.truncate_to(diverging, leader_epoch=5)
+    partition.as_follower(5).truncate_to(diverging)
     assert end_and_epochs(partition.log) == left
 
 
 def test_committed_records_stay_although_the_high_watermark_is_not_known_yet() -> None:  # B22
     partition = follower((4, 3))
-    partition.truncate_to(OffsetAndEpoch(2, 4), leader_epoch=5)
+    partition.as_follower(5).truncate_to(OffsetAndEpoch(2, 4))
     assert (partition.high_watermark, partition.log.log_end_offset) == (0, 2)
 
 
 def test_below_the_high_watermark_it_is_cut_too() -> None:  # B27
     partition = follower((4, 3))
     follow(partition, b"", high_watermark=3)
-    partition.truncate_to(OffsetAndEpoch(1, 4), leader_epoch=5)
+    partition.as_follower(5).truncate_to(OffsetAndEpoch(1, 4))
     assert (partition.high_watermark, partition.log.log_end_offset) == (1, 1)
 
 
@@ -254,9 +262,9 @@ def test_an_epoch_that_it_led_without_a_record_is_forgotten() -> None:  # B16, B
     partition.update_state(changed(leader_epoch=6, partition_epoch=11), now_ms=0)
     following = msgspec.structs.replace(LED_ELSEWHERE, leader_epoch=7, partition_epoch=12)
     partition.update_state(following, now_ms=0)
-    assert partition.fetch_position() == OffsetAndEpoch(2, 6)
-    partition.truncate_to(OffsetAndEpoch(3, 4), leader_epoch=7)
-    assert partition.fetch_position() == OffsetAndEpoch(2, 4)
+    assert position(partition) == OffsetAndEpoch(2, 6)
+    partition.as_follower(7).truncate_to(OffsetAndEpoch(3, 4))
+    assert position(partition) == OffsetAndEpoch(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -273,8 +281,8 @@ def test_out_of_range_it_goes_on_where_both_can(
 ) -> None:  # B25
     partition = follower((4, 4))
     follow(partition, b"", high_watermark=4)
-    partition.on_out_of_range(
-        leader_epoch=5, leader_log_start_offset=leader_start, leader_log_end_offset=leader_end
+    partition.as_follower(5).on_out_of_range(
+        leader_log_start_offset=leader_start, leader_log_end_offset=leader_end
     )
     assert (partition.log.log_start_offset, partition.log.log_end_offset) == left
     assert partition.high_watermark == left[1]
@@ -324,13 +332,11 @@ def test_a_follower_checks_the_epoch_before_it_says_that_another_leads(
 def exchange(leader: Partition, partition: Partition) -> None:
     """Fetches until both logs are equal."""
     for _ in range(10):
-        position = partition.fetch_position()
-        asked = fetch(
-            position.offset, current_leader_epoch=leader.leader_epoch, last_fetched_epoch=position.epoch
-        )
+        end = position(partition)
+        asked = fetch(end.offset, current_leader_epoch=leader.leader_epoch, last_fetched_epoch=end.epoch)
         got = leader.read(asked, max_bytes=1 << 20, min_one_batch=True, is_follower=True)
         if got.diverging_epoch is not None:
-            partition.truncate_to(got.diverging_epoch, leader_epoch=leader.leader_epoch)
+            partition.as_follower(leader.leader_epoch).truncate_to(got.diverging_epoch)
         else:
             follow(
                 partition, got.records, leader_epoch=leader.leader_epoch, high_watermark=got.high_watermark

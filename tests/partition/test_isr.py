@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rayka.errors import ErrorCode, StorageError
+from rayka.errors import ErrorCode, NotLeaderOrFollower, StorageError
 from rayka.ids import NO_EPOCH, ZERO_ID
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.isr import IsrState
 from rayka.partition.partition import Partition
+from rayka.partition.partition_follower import PartitionFollower
 from rayka.protocol.produce import ACKS_LEADER
 from rayka.protocol.replica_reports import (
     AlterPartitionItem,
@@ -24,6 +25,7 @@ from tests.partition.support import (
     broker_image,
     changed,
     followed_from,
+    followers,
     new_partition,
 )
 
@@ -52,7 +54,7 @@ def answer(partition: Partition, error: ErrorCode = ErrorCode.NONE, **changes: A
         leader_id=BROKER,
         leader_epoch=partition.leader_epoch,
         isr=partition.maximal_isr,
-        partition_epoch=partition.partition_epoch + 1,
+        partition_epoch=partition.role.state.partition_epoch + 1,
     )
     return msgspec.structs.replace(accepted, **changes)
 
@@ -87,7 +89,7 @@ def test_there_is_one_proposal_at_a_time() -> None:  # B12
     partition = leader()
     expanding(partition)
     assert followed_from(partition, 3, 2, broker_epoch=30).proposal is None
-    assert partition.maybe_shrink_isr(now_ms=10 * LAG_MAX_MS) is None
+    assert partition.as_leader().maybe_shrink_isr(now_ms=10 * LAG_MAX_MS) is None
 
 
 def test_who_lacks_something_committed_does_not_join() -> None:  # B11
@@ -97,7 +99,7 @@ def test_who_lacks_something_committed_does_not_join() -> None:  # B11
 def test_who_has_not_come_to_this_epoch_does_not_join() -> None:  # B11
     partition = leader(min_insync_replicas=2)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=7, partition_epoch=11), now_ms=0)
-    assert (partition.high_watermark, partition.leader_epoch_start_offset) == (1, 2)
+    assert (partition.high_watermark, partition.as_leader().epoch_start_offset) == (1, 2)
     assert followed_from(partition, 2, 1, broker_epoch=20).proposal is None
     assert followed_from(partition, 2, 2, broker_epoch=20).proposal is not None
 
@@ -127,27 +129,31 @@ def test_a_follower_without_a_broker_epoch_is_not_asked_for_one() -> None:  # B1
 
 def test_who_never_fetched_leaves_after_the_lag_and_not_before() -> None:  # B10
     partition = leader(ALL_IN_SYNC)
-    assert partition.maybe_shrink_isr(now_ms=LAG_MAX_MS) is None
-    proposal = partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
+    assert partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS) is None
+    proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
     assert proposal is not None
     assert proposal.isr == (IsrMember(BROKER, 10),)
 
 
 def test_who_leaves_counts_until_the_controller_has_agreed() -> None:  # B2, B12
     partition = leader(ALL_IN_SYNC)
-    proposal = partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
+    proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
     assert proposal is not None
     assert (partition.maximal_isr, partition.high_watermark) == (REPLICAS, 1)
     accepted = answer(partition, isr=(BROKER,))
-    assert partition.on_alter_partition(proposal, accepted, now_ms=LAG_MAX_MS + 1) is None
-    assert (partition.isr, partition.partition_epoch, partition.high_watermark) == ((BROKER,), 11, 2)
+    assert partition.as_leader().on_alter_partition(proposal, accepted, now_ms=LAG_MAX_MS + 1) is None
+    assert (partition.isr, partition.role.state.partition_epoch, partition.high_watermark) == (
+        (BROKER,),
+        11,
+        2,
+    )
 
 
 def test_who_has_everything_stays_however_long_ago_it_fetched() -> None:  # B10
     partition = leader(ALL_IN_SYNC)
     for replica_id in (2, 3):
         followed_from(partition, replica_id, 2)
-    assert partition.maybe_shrink_isr(now_ms=100 * LAG_MAX_MS) is None
+    assert partition.as_leader().maybe_shrink_isr(now_ms=100 * LAG_MAX_MS) is None
 
 
 def test_who_reaches_what_the_leader_had_at_its_last_fetch_keeps_up() -> None:  # B5, B10
@@ -155,8 +161,8 @@ def test_who_reaches_what_the_leader_had_at_its_last_fetch_keeps_up() -> None:  
     for round_number in range(1, 5):  # always one record behind
         append(partition, b"b", acks=ACKS_LEADER)
         followed_from(partition, 2, round_number + 1, now_ms=round_number * LAG_MAX_MS)
-        assert partition.maybe_shrink_isr(now_ms=round_number * LAG_MAX_MS) is None
-    (follower,) = partition.remote_replicas
+        assert partition.as_leader().maybe_shrink_isr(now_ms=round_number * LAG_MAX_MS) is None
+    (follower,) = followers(partition)
     assert follower.last_caught_up_ms == 3 * LAG_MAX_MS
 
 
@@ -164,20 +170,22 @@ def test_who_does_not_come_nearer_leaves() -> None:  # B5, B10
     partition = leader(changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     for now_ms in (500, 1000, 1500):
         followed_from(partition, 2, 1, now_ms=now_ms)
-    assert partition.maybe_shrink_isr(now_ms=1500) is not None
+    assert partition.as_leader().maybe_shrink_isr(now_ms=1500) is not None
 
 
 def test_a_leader_that_nobody_can_read_from_any_more_blames_nobody_for_that() -> None:  # B10
     partition = leader(ALL_IN_SYNC)
+    role = partition.as_leader()
     partition.failure = StorageError("cannot read /data: Input/output error")
-    assert partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1) is None
+    assert role.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1) is None
     assert partition.isr == REPLICAS
 
 
 def test_who_follows_proposes_nothing() -> None:
     partition = new_partition(state=changed(replicas=REPLICAS, isr=REPLICAS, leader_id=2))
-    assert partition.maybe_shrink_isr(now_ms=10**9) is None
-    assert partition.maybe_recover() is None
+    assert isinstance(partition.role, PartitionFollower)
+    with pytest.raises(NotLeaderOrFollower):
+        partition.as_leader()
 
 
 # ---- Answers ----
@@ -199,7 +207,10 @@ def test_a_proposal_that_the_controller_turned_down_is_over(error: ErrorCode) ->
     partition = leader()
     proposal = expanding(partition)
     append(partition, b"b", acks=ACKS_LEADER)
-    assert partition.on_alter_partition(proposal, answer(partition, error), now_ms=2 * LAG_MAX_MS) is None
+    assert (
+        partition.as_leader().on_alter_partition(proposal, answer(partition, error), now_ms=2 * LAG_MAX_MS)
+        is None
+    )
     assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER,), False)
     assert partition.high_watermark == 3  # who is not to join is not waited for
 
@@ -208,7 +219,7 @@ def test_a_proposal_that_the_controller_turned_down_is_over(error: ErrorCode) ->
 def test_a_proposal_of_who_knows_too_little_stays_until_the_metadata_comes(error: ErrorCode) -> None:  # B12
     partition = leader()
     proposal = expanding(partition)
-    assert partition.on_alter_partition(proposal, answer(partition, error), now_ms=0) is None
+    assert partition.as_leader().on_alter_partition(proposal, answer(partition, error), now_ms=0) is None
     assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER, 2), True)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=6, partition_epoch=11), now_ms=0)
     assert (partition.maximal_isr, partition.pending_isr is not None) == ((BROKER,), False)
@@ -218,7 +229,7 @@ def test_a_proposal_of_who_knows_too_little_stays_until_the_metadata_comes(error
 def test_after_any_other_error_the_same_is_proposed_again(error: ErrorCode) -> None:  # B12
     partition = leader()
     proposal = expanding(partition)
-    assert partition.on_alter_partition(proposal, answer(partition, error), now_ms=0) == proposal
+    assert partition.as_leader().on_alter_partition(proposal, answer(partition, error), now_ms=0) == proposal
     assert partition.maximal_isr == (BROKER, 2)
 
 
@@ -227,23 +238,25 @@ def test_who_the_controller_does_not_let_go_stays_in_sync_and_may_be_proposed_ag
     error: ErrorCode,
 ) -> None:  # B2, B12
     partition = leader(ALL_IN_SYNC)
-    proposal = partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
+    proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
     assert proposal is not None
     refused = answer(partition, error)
-    assert partition.on_alter_partition(proposal, refused, now_ms=LAG_MAX_MS + 1) is None
+    assert partition.as_leader().on_alter_partition(proposal, refused, now_ms=LAG_MAX_MS + 1) is None
     assert (partition.isr, partition.maximal_isr, partition.high_watermark) == (REPLICAS, REPLICAS, 1)
-    assert partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 2) == proposal
+    assert partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 2) == proposal
 
 
 def test_who_leaves_counts_while_the_same_is_proposed_again_and_again() -> None:  # B2, B12
     partition = leader(ALL_IN_SYNC)
-    proposal = partition.maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
+    proposal = partition.as_leader().maybe_shrink_isr(now_ms=LAG_MAX_MS + 1)
     assert proposal is not None
     for _ in range(3):
         failed = answer(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
-        assert partition.on_alter_partition(proposal, failed, now_ms=LAG_MAX_MS + 1) == proposal
+        assert partition.as_leader().on_alter_partition(proposal, failed, now_ms=LAG_MAX_MS + 1) == proposal
         assert (partition.isr, partition.maximal_isr, partition.high_watermark) == (REPLICAS, REPLICAS, 1)
-    partition.on_alter_partition(proposal, answer(partition, isr=(BROKER,)), now_ms=LAG_MAX_MS + 1)
+    partition.as_leader().on_alter_partition(
+        proposal, answer(partition, isr=(BROKER,)), now_ms=LAG_MAX_MS + 1
+    )
     assert (partition.isr, partition.high_watermark) == ((BROKER,), 2)
 
 
@@ -251,14 +264,20 @@ def test_an_accepted_proposal_is_the_isr_as_the_controller_says_it() -> None:  #
     partition = leader()
     proposal = expanding(partition)
     accepted = answer(partition, isr=(2, BROKER), partition_epoch=15)
-    assert partition.on_alter_partition(proposal, accepted, now_ms=0) is None
-    assert (partition.isr, partition.maximal_isr, partition.partition_epoch) == ((2, BROKER), (2, BROKER), 15)
+    assert partition.as_leader().on_alter_partition(proposal, accepted, now_ms=0) is None
+    assert (partition.isr, partition.maximal_isr, partition.role.state.partition_epoch) == (
+        (2, BROKER),
+        (2, BROKER),
+        15,
+    )
 
 
 def test_an_answer_that_changed_nothing_ends_the_proposal() -> None:  # B12
     partition = leader()
     proposal = expanding(partition)
-    partition.on_alter_partition(proposal, answer(partition, isr=(BROKER,), partition_epoch=10), now_ms=0)
+    partition.as_leader().on_alter_partition(
+        proposal, answer(partition, isr=(BROKER,), partition_epoch=10), now_ms=0
+    )
     assert (partition.isr, partition.pending_isr is not None) == ((BROKER,), False)
 
 
@@ -266,8 +285,12 @@ def test_an_answer_that_changed_nothing_ends_the_proposal() -> None:  # B12
 def test_an_answer_of_another_epoch_is_left_to_the_metadata(changes: dict[str, Any]) -> None:  # B12, B16
     partition = leader()
     proposal = expanding(partition)
-    assert partition.on_alter_partition(proposal, answer(partition, **changes), now_ms=0) is None
-    assert (partition.isr, partition.maximal_isr, partition.partition_epoch) == ((BROKER,), (BROKER, 2), 10)
+    assert partition.as_leader().on_alter_partition(proposal, answer(partition, **changes), now_ms=0) is None
+    assert (partition.isr, partition.maximal_isr, partition.role.state.partition_epoch) == (
+        (BROKER,),
+        (BROKER, 2),
+        10,
+    )
 
 
 def test_an_answer_after_newer_metadata_changes_nothing() -> None:  # B12
@@ -276,8 +299,8 @@ def test_an_answer_after_newer_metadata_changes_nothing() -> None:  # B12
     late = answer(partition)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=6, partition_epoch=12), now_ms=0)
     for result in (late, answer(partition, ErrorCode.NETWORK_EXCEPTION)):
-        assert partition.on_alter_partition(proposal, result, now_ms=0) is None
-    assert (partition.isr, partition.partition_epoch) == ((BROKER,), 12)
+        assert partition.as_leader().on_alter_partition(proposal, result, now_ms=0) is None
+    assert (partition.isr, partition.role.state.partition_epoch) == ((BROKER,), 12)
 
 
 def test_metadata_that_is_not_newer_leaves_the_proposal() -> None:  # B2, B16
@@ -290,8 +313,8 @@ def test_metadata_that_is_not_newer_leaves_the_proposal() -> None:  # B2, B16
 
 def test_a_replica_that_leaves_is_proposed_once_until_the_controller_has_answered() -> None:  # B10, B12
     partition = leader(ALL_IN_SYNC)
-    assert partition.maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is not None
-    assert partition.maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is None
+    assert partition.as_leader().maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is not None
+    assert partition.as_leader().maybe_shrink_isr(now_ms=2 * LAG_MAX_MS) is None
     assert repr(partition) == "<Partition orders-3 leader epoch=6 hw=1 leo=2 isr=[1, 2, 3] maximal=[1, 2, 3]>"
 
 
@@ -313,16 +336,16 @@ def test_an_isr_names_its_members_and_those_that_may_be() -> None:  # B2
 def test_a_leader_elected_uncleanly_says_that_it_has_recovered_until_that_is_known() -> None:  # B41
     state = msgspec.structs.replace(ALONE, leader_recovery_state=LeaderRecoveryState.RECOVERING)
     partition = leader(state)
-    proposal = partition.maybe_recover()
+    proposal = partition.as_leader().maybe_recover()
     assert proposal is not None
     assert (proposal.isr, proposal.leader_recovery_state) == (
         (IsrMember(1, 10),),
         LeaderRecoveryState.RECOVERED,
     )
-    assert partition.maybe_recover() is None
+    assert partition.as_leader().maybe_recover() is None
     still = answer(partition, leader_recovery_state=LeaderRecoveryState.RECOVERING)
-    partition.on_alter_partition(proposal, still, now_ms=0)
-    proposal = partition.maybe_recover()
+    partition.as_leader().on_alter_partition(proposal, still, now_ms=0)
+    proposal = partition.as_leader().maybe_recover()
     assert proposal is not None
-    partition.on_alter_partition(proposal, answer(partition), now_ms=0)
-    assert partition.maybe_recover() is None
+    partition.as_leader().on_alter_partition(proposal, answer(partition), now_ms=0)
+    assert partition.as_leader().maybe_recover() is None

@@ -20,6 +20,8 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, NO_TIMESTAMP, ZERO_ID, OffsetAndEpoch
 from rayka.metadata.image import PartitionImage
 from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.partition_follower import PartitionFollower
+from rayka.partition.partition_leader import PartitionLeader
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -52,8 +54,30 @@ def test_a_new_leadership_begins_at_the_log_end_offset() -> None:  # B16
     append(partition, b"a", b"b")
     partition.update_state(changed(leader_epoch=6), now_ms=0)
     assert repr(partition) == "<Partition orders-3 leader epoch=6 hw=2 leo=2 isr=[1]>"
-    assert partition.leader_epoch_start_offset == 2
+    assert partition.as_leader().epoch_start_offset == 2
     assert partition.log.end_offset_for_epoch(5) == OffsetAndEpoch(2, 5)
+
+
+def test_another_leader_epoch_has_another_role_and_another_state_of_the_epoch_has_not() -> None:  # B16, B17
+    """So nothing that a role knows is left in the next one."""
+    partition = new_partition()
+    roles = [partition.role]
+    for state in (
+        changed(partition_epoch=10),
+        changed(leader_epoch=6, partition_epoch=11),
+        changed(leader_id=2, leader_epoch=7, partition_epoch=12),
+        changed(leader_epoch=8, partition_epoch=13),
+    ):
+        partition.update_state(state, now_ms=0)
+        roles.append(partition.role)
+    assert roles[0] is roles[1]
+    assert [type(each) for each in roles[1:]] == [
+        PartitionLeader,
+        PartitionLeader,
+        PartitionFollower,
+        PartitionLeader,
+    ]
+    assert len({id(each) for each in roles}) == 4
 
 
 def test_a_partition_goes_by_the_id_of_its_topic() -> None:
@@ -64,7 +88,7 @@ def test_a_change_within_the_epoch_keeps_where_it_began() -> None:  # B16
     partition = new_partition()
     append(partition, b"a")
     partition.update_state(changed(), now_ms=0)
-    assert (partition.leader_epoch_start_offset, partition.partition_epoch) == (0, 10)
+    assert (partition.as_leader().epoch_start_offset, partition.role.state.partition_epoch) == (0, 10)
 
 
 def test_a_state_of_an_older_partition_epoch_changes_nothing() -> None:  # B16
@@ -91,14 +115,16 @@ def test_an_append_gets_offset_and_epoch_and_is_committed_by_the_only_replica() 
     appended = append(partition, b"b", b"c")
     assert (appended.base_offset, appended.required_offset, appended.leader_epoch) == (1, 3, 5)
     assert partition.high_watermark == 3
-    assert partition.is_acknowledged(appended, ACKS_ALL)
+    assert partition.as_leader().is_acknowledged(appended, ACKS_ALL)
     stored = list(split_batches(read(partition, 0).records))
     assert [(each.base_offset, each.leader_epoch) for each in stored] == [(0, 5), (1, 5)]
 
 
 def test_a_topic_that_stamps_records_gives_all_of_them_the_time_of_the_append() -> None:  # B18
     partition = new_partition(message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME)
-    appended = partition.append(records(b"a", b"b", timestamp_ms=3), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+    appended = partition.as_leader().append(
+        records(b"a", b"b", timestamp_ms=3), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS
+    )
     (batch,) = split_batches(read(partition, 0).records)
     assert appended.log_append_time_ms == NOW_MS
     assert batch.timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -109,12 +135,14 @@ def test_a_batch_that_was_sent_before_has_the_time_of_its_first_append() -> None
     partition = new_partition(message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME)
     data = encode_batch([b"a"], timestamps_ms=3, sequence=ProducerSequence(7, 0, 0))
     times = [
-        partition.append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS + after_ms).log_append_time_ms
+        partition.as_leader()
+        .append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS + after_ms)
+        .log_append_time_ms
         for after_ms in (0, 50)
     ]
     assert times == [NOW_MS, NOW_MS]
     partition.update_config(TopicConfig())
-    again = partition.append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+    again = partition.as_leader().append(data, ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
     assert (again.base_offset, again.log_append_time_ms) == (0, NO_TIMESTAMP)
 
 
@@ -125,7 +153,7 @@ def test_where_producers_stamp_records_an_append_has_no_time() -> None:  # B18
 def test_a_leaders_log_of_records_without_a_time_begins_a_new_segment_by_the_clock() -> None:  # F4
     partition = new_partition(segment_ms=1_000)
     for now_ms in (0, 10_000):
-        partition.append(
+        partition.as_leader().append(
             records(b"a", timestamp_ms=NO_TIMESTAMP), ACKS_ALL, now_ms=now_ms, timestamp_ms=NOW_MS
         )
     assert partition.log.segment_count == 2
@@ -161,7 +189,7 @@ def test_too_few_replicas_in_sync_refuse_acks_all_and_nothing_else() -> None:  #
         append(partition, b"a")
     assert partition.log.log_end_offset == 0
     for acks in (ACKS_NONE, ACKS_LEADER):
-        assert partition.is_acknowledged(append(partition, b"a", acks=acks), acks)
+        assert partition.as_leader().is_acknowledged(append(partition, b"a", acks=acks), acks)
 
 
 def test_with_too_few_replicas_in_sync_the_high_watermark_stands_still() -> None:  # B1
@@ -172,16 +200,16 @@ def test_with_too_few_replicas_in_sync_the_high_watermark_stands_still() -> None
 
 def test_a_topic_cannot_want_more_replicas_in_sync_than_it_has() -> None:  # B1
     partition = new_partition(min_insync_replicas=3)
-    assert partition.is_acknowledged(append(partition, b"a"), ACKS_ALL)
+    assert partition.as_leader().is_acknowledged(append(partition, b"a"), ACKS_ALL)
 
 
 def test_an_isr_that_shrank_after_the_append_is_said() -> None:  # B15
     partition = new_partition(min_insync_replicas=2, state=changed(replicas=(BROKER, 2), isr=(BROKER, 2)))
     appended = append(partition, b"a")
-    partition.record_follower_fetch(FollowerFetch(2, -1, 1, 0), now_ms=0)
+    partition.as_leader().record_fetch(FollowerFetch(2, -1, 1, 0), now_ms=0)
     partition.update_state(changed(replicas=(BROKER, 2), partition_epoch=11), now_ms=0)
     with pytest.raises(NotEnoughReplicasAfterAppend, match="orders-3"):
-        partition.is_acknowledged(appended, ACKS_ALL)
+        partition.as_leader().is_acknowledged(appended, ACKS_ALL)
 
 
 @pytest.mark.parametrize("state", [changed(leader_id=2), changed(leader_epoch=6)])
@@ -189,8 +217,8 @@ def test_an_append_whose_leadership_is_over_is_not_acknowledged(state: Partition
     partition = new_partition()
     appended = append(partition, b"a")
     partition.update_state(state, now_ms=0)
-    with pytest.raises(NotLeaderOrFollower, match="the leadership changed"):
-        partition.is_acknowledged(appended, ACKS_ALL)
+    with pytest.raises(NotLeaderOrFollower, match=r"leadership changed|broker 2 does, in epoch 5"):
+        partition.as_leader().is_acknowledged(appended, ACKS_ALL)
 
 
 # ---- Durability ----
@@ -201,11 +229,11 @@ def test_with_flush_batch_nothing_is_acknowledged_or_read_before_the_sync(acks: 
     disk = MemoryDisk()
     partition = new_partition(disk, flush=FlushPolicy.BATCH)
     appended = append(partition, b"a", acks=acks)
-    assert (appended.needs_sync, partition.is_acknowledged(appended, acks)) == (True, False)
+    assert (appended.needs_sync, partition.as_leader().is_acknowledged(appended, acks)) == (True, False)
     assert read(partition, 0).size_bytes == 0
     sync(partition, disk)
     assert partition.maybe_increment_high_watermark(0)
-    assert partition.is_acknowledged(appended, acks)
+    assert partition.as_leader().is_acknowledged(appended, acks)
     assert read(partition, 0).next_offset == 1
 
 
@@ -234,7 +262,7 @@ def test_a_failed_directory_answers_nothing_but_that() -> None:
     appended = append(partition, b"a")
     partition.failure = StorageError("cannot sync /data: Input/output error")
     with pytest.raises(KafkaStorageError, match="Input/output error"):
-        partition.is_acknowledged(appended, ACKS_ALL)
+        partition.as_leader().is_acknowledged(appended, ACKS_ALL)
     with pytest.raises(KafkaStorageError, match="Input/output error"):
         read(partition, 0)
 
@@ -366,7 +394,7 @@ def test_a_reader_at_the_begin_of_the_log_is_told_too_where_its_log_parts() -> N
     append(partition, b"a", b"b")
     partition.update_state(changed(leader_epoch=7), now_ms=0)
     append(partition, b"c")
-    partition.delete_records(1)
+    partition.as_leader().delete_records(1)
     result = read(partition, 1, last_fetched_epoch=6)
     assert (result.diverging_epoch, result.next_offset) == (OffsetAndEpoch(2, 5), 1)
 
@@ -374,7 +402,9 @@ def test_a_reader_at_the_begin_of_the_log_is_told_too_where_its_log_parts() -> N
 def test_offsets_are_found_by_place_and_by_time() -> None:  # G12
     partition = new_partition()
     for timestamp_ms in (100, 300, 200):
-        partition.append(records(b"a", timestamp_ms=timestamp_ms), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS)
+        partition.as_leader().append(
+            records(b"a", timestamp_ms=timestamp_ms), ACKS_ALL, now_ms=0, timestamp_ms=NOW_MS
+        )
     found = {
         each: result_of(partition.find_offset(each, -1))
         for each in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP, 150, 301)

@@ -10,7 +10,7 @@ from rayka.config import FlushPolicy, TopicConfig
 from rayka.errors import ErrorCode, NotEnoughReplicasAfterAppend, NotLeaderOrFollower
 from rayka.ids import NO_NODE, ZERO_ID
 from rayka.log.recovery import Tearing
-from rayka.partition.partition import Appended
+from rayka.partition.partition_leader import Appended, PartitionLeader
 from rayka.protocol.produce import ACKS_ALL, ACKS_LEADER
 from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from tests.partition.replication_cluster import BROKERS, Controller, Replica, Request, Response
@@ -97,7 +97,7 @@ class Replication(RuleBasedStateMachine):
     @rule(broker=BROKER)
     def delete_records(self, broker: int) -> None:
         if self.replicas[broker].partition.is_leader:
-            self.replicas[broker].partition.delete_records(-1)
+            self.replicas[broker].partition.as_leader().delete_records(-1)
 
     # ---- Who leads, and who is in sync ----
 
@@ -107,7 +107,8 @@ class Replication(RuleBasedStateMachine):
 
     @rule(broker=BROKER)
     def shrink(self, broker: int) -> None:
-        proposal = self.replicas[broker].partition.maybe_shrink_isr(now_ms=self.now_ms)
+        partition = self.replicas[broker].partition
+        proposal = partition.as_leader().maybe_shrink_isr(now_ms=self.now_ms) if partition.is_leader else None
         if proposal is not None:
             self.proposals.append((broker, proposal))
 
@@ -146,9 +147,11 @@ class Replication(RuleBasedStateMachine):
         self._hear(sender, item, AlterPartitionResult(ZERO_ID, 0, error))
 
     def _hear(self, sender: int, item: AlterPartitionItem, result: AlterPartitionResult) -> None:
-        again = self.replicas[sender].partition.on_alter_partition(item, result, now_ms=self.now_ms)
-        if again is not None:
-            self.proposals.append((sender, again))
+        role = self.replicas[sender].partition.role
+        if isinstance(role, PartitionLeader):
+            again = role.on_alter_partition(item, result, now_ms=self.now_ms)
+            if again is not None:
+                self.proposals.append((sender, again))
 
     @rule(broker=BROKER)
     def fence(self, broker: int) -> None:
@@ -224,7 +227,9 @@ class Replication(RuleBasedStateMachine):
     def what_is_acknowledged_is_committed(self) -> None:  # P1, P2
         for broker, appended, value in list(self.unacknowledged):
             try:
-                is_acknowledged = self.replicas[broker].partition.is_acknowledged(appended, ACKS_ALL)
+                is_acknowledged = (
+                    self.replicas[broker].partition.as_leader().is_acknowledged(appended, ACKS_ALL)
+                )
             except (NotLeaderOrFollower, NotEnoughReplicasAfterAppend):
                 self.unacknowledged.remove((broker, appended, value))
                 continue

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import msgspec
+
 from rayka.controller.leader_elections import Elections
 from rayka.controller.partition_change import PartitionChangeBuilder
 from rayka.ids import OffsetAndEpoch
@@ -16,10 +18,11 @@ from rayka.log.log import Log
 from rayka.log.meta_properties import META_PROPERTIES_FILE, decode_meta_properties
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.producer_state import ProducerStates
-from rayka.partition import follower_log, partition_reads
+from rayka.partition import partition_follower, partition_reads
 from rayka.partition.follower_states import FollowerState
-from rayka.partition.leadership import Leadership
 from rayka.partition.partition import Partition
+from rayka.partition.partition_leader import PartitionLeader
+from rayka.partition.replica_log import ReplicaLog
 from rayka.sim.faults import FaultKind
 from rayka.sim.run_options import TopicPlan
 from tests.sim.planting import PlantedBug, always, planted
@@ -81,13 +84,15 @@ def never_truncates(_: Any) -> Any:
 # ---- The high watermark and the ISR ----------------------------------------------------------------------------------
 
 
-def counts(members: Callable[[Leadership], tuple[int, ...]]) -> Callable[[Any], Any]:
+def counts(members: Callable[[PartitionLeader], tuple[int, ...]]) -> Callable[[Any], Any]:
     """The high watermark over other members than the maximal ISR."""
 
     def make(_: Any) -> Any:
-        def committed(self: Leadership, own_offset: int, log_end_offset: int, now_ms: int) -> int:
+        def committed(self: PartitionLeader, own_offset: int, log_end_offset: int, now_ms: int) -> int:
             ends = [
-                each.log_end_offset for each in self.followers.values() if each.replica_id in members(self)
+                each.log_end_offset
+                for each in self.followers.by_id.values()
+                if each.replica_id in members(self)
             ]
             return min(own_offset, *ends) if ends else own_offset
 
@@ -96,13 +101,13 @@ def counts(members: Callable[[Leadership], tuple[int, ...]]) -> Callable[[Any], 
     return make
 
 
-def proposed(self: Leadership) -> tuple[int, ...]:
+def proposed(self: PartitionLeader) -> tuple[int, ...]:
     item = self.isr.proposal
     return self.isr.committed if item is None else tuple(each.broker_id for each in item.isr)
 
 
 def forgets_where_its_epoch_began(original: Callable[..., Any]) -> Callable[..., Any]:
-    def maybe_expand(self: Leadership, follower: FollowerState, needed_offset: int) -> Any:
+    def maybe_expand(self: PartitionLeader, follower: FollowerState, needed_offset: int) -> Any:
         return original(self, follower, 0)
 
     return maybe_expand
@@ -128,12 +133,13 @@ def reads_to_the_log_end(_: Any) -> Any:
 
 
 def appends_in_the_epoch_before(original: Callable[..., Any]) -> Callable[..., Any]:
-    def append(self: Partition, *args: Any, **options: Any) -> Any:
-        epoch, self._leadership.leader_epoch = self.leader_epoch, max(0, self.leader_epoch - 1)
+    def append(self: PartitionLeader, *args: Any, **options: Any) -> Any:
+        state = self.state
+        self.state = msgspec.structs.replace(state, leader_epoch=max(0, state.leader_epoch - 1))
         try:
             return original(self, *args, **options)
         finally:
-            self._leadership.leader_epoch = epoch
+            self.state = state
 
     return append
 
@@ -291,31 +297,31 @@ REPLICATION_BUGS = [
     bug("truncates to the high watermark", "partition-truncation",
         planted(Partition, "update_state", truncates_to_its_high_watermark), 2),
     bug("looks an epoch up on one side only", "partition-prefix",
-        all_of(planted(follower_log, "truncation_offset", believes_the_leader_alone),
+        all_of(planted(partition_follower, "truncation_offset", believes_the_leader_alone),
                planted(partition_reads, "_diverging_epoch", compares_offsets_alone)), 38, WILD),
-    bug("does not truncate", "liveness", planted(follower_log, "truncation_offset", never_truncates), 2),
+    bug("does not truncate", "liveness", planted(partition_follower, "truncation_offset", never_truncates), 2),
     bug("high watermark over the proposed ISR", "isr-high-watermark",
-        planted(Leadership, "committed_offset", counts(proposed)), 1),
+        planted(PartitionLeader, "committed_offset", counts(proposed)), 1),
     bug("high watermark over the committed ISR", "isr-member",
-        planted(Leadership, "committed_offset", counts(lambda self: self.isr.committed)), 1, JOINING),
+        planted(PartitionLeader, "committed_offset", counts(lambda self: self.isr.committed)), 1, JOINING),
     bug("high watermark of the leader alone", "isr-high-watermark",
-        planted(Leadership, "committed_offset", counts(lambda self: ())), 1),
+        planted(PartitionLeader, "committed_offset", counts(lambda self: ())), 1),
     bug("a follower is counted with a stale epoch", "fetch-epoch",
         planted(Partition, "_check_epoch", counts_fetches_of_older_epochs), 5),
     bug("counts what is on its way to a follower", "isr-high-watermark",
         planted(FollowerState, "on_fetch", counts_what_is_on_its_way), 1),
     bug("a follower joins before the leader's epoch began", "isr-member",
-        planted(Leadership, "maybe_expand", forgets_where_its_epoch_began), 1),
+        planted(PartitionLeader, "maybe_expand", forgets_where_its_epoch_began), 1),
     bug("appends in an old epoch", "partition-leader",
-        planted(Partition, "append", appends_in_the_epoch_before), 1),
+        planted(PartitionLeader, "append", appends_in_the_epoch_before), 1),
     bug("consumers read to the log end", "consumed", planted(Partition, "_end_offset_for", reads_to_the_log_end), 1),
     bug("acknowledges what the leader has", "acknowledged-early",
-        planted(Partition, "is_acknowledged", does_not_wait), 1),
+        planted(PartitionLeader, "is_acknowledged", does_not_wait), 1),
     bug("acknowledges before min ISR is checked", "isr-high-watermark",
-        planted(Partition, "_effective_min_isr", always(0)), 1),
+        planted(PartitionLeader, "_effective_min_isr", always(0)), 1),
     bug("flush=batch does not wait for the disk", "flushed",
-        all_of(planted(Partition, "_is_flushed_in_batches", always(False)),
-               planted(Partition, "needs_sync", always(False))), 1, FLUSHED),
+        all_of(planted(ReplicaLog, "is_flushed_in_batches", always(False)),
+               planted(ReplicaLog, "needs_sync", always(False))), 1, FLUSHED),
     bug("an ISR member stays after an unclean restart", "isr-member",
         planted(Elections, "after", keeps_who_lost_its_tail), 1, DARK),
     bug("elects unclean though it may not", "unclean-election",
@@ -330,7 +336,7 @@ REPLICATION_BUGS = [
     bug("producers' state is kept over a truncation", "promised",
         planted(ProducerSnapshots, "on_truncated", keeps_what_was_cut_off), 18, FLIPPING),
     bug("followers do not learn of producers", "duplicate",
-        planted(follower_log, "append", forgets_producers_as_a_follower), 4, MOVING),
+        planted(partition_follower, "append_batches", forgets_producers_as_a_follower), 4, MOVING),
     bug("serves from another broker's directory", "foreign-directory",
         planted(log_directory, "read_meta_properties", takes_any_directory), 1,
         {**DATA, "fault_kinds": (FaultKind.SWAP,)}),

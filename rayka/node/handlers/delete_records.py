@@ -10,9 +10,10 @@ from functools import partial
 from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
-from rayka.ids import NO_OFFSET, node_name
+from rayka.ids import node_name
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
+from rayka.partition.partition_leader import PartitionLeader
 from rayka.protocol.partition_admin import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -29,7 +30,7 @@ class _Deletion(NamedTuple):
     asked: DeleteRecordsPartition
     replica: Replica
     required_offset: int
-    leader_epoch: int
+    leader: PartitionLeader
 
     @property
     def key(self) -> PartitionKey:
@@ -70,13 +71,14 @@ class DeleteRecordsHandler:
         replica = self._replicas.get(asked.topic_id, asked.partition)
         check_not_internal(replica.partition)
         try:
-            required_offset = replica.partition.delete_records(asked.before_offset)
+            leader = replica.partition.as_leader()
+            required_offset = leader.delete_records(asked.before_offset)
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
         self._replicas.parked.wake(
             (asked.topic_id, asked.partition)
         )  # fetches then say where the log begins now
-        return _Deletion(asked, replica, required_offset, replica.partition.leader_epoch)
+        return _Deletion(asked, replica, required_offset, leader)
 
     async def _save(self, waiting: dict[int, _Deletion], results: list[DeleteRecordsResult]) -> None:
         """Takes out of `waiting` what is not durable here: a restart might bring its records back."""
@@ -108,15 +110,17 @@ class DeleteRecordsHandler:
 
     def _low_watermark(self, deletion: _Deletion) -> int:
         partition = self._replicas.get(*deletion.key).partition
-        partition.check_readable(deletion.leader_epoch)
-        return partition.low_watermark(_now_ms())
+        partition.check_readable(deletion.leader.state.leader_epoch)
+        return partition.as_leader().low_watermark(_now_ms())
 
 
 def _timed_out(deletion: _Deletion, timeout_ms: int) -> ApiError:
     partition, offset = deletion.replica.partition, deletion.required_offset
     behind = [
-        node_name(each) + (" has not fetched" if start == NO_OFFSET else f" begins at {start}")
-        for each, start in partition.live_replicas_below(offset, _now_ms()).items()
+        node_name(each.replica_id)
+        + (f" begins at {each.log_start_offset}" if each.has_fetched else " has not fetched")
+        for each in deletion.leader.live_followers(_now_ms())
+        if each.log_start_offset < offset
     ]
     return RequestTimedOut(
         f"{partition.topic_partition}: the log begins at {offset} on its leader, but not on every live replica within"

@@ -131,7 +131,7 @@ class FetchReads:
         if self._is_follower or not self._request.rack_id or not partition.is_leader:
             return NO_NODE
         partition.check_readable(fetch.current_leader_epoch)
-        return partition.preferred_read_replica(
+        return partition.as_leader().preferred_read_replica(
             rack_id=self._request.rack_id, fetch_offset=fetch.fetch_offset, now_ms=self._now_ms
         )
 
@@ -144,7 +144,7 @@ class FetchReads:
         follower = FollowerFetch(
             self._request.replica_id, self._request.replica_epoch, fetch.fetch_offset, fetch.log_start_offset
         )
-        update = replica.partition.record_follower_fetch(follower, now_ms=self._now_ms)
+        update = replica.partition.as_leader().record_fetch(follower, now_ms=self._now_ms)
         self._leader.replicas.on_follower_fetch(replica, update)
 
     def _is_at_end(self, partition: Partition, fetch: FetchPartition) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from rayka.errors import ApiError, InvalidRequiredAcks, RequestTimedOut, StorageError
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
-from rayka.partition.partition import Appended
+from rayka.partition.partition_leader import Appended
 from rayka.protocol.produce import (
     ACKS_ALL,
     ACKS_LEADER,
@@ -64,7 +64,7 @@ class ProduceHandler:
         replica = self._replicas.get(data.topic_id, data.partition)
         check_not_internal(replica.partition)
         try:
-            appended = replica.partition.append(
+            appended = replica.partition.as_leader().append(
                 data.records, acks, now_ms=_now_ms(), timestamp_ms=self._wall_clock_ms()
             )
         except StorageError as error:
@@ -89,7 +89,7 @@ class ProduceHandler:
         for place, appended in list(waiting.items()):
             key = _key(results[place])
             try:
-                if not self._replicas.get(*key).partition.is_acknowledged(appended, acks):
+                if not self._replicas.get(*key).partition.as_leader().is_acknowledged(appended, acks):
                     continue
             except ApiError as error:
                 results[place] = _refused(key, error)

@@ -18,6 +18,7 @@ from rayka.ids import NO_EPOCH, NO_OFFSET
 from rayka.node.replication.replica import PartitionKey, Replica
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.signal import Signal
+from rayka.partition.partition_leader import PartitionLeader
 from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import split_batches
@@ -116,9 +117,9 @@ class PartitionLog(Generic[RecordT]):
     @property
     def high_watermark(self) -> int:
         partition = self._partition
-        if not partition.is_leader:
+        if not isinstance(partition.role, PartitionLeader):
             return partition.high_watermark
-        known_from = partition.leader_epoch_start_offset
+        known_from = partition.role.epoch_start_offset
         if partition.leader_epoch == self._opened_in:
             known_from = max(known_from, self._end_at_opening)
         return partition.high_watermark if partition.high_watermark >= known_from else NO_OFFSET
@@ -132,7 +133,9 @@ class PartitionLog(Generic[RecordT]):
         batch = encode_batch(values, keys=keys, timestamps_ms=timestamp_ms)
         now_ms = int(asyncio.get_running_loop().time() * 1000)
         try:
-            appended = self._partition.append(batch, ACKS_ALL, now_ms=now_ms, timestamp_ms=timestamp_ms)
+            appended = self._partition.as_leader().append(
+                batch, ACKS_ALL, now_ms=now_ms, timestamp_ms=timestamp_ms
+            )
         except StorageError as error:
             self.fail(error)
             raise self._replicas.on_storage_error(self._replica, error) from error

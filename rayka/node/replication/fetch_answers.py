@@ -8,7 +8,6 @@ processFetchRequest`, `ReplicaFetcherThread.processPartitionData` (B3, B22-B26).
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -109,14 +108,8 @@ class FollowerResults:
                 self._on_error(followed, result)
             elif result.diverging_epoch is not None:
                 followed.on_answered()
-                self._truncate(
-                    followed,
-                    partial(
-                        followed.partition.truncate_to,
-                        result.diverging_epoch,
-                        leader_epoch=followed.leader_epoch,
-                    ),
-                )
+                diverging = result.diverging_epoch
+                self._truncate(followed, lambda copied: followed.as_follower().truncate_to(diverging, copied))
             else:
                 self._append(followed, result, self._records(result))
         except ApiError as error:
@@ -139,11 +132,10 @@ class FollowerResults:
         return copies[0] if len(copies) == 1 else np.concatenate(copies)
 
     def _append(self, followed: Followed, result: FetchPartitionResult, records: np.ndarray) -> None:
-        partition = followed.partition
-        log_start_offset = partition.log.log_start_offset
-        appended = partition.append_as_follower(
+        log = followed.partition.log
+        log_start_offset = log.log_start_offset
+        is_moved = followed.as_follower().append(
             records,
-            leader_epoch=followed.leader_epoch,
             high_watermark=result.high_watermark,
             log_start_offset=result.log_start_offset,
             now_ms=_now_ms(),
@@ -151,11 +143,11 @@ class FollowerResults:
         followed.on_answered()
         self._failures.succeeded(followed.key)
         self._errors.succeeded(followed.key)
-        followed.is_behind = result.high_watermark > appended.next_offset
+        followed.is_behind = result.high_watermark > log.log_end_offset
         self._followed.on_fetched(followed, records.size)
-        if records.size or partition.log.log_start_offset != log_start_offset:
-            self._on_moved(followed, is_high_watermark_moved=appended.is_high_watermark_moved)
-        elif appended.is_high_watermark_moved:
+        if records.size or log.log_start_offset != log_start_offset:
+            self._on_moved(followed, is_high_watermark_moved=is_moved)
+        elif is_moved:
             self._host.on_follower_appended(followed.replica, is_high_watermark_moved=True)
 
     def _on_moved(self, followed: Followed, *, is_high_watermark_moved: bool) -> None:
@@ -256,14 +248,13 @@ class FollowerResults:
         if earliest.offset <= log.log_end_offset <= latest.offset:  # it would be told the same again at once
             self._delayed.append(followed)
             return
-        move = partial(
-            followed.partition.on_out_of_range,
-            leader_epoch=followed.leader_epoch,
-            leader_log_start_offset=earliest.offset,
-            leader_log_end_offset=latest.offset,
-        )
         try:
-            self._truncate(followed, move)
+            self._truncate(
+                followed,
+                lambda copied: followed.as_follower().on_out_of_range(
+                    copied, leader_log_start_offset=earliest.offset, leader_log_end_offset=latest.offset
+                ),
+            )
         except StorageError as error:
             self._host.on_storage_error(followed.replica, error)
 

@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
+from rayka.partition.partition_follower import PartitionFollower
 from rayka.partition.quota import SAMPLE_MS, ReplicationQuota, is_throttled
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.fetch_session import SessionRequest
@@ -60,6 +61,10 @@ class Followed:
     def is_current(self) -> bool:
         """Whether the partition still is in the epoch in which it was asked for (B26)."""
         return self.partition.leader_epoch == self.leader_epoch and not self.partition.is_leader
+
+    def as_follower(self) -> PartitionFollower:
+        """What is done with an answer. Raises when the epoch in which it was asked for is over (B26)."""
+        return self.partition.as_follower(self.leader_epoch)
 
     def on_answered(self) -> None:
         """What was wrong with it is not any more."""
@@ -138,16 +143,15 @@ class FollowedPartitions:
         if followed.hold is not Hold.NOTHING:
             self.stream.session.forget(*followed.key)
             return
-        partition = followed.partition
-        position = partition.fetch_position()
+        log = followed.partition.log
         self.stream.session.want(
             FetchPartition(
                 *followed.key,
-                fetch_offset=position.offset,
+                fetch_offset=log.log_end_offset,
                 max_bytes=self._max_bytes,
                 current_leader_epoch=followed.leader_epoch,
-                last_fetched_epoch=position.epoch,
-                log_start_offset=partition.log.log_start_offset,
+                last_fetched_epoch=log.latest_epoch,
+                log_start_offset=log.log_start_offset,
             )
         )
         self._on_ready()

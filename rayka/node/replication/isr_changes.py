@@ -17,6 +17,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
+from rayka.partition.partition_leader import PartitionLeader
 from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, AlterPartitionResult
 
 _logger = logging.getLogger(__name__)
@@ -83,10 +84,12 @@ class IsrChanges:
     def _on_result(
         self, partition: Partition, item: AlterPartitionItem, result: AlterPartitionResult
     ) -> None:
-        again = partition.on_alter_partition(item, result, now_ms=_now_ms())
-        self._on_changed(partition)
-        if again is not None:
-            self._propose_again(partition, again)
+        leader = partition.role
+        if isinstance(leader, PartitionLeader):
+            again = leader.on_alter_partition(item, result, now_ms=_now_ms())
+            self._on_changed(partition)
+            if again is not None:
+                self._propose_again(partition, again)
 
     def _propose_again(self, partition: Partition, item: AlterPartitionItem) -> None:
         """Unless there is a newer one."""
@@ -100,8 +103,11 @@ class IsrChanges:
             await asyncio.sleep(self._settings.config.replica_lag_time_max_ms / 2000)
             now_ms = _now_ms()
             async for partition in in_turns(partitions()):
-                item = partition.maybe_recover() or partition.maybe_shrink_isr(now_ms=now_ms)
-                if partition.maybe_increment_high_watermark(now_ms):
+                leader = partition.role
+                if not isinstance(leader, PartitionLeader):
+                    continue
+                item = leader.maybe_recover() or leader.maybe_shrink_isr(now_ms=now_ms)
+                if leader.maybe_increment_high_watermark(now_ms):
                     self._on_changed(partition)
                 if item is not None:
                     self.propose(partition, item)

@@ -42,7 +42,8 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.log_manager import LogManager
 from rayka.node.tasks import Tasks
 from rayka.node.turns import ITEMS_PER_TURN, in_turns
-from rayka.partition.partition import FollowerUpdate, Partition
+from rayka.partition.partition import Partition
+from rayka.partition.partition_leader import FollowerUpdate
 from rayka.partition.quota import ReplicationQuota
 
 _Local = tuple[TopicIdPartition, PartitionImage]  # a partition that this broker holds, and its new state

@@ -1,0 +1,57 @@
+"""The log of one replica, and how far it is committed: what both roles of a partition act on.
+
+Invariant: log_start_offset <= high_watermark <= log_end_offset. Kafka: `UnifiedLog` with its high watermark (B4).
+"""
+
+from uuid import UUID
+
+from rayka.config import FlushPolicy, TopicConfig
+from rayka.errors import KafkaStorageError, StorageError
+from rayka.ids import TopicPartition
+from rayka.log.log import Log
+
+
+class ReplicaLog:
+    """This broker's log of one partition. `failure` is its directory's, which ends all use of it."""
+
+    def __init__(
+        self, topic_partition: TopicPartition, topic_id: UUID, broker_id: int, log: Log, config: TopicConfig
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.broker_id = broker_id
+        self.log = log
+        self.config = config
+        self.failure: StorageError | None = None
+        self.high_watermark = log.log_start_offset
+
+    def __repr__(self) -> str:
+        return f"<ReplicaLog {self.topic_partition} hw={self.high_watermark} leo={self.log.log_end_offset}>"
+
+    @property
+    def is_flushed_in_batches(self) -> bool:
+        """Whether a record counts only once it is on the disk."""
+        return self.config.flush is FlushPolicy.BATCH
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether what was appended must reach the disk before it is acknowledged."""
+        unflushed_count = self.log.log_end_offset - self.log.flushed_offset
+        return unflushed_count > 0 and (
+            self.is_flushed_in_batches or unflushed_count >= self.config.flush_messages
+        )
+
+    def load_high_watermark(self, saved: int | None) -> None:
+        """What the checkpoint says, as far as the log can be that (B4)."""
+        start = self.log.log_start_offset
+        self.high_watermark = min(max(start if saved is None else saved, start), self.log.log_end_offset)
+
+    def update_config(self, config: TopicConfig) -> None:
+        """Counts from the next request on."""
+        self.config = config
+        self.log.update_config(config)
+
+    def check_online(self) -> None:
+        """Raises KafkaStorageError when the disk has failed."""
+        if self.failure is not None:
+            raise KafkaStorageError(f"{self.topic_partition}: {self.failure}")
