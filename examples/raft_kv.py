@@ -23,7 +23,9 @@ from rayka.errors import NotController
 from rayka.log.local_disk import LocalDisk
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.quorum.format import format_first_voters
+from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.tasks import Tasks
 from rayka.protocol.apis import APIS
 from rayka.shard.shard import NotHere, Result
@@ -68,24 +70,24 @@ class KvNode:
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self._tasks = Tasks(settings.crash)
-        self._log = asyncio.get_running_loop().create_future()
+        self._requests = asyncio.get_running_loop().create_future()
         for api in APIS:
-            if hasattr(QuorumLog, api.name):
+            if hasattr(QuorumRequests, api.name):
                 setattr(self, api.name, partial(self._answer, api.name))
 
     async def start(self) -> None:
         codec = value_codec(msgspec.msgpack.encode, partial(msgspec.msgpack.decode, type=Operation))
-        log = await QuorumLog.open(self.settings, codec, self._tasks)
-        self.shard = ReplicatedShard(self.settings.node_id, log, Store)
-        self._tasks.start("quorum", log.run())
+        driver = await QuorumDriver.open(self.settings, self._tasks)
+        self.shard = ReplicatedShard(self.settings.node_id, QuorumLog(driver, codec), Store)
+        self._tasks.start("quorum", driver.run())
         self._tasks.start("shard", self.shard.run())
-        self._log.set_result(log)
+        self._requests.set_result(QuorumRequests(driver, self.settings.config))
 
     def kill(self) -> None:
         self._tasks.abandon()
 
     async def _answer(self, api: str, request: Any) -> Any:
-        return await getattr(await self._log, api)(request)
+        return await getattr(await self._requests, api)(request)
 
 
 class Kv(NodeActor):

@@ -10,7 +10,6 @@ KAFKA_STORAGE_ERROR.
 Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rayka.errors import InvariantBroken, KafkaStorageError, NotController, Rayk
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
+from rayka.node.clock import now_ms
 from rayka.node.handlers.controller_admin import ControllerAdminApis, ResponseT
 from rayka.node.handlers.controller_requests import (
     check_alter_partition,
@@ -35,7 +35,9 @@ from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.hosting.snapshot_generator import SnapshotGenerator
 from rayka.node.node_observation import ObservedController
 from rayka.node.quorum.quorum_apis import QuorumApis
+from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Request
@@ -68,14 +70,15 @@ _logger = logging.getLogger(__name__)
 class _Parts:
     """What an open controller works with."""
 
-    log: QuorumLog[MetadataRecord]
+    driver: QuorumDriver
+    requests: QuorumRequests
     shard: ReplicatedShard[Controller, MetadataRecord]
 
     # For `observed`:
 
     @property
     def quorum(self) -> Quorum:
-        return self.log.quorum
+        return self.driver.quorum
 
     @property
     def replayed_offset(self) -> int:
@@ -100,7 +103,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         self._parts: _Parts | None = None
 
     def __repr__(self) -> str:
-        return f"<ControllerNode {self._name} {self._state} {self._parts.log if self._parts else None!r}>"
+        return f"<ControllerNode {self._name} {self._state} {self._parts.driver if self._parts else None!r}>"
 
     @property
     def settings(self) -> NodeSettings:
@@ -109,7 +112,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
     @property
     def quorum(self) -> Quorum | None:
         """The core of the quorum, to look at; None while the node is not open."""
-        return self._parts.log.quorum if self._parts else None
+        return self._parts.driver.quorum if self._parts else None
 
     @property
     def is_active(self) -> bool:
@@ -136,7 +139,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         its directory cannot be used.
         """
         try:
-            log = await QuorumLog.open(self._settings, METADATA_CODEC, self._tasks)
+            driver = await QuorumDriver.open(self._settings, self._tasks)
         except BaseException as error:
             self.kill()
             if isinstance(error, StorageError):
@@ -144,22 +147,22 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             raise
         shard: ReplicatedShard[Controller, MetadataRecord] = ReplicatedShard(
             self._settings.node_id,
-            log,
-            lambda: self._new_controller(log),
+            QuorumLog(driver, METADATA_CODEC),
+            lambda: self._new_controller(driver.directory.cluster_id),
             on_active=self._on_active,
             on_replayed=lambda: shard.shard.image(shard.replayed_offset),  # so that deltas stay small
             steps_per_turn=self._settings.steps_per_turn,
         )
-        self._parts = _Parts(log, shard)
+        self._parts = _Parts(driver, QuorumRequests(driver, self._settings.config), shard)
         self._state = NodeState.RUNNING
-        self._tasks.start("quorum", self._until_disk_fails(log.run))
+        self._tasks.start("quorum", self._until_disk_fails(driver.run))
         self._tasks.start("shard", self._until_disk_fails(shard.run))
-        snapshots = SnapshotGenerator(self._settings, log, shard, METADATA_CODEC)
+        snapshots = SnapshotGenerator(self._settings, driver, shard, METADATA_CODEC)
         self._tasks.start("snapshots", self._until_disk_fails(snapshots.run))
 
-    def _new_controller(self, log: QuorumLog[MetadataRecord]) -> Controller:
+    def _new_controller(self, cluster_id: str) -> Controller:
         return Controller(
-            cluster_id=log.cluster_id,
+            cluster_id=cluster_id,
             node_id=self._settings.node_id,
             config=self._settings.config,
             random=self._settings.random,
@@ -171,12 +174,12 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         """
         self._state = NodeState.SHUTTING_DOWN
         if self._parts is not None and self._failure is None:
-            await self._parts.log.shut_down()
+            await self._parts.driver.shut_down()
         await self._tasks.stop()
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.shard.end(NotController(f"{self._name} is shutting down", may_have_run=True))
-            await parts.log.close()
+            await parts.driver.close()
 
     def kill(self) -> None:
         """The end of the process: nothing is written any more, nothing answered, and the lock is free."""
@@ -184,7 +187,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         parts, self._parts = self._parts, None
         if parts is not None:
             parts.shard.abandon()
-            parts.log.release()
+            parts.driver.release()
 
     # ---- Requests to the active controller ---------------------------------------------------------------------------
 
@@ -208,7 +211,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         parts = self._open()
         parts.shard.check_active()
         controller = parts.shard.shard
-        controller.on_heartbeat(request, now_ms=self._now_ms(), next_offset=parts.shard.replayed_offset)
+        controller.on_heartbeat(request, now_ms=now_ms(), next_offset=parts.shard.replayed_offset)
         response: HeartbeatResponse = await parts.shard.submit(request)
         return response
 
@@ -243,21 +246,22 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         )
         if self._parts is None:
             return status
-        log = self._parts.log
+        driver, log = self._parts.driver, self._parts.driver.directory.log
+        election = driver.quorum.election
         has_failed = self._failure is not None
         return msgspec.structs.replace(
             status,
-            detail=status.detail or log.trouble(),
-            cluster_id=log.cluster_id,
-            leader_id=NO_NODE if has_failed else log.election.leader_id,
-            leader_epoch=log.election.leader_epoch,
+            detail=status.detail or driver.peers.trouble(now_ms()),
+            cluster_id=driver.directory.cluster_id,
+            leader_id=NO_NODE if has_failed else election.leader_id,
+            leader_epoch=election.leader_epoch,
             log_end_offset=log.log_end_offset,
-            high_watermark=log.high_watermark,
+            high_watermark=driver.quorum.high_watermark,
             size_bytes=log.size_bytes,
         )
 
-    def open_log(self) -> QuorumLog[MetadataRecord]:
-        return self._open().log
+    def quorum_requests(self) -> QuorumRequests:
+        return self._open().requests
 
     def _open(self) -> _Parts:
         if self._failure is not None:
@@ -282,7 +286,7 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         unheeded = unheeded_min_isr(image, self._settings.config)
         if unheeded:
             _logger.warning("%s: %s", self._name, unheeded)
-        _logger.info("%s is the active controller, %r", self._name, self._parts.log)
+        _logger.info("%s is the active controller, %r", self._name, self._parts.driver)
 
     # ---- Failing -----------------------------------------------------------------------------------------------------
 
@@ -299,13 +303,9 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
         self._failure = error
         self._state = NodeState.FAILED
         if self._parts is not None:
-            self._parts.log.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
+            self._parts.driver.fail(error if isinstance(error, StorageError) else StorageError(str(error)))
             self._parts.shard.end(KafkaStorageError(f"{self._name}: {error}"))
 
     @property
     def _name(self) -> str:
         return node_name(self._settings.node_id)
-
-    @staticmethod
-    def _now_ms() -> int:
-        return int(asyncio.get_running_loop().time() * 1000)

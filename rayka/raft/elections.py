@@ -35,7 +35,8 @@ class Elections:
         state, role = self._state, self._state.role
         if isinstance(role, Leader):
             return role.check_quorum_deadline_ms
-        if state.is_shutting_down or state.finished_download is not None or state.truncation is not None:
+        is_to_be_cut = isinstance(role, Follower) and role.truncation is not None
+        if state.is_shutting_down or state.finished_download is not None or is_to_be_cut:
             return (
                 FAR_MS  # no replica stands for election with a log that is about to begin anew or to be cut
             )
@@ -220,7 +221,10 @@ class Elections:
             return ErrorCode.INVALID_REQUEST
         if epoch < state.epoch:
             return ErrorCode.FENCED_LEADER_EPOCH
-        return ErrorCode.INVALID_REQUEST if state.contradicts(leader_id, epoch) else ErrorCode.NONE
+        is_another = epoch == state.epoch and state.leader_id not in (NO_NODE, leader_id)
+        if leader_id == state.local.node_id or is_another:
+            return ErrorCode.INVALID_REQUEST  # A21
+        return ErrorCode.NONE
 
     def on_end_quorum_epoch(self, node_id: int, response: EndQuorumEpochResponse, now_ms: int) -> None:
         """A voter knows that this node has resigned."""

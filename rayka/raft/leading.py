@@ -12,7 +12,12 @@ import numpy as np
 from rayka.errors import ErrorCode, InvariantBroken, NotLeaderOrFollower
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
-from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
+from rayka.protocol.quorum_messages import (
+    DescribeQuorumResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    QuorumReplica,
+)
 from rayka.raft.leader import Leader
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voter_changes import VoterChanges
@@ -40,7 +45,10 @@ class Leading:
         return role.accumulator.append(values, keys)
 
     def drain(self, *, now_ms: int, timestamp_ms: int) -> None:
-        """Writes what was appended since; nothing before the election is durable (A8). Raises StorageError."""
+        """Writes what was appended since, its records with this timestamp; nothing before the election is durable (A8).
+
+        Raises StorageError when the disk fails; the log takes nothing more then.
+        """
         state, role = self._state, self._state.role
         if not isinstance(role, Leader) or role.accumulator.is_empty or not state.is_persisted:
             return
@@ -51,13 +59,11 @@ class Leading:
         if state.voters is not None and state.voters != role.voters:
             role.update_voters(state.voters)
 
-    def on_flushed(self, now_ms: int) -> bool:
-        """The log was synced, up to its flushed offset. Whether the high watermark moved (A26, A40)."""
+    def on_flushed(self, flushed_offset: int, now_ms: int) -> None:
+        """The log was synced up to the offset: that may move the high watermark (A26, A40)."""
         role = self._state.role
-        if not isinstance(role, Leader) or not role.on_flushed(self._state.log.flushed_offset):
-            return False
-        self._on_high_watermark(role, now_ms)
-        return True
+        if isinstance(role, Leader) and role.on_flushed(flushed_offset):
+            self._on_high_watermark(role, now_ms)
 
     def _on_high_watermark(self, leader: Leader, now_ms: int) -> None:
         self._state.advance_high_watermark(leader.high_watermark)
@@ -185,3 +191,36 @@ class Leading:
             position=request.position,
             **found,
         )
+
+    # ---- Described ---------------------------------------------------------------------------------------------------
+
+    def handle_describe_quorum(self, now_ms: int) -> DescribeQuorumResponse:
+        """The voters, the observers, how far each is. NOT_LEADER_OR_FOLLOWER, with the leader known, from a node that
+        does not lead.
+        """
+        state, leader = self._state, self._state.role
+        if not isinstance(leader, Leader):
+            return DescribeQuorumResponse(state.leader_id, state.epoch, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        voters: list[QuorumReplica] = []
+        observers: list[QuorumReplica] = []
+        for replica, progress in leader.replicas(now_ms).items():
+            found = QuorumReplica(
+                replica,
+                progress.end_offset,
+                _ago_ms(progress.last_fetch_ms, now_ms),
+                _ago_ms(progress.last_caught_up_ms, now_ms),
+            )
+            if replica == state.local:
+                found = QuorumReplica(replica, state.log.log_end_offset, 0, 0)
+            (voters if replica in leader.voters else observers).append(found)
+        return DescribeQuorumResponse(
+            state.leader_id,
+            state.epoch,
+            high_watermark=leader.high_watermark,
+            voters=tuple(voters),
+            observers=tuple(observers),
+        )
+
+
+def _ago_ms(time_ms: int, now_ms: int) -> int:
+    return now_ms - time_ms if time_ms >= 0 else -1

@@ -50,7 +50,7 @@ class Following:
     def _discovery_targets(self, now_ms: int) -> list[int]:
         if self._asked_id == NO_NODE or now_ms >= self._asked_until_ms:
             others = self._others()
-            self._asked_id = self._state.choose(others) if others else NO_NODE
+            self._asked_id = self._state.random.choice(others) if others else NO_NODE
             self._asked_until_ms = now_ms + self._state.config.request_timeout_ms
         return [self._asked_id] if self._asked_id != NO_NODE else []
 

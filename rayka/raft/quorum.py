@@ -17,36 +17,25 @@ from typing import Any
 from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log, LogRead, PrefixCopy
 from rayka.ports import Request
-from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
+from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import (
-    AddRaftVoterRequest,
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
     EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
     FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    RemoveRaftVoterRequest,
-    UpdateRaftVoterRequest,
     VoteRequest,
-    VoteResponse,
 )
 from rayka.raft.election_state import ElectionState
 from rayka.raft.elections import Elections
+from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.leading import METADATA_PARTITION, Leading
 from rayka.raft.log_fetching import Following
 from rayka.raft.quorum_config import QuorumConfig
-from rayka.raft.quorum_description import describe
 from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.raft_log import RaftLog
 from rayka.raft.roles import Role
 from rayka.raft.snapshot_retention import earliest_to_keep
 from rayka.raft.snapshot_store import SnapshotDownload, SnapshotStore
-from rayka.raft.voter_change import VoterChange
 from rayka.raft.voter_changes import VoterChanges
 from rayka.raft.voters import VoterSet
 
@@ -54,7 +43,9 @@ __all__ = ["METADATA_PARTITION", "Quorum"]
 
 
 class Quorum:
-    """This node's replica."""
+    """This node's replica. What other nodes ask, and what the driver reports, goes to the part that it concerns:
+    `elections`, `leading`, `following`, `changes`. `observed` is all of the state, for checkers to read.
+    """
 
     def __init__(  # noqa: PLR0913 - what a replica is made of
         self, *, cluster_id: str, local: ReplicaKey, log: Log, snapshots: SnapshotStore,
@@ -65,16 +56,17 @@ class Quorum:
         voters, later ones come from snapshot and log; a replica that knows no voters asks `bootstrap_ids` for the
         leader.
         """
-        self._log = RaftLog(log, snapshots)
+        self.log = RaftLog(log, snapshots)
         self._state = QuorumState(
-            cluster_id=cluster_id, local=local, config=config, random=random, log=self._log, stored=stored,
+            cluster_id=cluster_id, local=local, config=config, random=random, log=self.log, stored=stored,
             now_ms=now_ms,
         )  # fmt: skip
-        self._changes = VoterChanges(self._state)
-        self._elections = Elections(self._state)
-        self._leading = Leading(self._state, self._changes)
-        self._following = Following(self._state, bootstrap_ids)
-        self._senders = (self._changes, self._elections, self._following)
+        self.observed: ObservedQuorum = self._state
+        self.changes = VoterChanges(self._state)
+        self.elections = Elections(self._state)
+        self.leading = Leading(self._state, self.changes)
+        self.following = Following(self._state, bootstrap_ids)
+        self._senders = (self.changes, self.elections, self.following)
 
     def __repr__(self) -> str:
         return repr(self._state)
@@ -105,13 +97,9 @@ class Quorum:
         return isinstance(self._state.role, Leader)
 
     @property
-    def is_voter(self) -> bool:
-        return self._state.is_voter
-
-    @property
-    def leader_id(self) -> int:
-        """-1 while no leader is known."""
-        return self._state.leader_id
+    def leading_epoch(self) -> int | None:
+        """The epoch that this node leads; None while it does not."""
+        return self._state.epoch if self.is_leader else None
 
     @property
     def high_watermark(self) -> int:
@@ -122,47 +110,26 @@ class Quorum:
     def next_offset(self) -> int:
         """The offset that the next record appended gets."""
         role = self._state.role
-        return role.accumulator.next_offset if isinstance(role, Leader) else self._log.log_end_offset
-
-    @property
-    def log_end_offset(self) -> int:
-        return self._log.log_end_offset
-
-    @property
-    def log_start_offset(self) -> int:
-        return self._log.log_start_offset
-
-    @property
-    def observed(self) -> ObservedQuorum:
-        """All of the state, for checkers to read."""
-        return self._state
+        return role.accumulator.next_offset if isinstance(role, Leader) else self.log.log_end_offset
 
     # ---- Time --------------------------------------------------------------------------------------------------------
 
     def poll(self, now_ms: int) -> None:
         """Runs the timers that are due."""
-        self._elections.poll(now_ms)
+        self.elections.poll(now_ms)
 
     def next_poll_ms(self, now_ms: int) -> int:
         """When to call `poll` and `requests` again at the latest, if nothing happens before."""
         role = self._state.role
-        wakings_ms = [self._following.deadline_ms(), self._changes.deadline_ms()]
+        wakings_ms = [self.following.deadline_ms(), self.changes.deadline_ms()]
         if isinstance(role, Leader):
             wakings_ms.append(role.next_reminder_ms(now_ms))
         times_ms = [each for each in wakings_ms if each > now_ms]  # what is due already has a target
-        times_ms.append(self._elections.deadline_ms())
+        times_ms.append(self.elections.deadline_ms())
         if self._state.is_persisted:
             for sender in self._senders:
                 times_ms.extend(self._state.book.ready_ms(node_id) for node_id in sender.targets(now_ms))
         return max(now_ms, min(times_ms))
-
-    def is_searching(self, now_ms: int) -> bool:
-        """Whether this is an observer that no node has told of a leader, or whose leader is silent (A36)."""
-        return self._following.is_searching(now_ms)
-
-    def learn_nodes(self, node_ids: Sequence[int]) -> None:
-        """Nodes that may know the leader, in place of the `bootstrap_ids`: an observer may begin before they do."""
-        self._following.learn_nodes(node_ids)
 
     # ---- To other nodes ----------------------------------------------------------------------------------------------
 
@@ -184,7 +151,7 @@ class Quorum:
         """A node has answered. Whatever else it says, a later epoch or a leader not known here counts (A28, A36)."""
         state = self._state
         is_awaited = state.book.on_answered(node_id, request)
-        self._following.on_ended(node_id)
+        self.following.on_ended(node_id)
         header = response.partitions[0] if isinstance(response, FetchResponse) else response
         if header.leader_epoch < state.epoch:
             if is_awaited:  # an answer of an earlier epoch says nothing of this one
@@ -197,120 +164,48 @@ class Quorum:
 
     def _dispatch(self, node_id: int, request: Request[Any], response: Any, now_ms: int) -> None:
         if isinstance(request, FetchRequest):
-            self._following.on_fetch(node_id, request, response, now_ms)
+            self.following.on_fetch(node_id, request, response, now_ms)
         elif isinstance(request, FetchSnapshotRequest):
-            self._following.on_fetch_snapshot(request, response, now_ms)
+            self.following.on_fetch_snapshot(request, response, now_ms)
         elif isinstance(request, VoteRequest):
-            self._elections.on_vote(request, response, now_ms)
+            self.elections.on_vote(request, response, now_ms)
         elif isinstance(request, EndQuorumEpochRequest):
-            self._elections.on_end_quorum_epoch(node_id, response, now_ms)
+            self.elections.on_end_quorum_epoch(node_id, response, now_ms)
 
     def on_no_response(self, node_id: int, request: Request[Any], now_ms: int) -> None:
         """The request failed, or was not answered in time."""
-        self._following.on_ended(node_id)
+        self.following.on_ended(node_id)
         if self._state.book.on_answered(node_id, request):
             self._state.book.back_off(node_id, now_ms)
 
     def on_persisted(self, election: ElectionState) -> None:
         """`quorum-state` holds the election durably (A8)."""
-        self._state.on_persisted(election)
-
-    # ---- From other nodes --------------------------------------------------------------------------------------------
-
-    def handle_vote(self, request: VoteRequest, now_ms: int) -> VoteResponse:
-        return self._elections.handle_vote(request, now_ms)
-
-    def handle_begin_quorum_epoch(
-        self, request: BeginQuorumEpochRequest, now_ms: int
-    ) -> BeginQuorumEpochResponse:
-        return self._elections.handle_begin_quorum_epoch(request, now_ms)
-
-    def handle_end_quorum_epoch(self, request: EndQuorumEpochRequest, now_ms: int) -> EndQuorumEpochResponse:
-        return self._elections.handle_end_quorum_epoch(request, now_ms)
-
-    def handle_fetch(
-        self, request: FetchRequest, *, now_ms: int, may_wait: bool
-    ) -> FetchPartitionResult | None:
-        """None: park the request until there is news, then ask again (A32)."""
-        return self._leading.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
-
-    def handle_fetch_snapshot(self, request: FetchSnapshotRequest, now_ms: int) -> FetchSnapshotResponse:
-        return self._leading.handle_fetch_snapshot(request, now_ms)
-
-    def handle_describe_quorum(self, request: DescribeQuorumRequest, now_ms: int) -> DescribeQuorumResponse:
-        return describe(self._state, now_ms)
-
-    def add_voter(self, request: AddRaftVoterRequest, now_ms: int) -> VoterChange:
-        return self._changes.add_voter(request, now_ms)
-
-    def remove_voter(self, request: RemoveRaftVoterRequest, now_ms: int) -> VoterChange:
-        return self._changes.remove_voter(request, now_ms)
-
-    def update_voter(self, request: UpdateRaftVoterRequest, now_ms: int) -> VoterChange:
-        return self._changes.update_voter(request, now_ms)
+        self._state.persisted = election
 
     # ---- The log -----------------------------------------------------------------------------------------------------
 
-    def append(self, values: Sequence[bytes | None], keys: Sequence[bytes | None] | None = None) -> int:
-        """Takes records in, to be committed together; the offset of the first. Call `drain` soon.
-
-        Raises NotLeaderOrFollower, RecordBatchTooLarge, TooManyRequests.
-        """
-        return self._leading.append(values, keys)
-
-    def drain(self, *, now_ms: int, timestamp_ms: int) -> bool:
-        """Writes what was appended since, its records with this timestamp. Whether the log has something to sync.
-
-        Raises StorageError when the disk fails; the log takes nothing more then.
-        """
-        self._leading.drain(now_ms=now_ms, timestamp_ms=timestamp_ms)
-        return self._log.has_unsynced
-
-    def on_flushed(self, now_ms: int) -> bool:
-        """The log was synced, up to its flushed offset. Whether the high watermark moved (A26, A40)."""
-        return self._leading.on_flushed(now_ms)
-
     @property
     def needed_copy(self) -> PrefixCopy | None:
-        """What a truncation waits for: the driver copies it and says so (A33)."""
-        truncation = self._state.truncation
+        """What a truncation waits for: the driver copies it and tells `following` (A33)."""
+        role = self._state.role
+        truncation = role.truncation if isinstance(role, Follower) else None
         return None if truncation is None else truncation.copy
-
-    def on_copied(self, copied: PrefixCopy, now_ms: int) -> None:
-        """The log is truncated, if it still is to be. Raises StorageError when the disk fails."""
-        self._following.on_copied(copied, now_ms)
 
     def read_committed(self, offset: int, *, max_bytes: int) -> LogRead:
         """Batches below the high watermark from the one that contains the offset (A41)."""
-        return self._log.read(offset, max_bytes=max_bytes, end_offset=self._state.known_high_watermark)
-
-    def epoch_of(self, offset: int) -> int:
-        """The leader epoch of an offset below the log end offset: half of the id of a snapshot that ends there."""
-        return self._log.epoch_of(offset)
+        return self.log.read(offset, max_bytes=max_bytes, end_offset=self._state.known_high_watermark)
 
     # ---- Snapshots ---------------------------------------------------------------------------------------------------
 
     @property
-    def latest_snapshot_id(self) -> OffsetAndEpoch | None:
-        return self._log.snapshots.latest
-
-    @property
     def finished_download(self) -> SnapshotDownload | None:
-        """A snapshot fetched whole: the driver freezes it and says so (A49)."""
+        """A snapshot fetched whole: the driver freezes it and tells `following` (A49)."""
         return self._state.finished_download
-
-    def on_snapshot_frozen(self, now_ms: int) -> None:
-        """The download is one of the store's: the log begins anew at its end, and all of it is committed (A49)."""
-        self._following.on_snapshot_frozen(now_ms)
-
-    def on_snapshot_damaged(self, now_ms: int) -> None:
-        """The store refused the download, for it is no whole snapshot. It will be asked for again."""
-        self._following.on_snapshot_damaged(now_ms)
 
     def create_snapshot_allowed(self, snapshot_id: OffsetAndEpoch) -> bool:
         """Whether to write this snapshot; False when it exists. Raises ValueError when it can be none (A46)."""
         state = self._state
-        return self._log.may_create_snapshot(
+        return self.log.may_create_snapshot(
             snapshot_id, high_watermark=state.known_high_watermark, epoch=state.epoch
         )
 
@@ -320,19 +215,15 @@ class Quorum:
         -1 is no limit. The log is smaller only by whole segments: a snapshot's maker rolls the log.
         """
         keep = earliest_to_keep(
-            self._log.snapshots,
-            log_bytes=self._log.size_bytes,
+            self.log.snapshots,
+            log_bytes=self.log.size_bytes,
             retention_bytes=retention_bytes,
             retention_ms=retention_ms,
             timestamp_ms=timestamp_ms,
         )
         if keep is not None:
-            self._log.delete_before(keep)
+            self.log.delete_before(keep)
         return keep is not None
-
-    def voters_at(self, end_offset: int) -> VoterSet | None:
-        """The voters by the records below the offset: what a snapshot of them says."""
-        return self._log.history.voters_at(end_offset)
 
     # ---- End ---------------------------------------------------------------------------------------------------------
 

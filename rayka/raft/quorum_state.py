@@ -14,7 +14,7 @@ from rayka.ids import NO_NODE, NO_OFFSET, ReplicaKey
 from rayka.raft.batch_accumulator import BatchAccumulator
 from rayka.raft.control_records import ControlRecord, KRaftVersionRecord, LeaderChangeRecord, VotersRecord
 from rayka.raft.election_state import ElectionState
-from rayka.raft.follower import Follower, Truncation
+from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.raft_log import RaftLog
@@ -42,8 +42,8 @@ class QuorumState:
         self.is_shutting_down = False
         self.finished_download: SnapshotDownload | None = None
         self.known_high_watermark = NO_OFFSET
-        self._random = random
-        self._persisted = stored
+        self.random = random
+        self.persisted = stored
         self.election = election_after_restart(stored, log.last_epoch)
         self.election_count = 0 if self.is_persisted else 1
         self.role: Role = self._role_after_restart(now_ms)
@@ -85,27 +85,14 @@ class QuorumState:
         return self.role.high_watermark if isinstance(self.role, Leader) else self.known_high_watermark
 
     @property
-    def truncation(self) -> Truncation | None:
-        """What waits for a copy; another role forgets it."""
-        return self.role.truncation if isinstance(self.role, Follower) else None
-
-    @property
     def is_persisted(self) -> bool:
         """Whether the election may be acted on (A8)."""
-        return self._persisted == self.election
-
-    def on_persisted(self, election: ElectionState) -> None:
-        """`quorum-state` holds this election durably."""
-        self._persisted = election
+        return self.persisted == self.election
 
     def random_election_timeout_ms(self) -> int:
         """Between one and two election timeouts, so that voters seldom stand up together (A10)."""
         timeout_ms = self.config.election_timeout_ms
-        return self._random.randrange(timeout_ms, 2 * timeout_ms)
-
-    def choose(self, node_ids: list[int]) -> int:
-        """One of them by chance."""
-        return self._random.choice(node_ids)
+        return self.random.randrange(timeout_ms, 2 * timeout_ms)
 
     def advance_high_watermark(self, offset: int) -> bool:
         """Everything below is committed. Whether that is news."""
@@ -127,13 +114,8 @@ class QuorumState:
         if election.leader_id != NO_NODE:
             return self._follower(election.leader_id, now_ms)
         if election.voted_key == self.local and self.voters is not None and self.is_voter:
-            return Candidate(deadline_ms, self._own_tally(self.voters))
+            return Candidate(deadline_ms, VoteTally(self.voters, self.local))
         return Unattached(deadline_ms)
-
-    def _own_tally(self, voters: VoterSet) -> VoteTally:
-        tally = VoteTally(voters)
-        tally.record(self.local, is_granted=True)
-        return tally
 
     def _follower(self, leader_id: int, now_ms: int) -> Follower:
         deadline_ms = now_ms + self.config.fetch_timeout_ms
@@ -159,12 +141,6 @@ class QuorumState:
                 raise InvariantBroken(f"{self!r}: node {known_id} leads this epoch, too")
             if self.leader_id == NO_NODE:
                 self.become_follower(known_id, epoch, now_ms)
-
-    def contradicts(self, leader_id: int, epoch: int) -> bool:
-        """Whether a request names another leader of this epoch than this node knows (A21)."""
-        if leader_id == self.local.node_id:
-            return True
-        return epoch == self.epoch and self.leader_id not in (NO_NODE, leader_id)
 
     def become_unattached(self, epoch: int, now_ms: int) -> None:
         """A higher epoch without a leader and without this replica's vote; or none was elected in this one (A10)."""
@@ -201,7 +177,7 @@ class QuorumState:
             raise InvariantBroken(f"{self!r} is no voter")
         voters = self.voters
         assert voters is not None
-        tally = self._own_tally(voters)
+        tally = VoteTally(voters, self.local)
         self._become(Prospective(now_ms + self.random_election_timeout_ms(), tally), self.election)
         if tally.is_won:
             self.become_candidate(now_ms)
@@ -210,7 +186,7 @@ class QuorumState:
         """Raises the epoch and votes for itself."""
         voters = self.voters
         assert voters is not None
-        tally = self._own_tally(voters)
+        tally = VoteTally(voters, self.local)
         election = ElectionState(self.epoch + 1, NO_NODE, self.local)
         self._become(Candidate(now_ms + self.random_election_timeout_ms(), tally), election)
         self.maybe_become_leader(now_ms)

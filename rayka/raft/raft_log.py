@@ -59,17 +59,9 @@ class RaftLog:
         return self._log.log_end_offset
 
     @property
-    def flushed_offset(self) -> int:
-        return self._log.flushed_offset
-
-    @property
     def is_flushed(self) -> bool:
         """Whether everything in it is durable, what was cut off too: only then may a fetch say so (A34)."""
         return self._log.flushed_offset >= self._log.log_end_offset and not self._log.has_unsynced
-
-    @property
-    def has_unsynced(self) -> bool:
-        return self._log.has_unsynced
 
     @property
     def size_bytes(self) -> int:
@@ -121,6 +113,7 @@ class RaftLog:
         return end
 
     def epoch_of(self, offset: int) -> int:
+        """The leader epoch of an offset below the log end offset: half of the id of a snapshot that ends there."""
         return self._log.epoch_of(offset)
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> LogRead:

@@ -51,11 +51,11 @@ def _can_grant_pre_vote(elector: Elector) -> bool:
 
 
 class VoteTally:
-    """The answers of one election, one for each voter (A20)."""
+    """The answers of one election, one for each voter; the candidate has voted for itself (A20)."""
 
-    def __init__(self, voters: VoterSet) -> None:
+    def __init__(self, voters: VoterSet, candidate: ReplicaKey) -> None:
         self._voters = voters
-        self._answers: dict[ReplicaKey, bool] = {}
+        self._answers = {candidate: True}
 
     def __repr__(self) -> str:
         return f"<VoteTally granted={len(self.granting)} of {len(self._voters.voters)}>"

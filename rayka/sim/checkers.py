@@ -138,7 +138,7 @@ class Checkers:
         if not response.is_granted or request.is_pre_vote or quorum is None:
             return
         self._check_vote(process, local_key(quorum), request.replica, request.replica_epoch)
-        position = (quorum.observed.log.last_epoch, quorum.log_end_offset)
+        position = (quorum.observed.log.last_epoch, quorum.log.log_end_offset)
         if (request.last_epoch, request.end_offset) < position:
             self.report(
                 "votes-for-full-log", process.node_id,
@@ -284,7 +284,7 @@ class Checkers:
 
     def on_committed(self, node_id: int, quorum: Quorum, begin: int, end: int, *, is_leader: bool) -> None:
         """A node says that everything below `end` is committed; it had been compared with the ledger up to `begin`."""
-        offset = max(begin, quorum.log_start_offset)
+        offset = max(begin, quorum.log.log_start_offset)
         try:
             while offset < end:
                 read: LogRead = quorum.observed.log.read(offset, max_bytes=1 << 20, end_offset=end)

@@ -112,7 +112,7 @@ class ControllerWatch:
         ledger, log = self._checkers.ledger, quorum.observed.log
         if log.log_end_offset < ledger.end:
             self._report("leader-completeness", f"{quorum!r} is elected without what {ledger!r} has")
-        elif ledger.end > log.log_start_offset and quorum.epoch_of(ledger.end - 1) != ledger.last_epoch:
+        elif ledger.end > log.log_start_offset and quorum.log.epoch_of(ledger.end - 1) != ledger.last_epoch:
             self._report(
                 "leader-completeness", f"{quorum!r} holds another record at {ledger.end - 1} than {ledger!r}"
             )
@@ -159,7 +159,7 @@ class ControllerWatch:
             self._report(
                 "one-voter-change", f"{quorum!r}: {role.voters!r} before {self._voters!r} is committed"
             )
-        self._voters, self._voters_end = role.voters, quorum.log_end_offset
+        self._voters, self._voters_end = role.voters, quorum.log.log_end_offset
         self._voters_us = self._loop.now_us  # of the new set a majority may never have fetched
 
     # ---- The log -----------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class ControllerWatch:
 
     def _on_log_start(self, quorum: Quorum) -> None:
         """I5: a log that does not begin at 0 begins at the end of its earliest snapshot."""
-        start = self._log_start_offset = quorum.log_start_offset
+        start = self._log_start_offset = quorum.log.log_start_offset
         earliest = quorum.observed.log.snapshots.earliest
         if start > 0 and (earliest is None or earliest.offset != start):
             self._report(

@@ -13,7 +13,9 @@ from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.inbox import Inbox
 from rayka.node.quorum.format import format_controller
 from rayka.node.quorum.quorum_apis import QuorumApis
+from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Network, Request
@@ -83,22 +85,29 @@ class CounterNode(QuorumApis):
         }
         self.settings = NodeSettings(**(fields | changes))
         self.tasks = Tasks(self.settings.crash)
+        self.driver: QuorumDriver
+        self.requests: QuorumRequests
         self.log: QuorumLog[int]
         self.shard: ReplicatedShard[Counter, int]
 
-    def open_log(self) -> QuorumLog[int]:
-        return self.log
+    def quorum_requests(self) -> QuorumRequests:
+        return self.requests
+
+    async def open_log(self) -> None:
+        self.driver = await QuorumDriver.open(self.settings, self.tasks)
+        self.requests = QuorumRequests(self.driver, self.settings.config)
 
     async def start(self) -> None:
-        self.log = await QuorumLog.open(self.settings, CODEC, self.tasks)
+        await self.open_log()
+        self.log = QuorumLog(self.driver, CODEC)
         self.shard = ReplicatedShard(self.settings.node_id, self.log, Counter)
-        self.tasks.start("quorum", self.log.run())
+        self.tasks.start("quorum", self.driver.run())
         self.tasks.start("shard", self.shard.run())
 
     def kill(self) -> None:
         self.tasks.abandon()
         self.shard.abandon()
-        self.log.release()
+        self.driver.release()
 
 
 class Silence:

@@ -76,11 +76,12 @@ class RegistersNode(CounterNode):
     registers: RegistersShard
 
     async def start(self) -> None:
-        log: QuorumLog[Change] = await QuorumLog.open(self.settings, CHANGES, self.tasks)
+        await self.open_log()
+        log: QuorumLog[Change] = QuorumLog(self.driver, CHANGES)
         self.registers = ReplicatedShard(self.settings.node_id, log, Registers)
         self.log, self.shard = log, self.registers  # type: ignore[assignment]
-        snapshots = SnapshotGenerator(self.settings, log, self.registers, CHANGES)
-        self.tasks.start("quorum", log.run())
+        snapshots = SnapshotGenerator(self.settings, self.driver, self.registers, CHANGES)
+        self.tasks.start("quorum", self.driver.run())
         self.tasks.start("shard", self.registers.run())
         self.tasks.start("snapshots", snapshots.run())
 

@@ -74,12 +74,14 @@ class Controller:
     async def write_snapshot(self) -> None:
         """A snapshot of all that is committed takes the place of the log and of the snapshots before."""
         offset = self.node.quorum.high_watermark
-        snapshot_id = OffsetAndEpoch(offset, self.node.quorum.epoch_of(offset - 1))
+        snapshot_id = OffsetAndEpoch(offset, self.node.quorum.log.epoch_of(offset - 1))
         assert self.node.quorum.create_snapshot_allowed(snapshot_id)
         batches = [
             encode_data([value], timestamp_ms=1) for value in map(encode_record, image_records(self.image))
         ]
-        parts = encode_snapshot(snapshot_id, self.node.quorum.voters_at(offset), batches, timestamp_ms=1)
+        parts = encode_snapshot(
+            snapshot_id, self.node.quorum.log.history.voters_at(offset), batches, timestamp_ms=1
+        )
         await self.node.snapshots.write(snapshot_id, parts)
         self.node.quorum.clean_snapshots(retention_bytes=0, retention_ms=-1, timestamp_ms=1)
 
@@ -114,7 +116,7 @@ class Controller:
 
     async def _fetched(self, request: FetchRequest) -> Any:
         while True:
-            result = self.node.quorum.handle_fetch(request, now_ms=0, may_wait=True)
+            result = self.node.quorum.leading.handle_fetch(request, now_ms=0, may_wait=True)
             if result is not None:
                 return result
             await self.news.wait(math.inf)
@@ -124,7 +126,7 @@ class Controller:
     async def _part(self, request: FetchSnapshotRequest) -> FetchSnapshotResponse:
         self.parts.append((request.snapshot_id, request.position))
         small = msgspec.structs.replace(request, max_bytes=PART_BYTES)
-        response = self.node.quorum.handle_fetch_snapshot(small, 0)
+        response = self.node.quorum.leading.handle_fetch_snapshot(small, 0)
         if self.troubles and request.position > 0:
             self.news.notify()
             return await self.troubles.pop(0)(self, small, response)
@@ -188,7 +190,7 @@ async def _broker_left_behind(controller: Controller, broker: Broker) -> None:
     await controller.write_snapshot()
     controller.commit(LATER)
     await controller.write_snapshot()
-    assert controller.node.quorum.log_start_offset > broker.follower.image.next_offset
+    assert controller.node.quorum.log.log_start_offset > broker.follower.image.next_offset
 
 
 def test_who_was_away_too_long_learns_what_has_changed_meanwhile() -> None:  # A30, H9
@@ -224,13 +226,15 @@ async def _deleted(
     """Another snapshot took its place."""
     controller.commit([topic("more", UUID(int=400))])
     await controller.write_snapshot()
-    return controller.node.quorum.handle_fetch_snapshot(request, 0)
+    return controller.node.quorum.leading.handle_fetch_snapshot(request, 0)
 
 
 async def _beyond(
     controller: Controller, request: FetchSnapshotRequest, response: Any
 ) -> FetchSnapshotResponse:
-    return controller.node.quorum.handle_fetch_snapshot(msgspec.structs.replace(request, position=10**6), 0)
+    return controller.node.quorum.leading.handle_fetch_snapshot(
+        msgspec.structs.replace(request, position=10**6), 0
+    )
 
 
 async def _other_leader(
@@ -238,7 +242,7 @@ async def _other_leader(
 ) -> FetchSnapshotResponse:
     controller.node = controller.node.restarted()
     controller.node.settle(10_000)
-    return controller.node.quorum.handle_fetch_snapshot(request, 0)
+    return controller.node.quorum.leading.handle_fetch_snapshot(request, 0)
 
 
 async def _other_id(

@@ -41,7 +41,7 @@ async def alone(disk: MemoryDisk, network: Silence | None = None, **changes: Any
 
 
 def stored(disk: MemoryDisk, node: CounterNode) -> ElectionState | None:
-    path = node.log.directory.election_path
+    path = node.driver.directory.election_path
     return decode_election(disk.read_at(path, 0, disk.size(path))) if disk.exists(path) else None
 
 
@@ -138,7 +138,7 @@ def test_a_follower_fetches_again_only_when_what_it_has_is_durable() -> None:  #
         node = await alone(disk, network)
         await node.begin_quorum_epoch(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
         disk.is_open.clear()
-        await until(lambda: node.log.log_end_offset > 0)
+        await until(lambda: node.driver.directory.log.log_end_offset > 0)
         await asyncio.sleep(0.03)
         assert network.offsets == [0]
         disk.is_open.set()
@@ -175,7 +175,7 @@ def test_an_observer_that_begins_before_the_others_finds_them_when_they_come(
         await counters.add(5)
         network.know(3001, 3003, 3004)
         await until(lambda: observer.shard.shard.total == 5)
-        assert observer.log.election.leader_id in (3001, 3003)
+        assert observer.driver.quorum.election.leader_id in (3001, 3003)
         observer.kill()
 
     run(scenario())
@@ -191,7 +191,7 @@ def test_a_voter_without_its_quorum_state_does_not_vote_on_a_guess() -> None:  #
         await counters.add(5)
         await counters.until_all_have(5)
         for node_id in list(counters.nodes):
-            path = counters.nodes[node_id].log.directory.election_path
+            path = counters.nodes[node_id].driver.directory.election_path
             counters.kill(node_id)
             counters.disks[node_id].unlink(path)
             with pytest.raises(StorageError, match=f"{path} is missing"):
@@ -208,7 +208,7 @@ def test_a_flipped_bit_that_no_crc_covers_makes_no_log_the_newest(position: int)
         await counters.add(5)
         await counters.until_all_have(5)
         for node_id in list(counters.nodes):
-            path = f"{counters.nodes[node_id].log.directory.path}/{0:020d}.log"
+            path = f"{counters.nodes[node_id].driver.directory.path}/{0:020d}.log"
             counters.kill(node_id)
             disk = counters.disks[node_id]
             batches = list(split_batches(disk.read_at(path, 0, disk.size(path))))
@@ -312,19 +312,19 @@ def test_a_new_leader_begins_with_the_snapshot_and_what_follows_it() -> None:  #
         for node_id in list(counters.nodes):
             node = counters.nodes[node_id]
             last = node.shard.shard.offsets[-2] + 1
-            snapshot_id = OffsetAndEpoch(last, node.log.quorum.epoch_of(last - 1))
+            snapshot_id = OffsetAndEpoch(last, node.driver.quorum.log.epoch_of(last - 1))
             data = [
                 encode_data([b"900"], timestamp_ms=1)
             ]  # not the sum, so that it is seen where it came from
             parts = encode_snapshot(snapshot_id, VOTERS, data, timestamp_ms=1)
-            await node.log.directory.snapshots.write(snapshot_id, parts)
+            await node.driver.directory.snapshots.write(snapshot_id, parts)
             counters.kill(node_id)
         await counters.start()
         assert await counters.add(1) == 908
         await counters.until_all_have(908)
         resigned = await counters.active()
-        resigned.log.quorum.resign(int(asyncio.get_running_loop().time() * 1000))
-        resigned.log.wake()
+        resigned.driver.quorum.resign(int(asyncio.get_running_loop().time() * 1000))
+        resigned.driver.wake()
         await until(lambda: not resigned.shard.is_active)
         await counters.until_all_have(908)
 
@@ -361,15 +361,22 @@ def test_a_record_that_cannot_be_replayed_ends_the_node_at_every_start(is_in_sna
         await counters.until_all_have(5)
         standby_id = next(each for each, node in counters.nodes.items() if node is not active)
         if is_in_snapshot:
-            log = counters.nodes[standby_id].log
-            snapshot_id = OffsetAndEpoch(log.high_watermark, log.quorum.epoch_of(log.high_watermark - 1))
+            driver, log = counters.nodes[standby_id].driver, counters.nodes[standby_id].log
+            snapshot_id = OffsetAndEpoch(
+                log.high_watermark, driver.quorum.log.epoch_of(log.high_watermark - 1)
+            )
             parts = encode_snapshot(
                 snapshot_id, VOTERS, [encode_data([b"13"], timestamp_ms=1)], timestamp_ms=1
             )
-            await log.directory.snapshots.write(snapshot_id, parts)
+            await driver.directory.snapshots.write(snapshot_id, parts)
         else:
             active.log.append([13])
-            await until(lambda: counters.nodes[standby_id].log.high_watermark == active.log.log_end_offset)
+            await until(
+                lambda: (
+                    counters.nodes[standby_id].log.high_watermark
+                    == active.driver.directory.log.log_end_offset
+                )
+            )
         for _ in range(2):
             counters.kill(standby_id)
             await counters.start(standby_id)
@@ -389,10 +396,10 @@ def test_a_leader_that_ends_waits_for_its_successor_and_no_longer() -> None:  # 
         counters = Counters()
         await counters.start()
         ending = await counters.active()
-        await ending.log.shut_down()
+        await ending.driver.shut_down()
         successor = await counters.active()
         assert successor is not ending
-        assert ending.log.election.leader_id == successor.settings.node_id
+        assert ending.driver.quorum.election.leader_id == successor.settings.node_id
 
     run(scenario())
 
@@ -402,12 +409,12 @@ def test_one_lost_call_to_each_voter_does_not_spoil_the_hand_over() -> None:  # 
         counters = Counters()
         await counters.start()
         ending = await counters.active()
-        epoch = ending.log.election.leader_epoch
+        epoch = ending.driver.quorum.election.leader_epoch
         await counters.add(908)
         counters.switch.fail_calls(
             "end_quorum_epoch", times=2
         )  # as Ray's first call to a process that was restarted
-        await ending.log.shut_down()
+        await ending.driver.shut_down()
         counters.kill(ending.settings.node_id)
         successor = await counters.active()
         assert successor.log.leading_epoch == epoch + 1
@@ -423,7 +430,7 @@ def test_a_leader_that_nobody_can_succeed_ends_at_once() -> None:  # A23
         for each in [each for each in counters.nodes if each != ending.settings.node_id]:
             counters.kill(each)
         began_s = asyncio.get_running_loop().time()
-        await ending.log.shut_down()
+        await ending.driver.shut_down()
         assert (
             asyncio.get_running_loop().time() - began_s
             < 2 * CONFIG.controller_quorum_election_timeout_ms / 1000

@@ -12,7 +12,7 @@ from rayka.metadata.image_snapshot import image_records
 from rayka.metadata.metadata_records import MetadataRecord, NoOpRecord, decode_record
 from rayka.node.controller_node import METADATA_CODEC, ControllerNode
 from rayka.node.hosting.snapshot_generator import SnapshotGenerator, SnapshotSchedule, data_batches
-from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.protocol.membership import MetadataRequest
 from rayka.raft.snapshot import decode_snapshot, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
@@ -70,16 +70,16 @@ def test_the_metadata_comes_back_out_of_a_snapshot() -> None:  # A45, H9
 # ---- A controller ----------------------------------------------------------------------------------------------------
 
 
-def _log(node: ControllerNode) -> QuorumLog:  # type: ignore[type-arg]
+def _driver(node: ControllerNode) -> QuorumDriver:
     assert node._parts is not None
-    return node._parts.log
+    return node._parts.driver
 
 
 async def _until(node: ControllerNode, is_so: Callable[[SnapshotStore], bool]) -> SnapshotStore:
-    store = _log(node).directory.snapshots
+    store = _driver(node).directory.snapshots
     async with asyncio.timeout(10):
         while not is_so(store):
-            await _log(node).news.wait(float("inf"))
+            await _driver(node).news.wait(float("inf"))
     return store
 
 
@@ -122,7 +122,7 @@ def test_what_is_not_committed_is_in_no_snapshot() -> None:  # A46
         for _ in range(20):
             await asyncio.sleep(0)
         assert not any(each.done() for each in creating)
-        store = _log(node).directory.snapshots
+        store = _driver(node).directory.snapshots
         latest = store.latest
         disk.is_open.set()
         await asyncio.gather(*creating)
@@ -138,17 +138,17 @@ def test_a_state_that_may_be_taken_back_is_not_captured() -> None:  # A46, A66
     async def scenario() -> None:
         node = await new_cluster(MemoryDisk(), config=BrokerConfig(metadata_max_idle_interval_ms=0))
         assert node._parts is not None
-        log, shard = node._parts.log, node._parts.shard
-        generator = SnapshotGenerator(node.settings, log, shard, METADATA_CODEC)
+        driver, shard = node._parts.driver, node._parts.shard
+        generator = SnapshotGenerator(node.settings, driver, shard, METADATA_CODEC)
         await generator._maybe_generate()
-        committed = log.directory.snapshots.ids
-        assert [each.offset for each in committed] == [log.high_watermark]
+        committed = driver.directory.snapshots.ids
+        assert [each.offset for each in committed] == [driver.quorum.high_watermark]
         shard.run_request(new_topic("not-committed"))
-        assert shard.replayed_offset > log.high_watermark
-        log.quorum.resign(0)  # the shard does not know yet
+        assert shard.replayed_offset > driver.quorum.high_watermark
+        driver.quorum.resign(0)  # the shard does not know yet
         with pytest.raises(StopIteration):  # it does not even begin to wait
             generator._maybe_generate().send(None)
-        assert log.directory.snapshots.ids == committed
+        assert driver.directory.snapshots.ids == committed
         node.kill()
 
     asyncio.run(scenario())
@@ -161,21 +161,21 @@ def test_one_that_was_overtaken_while_it_was_written_is_removed(
         disk = MemoryDisk()
         node = await new_cluster(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))
         assert node._parts is not None
-        log, shard = node._parts.log, node._parts.shard
+        driver, shard = node._parts.driver, node._parts.shard
 
         def records(offset: int) -> Iterator[MetadataRecord]:
-            while log.high_watermark == offset:
+            while driver.quorum.high_watermark == offset:
                 yield NoOpRecord()
-            log.directory.log.increment_log_start_offset(log.log_end_offset)
+            driver.directory.log.increment_log_start_offset(driver.directory.log.log_end_offset)
 
         monkeypatch.setattr(shard.shard, "snapshot", records)
-        generator = SnapshotGenerator(node.settings, log, shard, METADATA_CODEC)
+        generator = SnapshotGenerator(node.settings, driver, shard, METADATA_CODEC)
         writing = asyncio.ensure_future(generator._maybe_generate())
         await asyncio.sleep(0)
         assert [name for name in disk.list(METADATA_DIR) if name.endswith(".part")]
         await _create(node, 1)
         await writing
-        assert log.directory.snapshots.ids == ()
+        assert driver.directory.snapshots.ids == ()
         await node.stop()
 
     asyncio.run(scenario())
@@ -191,7 +191,7 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         earliest = store.earliest
         assert earliest is not None
         assert node.quorum is not None
-        assert node.quorum.log_start_offset == earliest.offset > 0
+        assert node.quorum.log.log_start_offset == earliest.offset > 0
         segments = [name for name in disk.list(METADATA_DIR) if name.endswith(".log")]
         assert int(segments[0][:20]) > 0
         topics = await _topics(node)
@@ -200,7 +200,7 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         again = await started(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))  # removes nothing
         assert await _topics(again) == topics
         assert again.quorum is not None
-        assert again.quorum.log_start_offset == earliest.offset
+        assert again.quorum.log.log_start_offset == earliest.offset
         await again.stop()
 
     asyncio.run(scenario())
@@ -222,7 +222,7 @@ def test_a_full_disk_costs_the_snapshot_and_nothing_else(caplog: pytest.LogCaptu
         await _create(node, *range(20))
         assert len(await _topics(node)) == 20
         assert "no snapshot at offset" in caplog.text
-        assert _log(node).directory.snapshots.ids == ()
+        assert _driver(node).directory.snapshots.ids == ()
         assert not crashes.errors
         await node.stop()
 

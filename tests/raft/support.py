@@ -98,13 +98,16 @@ class Node:
         self.quorum.on_persisted(self.stored)
 
     def drain(self) -> bool:
-        return self.quorum.drain(now_ms=0, timestamp_ms=5)
+        self.quorum.leading.drain(now_ms=0, timestamp_ms=5)
+        return self.log.has_unsynced
 
     def sync(self, now_ms: int = 0) -> bool:
         plan = self.log.unsynced()
         self.disk.sync_now(plan.files, plan.directories)
         self.log.on_synced(plan)
-        return self.quorum.on_flushed(now_ms)
+        before = self.quorum.high_watermark
+        self.quorum.leading.on_flushed(self.log.flushed_offset, now_ms)
+        return self.quorum.high_watermark > before
 
     def flush(self, now_ms: int = 0) -> bool:
         return self.drain() and self.sync(now_ms)
@@ -114,18 +117,18 @@ class Node:
         download = self.quorum.finished_download
         if download is not None:
             run(self.snapshots.freeze(download))
-            self.quorum.on_snapshot_frozen(now_ms)
+            self.quorum.following.on_snapshot_frozen(now_ms)
 
     def copy(self, now_ms: int = 0) -> None:
         """What a truncation needs is copied, at once."""
         copy = self.quorum.needed_copy
         if copy is not None:
             self.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
-            self.quorum.on_copied(copy, now_ms)
+            self.quorum.following.on_copied(copy, now_ms)
 
     def write_snapshot(self, snapshot_id: OffsetAndEpoch, *values: bytes) -> None:
         """What the driver does when the state is due for a snapshot."""
-        voters = self.quorum.voters_at(snapshot_id.offset)
+        voters = self.quorum.log.history.voters_at(snapshot_id.offset)
         data = [encode_data(values, timestamp_ms=1)] if values else []
         run(self.snapshots.write(snapshot_id, encode_snapshot(snapshot_id, voters, data, timestamp_ms=1)))
 
@@ -158,7 +161,7 @@ class Node:
         return node
 
     def commit(self, *values: bytes) -> int:
-        offset = self.quorum.append(values)
+        offset = self.quorum.leading.append(values)
         self.flush()
         return offset
 
@@ -184,7 +187,7 @@ class Node:
     def fetch(self, offset: int, last_epoch: int = 1, **given: Any) -> FetchPartitionResult | None:
         may_wait, now_ms = given.pop("may_wait", True), given.pop("now_ms", 0)
         request = fetch_request(offset, last_epoch, **given)
-        return self.quorum.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
+        return self.quorum.leading.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
 
     def fetched_by(self, replica: ReplicaKey, offset: int | None = None, *, now_ms: int = 0) -> bool:
         """A fetch from the end of this leader's log, or from the offset. Whether it moved the high watermark."""
@@ -420,7 +423,7 @@ class Cluster:
     def commit(self, *values: bytes) -> None:
         """Runs until the values are committed by whoever leads; another appends them again if he lost the lead."""
         leader = self.elected()
-        end, epoch = leader.quorum.append(values) + len(values), leader.epoch
+        end, epoch = leader.quorum.leading.append(values) + len(values), leader.epoch
         self.run_until(lambda: leader.quorum.high_watermark >= end or leader.epoch != epoch)
         if leader.epoch != epoch:
             self.commit(*values)
@@ -438,22 +441,22 @@ def answer(node: Node, request: Any, now_ms: int, *, may_wait: bool = True) -> A
 
 def _answer(quorum: Quorum, request: Any, now_ms: int, may_wait: bool) -> Any:
     if isinstance(request, FetchRequest):
-        result = quorum.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
+        result = quorum.leading.handle_fetch(request, now_ms=now_ms, may_wait=may_wait)
         return None if result is None else FetchResponse((result,))
     if isinstance(request, VoteRequest):
-        return quorum.handle_vote(request, now_ms)
+        return quorum.elections.handle_vote(request, now_ms)
     if isinstance(request, BeginQuorumEpochRequest):
-        return quorum.handle_begin_quorum_epoch(request, now_ms)
+        return quorum.elections.handle_begin_quorum_epoch(request, now_ms)
     if isinstance(request, EndQuorumEpochRequest):
-        return quorum.handle_end_quorum_epoch(request, now_ms)
+        return quorum.elections.handle_end_quorum_epoch(request, now_ms)
     if isinstance(request, FetchSnapshotRequest):
-        return quorum.handle_fetch_snapshot(request, now_ms)
+        return quorum.leading.handle_fetch_snapshot(request, now_ms)
     return _changed(quorum, request, now_ms).response
 
 
 def _changed(quorum: Quorum, request: Any, now_ms: int) -> Any:
     if isinstance(request, AddRaftVoterRequest):
-        return quorum.add_voter(request, now_ms)
+        return quorum.changes.add_voter(request, now_ms)
     if isinstance(request, RemoveRaftVoterRequest):
-        return quorum.remove_voter(request, now_ms)
-    return quorum.update_voter(request, now_ms)
+        return quorum.changes.remove_voter(request, now_ms)
+    return quorum.changes.update_voter(request, now_ms)

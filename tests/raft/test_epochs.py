@@ -47,7 +47,9 @@ def leader() -> Node:
 @pytest.mark.parametrize("known", [ElectionState(4, 3003), ElectionState(5)])
 def test_who_knows_no_leader_or_an_older_one_follows_whoever_begins(known: ElectionState) -> None:  # A21
     node = voter(known)
-    assert node.quorum.handle_begin_quorum_epoch(begin(3002, 5), 0) == BeginQuorumEpochResponse(3002, 5)
+    assert node.quorum.elections.handle_begin_quorum_epoch(begin(3002, 5), 0) == BeginQuorumEpochResponse(
+        3002, 5
+    )
     assert (node.role, node.quorum.election) == ("Follower", ElectionState(5, 3002))
 
 
@@ -65,23 +67,25 @@ def test_who_knows_no_leader_or_an_older_one_follows_whoever_begins(known: Elect
 )
 def test_a_beginning_is_checked(request_: BeginQuorumEpochRequest, error: ErrorCode) -> None:  # A6, A21
     node = voter(ElectionState(5, 3002))
-    assert node.quorum.handle_begin_quorum_epoch(request_, 0) == BeginQuorumEpochResponse(3002, 5, error)
+    assert node.quorum.elections.handle_begin_quorum_epoch(request_, 0) == BeginQuorumEpochResponse(
+        3002, 5, error
+    )
 
 
 def test_the_vote_of_an_epoch_ends_with_it() -> None:  # A4, A21
     node = voter(ElectionState(5, -1, OTHER))
-    node.quorum.handle_begin_quorum_epoch(begin(3003, 6), 0)
+    node.quorum.elections.handle_begin_quorum_epoch(begin(3003, 6), 0)
     assert node.quorum.election == ElectionState(6, 3003)
 
 
 def test_a_node_whose_id_is_zero_may_lead() -> None:  # A21
     node = voter(ElectionState(5))
-    assert node.quorum.handle_begin_quorum_epoch(begin(0, 5), 0) == BeginQuorumEpochResponse(0, 5)
+    assert node.quorum.elections.handle_begin_quorum_epoch(begin(0, 5), 0) == BeginQuorumEpochResponse(0, 5)
 
 
 def test_a_beginning_restarts_the_fetch_timeout() -> None:  # A11
     node = voter(ElectionState(5, 3002))
-    node.quorum.handle_begin_quorum_epoch(begin(3002, 5), 1_500)
+    node.quorum.elections.handle_begin_quorum_epoch(begin(3002, 5), 1_500)
     node.quorum.poll(3_499)
     assert node.role == "Follower"
     node.quorum.poll(3_500)
@@ -215,16 +219,18 @@ def test_resigning_without_leading_does_nothing() -> None:  # A22
 )
 def test_an_end_is_checked(request_: EndQuorumEpochRequest, error: ErrorCode) -> None:  # A22
     node = voter(ElectionState(5, 3002))
-    assert node.quorum.handle_end_quorum_epoch(request_, 0) == EndQuorumEpochResponse(3002, 5, error)
+    assert node.quorum.elections.handle_end_quorum_epoch(request_, 0) == EndQuorumEpochResponse(
+        3002, 5, error
+    )
 
 
 def test_the_first_successor_stands_up_at_once_and_others_wait() -> None:  # A14, A22
     first = voter(ElectionState(5, 3002))
-    first.quorum.handle_end_quorum_epoch(end(3002, 5, ME, THIRD), 100)
+    first.quorum.elections.handle_end_quorum_epoch(end(3002, 5, ME, THIRD), 100)
     first.quorum.poll(100)
     assert (first.role, first.epoch) == ("Prospective", 5)
     second = voter(ElectionState(5, 3002))
-    second.quorum.handle_end_quorum_epoch(end(3002, 5, THIRD, ME), 100)
+    second.quorum.elections.handle_end_quorum_epoch(end(3002, 5, THIRD, ME), 100)
     assert second.quorum.next_poll_ms(100) <= 100 + 500
     second.quorum.poll(599)
     assert second.role == "Follower"
@@ -234,14 +240,14 @@ def test_the_first_successor_stands_up_at_once_and_others_wait() -> None:  # A14
 
 def test_who_did_not_know_the_leader_that_ends_follows_it_before_it_stands_up() -> None:  # A22
     node = voter(ElectionState(4))
-    node.quorum.handle_end_quorum_epoch(end(3002, 5, ME), 100)
-    assert (node.role, node.quorum.leader_id) == ("Follower", 3002)
+    node.quorum.elections.handle_end_quorum_epoch(end(3002, 5, ME), 100)
+    assert (node.role, node.quorum.election.leader_id) == ("Follower", 3002)
 
 
 def test_hearing_of_the_end_again_does_not_put_the_election_off() -> None:  # A14
     node = voter(ElectionState(5, 3002))
     for now_ms in (100, 500, 900):
-        node.quorum.handle_end_quorum_epoch(end(3002, 5), now_ms)
+        node.quorum.elections.handle_end_quorum_epoch(end(3002, 5), now_ms)
     node.quorum.poll(1_100)
     assert node.role == "Prospective"
 

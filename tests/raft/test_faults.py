@@ -64,7 +64,7 @@ def change(cluster: Cluster, random: Random) -> None:
     node = cluster.nodes[random.choice(sorted(cluster.nodes))]
     end_offset = node.quorum._state.known_high_watermark
     match random.randrange(3):
-        case 0 if end_offset > node.quorum.log_start_offset:
+        case 0 if end_offset > node.quorum.log.log_start_offset:
             snapshot_id = OffsetAndEpoch(end_offset, node.log.epoch_of(end_offset - 1))
             if node.quorum.create_snapshot_allowed(snapshot_id):
                 node.write_snapshot(snapshot_id, b"everything below %d" % end_offset)
@@ -81,9 +81,9 @@ def change_voters(cluster: Cluster, random: Random) -> None:
     voters = leader.quorum.voters
     replica = cluster.nodes[random.choice(sorted(cluster.nodes))].local
     if replica not in voters:
-        leader.quorum.add_voter(AddRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
+        leader.quorum.changes.add_voter(AddRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
     elif len(voters.voters) > 2:
-        leader.quorum.remove_voter(RemoveRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
+        leader.quorum.changes.remove_voter(RemoveRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
 
 
 def run_with_faults(seed: int, *, observers: int, has_changes: bool) -> Committed:
@@ -98,7 +98,7 @@ def run_with_faults(seed: int, *, observers: int, has_changes: bool) -> Committe
             cluster.step()
             committed.check_all(cluster)
             if cluster.leader is not None and random.random() < 0.3:
-                cluster.leader.quorum.append([b"%d" % number])
+                cluster.leader.quorum.leading.append([b"%d" % number])
             if has_changes and random.random() < 0.02:
                 change(cluster, random)
     cluster.heal()

@@ -52,10 +52,10 @@ def snapshot_request(
 def test_a_part_has_the_size_of_the_whole_and_the_bytes_asked_for() -> None:  # A49
     node = leader()
     size_bytes = node.snapshots.size(SNAPSHOT_ID)
-    response = node.quorum.handle_fetch_snapshot(snapshot_request(7), 2_000)
+    response = node.quorum.leading.handle_fetch_snapshot(snapshot_request(7), 2_000)
     assert (response.size_bytes, response.position, len(response.data)) == (size_bytes, 7, 300)
     assert bytes(response.data) == node.snapshots.read(SNAPSHOT_ID, 7, 300)
-    last = node.quorum.handle_fetch_snapshot(snapshot_request(size_bytes - 1), 2_000)
+    last = node.quorum.leading.handle_fetch_snapshot(snapshot_request(size_bytes - 1), 2_000)
     assert len(last.data) == 1
 
 
@@ -76,7 +76,7 @@ def test_a_part_has_the_size_of_the_whole_and_the_bytes_asked_for() -> None:  # 
 def test_a_request_for_a_snapshot_is_checked(
     request_: FetchSnapshotRequest, error: ErrorCode
 ) -> None:  # A28, A48, A49
-    response = leader().quorum.handle_fetch_snapshot(request_, 2_000)
+    response = leader().quorum.leading.handle_fetch_snapshot(request_, 2_000)
     assert (response.error_code, response.leader_id, response.leader_epoch) == (error, 3001, 6)
 
 
@@ -87,13 +87,13 @@ def test_a_fetch_of_what_is_only_in_the_snapshot_is_told_so_and_where_the_log_st
 
 
 def test_who_does_not_lead_gives_no_snapshot() -> None:  # A28
-    response = follower().quorum.handle_fetch_snapshot(snapshot_request(), 0)
+    response = follower().quorum.leading.handle_fetch_snapshot(snapshot_request(), 0)
     assert (response.error_code, response.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 3001)
 
 
 def test_a_voter_that_loads_a_snapshot_is_alive_but_holds_nothing_yet() -> None:  # A12, A50
     node = leader()
-    node.quorum.handle_fetch_snapshot(snapshot_request(), 4_000)
+    node.quorum.leading.handle_fetch_snapshot(snapshot_request(), 4_000)
     assert node.quorum.high_watermark == -1
     node.quorum.poll(6_999)
     assert node.role == "Leader"
@@ -127,13 +127,13 @@ def test_a_follower_before_the_log_loads_the_snapshot_part_after_part_and_goes_o
         positions.append(exchange(node, source).position)
     assert positions == list(range(0, source.snapshots.size(SNAPSHOT_ID), 300))
     assert node.settle() != []  # the driver froze it
-    assert (node.quorum.log_start_offset, node.quorum.log_end_offset, node.quorum.high_watermark) == (
+    assert (node.quorum.log.log_start_offset, node.quorum.log.log_end_offset, node.quorum.high_watermark) == (
         100,
         100,
         100,
     )
     assert bytes(node.snapshots.content(SNAPSHOT_ID)) == bytes(source.snapshots.content(SNAPSHOT_ID))
-    assert node.quorum.latest_snapshot_id == SNAPSHOT_ID
+    assert node.quorum.log.snapshots.latest == SNAPSHOT_ID
     node.quorum.on_no_response(3001, node.quorum._state.book._sent[3001].request, 0)
     exchange(node, source, 100)
     assert node.records() == source.records()
@@ -192,7 +192,7 @@ def test_a_part_of_a_node_that_does_not_lead_any_more_changes_nothing() -> None:
         "size_bytes": 1 << 20,
     }
     node.quorum.on_response(node_id, request, FetchSnapshotResponse(-1, 6, **found), 0)
-    assert (role.download.size_bytes, node.quorum.leader_id) == (before, 3001)
+    assert (role.download.size_bytes, node.quorum.election.leader_id) == (before, 3001)
 
 
 def test_a_download_ends_with_the_leader_it_is_from() -> None:  # A49
@@ -210,7 +210,7 @@ def test_a_snapshot_that_turns_out_damaged_is_asked_for_again() -> None:  # A49
     download = node.quorum.finished_download
     assert download is not None
     download.abandon()
-    node.quorum.on_snapshot_damaged(0)
+    node.quorum.following.on_snapshot_damaged(0)
     node.persist()
     assert node.quorum.requests(19) == []
     ((_, request),) = node.quorum.requests(20)
@@ -222,7 +222,7 @@ def test_a_snapshot_that_is_being_frozen_outlives_a_change_of_leader() -> None: 
     exchange(node, source)
     node.quorum._state.learn(3003, 9, 0)
     node.settle()
-    assert (node.quorum.log_end_offset, node.quorum.leader_id) == (100, 3003)
+    assert (node.quorum.log.log_end_offset, node.quorum.election.leader_id) == (100, 3003)
 
 
 def test_nobody_stands_up_while_its_log_is_about_to_begin_anew() -> None:  # A49
@@ -242,7 +242,7 @@ def test_the_voters_of_the_snapshot_count_from_then_on() -> None:  # A24, A49
     for _ in range(3):
         exchange(node, source)
     node.settle()
-    assert (node.quorum.voters, node.quorum.is_voter) == (VoterSet(VOTERS), True)
+    assert (node.quorum.voters, node.quorum.observed.is_voter) == (VoterSet(VOTERS), True)
 
 
 def test_a_cluster_whose_log_was_cleaned_takes_a_new_replica_in() -> None:  # A29, A49, A51
@@ -252,9 +252,9 @@ def test_a_cluster_whose_log_was_cleaned_takes_a_new_replica_in() -> None:  # A2
     end = OffsetAndEpoch(source.quorum.high_watermark, source.log.epoch_of(source.quorum.high_watermark - 1))
     assert source.quorum.create_snapshot_allowed(end)
     source.write_snapshot(end, b"state")
-    source.quorum._log.delete_before(end)
+    source.quorum.log.delete_before(end)
     cluster.commit(b"c")
     late = cluster.start(Cluster(4).keys[3])
     cluster.run_until(lambda: late.committed() == [b"c"])
-    assert (late.quorum.log_start_offset, late.quorum.latest_snapshot_id) == (end.offset, end)
+    assert (late.quorum.log.log_start_offset, late.quorum.log.snapshots.latest) == (end.offset, end)
     assert late.quorum.voters == source.quorum.voters

@@ -45,7 +45,7 @@ def fetched(node: Node, leader: Node, now_ms: int = 0) -> FetchPartitionResult:
 
 def result(node: Node, **found: Any) -> FetchResponse:
     """What the leader that the node follows says."""
-    given = {"leader_id": node.quorum.leader_id, "leader_epoch": node.epoch, **found}
+    given = {"leader_id": node.quorum.election.leader_id, "leader_epoch": node.epoch, **found}
     return FetchResponse((FetchPartitionResult(METADATA_TOPIC_ID, 0, **given),))
 
 
@@ -87,7 +87,7 @@ def test_only_what_is_committed_is_read() -> None:  # A41
     leader, node = leader_with(b"a", b"b"), follower()
     leader.fetched_by(THIRD, 4)
     fetched(node, leader)
-    assert (node.quorum.high_watermark, node.quorum.log_end_offset) == (4, 5)
+    assert (node.quorum.high_watermark, node.quorum.log.log_end_offset) == (4, 5)
     read = node.quorum.read_committed(0, max_bytes=1 << 20)
     assert read.next_offset == 4
     assert node.quorum.read_committed(4, max_bytes=1 << 20).records == b""
@@ -121,7 +121,7 @@ def test_the_high_watermark_of_a_follower_ends_with_its_log() -> None:  # A35
         records=partition.records[: int.from_bytes(bytes(partition.records[8:12]), "big") + 20],
     )  # fmt: skip
     node.quorum.on_response(node_id, request, FetchResponse((cut,)), 0)
-    assert (node.quorum.log_end_offset, node.quorum.high_watermark) == (3, 3)
+    assert (node.quorum.log.log_end_offset, node.quorum.high_watermark) == (3, 3)
 
 
 def test_a_new_leader_that_knows_no_high_watermark_takes_none_away() -> None:  # A35
@@ -221,7 +221,7 @@ def test_a_log_that_parted_from_the_leaders_is_cut_where_they_parted() -> None: 
     cluster.commit(b"a")
     former = cluster.elected()
     cluster.isolate(former.local.node_id)
-    former.quorum.append([b"lost"])
+    former.quorum.leading.append([b"lost"])
     cluster.run_until(lambda: not former.quorum.is_leader)
     assert b"lost" in former.records()
     cluster.commit(b"b")
@@ -256,7 +256,7 @@ def test_while_what_stays_is_copied_nothing_is_fetched_and_no_election_begins() 
     node.quorum.poll(100_000)
     assert node.role == "Follower"
     node.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
-    node.quorum.on_copied(copy, 100_000)
+    node.quorum.following.on_copied(copy, 100_000)
     assert (node.log.log_end_offset, node.quorum.needed_copy) == (6, None)
     node.flush()
     ((_, request),) = node.quorum.requests(100_000)
@@ -270,9 +270,9 @@ def test_a_copy_for_a_leader_that_was_followed_before_changes_nothing() -> None:
     copy = node.quorum.needed_copy
     assert copy is not None
     request = VoteRequest(CLUSTER_ID, THIRD, 9, ME, last_epoch=3, end_offset=7, is_pre_vote=False)
-    node.quorum.handle_vote(request, 0)
+    node.quorum.elections.handle_vote(request, 0)
     node.disk.copy_prefix_now(copy.source, copy.target, copy.size_bytes)
-    node.quorum.on_copied(copy, 0)
+    node.quorum.following.on_copied(copy, 0)
     assert (node.role, node.log.log_end_offset, node.quorum.needed_copy) == ("Unattached", 7, None)
 
 
@@ -306,7 +306,7 @@ def test_an_answer_of_an_older_epoch_is_ignored() -> None:  # A36
     response = answer(leader, request, 0)
     node.quorum._state.learn(3003, 4, 0)
     node.quorum.on_response(node_id, request, response, 0)
-    assert (node.log.log_end_offset, node.quorum.leader_id) == (0, 3003)
+    assert (node.log.log_end_offset, node.quorum.election.leader_id) == (0, 3003)
 
 
 def test_an_answer_of_a_leader_given_up_is_ignored() -> None:  # A36
@@ -365,9 +365,13 @@ def test_an_observer_whose_leader_is_silent_asks_others() -> None:  # A36
 
 def test_an_observer_searches_while_it_knows_no_leader_or_its_leader_is_silent() -> None:  # A36
     observer = Node(THIRD, voters=(ME, OTHER), stored=ElectionState(1, 3001))
-    assert [observer.quorum.is_searching(now_ms) for now_ms in (0, 1_999, 2_000)] == [False, False, True]
-    assert Node(THIRD, voters=(ME, OTHER)).quorum.is_searching(0)
-    assert not follower().quorum.is_searching(90_000)  # a voter stands for election instead
+    assert [observer.quorum.following.is_searching(now_ms) for now_ms in (0, 1_999, 2_000)] == [
+        False,
+        False,
+        True,
+    ]
+    assert Node(THIRD, voters=(ME, OTHER)).quorum.following.is_searching(0)
+    assert not follower().quorum.following.is_searching(90_000)  # a voter stands for election instead
 
 
 def test_an_observer_finds_the_leader_and_follows_it_and_the_next_one() -> None:  # A36
@@ -379,5 +383,5 @@ def test_an_observer_finds_the_leader_and_follows_it_and_the_next_one() -> None:
     cluster.kill(former)
     cluster.commit(b"b")
     cluster.run_until(lambda: observer.committed() == [b"a", b"b"])
-    assert observer.quorum.leader_id != former
-    assert not observer.quorum.is_voter
+    assert observer.quorum.election.leader_id != former
+    assert not observer.quorum.observed.is_voter

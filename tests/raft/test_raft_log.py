@@ -32,7 +32,7 @@ def two_epochs(*snapshots: tuple[int, int], seed: int = 0) -> Node:
 
 
 def standing(node: Node, offset: int, epoch: int) -> Standing:
-    return node.quorum._log.standing(offset, epoch)
+    return node.quorum.log.standing(offset, epoch)
 
 
 def diverging(offset: int, epoch: int) -> Standing:
@@ -84,7 +84,7 @@ def test_a_log_that_begins_with_a_snapshot_is_valid_from_its_end_on() -> None:  
     write_snapshot(node.disk, 100, 5, VOTERS)
     node = node.restarted()
     assert (node.log.log_start_offset, node.log.log_end_offset) == (100, 100)
-    assert node.quorum._log.position == (5, 100)
+    assert node.quorum.log.position == (5, 100)
     assert standing(node, 100, 5) == Standing()
     assert standing(node, 100, 4) == snapshot(100, 5)
     assert standing(node, 101, 5) == diverging(100, 5)
@@ -124,11 +124,11 @@ def test_what_is_committed_and_ends_a_batch_may_be_a_snapshot(offset: int, epoch
 def test_a_snapshot_that_exists_is_not_made_again() -> None:  # A46
     node = two_epochs((5, 1))
     assert not node.quorum.create_snapshot_allowed(OffsetAndEpoch(5, 1))
-    assert node.quorum.latest_snapshot_id == OffsetAndEpoch(5, 1)
+    assert node.quorum.log.snapshots.latest == OffsetAndEpoch(5, 1)
 
 
 def test_the_voters_of_a_snapshot_are_those_at_its_end() -> None:  # A45
-    assert two_epochs().quorum.voters_at(3) == VOTERS
+    assert two_epochs().quorum.log.history.voters_at(3) == VOTERS
 
 
 # ---- Cleaning --------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def test_what_is_too_much_goes_with_the_log_before_it_but_one_snapshot_stays() -
     assert not clean(node)
     assert clean(node, retention_bytes=1)
     assert node.snapshots.ids == (OffsetAndEpoch(8, 2),)
-    assert node.quorum.log_start_offset == 8
+    assert node.quorum.log.log_start_offset == 8
     assert not clean(node, retention_bytes=1)
     node.commit(b"e")
     assert node.committed() == [b"e"]
@@ -154,7 +154,7 @@ def test_the_log_never_starts_after_the_earliest_snapshot() -> None:  # A51
     node = two_epochs((5, 1), (8, 2))
     clean(node, retention_bytes=node.log.size_bytes + node.snapshots.size(OffsetAndEpoch(8, 2)))
     assert node.snapshots.earliest is not None
-    assert node.quorum.log_start_offset <= node.snapshots.earliest.offset
+    assert node.quorum.log.log_start_offset <= node.snapshots.earliest.offset
 
 
 def test_a_crash_that_brings_a_deleted_snapshot_back_changes_nothing() -> None:  # A51
@@ -165,7 +165,7 @@ def test_a_crash_that_brings_a_deleted_snapshot_back_changes_nothing() -> None: 
     write_snapshot(node.disk, 50, 4, VOTERS)
     again = node.restarted()
     assert again.snapshots.ids == (OffsetAndEpoch(100, 5),)
-    assert again.quorum.log_start_offset == 100
+    assert again.quorum.log.log_start_offset == 100
 
 
 # ---- Starting anew ---------------------------------------------------------------------------------------------------
@@ -175,14 +175,14 @@ def test_a_snapshot_that_reaches_further_than_the_log_takes_its_place() -> None:
     node = two_epochs()
     write_snapshot(node.disk, 50, 3, VoterSet((ME, OTHER)))
     again = node.restarted()
-    assert (again.quorum.log_start_offset, again.quorum.log_end_offset) == (50, 50)
+    assert (again.quorum.log.log_start_offset, again.quorum.log.log_end_offset) == (50, 50)
     assert again.quorum.voters == VoterSet((ME, OTHER))
     assert again.epoch == 3
 
 
 def test_a_snapshot_within_the_log_leaves_it() -> None:  # A49
     node = two_epochs((5, 1))
-    assert (node.quorum.log_start_offset, node.quorum.log_end_offset) == (0, 9)
+    assert (node.quorum.log.log_start_offset, node.quorum.log.log_end_offset) == (0, 9)
 
 
 def test_a_log_that_begins_with_a_snapshot_is_opened_as_it_was() -> None:  # A45, A49
@@ -200,7 +200,7 @@ def test_a_log_that_begins_with_a_snapshot_is_opened_as_it_was() -> None:  # A45
 def test_voters_come_from_the_snapshot_and_the_log_after_it() -> None:  # A24, A45
     node = two_epochs((5, 1))
     assert node.quorum.voters == VOTERS
-    assert not node.quorum._log.history.is_bootstrap
+    assert not node.quorum.log.history.is_bootstrap
 
 
 @pytest.mark.parametrize("position", [10, 25, 70, 100])

@@ -19,8 +19,8 @@ VOTERS = VoterSet((ME, OTHER, THIRD))
 ROLES: tuple[type[Role], ...] = (Unattached, Prospective, Candidate, Leader, Follower, Resigned)
 MAKERS: dict[type[Role], Callable[[], Role]] = {
     Unattached: lambda: Unattached(0),
-    Prospective: lambda: Prospective(0, VoteTally(VOTERS)),
-    Candidate: lambda: Candidate(0, VoteTally(VOTERS)),
+    Prospective: lambda: Prospective(0, VoteTally(VOTERS, ME)),
+    Candidate: lambda: Candidate(0, VoteTally(VOTERS, ME)),
     Leader: lambda: Leader(
         ME, BatchAccumulator(0, ()), VOTERS, QuorumConfig(), epoch_start_offset=0, now_ms=0
     ),

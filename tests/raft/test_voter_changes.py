@@ -38,15 +38,17 @@ def leader(*voters: ReplicaKey) -> Node:
 
 def add(node: Node, voter: ReplicaKey = FOURTH, *, now_ms: int = 2_000, **given: Any) -> VoterChange:
     request = AddRaftVoterRequest(given.pop("cluster_id", CLUSTER_ID), voter, 1_000, **given)
-    return node.quorum.add_voter(request, now_ms)
+    return node.quorum.changes.add_voter(request, now_ms)
 
 
 def remove(node: Node, voter: ReplicaKey, cluster_id: str = CLUSTER_ID) -> VoterChange:
-    return node.quorum.remove_voter(RemoveRaftVoterRequest(cluster_id, voter, 1_000), 2_000)
+    return node.quorum.changes.remove_voter(RemoveRaftVoterRequest(cluster_id, voter, 1_000), 2_000)
 
 
 def update(node: Node, voter: ReplicaKey, lowest: int = 0, highest: int = 2, epoch: int = 1) -> VoterChange:
-    return node.quorum.update_voter(UpdateRaftVoterRequest(CLUSTER_ID, voter, epoch, lowest, highest), 2_000)
+    return node.quorum.changes.update_voter(
+        UpdateRaftVoterRequest(CLUSTER_ID, voter, epoch, lowest, highest), 2_000
+    )
 
 
 def outcome(change: VoterChange) -> ErrorCode:
@@ -160,7 +162,7 @@ def test_one_change_at_a_time() -> None:  # A55
 
 def test_voters_are_fixed_below_version_1() -> None:  # A55
     node = leader()
-    node.quorum._log.history.add_kraft_version(9, 0)
+    node.quorum.log.history.add_kraft_version(9, 0)
     assert outcome(add(node)) is ErrorCode.UNSUPPORTED_VERSION
 
 
@@ -209,7 +211,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed() -> None:  
     node = leader(ME, OTHER, THIRD)
     change = remove(node, ME)
     node.settle(2_000)
-    assert (node.role, change.response, node.quorum.is_voter) == ("Leader", None, False)
+    assert (node.role, change.response, node.quorum.observed.is_voter) == ("Leader", None, False)
     node.fetched_by(OTHER)
     assert (node.role, node.quorum.high_watermark) == ("Leader", 3)
     node.fetched_by(THIRD)
@@ -219,7 +221,7 @@ def test_a_leader_that_removes_itself_leads_until_that_is_committed() -> None:  
 
 def test_what_is_committed_before_its_removal_does_not_end_a_leader() -> None:  # A57
     node = leader(ME, OTHER, THIRD)
-    node.quorum.append([b"a"])
+    node.quorum.leading.append([b"a"])
     remove(node, ME)
     node.settle(2_000)
     for voter in (OTHER, THIRD):
@@ -274,7 +276,7 @@ def test_an_update_is_checked(
 def test_a_follower_whose_entry_is_out_of_date_updates_it() -> None:  # A58
     config = QuorumConfig(kraft_versions=VersionRange(0, 1))
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
-    node.quorum._log.history.add_kraft_version(0, 1)
+    node.quorum.log.history.add_kraft_version(0, 1)
     assert all(not isinstance(request, UpdateRaftVoterRequest) for _, request in node.settle(0))
     node.quorum.on_no_response(3002, node.quorum._state.book._sent[3002].request, 100)
     node.quorum._state.role.on_fetched(9_000)  # type: ignore[union-attr]
@@ -284,7 +286,7 @@ def test_a_follower_whose_entry_is_out_of_date_updates_it() -> None:  # A58
 def test_a_follower_wakes_up_to_update_its_entry() -> None:  # A58
     config = QuorumConfig(kraft_versions=VersionRange(0, 1), request_timeout_ms=50_000)
     node = Node(voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
-    node.quorum._log.history.add_kraft_version(0, 1)
+    node.quorum.log.history.add_kraft_version(0, 1)
     node.settle(0)
     node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
     assert node.quorum.next_poll_ms(0) == 2_000
@@ -333,9 +335,9 @@ def changed(cluster: Cluster, request: AddRaftVoterRequest | RemoveRaftVoterRequ
     node = cluster.elected()
     quorum = node.quorum
     if isinstance(request, AddRaftVoterRequest):
-        change = quorum.add_voter(request, cluster.now_ms)
+        change = quorum.changes.add_voter(request, cluster.now_ms)
     else:
-        change = quorum.remove_voter(request, cluster.now_ms)
+        change = quorum.changes.remove_voter(request, cluster.now_ms)
     cluster.run_until(lambda: change.response is not None)
     return outcome(change)
 
@@ -348,7 +350,7 @@ def test_a_quorum_grows_from_one_to_three_and_shrinks_again() -> None:  # A56, A
             lambda replica=replica: cluster.elected().quorum._state.role.is_caught_up(replica, cluster.now_ms)  # type: ignore[union-attr]
         )
         assert changed(cluster, AddRaftVoterRequest(CLUSTER_ID, replica, 1_000)) is ErrorCode.NONE
-    cluster.run_until(lambda: all(node.quorum.is_voter for node in cluster.nodes.values()))
+    cluster.run_until(lambda: all(node.quorum.observed.is_voter for node in cluster.nodes.values()))
     assert changed(cluster, RemoveRaftVoterRequest(CLUSTER_ID, ME, 1_000)) is ErrorCode.NONE
     cluster.commit(b"a")
     assert cluster.elected().local != ME
@@ -360,7 +362,7 @@ def test_an_uncommitted_change_is_undone_when_another_leader_knows_nothing_of_it
     former = cluster.elected()
     cluster.run_until(lambda: former.quorum._state.role.is_caught_up(FOURTH, cluster.now_ms))  # type: ignore[union-attr]
     cluster.isolate(former.local.node_id)
-    change = former.quorum.add_voter(AddRaftVoterRequest(CLUSTER_ID, FOURTH, 1_000), cluster.now_ms)
+    change = former.quorum.changes.add_voter(AddRaftVoterRequest(CLUSTER_ID, FOURTH, 1_000), cluster.now_ms)
     cluster.run_for(10)
     assert former.quorum.voters == VoterSet((ME, OTHER, THIRD, FOURTH))
     cluster.run_until(lambda: change.response is not None)
@@ -378,7 +380,7 @@ def test_a_wiped_voter_joins_again_as_somebody_else() -> None:  # A55, A60
     number = 1 if leader_id != 3001 else 2
     cluster.kill(3000 + number)
     wiped = cluster.start(key(number, 9))
-    cluster.run_until(lambda: wiped.quorum.is_voter)
+    cluster.run_until(lambda: wiped.quorum.observed.is_voter)
     cluster.run_until(lambda: wiped.committed() == [b"a"])
     voters = cluster.elected().quorum.voters
     assert voters is not None
@@ -389,7 +391,7 @@ def test_an_observer_joins_by_itself_only_if_it_is_told_to() -> None:  # A60
     quiet = Cluster(1, observers=1)
     quiet.commit(b"a")
     quiet.run_for(20_000)
-    assert not quiet.nodes[3002].quorum.is_voter
+    assert not quiet.nodes[3002].quorum.observed.is_voter
     joining = Cluster(1, observers=1, config=QuorumConfig(auto_join=True))
-    joining.run_until(lambda: joining.nodes[3002].quorum.is_voter)
+    joining.run_until(lambda: joining.nodes[3002].quorum.observed.is_voter)
     joining.commit(b"a")

@@ -53,8 +53,7 @@ def test_a_log_behind_gets_no_vote(
 
 
 def test_an_election_is_won_by_a_majority_and_lost_when_none_is_possible() -> None:  # A20
-    tally = VoteTally(VoterSet((ME, OTHER, THIRD)))
-    tally.record(ME, is_granted=True)
+    tally = VoteTally(VoterSet((ME, OTHER, THIRD)), ME)
     assert (tally.is_won, tally.is_lost, tally.unanswered) == (False, False, (OTHER, THIRD))
     tally.record(OTHER, is_granted=False)
     assert (tally.is_won, tally.is_lost) == (False, False)
@@ -63,10 +62,10 @@ def test_an_election_is_won_by_a_majority_and_lost_when_none_is_possible() -> No
 
 
 def test_a_voter_counts_once_and_others_do_not() -> None:  # A20
-    tally = VoteTally(VoterSet((ME, OTHER, THIRD)))
+    tally = VoteTally(VoterSet((ME, OTHER, THIRD, key(5), key(6))), ME)
     for voter, is_granted in ((OTHER, True), (OTHER, False), (key(2, 9), True), (key(4), True)):
         tally.record(voter, is_granted=is_granted)
-    assert (tally.granting, tally.is_won) == ((OTHER,), False)
+    assert (tally.granting, tally.is_won) == ((ME, OTHER), False)
 
 
 # ---- Request ---------------------------------------------------------------------------------------------------------
@@ -98,65 +97,67 @@ def voter(stored: ElectionState | None = None) -> Node:
     ],
 )
 def test_a_vote_request_is_checked_in_order(request_: VoteRequest, error: ErrorCode) -> None:  # A17
-    response = voter().quorum.handle_vote(request_, 0)
+    response = voter().quorum.elections.handle_vote(request_, 0)
     assert (response.error_code, response.is_granted) == (error, error is ErrorCode.NONE)
 
 
 @pytest.mark.parametrize("is_pre_vote", [False, True])
 def test_a_higher_epoch_is_adopted_before_anything_is_decided(is_pre_vote: bool) -> None:  # A17
     node = voter(ElectionState(5, 3002))
-    response = node.quorum.handle_vote(vote_request(8, voter=key(1, 9), is_pre_vote=is_pre_vote), 0)
+    response = node.quorum.elections.handle_vote(vote_request(8, voter=key(1, 9), is_pre_vote=is_pre_vote), 0)
     assert response == VoteResponse(NO_NODE, 8, is_granted=False, error_code=ErrorCode.INVALID_VOTER_KEY)
     assert node.quorum.election == ElectionState(8)
 
 
 def test_one_vote_in_an_epoch_and_the_same_again_for_who_has_it() -> None:  # A4, A19
     node = voter()
-    assert node.quorum.handle_vote(vote_request(6), 0).is_granted
-    assert not node.quorum.handle_vote(vote_request(6, candidate=THIRD), 0).is_granted
-    assert not node.quorum.handle_vote(vote_request(6, candidate=key(2, 9)), 0).is_granted
-    assert node.quorum.handle_vote(vote_request(6), 0).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(6), 0).is_granted
+    assert not node.quorum.elections.handle_vote(vote_request(6, candidate=THIRD), 0).is_granted
+    assert not node.quorum.elections.handle_vote(vote_request(6, candidate=key(2, 9)), 0).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(6), 0).is_granted
     assert node.quorum.election == ElectionState(6, -1, OTHER)
 
 
 def test_a_vote_must_be_durable_before_anything_is_sent() -> None:  # A8, A19
     node = voter()
     before = node.quorum.election_count
-    node.quorum.handle_vote(vote_request(5), 0)
+    node.quorum.elections.handle_vote(vote_request(5), 0)
     assert node.quorum.election_count == before + 1
     assert node.quorum.requests(0) == []
 
 
 def test_the_vote_is_kept_over_a_restart() -> None:  # A4, A9 (v)
     node = voter()
-    node.quorum.handle_vote(vote_request(6), 0)
+    node.quorum.elections.handle_vote(vote_request(6), 0)
     node.persist()
     again = node.restarted()
-    assert not again.quorum.handle_vote(vote_request(6, candidate=THIRD), 0).is_granted
+    assert not again.quorum.elections.handle_vote(vote_request(6, candidate=THIRD), 0).is_granted
 
 
 def test_a_pre_vote_changes_nothing() -> None:  # A18
     node = voter()
     before = (node.quorum.election_count, node.quorum.next_poll_ms(0), node.role)
-    assert node.quorum.handle_vote(vote_request(5, is_pre_vote=True), 900).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(5, is_pre_vote=True), 900).is_granted
     assert (node.quorum.election_count, node.quorum.next_poll_ms(0), node.role) == before
 
 
 def test_a_follower_that_was_only_told_of_its_leader_gives_a_pre_vote() -> None:  # A18
     node = voter(ElectionState(5, 3002))
-    assert node.quorum.handle_vote(vote_request(5, candidate=THIRD, is_pre_vote=True), 0).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(5, candidate=THIRD, is_pre_vote=True), 0).is_granted
     node.quorum._state.role.on_fetched(2_000)  # type: ignore[union-attr]
-    assert not node.quorum.handle_vote(vote_request(5, candidate=THIRD, is_pre_vote=True), 0).is_granted
+    assert not node.quorum.elections.handle_vote(
+        vote_request(5, candidate=THIRD, is_pre_vote=True), 0
+    ).is_granted
 
 
 def test_who_asks_need_not_be_a_voter_here() -> None:  # A6
-    assert voter().quorum.handle_vote(vote_request(6, candidate=key(9)), 0).is_granted
+    assert voter().quorum.elections.handle_vote(vote_request(6, candidate=key(9)), 0).is_granted
 
 
 def test_a_prospective_votes_for_another_and_stays_prospective() -> None:  # A2, A19
     node = voter()
     node.quorum.poll(2_000)
-    assert node.quorum.handle_vote(vote_request(5), 2_000).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(5), 2_000).is_granted
     assert (node.role, node.quorum.election.voted_key) == ("Prospective", OTHER)
 
 
@@ -165,14 +166,14 @@ def test_a_prospective_votes_for_another_and_stays_prospective() -> None:  # A2,
 )
 def test_no_vote_in_the_epoch_of_a_candidacy_or_of_a_leader(stored: ElectionState) -> None:  # A9, A19
     node = voter(stored)
-    assert not node.quorum.handle_vote(vote_request(5), 0).is_granted
-    assert node.quorum.handle_vote(vote_request(6), 0).is_granted
+    assert not node.quorum.elections.handle_vote(vote_request(5), 0).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(6), 0).is_granted
 
 
 def test_a_voter_that_shuts_down_still_votes() -> None:  # A19, A23
     node = voter()
     node.quorum.shut_down(0)
-    assert node.quorum.handle_vote(vote_request(6), 0).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(6), 0).is_granted
 
 
 # ---- Response --------------------------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ def test_a_lost_pre_vote_leads_back_to_unattached_when_no_leader_is_known() -> N
 
 def test_a_prospective_that_has_voted_for_another_and_loses_keeps_its_vote() -> None:  # A4, A19, A20
     node, _ = prospective()
-    assert node.quorum.handle_vote(vote_request(5, candidate=THIRD), 2_000).is_granted
+    assert node.quorum.elections.handle_vote(vote_request(5, candidate=THIRD), 2_000).is_granted
     for node_id, request in node.settle(2_000):
         node.quorum.on_response(node_id, request, VoteResponse(-1, 5, is_granted=False), 2_000)
     assert (node.role, node.quorum.election) == ("Unattached", ElectionState(5, -1, THIRD))
@@ -224,7 +225,7 @@ def test_a_lost_pre_vote_leads_back_to_the_last_leader() -> None:  # A2, A20
     assert node.role == "Prospective"
     for node_id, request in requests:
         node.quorum.on_response(node_id, request, VoteResponse(3002, 5, is_granted=False), 2_000)
-    assert (node.role, node.quorum.leader_id) == ("Follower", 3002)
+    assert (node.role, node.quorum.election.leader_id) == ("Follower", 3002)
 
 
 def test_a_pre_vote_that_nobody_answers_ends_with_its_timeout() -> None:  # A2
@@ -268,7 +269,7 @@ def test_an_answer_from_a_later_epoch_ends_the_election() -> None:  # A20, A28
 def test_an_answer_that_names_a_leader_ends_the_election() -> None:  # A2
     node, [(node_id, request), *_] = prospective()
     node.quorum.on_response(node_id, request, VoteResponse(3003, 5, is_granted=False), 2_000)
-    assert (node.role, node.quorum.leader_id) == ("Follower", 3003)
+    assert (node.role, node.quorum.election.leader_id) == ("Follower", 3003)
 
 
 def test_a_voter_with_another_directory_counts_as_a_refusal() -> None:  # A6, A20

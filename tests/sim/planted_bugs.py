@@ -17,10 +17,10 @@ from rayka.ids import OffsetAndEpoch
 from rayka.log.log import PrefixCopy
 from rayka.metadata import delta
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord
-from rayka.node.hosting.record_reader import RecordReader
 from rayka.node.metadata_follower import MetadataFollower
-from rayka.node.quorum import quorum_directory, quorum_log
+from rayka.node.quorum import quorum_directory, quorum_driver
 from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.raft import elections
 from rayka.raft.leader import FAR_MS, Leader
 from rayka.raft.leading import Leading
@@ -52,7 +52,7 @@ def writes_no_vote(original: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 
 def answers_before_it_is_durable(_: Any) -> Any:
-    async def when_durable(self: QuorumLog[Any], response: Any) -> Any:
+    async def when_durable(self: QuorumRequests, response: Any) -> Any:
         return response
 
     return when_durable
@@ -71,7 +71,7 @@ def leads_its_epoch_again(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: QuorumState, *, now_ms: int, **parts: Any) -> None:
         original(self, now_ms=now_ms, **parts)
         if self.election.leader_id == self.local.node_id and self.voters is not None:
-            tally = VoteTally(self.voters)
+            tally = VoteTally(self.voters, self.local)
             for voter in self.voters.voters:
                 tally.record(voter, is_granted=True)
             self.role = Candidate(now_ms, tally)
@@ -181,11 +181,11 @@ def replays_by_chance(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def reads_what_is_not_committed(_: Any) -> Any:
-    def committed(self: RecordReader[Any], offset: int) -> Any:
-        end = self._quorum.log_end_offset
+    def committed(self: QuorumLog[Any], offset: int) -> Any:
+        end = self._quorum.log.log_end_offset
         if self._quorum.high_watermark < 0 or end <= offset:
             return [], offset
-        read = self._quorum._log.read(offset, max_bytes=1 << 20, end_offset=end)
+        read = self._quorum.log.read(offset, max_bytes=1 << 20, end_offset=end)
         return list(self._decoded(read.records, offset)), read.next_offset
 
     return committed
@@ -240,14 +240,14 @@ PLANTED_BUGS = [
     PlantedBug(
         "forgets its vote on disk",
         "vote-durable",
-        planted(quorum_log, "encode_election", writes_no_vote),
+        planted(quorum_driver, "encode_election", writes_no_vote),
         1,
         1,
     ),
     PlantedBug(
         "answers before its vote is durable",
         "vote-durable",
-        planted(QuorumLog, "_when_durable", answers_before_it_is_durable),
+        planted(QuorumRequests, "_when_durable", answers_before_it_is_durable),
         1,
         1,
     ),
@@ -372,7 +372,7 @@ PLANTED_BUGS = [
     PlantedBug(
         "a standby replays what is not committed",
         "standby",
-        planted(RecordReader, "committed", reads_what_is_not_committed),
+        planted(QuorumLog, "committed", reads_what_is_not_committed),
         1,
         1,
         BUSY,

@@ -14,7 +14,6 @@ A full disk costs the snapshot and nothing else, for the log holds all of it. Ka
 `KafkaMetadataLog.maybeClean` (A46, A47, A51).
 """
 
-import asyncio
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -23,8 +22,9 @@ from typing import Any, Generic, TypeVar
 from rayka.config import BrokerConfig
 from rayka.errors import DiskFull
 from rayka.ids import OffsetAndEpoch
+from rayka.node.clock import now_ms
 from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.node.quorum.quorum_log import QuorumLog
+from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.settings import NodeSettings
 from rayka.ports import Buffer
 from rayka.protocol.batch_header import split_batches
@@ -69,37 +69,39 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
     def __init__(
         self,
         settings: NodeSettings,
-        log: QuorumLog[RecordT],
+        driver: QuorumDriver,
         shard: ReplicatedShard[SnapshotShardT, RecordT],
         codec: RecordCodec[RecordT],
     ) -> None:
         self._settings = settings
-        self._log = log
+        self._driver = driver
+        self._quorum = driver.quorum
+        self._directory = driver.directory
         self._shard = shard
         self._codec = codec
-        self._schedule = SnapshotSchedule(settings.config, now_ms=_now_ms())
-        self._clean_ms = _now_ms()
+        self._schedule = SnapshotSchedule(settings.config, now_ms=now_ms())
+        self._clean_ms = now_ms()
         self._counted_from: tuple[OffsetAndEpoch | None, int] | None = None
         self._bytes_before = 0
 
     def __repr__(self) -> str:
-        return f"<SnapshotGenerator {self._schedule!r} {self._log.latest_snapshot_id}>"
+        return f"<SnapshotGenerator {self._schedule!r} {self._directory.snapshots.latest}>"
 
     async def run(self) -> None:
         """Goes on until the disk fails. Raises StorageError when it does."""
-        while self._log.failure is None:
+        while self._driver.failure is None:
             record_bytes = self._record_bytes()
-            if self._schedule.is_due(record_bytes, _now_ms()):
+            if self._schedule.is_due(record_bytes, now_ms()):
                 await self._maybe_generate()
                 record_bytes = self._record_bytes()
-            now_ms = _now_ms()
-            if now_ms >= self._clean_ms:
+            time_ms = now_ms()
+            if time_ms >= self._clean_ms:
                 self._clean()
-            await self._log.news.wait(self._deadline_s(record_bytes, now_ms))
+            await self._driver.news.wait(self._deadline_s(record_bytes, time_ms))
 
     def _record_bytes(self) -> int:
         """Of records that no snapshot holds."""
-        latest, log = self._log.latest_snapshot_id, self._log.directory.log
+        latest, log = self._directory.snapshots.latest, self._directory.log
         counted_from = (latest, log.log_start_offset)
         if counted_from != self._counted_from:
             begin = latest.offset if latest is not None else log.log_start_offset
@@ -116,16 +118,15 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
     # ---- Writing -----------------------------------------------------------------------------------------------------
 
     async def _maybe_generate(self) -> None:
-        offset, epoch = self._shard.replayed_offset, self._log.leading_epoch
-        latest = self._log.latest_snapshot_id
-        if offset <= (latest.offset if latest is not None else 0) or not self._can_capture(offset):
+        offset, epoch = self._shard.replayed_offset, self._quorum.leading_epoch
+        if offset <= self._quorum.log.snapshot_end_offset or not self._can_capture(offset):
             return
         records = self._shard.shard.snapshot(offset)
-        while self._log.high_watermark < offset:
-            await self._log.news.wait(float("inf"))
-            if self._log.leading_epoch != epoch or self._log.failure is not None:
+        while self._quorum.high_watermark < offset:
+            await self._driver.news.wait(float("inf"))
+            if self._quorum.leading_epoch != epoch or self._driver.failure is not None:
                 return
-        snapshot_id = OffsetAndEpoch(offset, self._log.quorum.epoch_of(offset - 1))
+        snapshot_id = OffsetAndEpoch(offset, self._quorum.log.epoch_of(offset - 1))
         if self._is_allowed(snapshot_id):
             await self._write(snapshot_id, records)
 
@@ -134,12 +135,12 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
         others may have written at its offsets.
         """
         if self._shard.is_active:
-            return self._log.log_end_offset == offset
+            return self._directory.log.log_end_offset == offset
         return self._shard.stands_by
 
     def _is_allowed(self, snapshot_id: OffsetAndEpoch) -> bool:
         try:
-            return self._log.quorum.create_snapshot_allowed(snapshot_id)
+            return self._quorum.create_snapshot_allowed(snapshot_id)
         except (
             ValueError
         ) as error:  # the log was truncated, or began anew, behind a snapshot that was fetched
@@ -147,47 +148,46 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
             return False
 
     async def _write(self, snapshot_id: OffsetAndEpoch, records: Iterable[RecordT]) -> None:
-        quorum, directory = self._log.quorum, self._log.directory
         timestamp_ms = self._settings.wall_clock_ms()
         parts = encode_snapshot(
             snapshot_id,
-            quorum.voters_at(snapshot_id.offset),
+            self._quorum.log.history.voters_at(snapshot_id.offset),
             data_batches(records, self._codec, timestamp_ms=timestamp_ms),
             timestamp_ms=timestamp_ms,
             last_contained_log_timestamp_ms=self._timestamp_ms(snapshot_id.offset - 1),
         )
         try:
-            await directory.snapshots.write(snapshot_id, parts)
+            await self._directory.snapshots.write(snapshot_id, parts)
         except DiskFull as error:
             _logger.warning("no snapshot at offset %d: %s", snapshot_id.offset, error)
         else:
             self._on_written(snapshot_id)
-        self._schedule.on_done(_now_ms())
+        self._schedule.on_done(now_ms())
 
     def _on_written(self, snapshot_id: OffsetAndEpoch) -> None:
-        directory = self._log.directory
+        directory = self._directory
         if snapshot_id.offset < directory.log.log_start_offset:
             directory.snapshots.delete(snapshot_id)  # one that was fetched meanwhile has taken its place
             return
-        directory.log.roll(_now_ms())  # so that what it stands for can be removed some day
+        directory.log.roll(now_ms())  # so that what it stands for can be removed some day
         self._clean()
-        self._log.wake()
+        self._driver.wake()
 
     def _timestamp_ms(self, offset: int) -> int:
-        read = self._log.quorum.read_committed(offset, max_bytes=1)
+        read = self._quorum.read_committed(offset, max_bytes=1)
         return next(split_batches(read.records)).max_timestamp_ms
 
     # ---- Deleting ----------------------------------------------------------------------------------------------------
 
     def _clean(self) -> None:
         config = self._settings.config
-        if self._log.quorum.clean_snapshots(
+        if self._quorum.clean_snapshots(
             retention_bytes=config.metadata_max_retention_bytes,
             retention_ms=config.metadata_max_retention_ms,
             timestamp_ms=self._settings.wall_clock_ms(),
         ):
-            self._log.wake()
-        self._clean_ms = _now_ms() + CLEAN_INTERVAL_MS
+            self._driver.wake()
+        self._clean_ms = now_ms() + CLEAN_INTERVAL_MS
 
 
 def data_batches(
@@ -197,7 +197,3 @@ def data_batches(
     remaining = iter(records)
     while batch := list(islice(remaining, _RECORDS_PER_BATCH)):
         yield encode_data(*codec.columns(batch), timestamp_ms=timestamp_ms)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -10,7 +10,6 @@ from rayka.ids import node_name
 from rayka.node.repeats import Repeats
 from rayka.ports import Message
 from rayka.protocol.fetch import FetchResponse
-from rayka.protocol.quorum_messages import DescribeQuorumRequest
 from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
@@ -116,7 +115,7 @@ class Peers:
 
     def _unheard(self, now_ms: int) -> Sequence[int]:
         """Voters that have not fetched from this leader for a while."""
-        described = self._quorum.handle_describe_quorum(DescribeQuorumRequest(), now_ms)
+        described = self._quorum.leading.handle_describe_quorum(now_ms)
         return [
             each.replica.node_id
             for each in described.voters
