@@ -11,7 +11,7 @@ from typing import Any
 
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.sim.faults import DAMAGING, FaultKind
+from rayka.sim.world.faults import DAMAGING, FaultKind
 
 CLIENT_ID = 9001  # clients are nodes of the network, too
 PRODUCER_ID = 9101

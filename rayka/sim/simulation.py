@@ -19,25 +19,25 @@ from typing import Any
 
 import msgspec
 
-from rayka.sim.checkers import Checkers, Violation, quorum_of
-from rayka.sim.data_clients import DataClients
-from rayka.sim.data_history import DataHistory
-from rayka.sim.faults import Fault, draw_faults
-from rayka.sim.history import History
-from rayka.sim.injector import Injector
-from rayka.sim.ledger import Ledger
+from rayka.sim.checks.checkers import Checkers, Violation, quorum_of
+from rayka.sim.checks.data_history import DataHistory
+from rayka.sim.checks.history import History
+from rayka.sim.checks.ledger import Ledger
+from rayka.sim.checks.partition_states import PartitionStates
+from rayka.sim.checks.replica_checkers import Replication
+from rayka.sim.checks.watches import BrokerWatch, ControllerWatch
+from rayka.sim.clients.data_clients import DataClients
+from rayka.sim.clients.operations import PartitionOperator
+from rayka.sim.clients.register_clients import RegisterClients
+from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
-from rayka.sim.machines import Machine, SimCluster
-from rayka.sim.operations import PartitionOperator
-from rayka.sim.partition_states import PartitionStates
-from rayka.sim.register_clients import RegisterClients
-from rayka.sim.replica_checkers import Replication
 from rayka.sim.run_options import SimOptions
-from rayka.sim.simulated_disk import SimDisk
-from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
-from rayka.sim.watches import BrokerWatch, ControllerWatch
-from rayka.sim.workload import Workload
+from rayka.sim.world.faults import Fault, draw_faults
+from rayka.sim.world.injector import Injector
+from rayka.sim.world.machines import Machine, SimCluster
+from rayka.sim.world.simulated_disk import SimDisk
+from rayka.sim.world.simulated_network import SimNetwork
 
 LIVENESS_SECONDS = 60  # without a replica that has copied more
 LIVENESS_SECONDS_MAX = 600

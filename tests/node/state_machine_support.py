@@ -9,8 +9,8 @@ from rayka.node.hosting.snapshot_generator import SnapshotGenerator
 from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.partition.partition import Partition
 from rayka.protocol.topics import DeleteTopicsRequest
+from rayka.sim.clients.register_clients import shard_on
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.register_clients import shard_on
 from rayka.sim.registers import CHANGES, Change, Registers, registers_type
 from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import Quiet, Simulation

@@ -43,10 +43,10 @@ from rayka.protocol.partition_admin import (
 )
 from rayka.protocol.produce import ACKS_NONE, ProducePartition, ProduceRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
-from rayka.sim.data_history import Send
+from rayka.sim.checks.data_history import Send
+from rayka.sim.checks.replica_checkers import batches_of
 from rayka.sim.loop import START_US
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.replica_checkers import batches_of
 from rayka.sim.run_options import CLIENT_ID, SimOptions
 from rayka.sim.simulation import Quiet, Simulation
 

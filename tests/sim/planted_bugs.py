@@ -31,7 +31,7 @@ from rayka.raft.roles import Candidate
 from rayka.raft.voter_changes import VoterChanges
 from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
-from rayka.sim.faults import FaultKind
+from rayka.sim.world.faults import FaultKind
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
 from tests.sim.planting import SEARCHED_MAX, PlantedBug, always, planted, search

@@ -23,8 +23,8 @@ from rayka.partition.follower_states import FollowerState
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import PartitionLeader
 from rayka.partition.replica_log import ReplicaLog
-from rayka.sim.faults import FaultKind
 from rayka.sim.run_options import TopicPlan
+from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import PlantedBug, always, planted
 
 SECONDS = 12.0

@@ -3,8 +3,8 @@
 from typing import Any
 
 from rayka.node.hosting.partition_log import PartitionLog
-from rayka.sim.faults import FaultKind
 from rayka.sim.registers import Registers
+from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import PlantedBug, planted
 
 FAILING_OVER: dict[str, Any] = {

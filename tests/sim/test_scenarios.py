@@ -9,10 +9,10 @@ from itertools import permutations
 
 import pytest
 
-from rayka.sim.checkers import quorum_of
-from rayka.sim.machines import Machine
+from rayka.sim.checks.checkers import quorum_of
 from rayka.sim.run_options import SimOptions
 from rayka.sim.simulation import Simulation
+from rayka.sim.world.machines import Machine
 
 SEEDS = range(1, 4)
 PATIENCE_MS = 60_000

@@ -11,11 +11,11 @@ import pytest
 
 from rayka.cli.main import run
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.sim.faults import DAMAGING, FaultKind, draw_faults
 from rayka.sim.results import read_results
 from rayka.sim.run_options import SimOptions, TopicPlan, swarm, with_faults
 from rayka.sim.shrink import shrink
 from rayka.sim.simulation import LIVENESS_SECONDS, LIVENESS_SECONDS_MAX, Patience, Simulation, Verdict
+from rayka.sim.world.faults import DAMAGING, FaultKind, draw_faults
 from tests.sim.planted_bugs import PLANTED_BUGS
 from tests.sim.planting import search
 

@@ -20,7 +20,7 @@ from rayka.metadata.image import PartitionImage
 from rayka.ports import Network
 from rayka.protocol.membership import MetadataRequest
 from rayka.protocol.topics import CreateTopicsRequest, NewTopic
-from rayka.sim.data_history import Send
+from rayka.sim.checks.data_history import Send
 from rayka.sim.loop import START_US
 from rayka.sim.process import PROCESS, Process
 from rayka.sim.run_options import CLIENT_ID, SimOptions

@@ -2,7 +2,7 @@
 
 The rules are P1-P6 of the published TLA+ models (kafka.md §3.8) in terms that can be seen from outside: which replica
 holds which batch, what a leader says is committed, what the controller has committed about leader, ISR and ELR.
-`rayka.sim.partition_truth` remembers it, and says which losses are legal; `rayka.sim.partition_states` looks at the
+`partition_truth` remembers it, and says which losses are legal; `partition_states` looks at the
 controller's side.
 """
 
@@ -19,9 +19,9 @@ from rayka.partition.partition import Partition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
-from rayka.sim.checkers import Checkers
-from rayka.sim.data_history import DataHistory
-from rayka.sim.partition_truth import Batch, PartitionTruth, epoch_at
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.data_history import DataHistory
+from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
 
 _READ_BYTES = 1 << 20
 

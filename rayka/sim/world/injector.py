@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
 
-from rayka.sim.faults import DAMAGING, Fault, FaultKind
 from rayka.sim.loop import START_US, VirtualLoop
-from rayka.sim.machines import Machine, SimCluster
-from rayka.sim.simulated_network import Link, SimNetwork
 from rayka.sim.trace import Trace
+from rayka.sim.world.faults import DAMAGING, Fault, FaultKind
+from rayka.sim.world.machines import Machine, SimCluster
+from rayka.sim.world.simulated_network import Link, SimNetwork
 
 _ENOUGH_BYTES = 1 << 62
 _RESTART_PAUSE_MS = 15_000

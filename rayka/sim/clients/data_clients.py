@@ -23,15 +23,15 @@ from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import TopicPartition
 from rayka.ports import Network
-from rayka.sim.checkers import Checkers
-from rayka.sim.data_history import DataHistory, Send, Session
-from rayka.sim.history import Outcome
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.data_history import DataHistory, Send, Session
+from rayka.sim.checks.history import Outcome
+from rayka.sim.checks.replica_checkers import Replication
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.replica_checkers import Replication
 from rayka.sim.run_options import SimOptions, TopicPlan
-from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
+from rayka.sim.world.simulated_network import SimNetwork
 
 _EPOCH_MS = 1_700_000_000_000
 _POLL_MS = 400.0

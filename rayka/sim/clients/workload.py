@@ -22,13 +22,13 @@ from rayka.protocol.topics import (
     NewTopic,
     TopicResult,
 )
-from rayka.sim.checkers import Checkers
-from rayka.sim.history import History, Kind, Operation, Outcome
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.history import History, Kind, Operation, Outcome
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import PROCESS, Process
 from rayka.sim.run_options import SimOptions, TopicPlan
-from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
+from rayka.sim.world.simulated_network import SimNetwork
 
 _TIMEOUT_MS = 3_000
 _OUTSTANDING_MAX = 64

@@ -1,7 +1,7 @@
 """What producers sent and were told, and what consumers were given (as Jepsen's checker of Kafka asks, kafka.md §3.7).
 
 Every record's value is unique, so each committed record is known by it. An acknowledgement with acks=all is a promise:
-the record is at that offset for ever, but for the losses that `rayka.sim.partition_truth` calls legal. One with acks=1
+the record is at that offset for ever, but for the losses that `partition_truth` calls legal. One with acks=1
 promises nothing across a change of leaders. A producer that is idempotent has each record at most once in the log, in
 the order of its sends; another one may repeat a record, and keeps the order of what it repeats. A consumer gets from
 its first position on every committed record once, in order; a session begins anew after a legal loss.
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from rayka.ids import is_internal
 from rayka.protocol.produce import ACKS_ALL
-from rayka.sim.history import Outcome
-from rayka.sim.partition_truth import Batch, PartitionTruth
+from rayka.sim.checks.history import Outcome
+from rayka.sim.checks.partition_truth import Batch, PartitionTruth
 
 _SHOWN = 5
 

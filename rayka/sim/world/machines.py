@@ -29,9 +29,9 @@ from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import PROCESS, Process
 from rayka.sim.registers import registers_type
 from rayka.sim.run_options import SimOptions
-from rayka.sim.simulated_disk import SimDisk
-from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
+from rayka.sim.world.simulated_disk import SimDisk
+from rayka.sim.world.simulated_network import SimNetwork
 
 _RESTART_S = 1.0
 _STOP_TIMEOUT_S = 30.0

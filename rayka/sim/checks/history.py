@@ -14,7 +14,7 @@ from uuid import UUID
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, ZERO_ID, is_internal
 from rayka.protocol.membership import MetadataResponse
-from rayka.sim.ledger import Ledger, TopicLife
+from rayka.sim.checks.ledger import Ledger, TopicLife
 
 
 class Outcome(StrEnum):

@@ -1,7 +1,7 @@
 """What must always hold, looked at after every event, and only where the event changed something.
 
 A checker has a name; the first `Violation` names it, the time, the node and the evidence, and ends the run. Here are
-those that look at what crosses the network and at the disks; `rayka.sim.watches` looks into the nodes. The rules are
+those that look at what crosses the network and at the disks; `watches` looks into the nodes. The rules are
 the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what the quorum promises beyond them.
 """
 
@@ -30,12 +30,12 @@ from rayka.protocol.wire import decode
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
 from rayka.raft.quorum import Quorum
 from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, decode_snapshot, parse_snapshot_name
-from rayka.sim.ledger import Ledger, difference
+from rayka.sim.checks.ledger import Ledger, difference
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.machines import Machine, SimCluster
 from rayka.sim.process import Process
-from rayka.sim.simulated_disk import SimDisk
 from rayka.sim.trace import Trace
+from rayka.sim.world.machines import Machine, SimCluster
+from rayka.sim.world.simulated_disk import SimDisk
 
 
 class Violation(msgspec.Struct, frozen=True):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from rayka.errors import ConfigError
 from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
-from rayka.sim.checkers import Checkers
-from rayka.sim.machines import SimCluster
-from rayka.sim.partition_truth import PartitionTruth
-from rayka.sim.replica_checkers import Replication, holds_committed, proposed_to
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.partition_truth import PartitionTruth
+from rayka.sim.checks.replica_checkers import Replication, holds_committed, proposed_to
 from rayka.sim.trace import Trace
+from rayka.sim.world.machines import SimCluster
 
 _Images = tuple[MetadataImage, MetadataImage]  # before and after
 _Changed = tuple[TopicIdPartition, str, PartitionImage | None, PartitionImage]

@@ -28,14 +28,14 @@ from rayka.protocol.partition_admin import (
     ElectLeadersRequest,
     Reassignment,
 )
+from rayka.sim.checks.partition_states import PartitionStates
+from rayka.sim.checks.partition_truth import PartitionTruth
+from rayka.sim.checks.replica_checkers import Replication
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.partition_states import PartitionStates
-from rayka.sim.partition_truth import PartitionTruth
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.replica_checkers import Replication
 from rayka.sim.run_options import OPERATOR_ID, SimOptions
-from rayka.sim.simulated_network import SimNetwork
 from rayka.sim.trace import Trace
+from rayka.sim.world.simulated_network import SimNetwork
 
 _TIMEOUT_MS = 3_000
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from rayka.errors import ApiError, RequestTimedOut
 from rayka.node.hosting.replicated_shard import ReplicatedShard
-from rayka.sim.checkers import Checkers
+from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.partition_truth import PartitionTruth
+from rayka.sim.checks.replica_checkers import Replication
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.machines import Machine, SimCluster
-from rayka.sim.partition_truth import PartitionTruth
 from rayka.sim.process import PROCESS
 from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, Registers, registers_type
-from rayka.sim.replica_checkers import Replication
 from rayka.sim.run_options import REGISTER_CLIENT_ID, SimOptions
 from rayka.sim.trace import Trace
+from rayka.sim.world.machines import Machine, SimCluster
 
 PARTITION_COUNT = 2
 _KEYS = 6

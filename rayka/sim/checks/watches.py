@@ -11,11 +11,11 @@ from rayka.raft.leader import Leader
 from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.voters import VoterSet
-from rayka.sim.checkers import Checkers, local_key
-from rayka.sim.ledger import Compared, difference
+from rayka.sim.checks.checkers import Checkers, local_key
+from rayka.sim.checks.ledger import Compared, difference
+from rayka.sim.checks.replica_checkers import Replication, ReplicaView
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.machines import Machine
-from rayka.sim.replica_checkers import Replication, ReplicaView
+from rayka.sim.world.machines import Machine
 
 _SLACK_US = 1_000_000
 
