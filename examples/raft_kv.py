@@ -27,7 +27,7 @@ from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.tasks import Tasks
-from rayka.protocol.apis import APIS
+from rayka.protocol.apis import ServedBy
 from rayka.shard.shard import NotHere, Result
 from rayka.shard.shard_records import value_codec
 from rayka.shard.timers import Timer
@@ -67,13 +67,12 @@ class Store:
 class KvNode:
     """One replica: a log, the state machine on it, and answers to the other replicas."""
 
+    serves = ServedBy.QUORUM
+
     def __init__(self, settings: Any) -> None:
         self.settings = settings
         self._tasks = Tasks(settings.crash)
         self._requests = asyncio.get_running_loop().create_future()
-        for api in APIS:
-            if hasattr(QuorumRequests, api.name):
-                setattr(self, api.name, partial(self._answer, api.name))
 
     async def start(self) -> None:
         codec = value_codec(msgspec.msgpack.encode, partial(msgspec.msgpack.decode, type=Operation))
@@ -86,8 +85,8 @@ class KvNode:
     def kill(self) -> None:
         self._tasks.abandon()
 
-    async def _answer(self, api: str, request: Any) -> Any:
-        return await getattr(await self._requests, api)(request)
+    async def handle(self, request: Any) -> Any:
+        return await (await self._requests).handle(request)
 
 
 class Kv(NodeActor):

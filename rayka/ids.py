@@ -14,6 +14,7 @@ import msgspec
 METADATA_TOPIC = "__cluster_metadata"
 INTERNAL_PREFIX = "__"  # of the names of topics that are the cluster's own
 METADATA_TOPIC_ID = UUID(int=1)  # Kafka: Uuid.METADATA_TOPIC_ID
+METADATA_PARTITION = 0
 ZERO_ID = UUID(int=0)  # "none", where a UUID is expected
 NO_NODE = -1
 NO_OFFSET = -1

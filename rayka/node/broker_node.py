@@ -1,6 +1,6 @@
 """A broker: the node that holds partitions, takes what is produced and gives what is fetched.
 
-One method for each API that it serves, request to response; what is refused as a whole is raised as
+Each API that it serves has one handler, request to response; what is refused as a whole is raised as
 ApiError. Life (H1): `start` locks the data directories, registers, follows the metadata until it knows of
 its own registration, recovers its logs, and returns when the controller lets it serve; `stop` is a
 controlled shutdown that leaves clean directories; `kill` is the end of the process without its end. Before
@@ -8,7 +8,7 @@ and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: 
 """
 
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,12 @@ from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
 from rayka.ids import ZERO_ID, Role, node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.response import metadata_response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.metadata_handler import MetadataHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
 from rayka.node.hosting.hosted_shards import HostedShards
@@ -33,25 +33,15 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
-from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
-from rayka.protocol.membership import (
-    MetadataRequest,
-    MetadataResponse,
-    NodeState,
-    StatusRequest,
-    StatusResponse,
-)
-from rayka.protocol.partition_admin import (
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-)
-from rayka.protocol.produce import ProduceRequest, ProduceResponse
-from rayka.protocol.producer_ids import InitProducerIdRequest, InitProducerIdResponse
+from rayka.ports import Message, Request
+from rayka.protocol.apis import ServedBy
+from rayka.protocol.fetch import FetchRequest, ListOffsetsRequest
+from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
+from rayka.protocol.partition_admin import DeleteRecordsRequest, DescribeLogDirsRequest
+from rayka.protocol.produce import ProduceRequest
+from rayka.protocol.producer_ids import InitProducerIdRequest
 from rayka.protocol.topics import NewTopic
 
-METADATA_TIMEOUT_MS = 10_000  # how long a Metadata request waits for the offset that it names
 _logger = logging.getLogger(__name__)
 
 
@@ -63,14 +53,9 @@ class _Parts:
     replicas: ReplicaManager
     follower: MetadataFollower
     lifecycle: BrokerLifecycle
-    produce: ProduceHandler
-    producer_ids: ProducerIdHandler
-    fetch: FetchHandler
-    list_offsets: ListOffsetsHandler
-    delete_records: DeleteRecordsHandler
-    log_dirs: DescribeLogDirsHandler
     shards: HostedShards
     internal_topics: InternalTopics
+    handlers: Mapping[type[Any], Callable[[Any], Coroutine[Any, Any, Message]]]  # by the type of the request
 
     # For `observed`:
 
@@ -97,6 +82,8 @@ class _Parts:
 
 class BrokerNode:
     """One broker in one process; `settings.data_dirs` are its directories, formatted before."""
+
+    serves = ServedBy.BROKER
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -153,14 +140,17 @@ class BrokerNode:
             replicas,
             follower,
             lifecycle,
-            ProduceHandler(replicas, settings.wall_clock_ms),
-            ProducerIdHandler(lifecycle, link, settings.node_id),
-            FetchHandler(replicas, settings),
-            ListOffsetsHandler(replicas),
-            DeleteRecordsHandler(replicas),
-            DescribeLogDirsHandler(settings, directories, replicas),
             HostedShards(settings, replicas, self._tasks),
             InternalTopics(lifecycle, link, settings.node_id),
+            handlers={
+                ProduceRequest: ProduceHandler(replicas, settings.wall_clock_ms).handle,
+                InitProducerIdRequest: ProducerIdHandler(lifecycle, link, settings.node_id).handle,
+                FetchRequest: FetchHandler(replicas, settings).handle,
+                ListOffsetsRequest: ListOffsetsHandler(replicas).handle,
+                DeleteRecordsRequest: DeleteRecordsHandler(replicas).handle,
+                DescribeLogDirsRequest: DescribeLogDirsHandler(settings, directories, replicas).handle,
+                MetadataRequest: MetadataHandler(directories, follower).handle,
+            },
         )
 
     async def _publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
@@ -209,36 +199,13 @@ class BrokerNode:
 
     # ---- Requests --------------------------------------------------------------------------------------
 
-    def produce(self, request: ProduceRequest) -> Coroutine[Any, Any, ProduceResponse]:
-        return self._serving().produce.handle(request)  # not awaited here: that would keep the records
+    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        """The answer of the API's handler. It is not awaited here: that would keep the records of a produce."""
+        if isinstance(request, StatusRequest):
+            return self._status()
+        return self._serving().handlers[type(request)](request)
 
-    async def init_producer_id(self, request: InitProducerIdRequest) -> InitProducerIdResponse:
-        return await self._serving().producer_ids.handle(request)
-
-    async def fetch(self, request: FetchRequest) -> FetchResponse:
-        return await self._serving().fetch.handle(request)
-
-    async def list_offsets(self, request: ListOffsetsRequest) -> ListOffsetsResponse:
-        return await self._serving().list_offsets.handle(request)
-
-    async def delete_records(self, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-        return await self._serving().delete_records.handle(request)
-
-    async def describe_log_dirs(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
-        return self._serving().log_dirs.handle(request)
-
-    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
-        """Brokers and topics as this broker knows them; waits for the offset that the request names."""
-        parts = self._serving()
-        await parts.follower.wait_for(request.min_metadata_offset, METADATA_TIMEOUT_MS)
-        return metadata_response(
-            parts.follower.image,
-            request,
-            cluster_id=parts.directories.cluster_id,
-            controller_id=parts.follower.controller_id,
-        )
-
-    async def status(self, request: StatusRequest) -> StatusResponse:
+    async def _status(self) -> StatusResponse:
         """How this node is; it answers whatever has happened to it."""
         settings, parts = self._settings, self._parts
         partitions = parts.replicas.partitions if parts else []

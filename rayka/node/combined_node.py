@@ -3,8 +3,8 @@
 Each is the whole node that it would be alone, with its own state and its own directory: the controller's lies inside
 the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of its own. Between them
 are the same calls as between two processes. Invariant: a call reaches the node that its caller means. Most APIs are
-served by one of them only; what both serve is told apart here: `fetch` by topic, `metadata` by the active controller,
-`status` is of both (decision 032).
+served by one of them only, as the table of APIs says; what both serve is told apart here: `fetch` by topic, `metadata`
+by the active controller, `status` is of both (decision 032).
 """
 
 import logging
@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from rayka.errors import UnavailableError
-from rayka.ids import METADATA_TOPIC_ID, NO_NODE, Role, node_name
+from rayka.ids import NO_NODE, Role, node_name
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
 from rayka.node.settings import NodeSettings, controller_settings
-from rayka.ports import Message, Request
-from rayka.protocol.apis import API_BY_NAME
-from rayka.protocol.fetch import FetchRequest, FetchResponse
+from rayka.ports import Request
+from rayka.protocol.apis import ServedBy, api_of
+from rayka.protocol.fetch import FetchRequest
 from rayka.protocol.membership import (
     MetadataRequest,
     MetadataResponse,
@@ -35,6 +35,8 @@ _logger = logging.getLogger(__name__)
 class CombinedNode:
     """Both in one; `settings.data_dirs` are the broker's directories, all of them formatted before."""
 
+    serves = BrokerNode.serves | ControllerNode.serves
+
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
         self.controller = ControllerNode(controller_settings(settings))
@@ -42,19 +44,6 @@ class CombinedNode:
 
     def __repr__(self) -> str:
         return f"<CombinedNode {node_name(self._settings.node_id)} {self.broker!r} {self.controller!r}>"
-
-    def __getattr__(self, name: str) -> Any:
-        """The API of the one that serves it. The broker may be another object when the call comes."""
-        is_controllers = hasattr(ControllerNode, name)
-        if name not in API_BY_NAME or not (is_controllers or hasattr(BrokerNode, name)):
-            raise AttributeError(name)
-
-        def call(request: Request[Any]) -> Coroutine[Any, Any, Message]:
-            node = self.controller if is_controllers else self.broker
-            answering: Coroutine[Any, Any, Message] = getattr(node, name)(request)
-            return answering
-
-        return call
 
     @property
     def settings(self) -> NodeSettings:
@@ -90,30 +79,42 @@ class CombinedNode:
         self.broker.kill()
         self.controller.kill()
 
-    # ---- What both serve -------------------------------------------------------------------------------------------
+    # ---- Requests --------------------------------------------------------------------------------------------------
 
-    async def fetch(self, request: FetchRequest) -> FetchResponse:
-        if any(each.topic_id == METADATA_TOPIC_ID for each in request.partitions):
-            return await self.controller.fetch(request)
-        return await self.broker.fetch(request)
+    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        """The answer of the one that serves the API. The broker may be another object at the next call."""
+        match request:
+            case MetadataRequest():
+                return self._metadata(request)
+            case StatusRequest():
+                return self._status(request)
+            case _:
+                return self._serving(request).handle(request)
 
-    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
+    def _serving(self, request: Request[Any]) -> BrokerNode | ControllerNode:
+        if isinstance(request, FetchRequest):
+            return self.controller if request.is_of_metadata else self.broker
+        return self.broker if ServedBy.BROKER in api_of(request).served_by else self.controller
+
+    async def _metadata(self, request: MetadataRequest) -> MetadataResponse:
         """The newest metadata where this is the active controller, else what the broker knows.
 
         An offset to wait for is the broker's in any case: a caller that waits wants the broker to have it. A broker
         that has not heard yet of the end of its own controller's lead sends no caller here.
         """
         if not self.controller.is_active:
-            response = await self.broker.metadata(request)
+            response: MetadataResponse = await self.broker.handle(request)
             is_outdated = response.controller_id == self._settings.node_id and not self.controller.is_active
             return msgspec.structs.replace(response, controller_id=NO_NODE) if is_outdated else response
         if request.min_metadata_offset >= 0:
-            await self.broker.metadata(request)
-        return await self.controller.metadata(request)
+            await self.broker.handle(request)
+        newest: MetadataResponse = await self.controller.handle(request)
+        return newest
 
-    async def status(self, request: StatusRequest) -> StatusResponse:
+    async def _status(self, request: StatusRequest) -> StatusResponse:
         """Of both: running when both are, and else in the state of the one that is not."""
-        broker, controller = await self.broker.status(request), await self.controller.status(request)
+        broker: StatusResponse = await self.broker.handle(request)
+        controller: StatusResponse = await self.controller.handle(request)
         return msgspec.structs.replace(
             broker,
             roles=(Role.BROKER, Role.CONTROLLER),

@@ -1,7 +1,7 @@
 """A controller: a replica of `__cluster_metadata`, and, while it leads, what decides over brokers, topics and leaders.
 
-One method for each API that it serves, request to response, those of the quorum and of administration inherited; what
-is refused is raised as ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory
+The table of APIs says which requests its replica of the log answers and which the state machine; what is refused is
+raised as ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory
 and returns when calls are taken, whether there is a quorum or not; the metadata are served by whoever is active, and
 the others say who that is. `stop` hands the lead over and leaves a clean log; `kill` is the end of the process without
 its end. A disk that fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
@@ -24,41 +24,24 @@ from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
 from rayka.node.clock import now_ms
-from rayka.node.handlers.controller_admin import ControllerAdminApis, ResponseT
-from rayka.node.handlers.controller_requests import (
-    check_alter_partition,
-    check_heartbeat,
-    check_register_broker,
-    check_report_exit,
-)
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.hosting.snapshot_generator import SnapshotGenerator
 from rayka.node.node_observation import ObservedController
-from rayka.node.quorum.quorum_apis import QuorumApis
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
-from rayka.ports import Request
+from rayka.ports import Message, Request
+from rayka.protocol.apis import ServedBy, api_of
 from rayka.protocol.membership import (
     HeartbeatRequest,
-    HeartbeatResponse,
     MetadataRequest,
-    MetadataResponse,
     NodeState,
-    RegisterBrokerRequest,
-    RegisterBrokerResponse,
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.producer_ids import AllocateProducerIdsRequest, AllocateProducerIdsResponse
-from rayka.protocol.replica_reports import (
-    AlterPartitionRequest,
-    AlterPartitionResponse,
-    ReportExitRequest,
-    ReportExitResponse,
-)
+from rayka.protocol.replica_reports import ReportExitRequest
 from rayka.raft.quorum import Quorum
 from rayka.shard.shard_records import RecordCodec, value_codec
 
@@ -92,8 +75,10 @@ class _Parts:
         return self.shard.shard.image(self.shard.replayed_offset)
 
 
-class ControllerNode(QuorumApis, ControllerAdminApis):
+class ControllerNode:
     """One controller in one process; `settings.data_dirs[0]` is its directory, formatted before."""
+
+    serves = ServedBy.CONTROLLER | ServedBy.QUORUM
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -189,50 +174,31 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             parts.shard.abandon()
             parts.driver.release()
 
-    # ---- Requests to the active controller ---------------------------------------------------------------------------
+    # ---- Requests ----------------------------------------------------------------------------------------------------
 
-    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
+    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        """The answer of the replica of the log, or of the state machine, as the row of the API says."""
+        if isinstance(request, StatusRequest):
+            return self._status()
+        if ServedBy.QUORUM in api_of(request).served_by:
+            return self._open().requests.handle(request)
+        return self._submit(request)
+
+    async def _submit(self, request: Request[Any]) -> Message:
+        """The state machine's answer. A heartbeat or an exit changes its soft state at once, before its turn."""
         shard = self._open().shard
-        await shard.until_committed(request.min_metadata_offset)
-        response: MetadataResponse = await shard.submit(request)
+        shard.check_active()
+        match request:
+            case MetadataRequest():
+                await shard.until_committed(request.min_metadata_offset)
+            case HeartbeatRequest():
+                shard.shard.on_heartbeat(request, now_ms=now_ms(), next_offset=shard.replayed_offset)
+            case ReportExitRequest():
+                shard.shard.on_exit(request, next_offset=shard.replayed_offset)
+        response: Message = await shard.submit(request)
         return response
 
-    async def submit(self, request: Request[ResponseT]) -> ResponseT:
-        response: ResponseT = await self._open().shard.submit(request)
-        return response
-
-    async def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
-        check_register_broker(request)
-        response: RegisterBrokerResponse = await self._open().shard.submit(request)
-        return response
-
-    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
-        check_heartbeat(request)
-        parts = self._open()
-        parts.shard.check_active()
-        controller = parts.shard.shard
-        controller.on_heartbeat(request, now_ms=now_ms(), next_offset=parts.shard.replayed_offset)
-        response: HeartbeatResponse = await parts.shard.submit(request)
-        return response
-
-    async def report_exit(self, request: ReportExitRequest) -> ReportExitResponse:
-        check_report_exit(request)
-        parts = self._open()
-        parts.shard.check_active()
-        parts.shard.shard.on_exit(request, next_offset=parts.shard.replayed_offset)
-        response: ReportExitResponse = await parts.shard.submit(request)
-        return response
-
-    async def alter_partition(self, request: AlterPartitionRequest) -> AlterPartitionResponse:
-        check_alter_partition(request)
-        response: AlterPartitionResponse = await self._open().shard.submit(request)
-        return response
-
-    async def allocate_producer_ids(self, request: AllocateProducerIdsRequest) -> AllocateProducerIdsResponse:
-        response: AllocateProducerIdsResponse = await self._open().shard.submit(request)
-        return response
-
-    async def status(self, request: StatusRequest) -> StatusResponse:
+    async def _status(self) -> StatusResponse:
         """How this node is, active or not; it answers whatever has happened to it."""
         status = StatusResponse(
             node_id=self._settings.node_id,
@@ -259,9 +225,6 @@ class ControllerNode(QuorumApis, ControllerAdminApis):
             high_watermark=driver.quorum.high_watermark,
             size_bytes=log.size_bytes,
         )
-
-    def quorum_requests(self) -> QuorumRequests:
-        return self._open().requests
 
     def _open(self) -> _Parts:
         if self._failure is not None:

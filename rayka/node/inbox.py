@@ -11,7 +11,7 @@ Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `Ka
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -28,7 +28,7 @@ from rayka.errors import (
 from rayka.ids import NO_NODE, node_name
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message
-from rayka.protocol.apis import API_BY_NAME, APIS
+from rayka.protocol.apis import API_BY_NAME, APIS, Api, ServedBy
 from rayka.protocol.caller import Answer
 from rayka.protocol.connection import Admission, CallNumber, Inbound
 from rayka.protocol.fetch import FetchRequest
@@ -38,18 +38,23 @@ VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0
 _ALWAYS_ADMITTED = ("heartbeat", "register_broker", "status")
 
-Handler = Callable[[Any], Awaitable[Message]]
-
 
 class Node(Protocol):
-    """What receives calls: for each API that it serves, a coroutine method of the API's name, request to
-    response.
-
-    It may raise ApiError, which the caller then gets; any other exception is a bug and ends the node.
-    """
+    """What receives calls. `serves` says which rows of the table of APIs it answers."""
 
     @property
     def settings(self) -> NodeSettings: ...
+
+    @property
+    def serves(self) -> ServedBy: ...
+
+    def handle(self, request: Any) -> Awaitable[Message]:
+        """The response to a request that its API's check has let pass, run to its first wait when this returns.
+
+        May raise ApiError, at once or when awaited, which the caller then gets; any other exception is a bug and ends
+        the node.
+        """
+        ...
 
 
 class _Waiting:
@@ -67,12 +72,10 @@ class Inbox:
     closed."""
 
     def __init__(self, node: Node, *, gap_timeout_s: float = GAP_TIMEOUT_S) -> None:
+        self._node = node
         self._settings = node.settings
         self._gap_timeout_s = gap_timeout_s
-        self._handlers: dict[str, Handler] = {
-            api.name: getattr(node, api.name) for api in APIS if hasattr(node, api.name)
-        }
-        self._waiting = {api.name: _Waiting() for api in APIS}
+        self._waiting = {api.name: _Waiting() for api in APIS if api.served_by & node.serves}
         self._inbound = Inbound()
         self._held: dict[UUID, dict[int, tuple[CallNumber, asyncio.Future[None]]]] = {}
 
@@ -98,31 +101,31 @@ class Inbox:
     async def _execute(self, api_name: str, header_bytes: bytes, body: bytes, payload: Payload) -> Message:
         header = decode(RequestHeader, header_bytes)
         await self._take_turn(header.call)
-        handler = self._handler(api_name)
+        api = self._served(api_name)
         if header.version > VERSION_MAX:
             raise UnsupportedVersion(
                 f"{self._name} knows {api_name} up to version {VERSION_MAX}, found {header.version}"
             )
-        request = decode(API_BY_NAME[api_name].request_type, body, payload)
+        request = decode(api.request_type, body, payload)
+        api.check(request)
         self._check_bound(api_name, request)
         waiting, size_bytes = self._waiting[api_name], len(body) + payload_bytes(payload)
         waiting.count += 1
         waiting.size_bytes += size_bytes
         try:
-            answering = handler(request)
+            answering = self._node.handle(request)
             del request, body, payload
             return await answering
         finally:
             waiting.count -= 1
             waiting.size_bytes -= size_bytes
 
-    def _handler(self, api_name: str) -> Handler:
-        handler = self._handlers.get(api_name)
-        if handler is None:
+    def _served(self, api_name: str) -> Api:
+        if api_name not in self._waiting:
             raise InvalidRequest(
-                f"{self._name} does not serve {api_name!r}; it serves {', '.join(self._handlers)}"
+                f"{self._name} does not serve {api_name!r}; it serves {', '.join(self._waiting)}"
             )
-        return handler
+        return API_BY_NAME[api_name]
 
     def _check_bound(self, api_name: str, request: Any) -> None:
         """The request that reaches the bound of bytes is the last to be admitted, so a large one gets its turn, too."""

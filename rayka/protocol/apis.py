@@ -1,125 +1,114 @@
-"""The table of APIs: one name, one request type, one response type. The name is the remote method of the actors."""
+"""The table of APIs. A row says everything that is particular to one: dispatch, forwarding to the active controller,
+encoding, checks and the remote methods of the actors are the same code for all of them.
+"""
 
-from typing import Any
-
-import msgspec
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from functools import cached_property
+from typing import Any, get_args
 
 from rayka.ports import Message, Request
-from rayka.protocol.configs import (
-    DescribeConfigsRequest,
-    DescribeConfigsResponse,
-    IncrementalAlterConfigsRequest,
-    IncrementalAlterConfigsResponse,
-)
-from rayka.protocol.fetch import FetchRequest, FetchResponse, ListOffsetsRequest, ListOffsetsResponse
-from rayka.protocol.membership import (
-    HeartbeatRequest,
-    HeartbeatResponse,
-    MetadataRequest,
-    MetadataResponse,
-    RegisterBrokerRequest,
-    RegisterBrokerResponse,
-    StatusRequest,
-    StatusResponse,
-)
-from rayka.protocol.partition_admin import (
-    AlterPartitionReassignmentsRequest,
-    AlterPartitionReassignmentsResponse,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    DeleteRecordsRequest,
-    DeleteRecordsResponse,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    ElectLeadersRequest,
-    ElectLeadersResponse,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-    UnregisterBrokerRequest,
-    UnregisterBrokerResponse,
-)
-from rayka.protocol.produce import ProduceRequest, ProduceResponse
-from rayka.protocol.producer_ids import (
-    AllocateProducerIdsRequest,
-    AllocateProducerIdsResponse,
-    InitProducerIdRequest,
-    InitProducerIdResponse,
-)
-from rayka.protocol.quorum_messages import (
-    AddRaftVoterRequest,
-    BeginQuorumEpochRequest,
-    BeginQuorumEpochResponse,
-    DescribeQuorumRequest,
-    DescribeQuorumResponse,
-    EndQuorumEpochRequest,
-    EndQuorumEpochResponse,
-    FetchSnapshotRequest,
-    FetchSnapshotResponse,
-    RemoveRaftVoterRequest,
-    UpdateRaftVoterRequest,
-    VoterChangeResponse,
-    VoteRequest,
-    VoteResponse,
-)
-from rayka.protocol.replica_reports import (
-    AlterPartitionRequest,
-    AlterPartitionResponse,
-    ReportExitRequest,
-    ReportExitResponse,
-)
-from rayka.protocol.topics import (
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
+from rayka.protocol import (
+    configs,
+    fetch,
+    membership,
+    partition_admin,
+    produce,
+    producer_ids,
+    quorum_messages,
+    replica_reports,
+    topics,
 )
 
 
-class Api(msgspec.Struct, frozen=True):
-    """One remote method."""
+class ServedBy(Flag):
+    """What answers an API: a broker, the state machine of the active controller, or each replica of a quorum's log."""
+
+    BROKER = auto()
+    CONTROLLER = auto()
+    QUORUM = auto()
+
+
+BROKER, CONTROLLER, QUORUM = ServedBy
+
+
+def _accept(request: Any) -> None:
+    """Nothing of the request can be refused without state."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """One remote method. `check` raises the ApiError that refuses a request which no state could make right; a node
+    calls it before its handler.
+    """
 
     name: str
     request_type: type[Request[Any]]
-    response_type: type[Message]
+    served_by: ServedBy
+    check: Callable[[Any], None] = _accept
+
+    @cached_property
+    def response_type(self) -> type[Message]:
+        """The response that the request type names: `Request[ResponseT]`."""
+        (base,) = self.request_type.__orig_bases__  # type: ignore[attr-defined]
+        response_type: type[Message] = get_args(base)[0]
+        return response_type
 
 
 APIS: tuple[Api, ...] = (
-    Api("produce", ProduceRequest, ProduceResponse),
-    Api("fetch", FetchRequest, FetchResponse),
-    Api("list_offsets", ListOffsetsRequest, ListOffsetsResponse),
-    Api("init_producer_id", InitProducerIdRequest, InitProducerIdResponse),
-    Api("metadata", MetadataRequest, MetadataResponse),
-    Api("create_topics", CreateTopicsRequest, CreateTopicsResponse),
-    Api("delete_topics", DeleteTopicsRequest, DeleteTopicsResponse),
-    Api("register_broker", RegisterBrokerRequest, RegisterBrokerResponse),
-    Api("heartbeat", HeartbeatRequest, HeartbeatResponse),
-    Api("allocate_producer_ids", AllocateProducerIdsRequest, AllocateProducerIdsResponse),
-    Api("status", StatusRequest, StatusResponse),
-    Api("vote", VoteRequest, VoteResponse),
-    Api("begin_quorum_epoch", BeginQuorumEpochRequest, BeginQuorumEpochResponse),
-    Api("end_quorum_epoch", EndQuorumEpochRequest, EndQuorumEpochResponse),
-    Api("fetch_snapshot", FetchSnapshotRequest, FetchSnapshotResponse),
-    Api("describe_quorum", DescribeQuorumRequest, DescribeQuorumResponse),
-    Api("add_raft_voter", AddRaftVoterRequest, VoterChangeResponse),
-    Api("remove_raft_voter", RemoveRaftVoterRequest, VoterChangeResponse),
-    Api("update_raft_voter", UpdateRaftVoterRequest, VoterChangeResponse),
-    Api("alter_partition", AlterPartitionRequest, AlterPartitionResponse),
-    Api("report_exit", ReportExitRequest, ReportExitResponse),
-    Api("create_partitions", CreatePartitionsRequest, CreatePartitionsResponse),
+    Api("produce", produce.ProduceRequest, BROKER, produce.check_produce),
+    Api("fetch", fetch.FetchRequest, BROKER | QUORUM, fetch.check_fetch),
+    Api("list_offsets", fetch.ListOffsetsRequest, BROKER),
+    Api("init_producer_id", producer_ids.InitProducerIdRequest, BROKER),
+    Api("delete_records", partition_admin.DeleteRecordsRequest, BROKER),
+    Api("describe_log_dirs", partition_admin.DescribeLogDirsRequest, BROKER),
+    Api("metadata", membership.MetadataRequest, BROKER | CONTROLLER),
+    Api("status", membership.StatusRequest, BROKER | CONTROLLER),
+    Api("register_broker", membership.RegisterBrokerRequest, CONTROLLER, membership.check_register_broker),
+    Api("heartbeat", membership.HeartbeatRequest, CONTROLLER, membership.check_heartbeat),
+    Api(
+        "alter_partition",
+        replica_reports.AlterPartitionRequest,
+        CONTROLLER,
+        replica_reports.check_alter_partition,
+    ),
+    Api("report_exit", replica_reports.ReportExitRequest, CONTROLLER, replica_reports.check_report_exit),
+    Api("allocate_producer_ids", producer_ids.AllocateProducerIdsRequest, CONTROLLER),
+    Api("create_topics", topics.CreateTopicsRequest, CONTROLLER, topics.check_create_topics),
+    Api("delete_topics", topics.DeleteTopicsRequest, CONTROLLER, topics.check_delete_topics),
+    Api(
+        "create_partitions",
+        partition_admin.CreatePartitionsRequest,
+        CONTROLLER,
+        partition_admin.check_create_partitions,
+    ),
     Api(
         "alter_partition_reassignments",
-        AlterPartitionReassignmentsRequest,
-        AlterPartitionReassignmentsResponse,
+        partition_admin.AlterPartitionReassignmentsRequest,
+        CONTROLLER,
+        partition_admin.check_reassignments,
     ),
+    Api("list_partition_reassignments", partition_admin.ListPartitionReassignmentsRequest, CONTROLLER),
     Api(
-        "list_partition_reassignments", ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
+        "elect_leaders", partition_admin.ElectLeadersRequest, CONTROLLER, partition_admin.check_elect_leaders
     ),
-    Api("elect_leaders", ElectLeadersRequest, ElectLeadersResponse),
-    Api("unregister_broker", UnregisterBrokerRequest, UnregisterBrokerResponse),
-    Api("delete_records", DeleteRecordsRequest, DeleteRecordsResponse),
-    Api("describe_log_dirs", DescribeLogDirsRequest, DescribeLogDirsResponse),
-    Api("describe_configs", DescribeConfigsRequest, DescribeConfigsResponse),
-    Api("incremental_alter_configs", IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
+    Api("unregister_broker", partition_admin.UnregisterBrokerRequest, CONTROLLER),
+    Api("describe_configs", configs.DescribeConfigsRequest, CONTROLLER, configs.check_describe_configs),
+    Api(
+        "incremental_alter_configs",
+        configs.IncrementalAlterConfigsRequest,
+        CONTROLLER,
+        configs.check_alter_configs,
+    ),
+    Api("vote", quorum_messages.VoteRequest, QUORUM),
+    Api("begin_quorum_epoch", quorum_messages.BeginQuorumEpochRequest, QUORUM),
+    Api("end_quorum_epoch", quorum_messages.EndQuorumEpochRequest, QUORUM),
+    Api("fetch_snapshot", quorum_messages.FetchSnapshotRequest, QUORUM),
+    Api("describe_quorum", quorum_messages.DescribeQuorumRequest, QUORUM),
+    Api("add_raft_voter", quorum_messages.AddRaftVoterRequest, QUORUM),
+    Api("remove_raft_voter", quorum_messages.RemoveRaftVoterRequest, QUORUM),
+    Api("update_raft_voter", quorum_messages.UpdateRaftVoterRequest, QUORUM),
 )
 API_BY_NAME: dict[str, Api] = {api.name: api for api in APIS}
 _API_BY_REQUEST: dict[type, Api] = {api.request_type: api for api in APIS}

@@ -5,6 +5,7 @@ from enum import IntEnum
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET
 from rayka.ports import Message, Request
+from rayka.protocol.request_checks import check_each_once
 
 
 class ResourceType(IntEnum):
@@ -105,3 +106,18 @@ class IncrementalAlterConfigsRequest(Request[IncrementalAlterConfigsResponse], f
     """Changes configurations, each resource on its own."""
 
     resources: tuple[AlteredResource, ...]
+
+
+def check_describe_configs(request: DescribeConfigsRequest) -> None:
+    check_each_once("resources", map(_resource, request.resources))
+
+
+def check_alter_configs(request: IncrementalAlterConfigsRequest) -> None:
+    check_each_once("resources", map(_resource, request.resources))
+    for each in request.resources:
+        names = [change.name.replace("_", ".") for change in each.changes]  # a key has two spellings
+        check_each_once(f"changes of {_resource(each)}", names)
+
+
+def _resource(each: ConfigResourceName | AlteredResource) -> str:
+    return f"{each.resource_type.name.lower()} {each.resource_name!r}"

@@ -8,8 +8,10 @@ from uuid import UUID
 import msgspec
 import numpy as np
 
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, InvalidRequest
 from rayka.ids import (
+    METADATA_PARTITION,
+    METADATA_TOPIC_ID,
     NO_EPOCH,
     NO_NODE,
     NO_OFFSET,
@@ -19,6 +21,7 @@ from rayka.ids import (
     TopicIdPartition,
 )
 from rayka.ports import Message, Request
+from rayka.protocol.request_checks import require
 
 NO_RECORDS = np.empty(0, dtype=np.uint8)
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
@@ -117,6 +120,59 @@ class FetchRequest(Request[FetchResponse], frozen=True, array_like=True):
     session_epoch: int = FINAL_SESSION_EPOCH
     forgotten: tuple[TopicIdPartition, ...] = ()
     rack_id: str = ""
+
+    @property
+    def is_of_metadata(self) -> bool:
+        """Whether it asks for the metadata log, which each replica of the quorum has, and which is fetched alone."""
+        return bool(self.partitions) and self.partitions[0].topic_id == METADATA_TOPIC_ID
+
+
+def check_fetch(request: FetchRequest) -> None:
+    if request.is_of_metadata:
+        _check_metadata_fetch(request)
+        return
+    amounts = (request.min_bytes, request.max_bytes, request.session_id)
+    if min(amounts) < 0 or min(request.replica_id, request.replica_epoch, request.session_epoch) < -1:
+        raise InvalidRequest(f"fetch: an amount, an id or an epoch is negative: {request!r:.500}")
+    is_new = request.session_epoch in (FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH)
+    if is_new and request.forgotten:
+        raise InvalidRequest(
+            "fetch: expected no forgotten partitions in a request that begins or has no session"
+        )
+    if not is_new and request.session_id == NO_SESSION:
+        raise InvalidRequest(
+            f"fetch: expected the id of a session with its epoch {request.session_epoch}, found none"
+        )
+    named = {(each.topic_id, each.partition) for each in request.partitions}
+    if len(named) < len(request.partitions):
+        raise InvalidRequest("fetch: expected each partition once, found one twice")
+    for each in request.partitions:
+        _check_partition(each)
+
+
+def _check_partition(fetch: FetchPartition) -> None:
+    if fetch.max_bytes < 0 or min(fetch.current_leader_epoch, fetch.last_fetched_epoch) < NO_EPOCH:
+        raise InvalidRequest(f"fetch: an amount or an epoch is negative: {fetch!r}")
+    if not NO_OFFSET <= fetch.log_start_offset <= max(fetch.fetch_offset, NO_OFFSET):
+        raise InvalidRequest(f"fetch: a log starts at or before its end, found {fetch!r}")
+
+
+def _check_metadata_fetch(request: FetchRequest) -> None:
+    """A follower of the metadata log (A27)."""
+    found = [(each.topic_id, each.partition) for each in request.partitions]
+    is_alone = found == [(METADATA_TOPIC_ID, METADATA_PARTITION)]
+    require(is_alone, "partitions", "that of __cluster_metadata alone", found)
+    (partition,) = request.partitions
+    require(request.replica_id >= 0, "replica_id", "a node that follows", request.replica_id)
+    require(request.max_wait_ms >= 0, "max_wait_ms", "0 or more", request.max_wait_ms)
+    max_bytes = min(request.max_bytes, partition.max_bytes)
+    require(max_bytes > 0, "max_bytes", "more than 0", max_bytes)
+    require(partition.fetch_offset >= 0, "fetch_offset", "0 or more", partition.fetch_offset)
+    least_epoch = 0 if partition.fetch_offset else NO_EPOCH
+    epoch, current_epoch = partition.last_fetched_epoch, partition.current_leader_epoch
+    require(epoch >= least_epoch, "last_fetched_epoch", f"{least_epoch} or more", epoch)
+    is_known = current_epoch == NO_EPOCH or epoch <= current_epoch
+    require(is_known, "last_fetched_epoch", "at most current_leader_epoch", epoch)
 
 
 class ListOffsetsPartition(Message, frozen=True, array_like=True):

@@ -7,8 +7,17 @@ from enum import StrEnum
 from uuid import UUID
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID, Role
+from rayka.ids import (
+    FIRST_BROKER_ID,
+    FIRST_CONTROLLER_ID,
+    NO_EPOCH,
+    NO_NODE,
+    NO_OFFSET,
+    ZERO_ID,
+    Role,
+)
 from rayka.ports import Message, Request
+from rayka.protocol.request_checks import check_each_once, require
 
 
 class LogDirectory(Message, frozen=True, array_like=True):
@@ -112,6 +121,17 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
     known_broker_epoch: int = NO_EPOCH
 
 
+def check_register_broker(request: RegisterBrokerRequest) -> None:
+    is_broker_id = FIRST_BROKER_ID <= request.broker_id < FIRST_CONTROLLER_ID
+    require(is_broker_id, "broker_id", f"{FIRST_BROKER_ID} to {FIRST_CONTROLLER_ID - 1}", request.broker_id)
+    require(request.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", request.incarnation_id)
+    ids = [directory.directory_id for directory in request.directories]
+    require(bool(ids) and ZERO_ID not in ids, "directories", "one or more, each with an id", ids)
+    check_each_once("directories", map(str, ids))
+    versions = (request.min_metadata_version, request.max_metadata_version)
+    require(0 < versions[0] <= versions[1], "metadata versions", "a range above 0", versions)
+
+
 class HeartbeatResponse(Message, frozen=True, array_like=True):
     """What the controller makes of the broker now (H5)."""
 
@@ -134,6 +154,13 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     offline_directory_ids: tuple[UUID, ...] = ()
     recovered_directory_ids: tuple[UUID, ...] = ()
     number: int = 0
+
+
+def check_heartbeat(request: HeartbeatRequest) -> None:
+    require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
+    require(request.broker_epoch >= 0, "broker_epoch", "that of the registration", request.broker_epoch)
+    check_each_once("offline_directory_ids", map(str, request.offline_directory_ids))
+    require(request.number >= 0, "number", "0 or more", request.number)
 
 
 # ---- Status --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from uuid import UUID
 from rayka.errors import ErrorCode
 from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.ports import Message, Request
+from rayka.protocol.request_checks import check_each_once
 from rayka.protocol.topics import TopicResult
 
 
@@ -47,6 +48,10 @@ class CreatePartitionsRequest(Request[CreatePartitionsResponse], frozen=True, ar
     topics: tuple[NewPartitions, ...]
 
 
+def check_create_partitions(request: CreatePartitionsRequest) -> None:
+    check_each_once("topics", [topic.name for topic in request.topics])
+
+
 # ---- Other replicas --------------------------------------------------------------------------------------------------
 
 
@@ -71,6 +76,10 @@ class AlterPartitionReassignmentsRequest(
     """Begins or cancels reassignments; each ends by itself once the new replicas are in sync."""
 
     partitions: tuple[Reassignment, ...]
+
+
+def check_reassignments(request: AlterPartitionReassignmentsRequest) -> None:
+    check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in request.partitions])
 
 
 class OngoingReassignment(Message, frozen=True, array_like=True, gc=False):
@@ -129,6 +138,10 @@ class ElectLeadersRequest(Request[ElectLeadersResponse], frozen=True, array_like
 
     election_type: ElectionType
     partitions: tuple[TopicPartition, ...] | None = None
+
+
+def check_elect_leaders(request: ElectLeadersRequest) -> None:
+    check_each_once("partitions", map(repr, request.partitions or ()))
 
 
 # ---- Asked of brokers ------------------------------------------------------------------------------------------------

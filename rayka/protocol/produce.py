@@ -4,7 +4,7 @@ from uuid import UUID
 
 import numpy as np
 
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, InvalidRequiredAcks
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP
 from rayka.ports import Message, Request
 
@@ -51,3 +51,8 @@ class ProduceRequest(Request[ProduceResponse], frozen=True, array_like=True):
     acks: int
     timeout_ms: int
     partitions: tuple[ProducePartition, ...]
+
+
+def check_produce(request: ProduceRequest) -> None:
+    if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
+        raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {request.acks}")

@@ -7,8 +7,9 @@ from enum import IntEnum
 from uuid import UUID
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_EPOCH, NO_NODE
+from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID
 from rayka.ports import Message, Request
+from rayka.protocol.request_checks import check_each_once, require
 
 
 class LeaderRecoveryState(IntEnum):
@@ -64,6 +65,11 @@ class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_
     partitions: tuple[AlterPartitionItem, ...]
 
 
+def check_alter_partition(request: AlterPartitionRequest) -> None:
+    require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
+    check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in request.partitions])
+
+
 class ReportExitResponse(Message, frozen=True, array_like=True):
     """Whether the broker is fenced now; False when another incarnation is registered, which lives on."""
 
@@ -78,3 +84,7 @@ class ReportExitRequest(Request[ReportExitResponse], frozen=True, array_like=Tru
 
     broker_id: int
     incarnation_id: UUID
+
+
+def check_report_exit(request: ReportExitRequest) -> None:
+    require(request.incarnation_id != ZERO_ID, "incarnation_id", "that of a process", request.incarnation_id)

@@ -5,6 +5,7 @@ from uuid import UUID
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID
 from rayka.ports import Message, Request
+from rayka.protocol.request_checks import check_each_once
 
 DEFAULT_COUNT = -1  # the cluster's `num.partitions` or `default.replication.factor`
 
@@ -58,3 +59,11 @@ class DeleteTopicsRequest(Request[DeleteTopicsResponse], frozen=True, array_like
     """Deletes topics with all their records."""
 
     names: tuple[str, ...]
+
+
+def check_create_topics(request: CreateTopicsRequest) -> None:
+    check_each_once("topics", [topic.name for topic in request.topics])
+
+
+def check_delete_topics(request: DeleteTopicsRequest) -> None:
+    check_each_once("names", request.names)

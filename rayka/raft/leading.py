@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rayka.errors import ErrorCode, InvariantBroken, NotLeaderOrFollower
-from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
+from rayka.ids import METADATA_PARTITION, METADATA_TOPIC_ID, NO_EPOCH, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum_messages import (
     DescribeQuorumResponse,
@@ -21,8 +21,6 @@ from rayka.protocol.quorum_messages import (
 from rayka.raft.leader import Leader
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.voter_changes import VoterChanges
-
-METADATA_PARTITION = 0
 
 
 class Leading:

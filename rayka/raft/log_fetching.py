@@ -8,7 +8,7 @@ Kafka: the follower's half of `KafkaRaftClient`.
 from collections.abc import Sequence
 
 from rayka.errors import ErrorCode, InvariantBroken
-from rayka.ids import METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch
+from rayka.ids import METADATA_PARTITION, METADATA_TOPIC_ID, NO_NODE, OffsetAndEpoch
 from rayka.log.log import PrefixCopy
 from rayka.ports import Message, Request
 from rayka.protocol.batch_header import split_batches
@@ -16,7 +16,6 @@ from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequ
 from rayka.protocol.quorum_messages import FetchSnapshotRequest, FetchSnapshotResponse
 from rayka.raft.follower import Follower, Truncation
 from rayka.raft.leader import FAR_MS
-from rayka.raft.leading import METADATA_PARTITION
 from rayka.raft.quorum_state import QuorumState
 from rayka.raft.roles import Unattached
 

@@ -27,7 +27,7 @@ from rayka.raft.election_state import ElectionState
 from rayka.raft.elections import Elections
 from rayka.raft.follower import Follower
 from rayka.raft.leader import Leader
-from rayka.raft.leading import METADATA_PARTITION, Leading
+from rayka.raft.leading import Leading
 from rayka.raft.log_fetching import Following
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.quorum_observation import ObservedQuorum
@@ -38,8 +38,6 @@ from rayka.raft.snapshot_retention import earliest_to_keep
 from rayka.raft.snapshot_store import SnapshotDownload, SnapshotStore
 from rayka.raft.voter_changes import VoterChanges
 from rayka.raft.voters import VoterSet
-
-__all__ = ["METADATA_PARTITION", "Quorum"]
 
 
 class Quorum:

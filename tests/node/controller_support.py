@@ -83,7 +83,7 @@ async def started(disk: MemoryDisk, **changes: Any) -> ControllerNode:
     node = ControllerNode(settings(disk, **changes))
     await node.start()
     await node.until_active()
-    await node.metadata(MetadataRequest(()))  # and its first records are committed
+    await node.handle(MetadataRequest(()))  # and its first records are committed
     return node
 
 
@@ -97,8 +97,8 @@ async def new_cluster(disk: MemoryDisk, **changes: Any) -> ControllerNode:
 
 async def start_broker(node: ControllerNode) -> int:
     """Broker 1 registers and is unfenced; its epoch."""
-    epoch = (await node.register_broker(registration())).broker_epoch
-    await node.heartbeat(HeartbeatRequest(1, epoch, epoch, False, False))
+    epoch = (await node.handle(registration())).broker_epoch
+    await node.handle(HeartbeatRequest(1, epoch, epoch, False, False))
     return epoch
 
 
@@ -129,5 +129,5 @@ def fetch_request(offset: int, last_epoch: int = 1, *, max_wait_ms: int = 0, **c
 
 
 async def fetched(node: ControllerNode, request: FetchRequest) -> FetchPartitionResult:
-    (result,) = (await node.fetch(request)).partitions
+    (result,) = (await node.handle(request)).partitions
     return result

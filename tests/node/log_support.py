@@ -12,13 +12,13 @@ from rayka.ids import ReplicaKey
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.inbox import Inbox
 from rayka.node.quorum.format import format_controller
-from rayka.node.quorum.quorum_apis import QuorumApis
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
 from rayka.node.quorum.quorum_requests import QuorumRequests
 from rayka.node.settings import NodeSettings
 from rayka.node.tasks import Tasks
 from rayka.ports import Network, Request
+from rayka.protocol.apis import ServedBy
 from rayka.raft.voters import VoterSet
 from rayka.shard.shard import NotHere, Result
 from rayka.shard.shard_records import RecordCodec, value_codec
@@ -68,8 +68,10 @@ class Counter:
         return NotController(why.reason, why.leader_id, why.leader_epoch, may_have_run=why.may_have_run)
 
 
-class CounterNode(QuorumApis):
+class CounterNode:
     """A replica of the counter."""
+
+    serves = ServedBy.QUORUM
 
     def __init__(self, disk: MemoryDisk, network: Network, node_id: int, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -90,12 +92,12 @@ class CounterNode(QuorumApis):
         self.log: QuorumLog[int]
         self.shard: ReplicatedShard[Counter, int]
 
-    def quorum_requests(self) -> QuorumRequests:
-        return self.requests
-
     async def open_log(self) -> None:
         self.driver = await QuorumDriver.open(self.settings, self.tasks)
         self.requests = QuorumRequests(self.driver, self.settings.config)
+
+    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        return self.requests.handle(request)
 
     async def start(self) -> None:
         await self.open_log()

@@ -169,7 +169,7 @@ class OnPartition:
         """A client asks the active controller."""
         controllers = [each.controller for each in self.simulation.cluster.controllers]
         (leader,) = [each for each in controllers if each is not None and each.is_active]
-        await leader.delete_topics(DeleteTopicsRequest((name,)))
+        await leader.handle(DeleteTopicsRequest((name,)))
 
     async def restart(self, node_id: int) -> None:
         machine = self.simulation.cluster.machines[node_id]

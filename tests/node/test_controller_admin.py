@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from rayka.config import BrokerConfig
-from rayka.errors import ErrorCode, InvalidRequest
+from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
-from rayka.ports import Request
-from rayka.protocol.apis import api_of
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -22,13 +20,11 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.partition_admin import (
-    AlterPartitionReassignmentsRequest,
     CreatePartitionsRequest,
     ElectionType,
     ElectLeadersRequest,
     ListPartitionReassignmentsRequest,
     NewPartitions,
-    Reassignment,
 )
 from rayka.testing.memory_disk import MemoryDisk
 from tests.node.controller_support import new_cluster, new_topic, started
@@ -47,54 +43,23 @@ def altered(*changes: ConfigChange) -> AlteredResource:
     return AlteredResource(ResourceType.TOPIC, "orders", changes)
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        CreatePartitionsRequest((NewPartitions("orders", 2), NewPartitions("orders", 3))),
-        AlterPartitionReassignmentsRequest(
-            (Reassignment("orders", 0, (1,)), Reassignment("orders", 0, None))
-        ),
-        ElectLeadersRequest(ElectionType.PREFERRED, (ORDERS_0, ORDERS_0)),
-        DescribeConfigsRequest((ORDERS, ORDERS)),
-        IncrementalAlterConfigsRequest((altered(), altered())),
-        IncrementalAlterConfigsRequest((altered(FLUSH, ConfigChange("flush", AlterConfigOp.DELETE)),)),
-        IncrementalAlterConfigsRequest(
-            (
-                altered(
-                    ConfigChange("segment.ms", AlterConfigOp.DELETE),
-                    ConfigChange("segment_ms", AlterConfigOp.DELETE),
-                ),
-            )
-        ),
-    ],
-    ids=repr,
-)
-def test_what_is_named_twice_is_refused_before_the_core_sees_it(request_: Request[Any]) -> None:
-    async def scenario() -> None:
-        node = await new_cluster(MemoryDisk())
-        with pytest.raises(InvalidRequest, match=r"expected each once, found"):
-            await getattr(node, api_of(request_).name)(request_)
-
-    run(scenario())
-
-
 def test_what_was_answered_is_committed_and_survives_a_power_cut() -> None:
     async def scenario() -> None:
         disk = MemoryDisk()
         node = await new_cluster(disk)
-        await node.create_topics(new_topic("orders"))
-        await node.incremental_alter_configs(IncrementalAlterConfigsRequest((altered(FLUSH),)))
-        await node.create_partitions(CreatePartitionsRequest((NewPartitions("orders", 4),)))
+        await node.handle(new_topic("orders"))
+        await node.handle(IncrementalAlterConfigsRequest((altered(FLUSH),)))
+        await node.handle(CreatePartitionsRequest((NewPartitions("orders", 4),)))
         node.kill()
         disk.power_loss(Random(1))
         node = await started(disk)
-        (described,) = (await node.describe_configs(DescribeConfigsRequest((ORDERS,)))).resources
+        (described,) = (await node.handle(DescribeConfigsRequest((ORDERS,)))).resources
         assert "batch" in [entry.value for entry in described.entries if entry.name == "flush"]
-        elected = await node.elect_leaders(
+        elected = await node.handle(
             ElectLeadersRequest(ElectionType.PREFERRED, (TopicPartition("orders", 3),))
         )
         assert [each.error_code for each in elected.partitions] == [ErrorCode.ELECTION_NOT_NEEDED]
-        listed = await node.list_partition_reassignments(ListPartitionReassignmentsRequest())
+        listed = await node.handle(ListPartitionReassignmentsRequest())
         assert listed.reassignments == ()
 
     run(scenario())

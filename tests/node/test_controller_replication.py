@@ -48,27 +48,27 @@ class Cluster:
     @classmethod
     async def start(cls) -> "Cluster":
         node = await new_cluster(MemoryDisk(), config=CONFIG)
-        await node.register_broker(SECOND_BROKER)
-        brokers = (await node.metadata(MetadataRequest(()))).brokers
+        await node.handle(SECOND_BROKER)
+        brokers = (await node.handle(MetadataRequest(()))).brokers
         cluster = cls(
             node, {each.node_id: each.broker_epoch for each in brokers}, UUID(int=0), dict(FIRST_PROCESSES)
         )
         await cluster.beat(2)
-        created = await node.create_topics(CreateTopicsRequest((NewTopic("orders", 1, 2),)))
+        created = await node.handle(CreateTopicsRequest((NewTopic("orders", 1, 2),)))
         cluster.topic_id = created.topics[0].topic_id
         return cluster
 
     async def beat(self, broker_id: int) -> None:
-        offset = (await self.node.metadata(MetadataRequest(()))).metadata_offset
-        await self.node.heartbeat(HeartbeatRequest(broker_id, self.epochs[broker_id], offset, False, False))
+        offset = (await self.node.handle(MetadataRequest(()))).metadata_offset
+        await self.node.handle(HeartbeatRequest(broker_id, self.epochs[broker_id], offset, False, False))
 
     async def partition(self) -> MetadataPartition:
-        return (await self.node.metadata(MetadataRequest(("orders",)))).topics[0].partitions[0]
+        return (await self.node.handle(MetadataRequest(("orders",)))).topics[0].partitions[0]
 
     async def end(self, broker_id: int) -> bool:
         """Whether it is fenced."""
         request = ReportExitRequest(broker_id, self.processes[broker_id])
-        return (await self.node.report_exit(request)).is_fenced
+        return (await self.node.handle(request)).is_fenced
 
     async def restart(self, broker_id: int) -> None:
         self.processes[broker_id] = UUID(int=100 + self.processes[broker_id].int)
@@ -77,7 +77,7 @@ class Cluster:
             incarnation_id=self.processes[broker_id],
             directories=(LogDirectory(UUID(int=8 + broker_id), f"/data/broker-{broker_id}"),),
         )
-        self.epochs[broker_id] = (await self.node.register_broker(again)).broker_epoch
+        self.epochs[broker_id] = (await self.node.handle(again)).broker_epoch
         await self.beat(broker_id)
 
     async def s_until_led_again(self, preferred_id: int, *, partition_epoch: int) -> float:
@@ -88,8 +88,8 @@ class Cluster:
         assert (await self.partition()).leader_id == 3 - preferred_id
         now_s = asyncio.get_running_loop().time
         begin_s = now_s()
-        end = (await self.node.metadata(MetadataRequest(()))).metadata_offset
-        await self.node.metadata(MetadataRequest(("orders",), end + 1))  # what the timer writes
+        end = (await self.node.handle(MetadataRequest(()))).metadata_offset
+        await self.node.handle(MetadataRequest(("orders",), end + 1))  # what the timer writes
         return now_s() - begin_s
 
     async def propose(self, leader_id: int, partition_epoch: int) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ class Cluster:
             self.topic_id, 0, (await self.partition()).leader_epoch, partition_epoch, members
         )
         request = AlterPartitionRequest(leader_id, self.epochs[leader_id], (item,))
-        return (await self.node.alter_partition(request)).partitions[0].isr
+        return (await self.node.handle(request)).partitions[0].isr
 
 
 def scenario(test: Callable[[Cluster], Coroutine[None, None, None]]) -> Callable[[], None]:

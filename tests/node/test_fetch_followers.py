@@ -4,15 +4,14 @@ import asyncio
 
 import pytest
 
-from rayka.errors import ErrorCode, InvalidRequest
-from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch, TopicIdPartition
+from rayka.errors import ErrorCode
+from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, RemoveTopicRecord
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
     FetchPartition,
-    FetchRequest,
     ListOffsetsPartition,
     ListOffsetsRequest,
 )
@@ -539,43 +538,6 @@ def test_a_throttled_follower_still_tells_where_it_is() -> None:  # G13, G17
         await follow(handler, at(0))
         (state,) = [each for each in followers(broker.partition()) if each.replica_id == FOLLOWER]
         assert state.log_end_offset == 0
-        await broker.stop()
-
-    run(main)
-
-
-# ---- What nobody should send ----
-
-
-def negative(**changes: int) -> FetchRequest:
-    return request(at(0), **changes)
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        negative(min_bytes=-1),
-        negative(max_bytes=-1),
-        negative(replica_id=-2),
-        negative(replica_epoch=-2),
-        negative(session_id=-1),
-        negative(session_epoch=-2),
-        request(at(0), at(1)),
-        request(at(0), forgotten=(TopicIdPartition(ORDERS, 0),)),
-        request(session_epoch=1),
-        request(at(0, max_bytes=-1)),
-        request(at(0, current_leader_epoch=-2)),
-        request(at(0, last_fetched_epoch=-2)),
-        request(at(0, log_start_offset=-2)),
-        request(at(3, log_start_offset=4)),
-    ],
-)
-def test_a_request_that_contradicts_itself_is_refused(asked: FetchRequest) -> None:
-    async def main() -> None:
-        broker, handler = await led()
-        with pytest.raises(InvalidRequest, match="fetch: "):
-            await handler.handle(asked)
-        assert (await consume(handler, at(0))).error_code is ErrorCode.NONE
         await broker.stop()
 
     run(main)

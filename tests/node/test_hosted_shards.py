@@ -61,10 +61,10 @@ def test_a_client_neither_writes_to_an_internal_topic_nor_deletes_its_records(cl
         broker, partition = await led(cluster)
         records = encode_batch([b"mine"], timestamps_ms=1)
         produced = ProducePartition(partition.topic_id, 0, records)
-        response = await broker.produce(ProduceRequest(ACKS_ALL, 1000, (produced,)))
+        response = await broker.handle(ProduceRequest(ACKS_ALL, 1000, (produced,)))
         assert response.partitions[0].error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
         deletion = DeleteRecordsRequest(1000, (DeleteRecordsPartition(partition.topic_id, 0, -1),))
-        deleted = await broker.delete_records(deletion)
+        deleted = await broker.handle(deletion)
         assert deleted.partitions[0].error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
         assert partition.log.log_end_offset == 0
 

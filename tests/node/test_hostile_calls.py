@@ -61,13 +61,13 @@ class Kind(Enum):
 
 SERVED = [
     (kind, api.name)
-    for kind, nodes in (
-        (Kind.BROKER, (BrokerNode,)),
-        (Kind.CONTROLLER, (ControllerNode,)),
-        (Kind.COMBINED, (BrokerNode, ControllerNode)),
+    for kind, node in (
+        (Kind.BROKER, BrokerNode),
+        (Kind.CONTROLLER, ControllerNode),
+        (Kind.COMBINED, CombinedNode),
     )
     for api in APIS
-    if any(hasattr(node, api.name) for node in nodes)
+    if api.served_by & node.serves
 ]
 
 

@@ -24,6 +24,7 @@ from rayka.ids import METADATA_TOPIC_ID, ZERO_ID
 from rayka.node.inbox import Inbox
 from rayka.node.settings import NodeSettings
 from rayka.ports import Request
+from rayka.protocol.apis import ServedBy
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.connection import CallNumber
 from rayka.protocol.fetch import FetchRequest, FetchResponse
@@ -44,8 +45,17 @@ from tests.node.controller_support import Crashes, settings
 ResultT = TypeVar("ResultT")
 
 
+ANSWERS = {
+    FetchRequest: FetchResponse(()),
+    ProduceRequest: ProduceResponse(()),
+    HeartbeatRequest: HeartbeatResponse(True, False, False),
+}
+
+
 class RecordingNode:
     """Writes down the topics of Metadata requests in the order in which they start; holds other requests back."""
+
+    serves = ServedBy.BROKER | ServedBy.CONTROLLER
 
     def __init__(self, config: BrokerConfig | None = None) -> None:
         self.crashes = Crashes()
@@ -55,27 +65,21 @@ class RecordingNode:
         self.may_answer = asyncio.Event()
         self.error: Exception | None = None
 
-    async def metadata(self, request: MetadataRequest) -> MetadataResponse:
+    async def handle(self, request: Any) -> Any:
+        match request:
+            case StatusRequest():
+                return StatusResponse(1, (), NodeState.RUNNING, 0, "", ())
+            case MetadataRequest():
+                return await self._metadata(request)
+        await self.may_answer.wait()
+        return ANSWERS[type(request)]
+
+    async def _metadata(self, request: MetadataRequest) -> MetadataResponse:
         self.started.append(request.topics)
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
         return MetadataResponse("cluster", 3001, (), (), 0)
-
-    async def fetch(self, request: FetchRequest) -> FetchResponse:
-        await self.may_answer.wait()
-        return FetchResponse(())
-
-    async def produce(self, request: ProduceRequest) -> ProduceResponse:
-        await self.may_answer.wait()
-        return ProduceResponse(())
-
-    async def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
-        await self.may_answer.wait()
-        return HeartbeatResponse(True, False, False)
-
-    async def status(self, request: StatusRequest) -> StatusResponse:
-        return StatusResponse(1, (), NodeState.RUNNING, 0, "", ())
 
 
 class Lane:
@@ -296,10 +300,18 @@ def test_an_api_that_the_node_does_not_serve_is_an_invalid_request() -> None:
         made = lane.encoded(about("a"))
         body, payload = await lane.inbox.handle("no_such_api", made.header, made.request.body, b"")
         assert payload is None
-        with pytest.raises(
-            InvalidRequest, match="does not serve 'no_such_api'; it serves produce, fetch, metadata"
-        ):
+        with pytest.raises(InvalidRequest, match="does not serve 'no_such_api'; it serves produce, fetch, "):
             raise decode(Failure, body).error()
+
+    run(main())
+
+
+def test_a_request_that_no_state_could_make_right_does_not_reach_the_node() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        node.may_answer.set()
+        with pytest.raises(InvalidRequest, match="broker_id: expected 0 or more, found -1"):
+            await Lane(node).call(HeartbeatRequest(-1, 2, 3, True, False))
 
     run(main())
 

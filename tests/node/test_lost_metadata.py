@@ -41,7 +41,7 @@ def test_a_controller_whose_log_is_gone_refuses_to_start(
     async def scenario() -> None:
         disk = MemoryDisk()
         node = await new_cluster(disk)
-        await node.create_topics(new_topic("orders"))
+        await node.handle(new_topic("orders"))
         if is_clean:
             await node.stop()
         else:

@@ -58,7 +58,7 @@ def test_a_vote_is_durable_before_anybody_hears_of_it() -> None:  # A8, A19
         disk = HeldDisk()
         node = await alone(disk)
         disk.is_open.clear()
-        asked = asyncio.create_task(node.vote(vote_request(epoch=5)))
+        asked = asyncio.create_task(node.handle(vote_request(epoch=5)))
         await asyncio.sleep(0.02)
         assert not asked.done()
         assert stored(disk, node) is None
@@ -77,13 +77,13 @@ def test_a_voter_that_was_killed_after_its_vote_does_not_vote_for_another() -> N
     async def scenario() -> None:
         disk = MemoryDisk()
         node = await alone(disk)
-        assert (await node.vote(vote_request(5))).is_granted
+        assert (await node.handle(vote_request(5))).is_granted
         node.kill()
         disk.power_loss(Random(1))
         again = CounterNode(disk, Silence(), 3001)
         await again.start()
-        assert not (await again.vote(vote_request(5, candidate=3003))).is_granted
-        assert (await again.vote(vote_request(5, candidate=3002))).is_granted
+        assert not (await again.handle(vote_request(5, candidate=3003))).is_granted
+        assert (await again.handle(vote_request(5, candidate=3002))).is_granted
 
     run(scenario())
 
@@ -95,7 +95,7 @@ def test_nothing_is_sent_in_an_epoch_before_it_is_durable() -> None:  # A8
         await until(lambda: bool(network.sent))
         disk.is_open.clear()
         adopting = asyncio.create_task(
-            node.begin_quorum_epoch(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
+            node.handle(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
         )
         await asyncio.sleep(0)
         count = len(network.sent)
@@ -136,7 +136,7 @@ def test_a_follower_fetches_again_only_when_what_it_has_is_durable() -> None:  #
     async def scenario() -> None:
         disk, network = HeldDisk(), LeaderWithOneBatch()
         node = await alone(disk, network)
-        await node.begin_quorum_epoch(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
+        await node.handle(BeginQuorumEpochRequest("counters", 3002, 7, VOTERS.voters[0]))
         disk.is_open.clear()
         await until(lambda: node.driver.directory.log.log_end_offset > 0)
         await asyncio.sleep(0.03)
@@ -233,7 +233,7 @@ def test_a_node_of_another_cluster_is_refused_by_name() -> None:  # A17, A27
         fetch = FetchRequest(0, 1, 1 << 20, (FetchPartition(METADATA_TOPIC_ID, 0, 0, 1 << 20),), replica_id=3003,
                              cluster_id="cluster-b")  # fmt: skip
         with pytest.raises(InconsistentClusterId, match="cluster-b fetches from cluster counters"):
-            await (await counters.active()).fetch(fetch)
+            await (await counters.active()).handle(fetch)
         assert await counters.add(1) == 6
 
     run(scenario())
@@ -244,7 +244,7 @@ def test_a_wiped_voter_is_not_asked_as_its_former_self() -> None:  # A6, A55
         node = await alone(MemoryDisk())
         request = vote_request(5)
         former = ReplicaKey(3001, VOTERS.voters[2].directory_id)
-        response = await node.vote(
+        response = await node.handle(
             VoteRequest("counters", request.replica, 5, former, 0, 0, is_pre_vote=False)
         )
         assert not response.is_granted
@@ -443,7 +443,7 @@ def test_a_leader_that_nobody_can_succeed_ends_at_once() -> None:  # A23
 def test_a_voter_that_is_told_of_the_end_of_an_epoch_answers_with_what_it_knows() -> None:  # A22
     async def scenario() -> None:
         node = await alone(MemoryDisk())
-        response = await node.end_quorum_epoch(EndQuorumEpochRequest("counters", 3002, 7, VOTERS.voters))
+        response = await node.handle(EndQuorumEpochRequest("counters", 3002, 7, VOTERS.voters))
         assert (response.leader_id, response.leader_epoch) == (3002, 7)
 
     run(scenario())

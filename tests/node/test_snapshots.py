@@ -85,11 +85,11 @@ async def _until(node: ControllerNode, is_so: Callable[[SnapshotStore], bool]) -
 
 async def _create(node: ControllerNode, *numbers: int) -> None:
     for number in numbers:
-        await node.create_topics(new_topic(f"topic-{number}"))
+        await node.handle(new_topic(f"topic-{number}"))
 
 
 async def _topics(node: ControllerNode) -> list[str]:
-    return [each.name for each in (await node.metadata(MetadataRequest(None, 0))).topics]
+    return [each.name for each in (await node.handle(MetadataRequest(None, 0))).topics]
 
 
 def test_the_active_controller_writes_what_is_committed_and_begins_again_with_it() -> None:  # A46, A47

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.ids import node_name
+from rayka.node.clock import now_ms
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import PartitionLeader
@@ -111,7 +112,7 @@ class DeleteRecordsHandler:
     def _low_watermark(self, deletion: _Deletion) -> int:
         partition = self._replicas.get(*deletion.key).partition
         partition.check_readable(deletion.leader.state.leader_epoch)
-        return partition.as_leader().low_watermark(_now_ms())
+        return partition.as_leader().low_watermark(now_ms())
 
 
 def _timed_out(deletion: _Deletion, timeout_ms: int) -> ApiError:
@@ -119,7 +120,7 @@ def _timed_out(deletion: _Deletion, timeout_ms: int) -> ApiError:
     behind = [
         node_name(each.replica_id)
         + (f" begins at {each.log_start_offset}" if each.has_fetched else " has not fetched")
-        for each in deletion.leader.live_followers(_now_ms())
+        for each in deletion.leader.live_followers(now_ms())
         if each.log_start_offset < offset
     ]
     return RequestTimedOut(
@@ -127,10 +128,6 @@ def _timed_out(deletion: _Deletion, timeout_ms: int) -> ApiError:
         f" {timeout_ms} ms ({', '.join(behind)}); the others follow by themselves as soon as they fetch, so there is no"
         f" need to delete again. `rayka topic describe {partition.topic_partition.topic}` says how far they are behind"
     )
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)
 
 
 def _refused(asked: DeleteRecordsPartition, error: ApiError) -> DeleteRecordsResult:

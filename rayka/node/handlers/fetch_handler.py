@@ -13,21 +13,17 @@ from rayka.errors import (
     ErrorCode,
     FetchSessionIdNotFound,
     InvalidFetchSessionEpoch,
-    InvalidRequest,
     NotLeaderOrFollower,
     StorageError,
 )
-from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET
+from rayka.ids import NO_NODE
+from rayka.node.clock import now_ms
 from rayka.node.handlers.fetch_reads import FetchReads, Leader, size_bytes
 from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.partition.partition_reads import FoundOffset
 from rayka.protocol.fetch import (
-    FINAL_SESSION_EPOCH,
-    FIRST_SESSION_EPOCH,
-    NO_SESSION,
-    FetchPartition,
     FetchPartitionResult,
     FetchRequest,
     FetchResponse,
@@ -55,13 +51,9 @@ class FetchHandler:
         return f"<FetchHandler {self._sessions!r}>"
 
     async def handle(self, request: FetchRequest) -> FetchResponse:
-        """One result for each partition, in order; within a session, those with news (G14).
-
-        Raises InvalidRequest, with nothing read.
-        """
-        _check(request)
+        """One result for each partition, in order; within a session, those with news (G14)."""
         try:
-            context = self._sessions.begin(request, _now_ms())
+            context = self._sessions.begin(request, now_ms())
             try:
                 return await self._answer(request, context)
             finally:
@@ -72,7 +64,7 @@ class FetchHandler:
     async def _answer(self, request: FetchRequest, context: FetchContext) -> FetchResponse:
         deadline_s = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
         reads = self._reads(request, context)
-        if request.replica_id != NO_NODE and context.is_refresh_due(_now_ms(), self._refresh_ms):
+        if request.replica_id != NO_NODE and context.is_refresh_due(now_ms(), self._refresh_ms):
             reads.refresh()
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
@@ -87,7 +79,7 @@ class FetchHandler:
         return FetchResponse(told, session_id=context.session.session_id)
 
     def _reads(self, request: FetchRequest, context: FetchContext) -> FetchReads:
-        return FetchReads(self._leader, request, context, _now_ms())
+        return FetchReads(self._leader, request, context, now_ms())
 
 
 class ListOffsetsHandler:
@@ -148,35 +140,3 @@ def _is_urgent(result: FetchPartitionResult) -> bool:
         or result.diverging_epoch is not None
         or result.preferred_read_replica != NO_NODE
     )
-
-
-def _check(request: FetchRequest) -> None:
-    """Raises InvalidRequest for what no caller of ours sends."""
-    amounts = (request.min_bytes, request.max_bytes, request.session_id)
-    if min(amounts) < 0 or min(request.replica_id, request.replica_epoch, request.session_epoch) < -1:
-        raise InvalidRequest(f"fetch: an amount, an id or an epoch is negative: {request!r:.500}")
-    is_new = request.session_epoch in (FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH)
-    if is_new and request.forgotten:
-        raise InvalidRequest(
-            "fetch: expected no forgotten partitions in a request that begins or has no session"
-        )
-    if not is_new and request.session_id == NO_SESSION:
-        raise InvalidRequest(
-            f"fetch: expected the id of a session with its epoch {request.session_epoch}, found none"
-        )
-    named = {(each.topic_id, each.partition) for each in request.partitions}
-    if len(named) < len(request.partitions):
-        raise InvalidRequest("fetch: expected each partition once, found one twice")
-    for each in request.partitions:
-        _check_partition(each)
-
-
-def _check_partition(fetch: FetchPartition) -> None:
-    if fetch.max_bytes < 0 or min(fetch.current_leader_epoch, fetch.last_fetched_epoch) < NO_EPOCH:
-        raise InvalidRequest(f"fetch: an amount or an epoch is negative: {fetch!r}")
-    if not NO_OFFSET <= fetch.log_start_offset <= max(fetch.fetch_offset, NO_OFFSET):
-        raise InvalidRequest(f"fetch: a log starts at or before its end, found {fetch!r}")
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -28,7 +28,7 @@ class DescribeLogDirsHandler:
         self._directories = directories
         self._replicas = replicas
 
-    def handle(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
+    async def handle(self, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
         """All directories, with the replicas of the topics asked for, by topic and partition."""
         wanted = None if request.topics is None else frozenset(request.topics)
         replicas = [

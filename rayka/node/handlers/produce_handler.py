@@ -10,13 +10,12 @@ was appended stays, whatever its answer; a request that waits holds no records. 
 import asyncio
 from collections.abc import Callable
 
-from rayka.errors import ApiError, InvalidRequiredAcks, RequestTimedOut, StorageError
+from rayka.errors import ApiError, RequestTimedOut, StorageError
+from rayka.node.clock import now_ms
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import Appended
 from rayka.protocol.produce import (
-    ACKS_ALL,
-    ACKS_LEADER,
     ACKS_NONE,
     ProducePartition,
     ProducePartitionResult,
@@ -35,9 +34,7 @@ class ProduceHandler:
         self._wall_clock_ms = wall_clock_ms
 
     async def handle(self, request: ProduceRequest) -> ProduceResponse:
-        """One result for each partition. Raises InvalidRequiredAcks, with nothing appended."""
-        if request.acks not in (ACKS_NONE, ACKS_LEADER, ACKS_ALL):
-            raise InvalidRequiredAcks(f"acks: expected 0, 1 or -1 (all), found {request.acks}")
+        """One result for each partition."""
         acks, timeout_ms = request.acks, request.timeout_ms
         results, waiting = self._append_all(request)
         del request  # else its records stay in memory while it waits
@@ -65,7 +62,7 @@ class ProduceHandler:
         check_not_internal(replica.partition)
         try:
             appended = replica.partition.as_leader().append(
-                data.records, acks, now_ms=_now_ms(), timestamp_ms=self._wall_clock_ms()
+                data.records, acks, now_ms=now_ms(), timestamp_ms=self._wall_clock_ms()
             )
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
@@ -112,7 +109,3 @@ def _accepted(data: ProducePartition, replica: Replica, appended: Appended) -> P
 
 def _refused(key: PartitionKey, error: ApiError) -> ProducePartitionResult:
     return ProducePartitionResult(*key, error.code, str(error))
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

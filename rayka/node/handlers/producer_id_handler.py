@@ -10,6 +10,7 @@ import asyncio
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, BrokerNotAvailable
 from rayka.node.broker_lifecycle import BrokerLifecycle
+from rayka.node.clock import now_ms
 from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.protocol.producer_ids import (
@@ -25,9 +26,8 @@ async def expire_producers(replicas: ReplicaManager, config: BrokerConfig) -> No
     """Lets every partition forget the producers that have been silent for too long, for ever (C8)."""
     while True:
         await asyncio.sleep(config.producer_id_expiration_check_interval_ms / 1000)
-        now_ms = int(asyncio.get_running_loop().time() * 1000)
         for partition in replicas.partitions:
-            partition.log.producers.expire(now_ms, config.producer_id_expiration_ms)
+            partition.log.producers.expire(now_ms(), config.producer_id_expiration_ms)
 
 
 class ProducerIdHandler:

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from rayka.errors import StorageError
-from rayka.ids import METADATA_TOPIC, ReplicaKey, random_uuid
+from rayka.ids import METADATA_PARTITION, METADATA_TOPIC, ReplicaKey, random_uuid
 from rayka.log.durable import replace_durably
 from rayka.log.log_directory import LogDirectory
 from rayka.log.meta_properties import META_PROPERTIES_FILE
 from rayka.node.settings import NodeSettings
 from rayka.ports import Disk
-from rayka.raft.quorum import METADATA_PARTITION
 from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_snapshot, snapshot_name
 from rayka.raft.voters import VoterSet
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, StorageError
 from rayka.ids import (
+    METADATA_PARTITION,
     METADATA_TOPIC,
     METADATA_TOPIC_ID,
     OffsetAndEpoch,
@@ -24,7 +25,7 @@ from rayka.node.quorum.format import metadata_directory
 from rayka.node.settings import NodeSettings
 from rayka.protocol.batch_header import split_batches
 from rayka.raft.election_state import QUORUM_STATE_FILE, ElectionState, decode_election
-from rayka.raft.quorum import METADATA_PARTITION, Quorum
+from rayka.raft.quorum import Quorum
 from rayka.raft.quorum_config import QuorumConfig
 from rayka.raft.snapshot_store import SnapshotStore
 

@@ -6,13 +6,16 @@ an election at least as new is durable (A8). Kafka: the part of `ControllerApis`
 """
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from rayka.config import BrokerConfig
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, InconsistentClusterId, InvalidRequest
+from rayka.ids import METADATA_TOPIC
 from rayka.node.clock import now_ms
 from rayka.node.quorum.quorum_driver import QuorumDriver
-from rayka.ports import Message
+from rayka.ports import Message, Request
+from rayka.protocol.apis import api_of
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import (
     AddRaftVoterRequest,
@@ -44,10 +47,15 @@ class QuorumRequests:
         self._driver = driver
         self._quorum = driver.quorum
         self._request_timeout_ms = config.controller_quorum_request_timeout_ms
-        self.cluster_id = driver.directory.cluster_id
+        self._cluster_id = driver.directory.cluster_id
 
     def __repr__(self) -> str:
         return f"<QuorumRequests of {self._driver!r}>"
+
+    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+        """The answer, by the method of the API's name."""
+        answering: Coroutine[Any, Any, Any] = getattr(self, api_of(request).name)(request)
+        return answering
 
     async def vote(self, request: VoteRequest) -> VoteResponse:
         return await self._when_durable(self._quorum.elections.handle_vote(request, now_ms()))
@@ -68,8 +76,17 @@ class QuorumRequests:
 
     async def fetch(self, request: FetchRequest) -> FetchResponse:
         """The answer to a replica that follows the log: at once when there is news for it, else when there is, or when
-        the time that it gave is over (A32). Raises BrokerNotAvailable when the node stops meanwhile (A28).
+        the time that it gave is over (A32). Raises BrokerNotAvailable when the node stops meanwhile (A28),
+        InconsistentClusterId naming both clusters (A27).
         """
+        if not request.is_of_metadata:
+            found = f"{request.partitions!r:.500}"
+            raise InvalidRequest(f"partitions: expected that of {METADATA_TOPIC} alone, found {found}")
+        if request.cluster_id not in ("", self._cluster_id):
+            raise InconsistentClusterId(
+                f"node {request.replica_id} of cluster {request.cluster_id} fetches from cluster {self._cluster_id}; "
+                "check the data directory that it was given"
+            )
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.max_wait_ms / 1000
         while True:
