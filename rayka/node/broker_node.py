@@ -28,6 +28,7 @@ from rayka.node.hosting.hosted_shards import HostedShards
 from rayka.node.hosting.internal_topics import InternalTopics
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.node_observation import ObservedBroker
+from rayka.node.replication.replica_changes import ReplicaChanges
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
@@ -51,6 +52,7 @@ class _Parts:
 
     directories: DataDirectories
     replicas: ReplicaManager
+    changes: ReplicaChanges
     follower: MetadataFollower
     lifecycle: BrokerLifecycle
     shards: HostedShards
@@ -138,6 +140,7 @@ class BrokerNode:
         return _Parts(
             directories,
             replicas,
+            ReplicaChanges(settings, directories, replicas, self._tasks),
             follower,
             lifecycle,
             HostedShards(settings, replicas, self._tasks),
@@ -159,7 +162,7 @@ class BrokerNode:
         parts = self._parts
         if parts is None:
             raise InvariantBroken(f"{self!r} is not open")
-        await parts.replicas.apply(delta, image)
+        await parts.changes.apply(delta, image)
         parts.shards.update(image)
         if any(each.is_in_controlled_shutdown and not each.is_fenced for each in image.brokers.values()):
             parts.lifecycle.poke()

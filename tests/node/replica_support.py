@@ -24,6 +24,7 @@ from rayka.metadata.metadata_records import (
 )
 from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica import Replica
+from rayka.node.replication.replica_changes import ReplicaChanges
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
@@ -160,6 +161,7 @@ class Broker:
         self.directories = directories
         self.tasks = Tasks(self.crashes.append)
         self.replicas = ReplicaManager(settings, directories, ControllerLink(others), self.tasks)
+        self.changes = ReplicaChanges(settings, directories, self.replicas, self.tasks)
         self.image = MetadataImage()
 
     @classmethod
@@ -183,7 +185,7 @@ class Broker:
         for record in records:
             delta.replay(record)
         self.image = delta.apply(self.image.next_offset + len(records))
-        await self.replicas.apply(delta, self.image)
+        await self.changes.apply(delta, self.image)
 
     async def stop(self) -> None:
         """Ends as a process does; no background task had an error."""

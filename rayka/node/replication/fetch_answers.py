@@ -18,7 +18,7 @@ from rayka.log.local_directories import LocalDirectories
 from rayka.log.mapped_reader import copy_range
 from rayka.metadata.image import BrokerImage
 from rayka.node.repeats import Repeats
-from rayka.node.replication.fetch_positions import Followed, FollowedPartitions, Hold
+from rayka.node.replication.fetch_positions import FetchPositions, Followed, Hold
 from rayka.node.replication.replica import Replica
 from rayka.node.replication.truncations import Truncate, Truncations
 from rayka.node.settings import NodeSettings
@@ -62,10 +62,10 @@ class Shared(NamedTuple):
     local: LocalDirectories | None
 
 
-class FollowerResults:
+class FetchAnswers:
     """The results of one leader, and those of looking up its offsets."""
 
-    def __init__(self, leader_id: int, shared: Shared, followed: FollowedPartitions) -> None:
+    def __init__(self, leader_id: int, shared: Shared, followed: FetchPositions) -> None:
         self._leader_id = leader_id
         self._settings = shared.settings
         self._tasks = shared.tasks
@@ -79,7 +79,7 @@ class FollowerResults:
         self._errors = Repeats(_logger, logging.INFO)  # each fail-over has some
 
     def __repr__(self) -> str:
-        return f"<FollowerResults from {node_name(self._leader_id)}>"
+        return f"<FetchAnswers from {node_name(self._leader_id)}>"
 
     async def take(self, results: Iterable[FetchPartitionResult], number: int) -> int:
         """The results that the request of this number has brought; how many bytes of records they were. After some of

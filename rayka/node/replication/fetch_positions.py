@@ -71,7 +71,7 @@ class Followed:
         self.delay_ms, self.problem = _DELAY_FIRST_MS, ""
 
 
-class FollowedPartitions:
+class FetchPositions:
     """All that is followed from one leader. `on_ready` is told when there is something to ask for."""
 
     def __init__(
@@ -85,7 +85,7 @@ class FollowedPartitions:
         self.stream = FetchStream()
 
     def __repr__(self) -> str:
-        return f"<FollowedPartitions {len(self._followed)}>"
+        return f"<FetchPositions {len(self._followed)}>"
 
     def __len__(self) -> int:
         return len(self._followed)

@@ -24,6 +24,14 @@ class Replica(NamedTuple):
     directory: LogDirectory
     flusher: Flusher
 
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.partition.topic_partition
+
+    def waits_for_room(self, directory: LogDirectory) -> bool:
+        """Whether its log, in that directory, met a full disk in the middle of a change."""
+        return self.directory is directory and isinstance(self.partition.log.failure, DiskFull)
+
 
 class Unusable(NamedTuple):
     """A partition whose log could not be opened, the directory that holds it if that is here, and why."""
@@ -32,8 +40,8 @@ class Unusable(NamedTuple):
     directory: LogDirectory | None
     error: StorageError
 
-    def is_for_want_of_room(self, directory: LogDirectory) -> bool:
-        """Whether it is because that directory was full."""
+    def waits_for_room(self, directory: LogDirectory) -> bool:
+        """Whether it could not be opened because that directory was full."""
         return self.directory is directory and isinstance(self.error, DiskFull)
 
 

@@ -16,8 +16,8 @@ from uuid import UUID
 from rayka.errors import ApiError
 from rayka.ids import node_name
 from rayka.node.repeats import Repeats
-from rayka.node.replication.fetch_answers import FollowerResults, Shared
-from rayka.node.replication.fetch_positions import FollowedPartitions
+from rayka.node.replication.fetch_answers import FetchAnswers, Shared
+from rayka.node.replication.fetch_positions import FetchPositions
 from rayka.node.replication.replica import PartitionKey, Replica
 from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchRequest, FetchResponse
 from rayka.protocol.fetch_session import SessionRequest
@@ -34,10 +34,10 @@ class ReplicaFetcher:
         self._leader_id = leader_id
         self._shared = shared
         self._config = shared.settings.config
-        self._followed = FollowedPartitions(
+        self._followed = FetchPositions(
             shared.settings.node_id, self._config.replica_fetch_max_bytes, shared.quota, self._on_ready
         )
-        self._results = FollowerResults(leader_id, shared, self._followed)
+        self._results = FetchAnswers(leader_id, shared, self._followed)
         self._wake = asyncio.Event()
         self._has_news = False  # something to ask for that no request asks for yet
         self._is_bulk = False  # the last answer was so large that the next one will be, too

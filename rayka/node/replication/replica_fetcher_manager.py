@@ -15,7 +15,7 @@ from rayka.partition.partition import Partition
 _Assignment = tuple[int, int]  # leader and leader epoch
 
 
-class ReplicaFetchers:
+class ReplicaFetcherManager:
     """All fetchers of one broker."""
 
     def __init__(self, shared: Shared) -> None:
@@ -24,7 +24,7 @@ class ReplicaFetchers:
         self._assigned: dict[PartitionKey, _Assignment] = {}
 
     def __repr__(self) -> str:
-        return f"<ReplicaFetchers {list(self._fetchers.values())}>"
+        return f"<ReplicaFetcherManager {list(self._fetchers.values())}>"
 
     def assign(self, replicas: Iterable[Replica]) -> None:
         """Follows each of these partitions from its leader, if another broker is that, and from no other (B17).

@@ -11,7 +11,7 @@ offline until the broker restarts.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -54,10 +54,6 @@ class LogOwner(Protocol):
         """The directory is offline from now on."""
         ...
 
-    async def on_room(self, directory: LogDirectory) -> bool:
-        """The directory was full and has room: its partitions go on. Whether all do."""
-        ...
-
 
 class LogManager:
     """All logs of one broker, by directory."""
@@ -77,7 +73,6 @@ class LogManager:
         for directory, flusher in self.flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
         tasks.start("remove deleted logs", self._deleted.run())
-        tasks.start("look for room", self._look_for_room())
         tasks.start("look for directories", self._look_for_directories())
         tasks.start("checkpoint", self._checkpoint_for_ever())
 
@@ -267,8 +262,8 @@ class LogManager:
         except StorageError as error:
             self.fail(directory, error)
 
-    async def _look_for_room(self) -> None:
-        """A full directory goes on once there is room in it."""
+    async def look_for_room(self, on_room: Callable[[LogDirectory], Awaitable[bool]]) -> None:
+        """A full directory goes on once there is room in it, and all its partitions go on: which `on_room` says."""
         look_count = 0
         while True:
             await asyncio.sleep(_ROOM_LOOK_S)
@@ -278,7 +273,7 @@ class LogManager:
                     is_tried = look_count % _TRY_LOOKS == 0
                     if not is_tried and self._settings.disk.free_bytes(directory.path) < _ROOM_BYTES:
                         continue
-                    if directory.has_room() and await self._owner.on_room(directory):
+                    if directory.has_room() and await on_room(directory):
                         directory.on_room()
                         self._directories.record_broker_epoch(directory)  # there may have been no room for it
                         self._directories.changed.set()
