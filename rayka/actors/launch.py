@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayka.actors import worker_python
 from rayka.actors.broker_actor import Broker
 from rayka.actors.controller_actor import Controller
 from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
@@ -57,7 +58,6 @@ def create(placement: Placement) -> Any:
             num_cpus=resources.num_cpus,
             memory=resources.memory,
             resources=resources.resources,
-            runtime_env={"py_executable": sys.executable},
             **_pin(placement.ray_node_id),
         )
         .remote(placement)
@@ -65,11 +65,16 @@ def create(placement: Placement) -> Any:
 
 
 def _pin(ray_node_id: str) -> dict[str, Any]:
-    """To this Ray node; by its label where it has one of its own, which it keeps when it comes back with another id."""
+    """To this Ray node, and to our Python there; by its label where it has one of its own, which it keeps when it comes
+    back with another id, and perhaps with another Python.
+    """
     label = host_label(ray_node_id)
     if label is not None:
-        return {"label_selector": {HOST_LABEL: label}}
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False)}
+        return {"label_selector": {HOST_LABEL: label}, "runtime_env": {"py_executable": sys.executable}}
+    return {
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray_node_id, soft=False),
+        "runtime_env": worker_python.environment([ray_node_id]),
+    }
 
 
 def find(cluster_name: str, node_id: int) -> Any | None:

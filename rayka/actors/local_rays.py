@@ -2,24 +2,28 @@
 which `ray start` writes the address of the one that it started last.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from rayka.actors.ray_internals import address_file
 
-_FLAG = b"--gcs-address="
+_FLAG = "--gcs-address="
+
+
+def raylets() -> Iterator[list[str]]:
+    """The arguments of the raylets on this machine; one with spaces counts as several."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # a process that ended meanwhile, or another user's
+            program, *arguments = path.read_text(errors="replace").replace(" ", "\0").split("\0")
+            if "raylet" in Path(program).name:
+                yield arguments
 
 
 def running() -> list[str]:
     """The addresses of the Rays that have a process on this machine, sorted."""
-    found = dict[str, None]()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # a process that ended meanwhile, or another user's
-            program, *arguments = path.read_bytes().replace(b" ", b"\0").split(b"\0")
-            if b"raylet" in Path(program.decode(errors="replace")).name.encode():
-                addresses = (each[len(_FLAG) :] for each in arguments if each.startswith(_FLAG))
-                found.update((each.decode(), None) for each in addresses if each)
-    return sorted(found)
+    addresses = {each.removeprefix(_FLAG) for every in raylets() for each in every if each.startswith(_FLAG)}
+    return sorted(addresses - {""})
 
 
 def started_last() -> str | None:

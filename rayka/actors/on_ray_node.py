@@ -19,6 +19,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayka.actors import worker_python
 from rayka.errors import RaykaError, UnavailableError
 
 JOB_TIMEOUT_S = 60.0
@@ -136,6 +137,8 @@ class _Errand(Generic[ResultT]):
         """Of a task that is done: False where the job is sent once more, as another task."""
         try:
             ray.get(self.task, timeout=0)
+            if not self._is_named:
+                worker_python.remember_match(self._ray_node_id)
         except ray.exceptions.RayTaskError as error:
             if not self._is_named and not isinstance(error.cause, RaykaError):
                 self._is_named = True

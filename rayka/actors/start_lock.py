@@ -5,7 +5,6 @@ The lock is a name that an actor holds: the head of Ray gives it to one, whereve
 nothing, and is not detached: Ray ends it with the process that made it, so a start that was killed locks no other out.
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,15 +18,12 @@ from rayka.errors import UnavailableError
 _POLL_S = 0.1
 
 
-class _Holder:
-    """The actor."""
-
-
 @contextmanager
 def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
     """Waits until no other process starts this cluster. Raises UnavailableError when that takes too long."""
     deadline = time.monotonic() + timeout_s
-    while (holder := _take(cluster_name)) is None:
+    lock = _holder(cluster_name)
+    while (holder := _taken(lock)) is None:
         if time.monotonic() > deadline:
             raise UnavailableError(
                 f"cluster {cluster_name!r} is being started by another process for more than {timeout_s:g} s; "
@@ -49,15 +45,18 @@ def is_starting(cluster_name: str) -> bool:
     return True
 
 
-def _take(cluster_name: str) -> Any | None:
+def _holder(cluster_name: str) -> Any:
+    """What makes the actor. Ray sends a local class as it is, so that a worker without rayka can hold the lock, too."""
+
+    class Holder:
+        """The actor."""
+
+    return ray.remote(Holder).options(name=start_lock_name(cluster_name), namespace=NAMESPACE, num_cpus=0)
+
+
+def _taken(lock: Any) -> Any | None:
     """The holder of the name; None while another has it."""
-    holder = ray.remote(_Holder).options(
-        name=start_lock_name(cluster_name),
-        namespace=NAMESPACE,
-        num_cpus=0,
-        runtime_env={"py_executable": sys.executable},
-    )
     try:
-        return holder.remote()
+        return lock.remote()
     except ray.exceptions.ActorAlreadyExistsError:
         return None

@@ -1,15 +1,15 @@
 """The supervisor's actor made and ended; the class itself is in `supervisor`."""
 
 import asyncio
-import sys
 from contextlib import suppress
 from typing import Any
 
 import ray
 
-from rayka.actors import launch
+from rayka.actors import launch, worker_python
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import NAMESPACE, supervisor_name
+from rayka.actors.on_ray_node import live_ray_nodes
 from rayka.errors import UnavailableError
 
 _STOP_TIMEOUT_S = 15.0
@@ -34,9 +34,9 @@ def create(record: ClusterRecord) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0,
-            runtime_env={"py_executable": sys.executable},
+            runtime_env=worker_python.environment(live_ray_nodes()),
         )
-        .remote(record)
+        .remote(worker_python.Checked(record))
     )
 
 

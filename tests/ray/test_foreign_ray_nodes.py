@@ -8,6 +8,7 @@ import sysconfig
 import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import ray
@@ -16,10 +17,12 @@ from ray.cluster_utils import Cluster as RayNodes
 from rayka.actors import launch
 from rayka.actors.found_directories import look_at
 from rayka.actors.on_ray_node import own_ray_node_id, run_on, run_on_all
+from rayka.actors.ray_internals import part
+from rayka.actors.start_lock import only_start
 from rayka.cluster import Cluster
 from rayka.errors import StorageError, UnavailableError
 from tests.ray.machines import ON_MACHINES, Machines, homes
-from tests.ray.support import running
+from tests.ray.support import broker_pid, kill, running, wait_until
 
 pytestmark = pytest.mark.ray
 NO_RAYKA = """
@@ -107,21 +110,100 @@ def test_jobs_run_in_a_worker_as_ray_starts_it_where_that_runs_the_callers_inter
     assert run_on_all([ray_node_id], 60, interpreters).results == {ray_node_id: (sys.prefix, False)}
 
 
+@pytest.fixture
+def add_with_other_python(
+    rays: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], str]]:
+    """Adds a Ray node that Ray runs on with another Python, which begins with this program; its id."""
+    added = []
+
+    def add(program: str) -> str:
+        directory = tmp_path / "other"
+        venv.create(directory, symlinks=True)
+        packages = Path(sysconfig.get_path("purelib", vars={"base": str(directory)}))
+        packages.joinpath("all.pth").write_text(
+            f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
+        )
+        packages.joinpath("sitecustomize.py").write_text(program)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                sys, "executable", str(directory / "bin" / "python")
+            )  # Ray starts its workers with it
+            added.append(rays.add_node(num_cpus=1, resources={"other": 1}))
+        return str(added[-1].node_id)
+
+    yield add
+    for each in added:
+        rays.remove_node(each)
+
+
 @pytest.mark.parametrize("program", ["", NO_RAYKA])
 def test_jobs_run_with_the_callers_interpreter_where_ray_runs_with_another_one(
-    rays: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+    add_with_other_python: Callable[[str], str], program: str
 ) -> None:
-    venv.create(tmp_path, symlinks=True)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path)}))
-    packages.joinpath("all.pth").write_text(
-        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"
-    )
-    packages.joinpath("sitecustomize.py").write_text(program)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))  # Ray starts its workers with it
-        other = rays.add_node(num_cpus=1)
-    try:
-        assert run_on(other.node_id, interpreters) == (sys.prefix, True)
-        assert run_on_all([other.node_id], 60, interpreters).results == {other.node_id: (sys.prefix, True)}
-    finally:
-        rays.remove_node(other)
+    other = add_with_other_python(program)
+    assert run_on(other, interpreters) == (sys.prefix, True)
+    assert run_on_all([other], 60, interpreters).results == {other: (sys.prefix, True)}
+
+
+class FoundActor(NamedTuple):
+    """An actor of a cluster, as Ray has it on record."""
+
+    is_named: bool  # whether its interpreter is
+    ray_node_id: str
+    pid: int
+
+
+def actors_of(cluster_name: str) -> dict[str, FoundActor]:
+    """The actors of the cluster that live, by name."""
+    table = part("ray.core.generated.gcs_pb2", "ActorTableData")
+    state = part("ray._private.state", "state")
+    assert table is not None
+    assert state is not None
+    records = map(table.FromString, state._connect_and_get_accessor().get_actor_table(None, "ALIVE"))
+    return {
+        each.name: FoundActor("py_executable" in each.serialized_runtime_env, each.node_id.hex(), each.pid)
+        for each in records
+        if each.name.startswith(f"{cluster_name}/")
+    }
+
+
+def test_actors_run_in_workers_as_ray_starts_them_where_these_run_the_callers_interpreter(
+    machines: Machines, tmp_path: Path
+) -> None:
+    run_on_all(machines.ray_node_ids, 60, interpreters)
+    with Cluster.start(name="plain", data_dir=str(tmp_path)), only_start("plain", 30):
+        wait_until(lambda: len(actors_of("plain")) == 4)
+        found = actors_of("plain")
+        assert set(found) == {"plain/broker-1", "plain/controller-3001", "plain/supervisor", "plain/start"}
+        assert not any(each.is_named for each in found.values()), found
+
+
+def test_nodes_run_with_the_callers_interpreter_where_ray_runs_with_another_one(
+    add_with_other_python: Callable[[str], str], tmp_path: Path
+) -> None:
+    other = add_with_other_python(NO_RAYKA)
+    there = {role: {"resources": {"other": 0.01}} for role in ("broker", "controller")}
+    with Cluster.start(name="away", data_dir=str(tmp_path), resources=there) as cluster:
+        assert set(homes(cluster).values()) == {other}
+        assert all(each.is_named for each in actors_of("away").values())
+        former = broker_pid(cluster)
+        kill(former)
+        wait_until(
+            lambda: "away/broker-1" in (found := actors_of("away")) and found["away/broker-1"].pid != former
+        )
+        running(cluster)
+
+
+def test_a_supervisor_restarts_where_its_interpreter_is(
+    machines: Machines, add_with_other_python: Callable[[str], str], tmp_path: Path
+) -> None:
+    run_on_all(machines.ray_node_ids, 60, interpreters)
+    with Cluster.start(name="home", data_dir=str(tmp_path)):
+        other = add_with_other_python("")
+        for _ in range(4):
+            former = actors_of("home")["home/supervisor"]
+            assert not former.is_named
+            kill(former.pid)
+            wait_until(lambda former=former: actors_of("home").get("home/supervisor", former) != former)
+            assert actors_of("home")["home/supervisor"].ray_node_id != other
