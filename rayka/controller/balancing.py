@@ -62,11 +62,11 @@ def elect_leaderless(context: RequestContext, _: ElectLeaderless) -> Steps[Metad
 def _elections(
     elections: Elections, broker_id: int, config: BrokerConfig
 ) -> Iterator[PartitionChangeRecord | None]:
-    replicas = elections.replicas
-    for key in replicas.leaderless(broker_id):
+    replicas = elections.replicas.of(broker_id)
+    for key in replicas.leaderless:
         yield elections.change(key).build()
     tolerated_percentage = config.leader_imbalance_per_broker_percentage
-    counts = (replicas.led_by_others_count(broker_id), replicas.preferred_count(broker_id))
+    counts = (replicas.led_by_others_count, replicas.preferred_count)
     if config.auto_leader_rebalance_enable and is_too_much(*counts, tolerated_percentage):
-        for key in replicas.reclaimable(broker_id):
+        for key in replicas.reclaimable:
             yield elections.change(key).election(Election.PREFERRED).build()

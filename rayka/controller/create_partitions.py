@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterable
 from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
 from rayka.controller.request_context import RequestContext
 from rayka.controller.topic_control import results_in_order
-from rayka.errors import ApiError, InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
+from rayka.errors import InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
 from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
@@ -22,7 +22,7 @@ def create_partitions(
 ) -> Steps[MetadataRecord, CreatePartitionsResponse]:
     """Extends what can be extended, together; every other topic has its error in the response."""
     extension = _Extension(context.image, context.placer())
-    results, next_offset = yield from results_in_order(request.topics, extension.try_extend)
+    results, next_offset = yield from results_in_order(request.topics, extension.extend)
     response = CreatePartitionsResponse(results, next_offset + len(extension.records))
     return Result(extension.records, response)
 
@@ -35,14 +35,8 @@ class _Extension:
         self._placer = placer
         self.records: list[MetadataRecord] = []
 
-    def try_extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
-        """A step for each partition."""
-        try:
-            return (yield from self._extend(wanted))
-        except ApiError as refusal:
-            return TopicResult(wanted.name, error_code=refusal.code, error_message=str(refusal))
-
-    def _extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
+    def extend(self, wanted: NewPartitions) -> Generator[None, int, TopicResult]:
+        """A step for each partition. Raises the ApiError that refuses this topic."""
         topic = self._image.topics.get(wanted.name)
         if topic is None:
             raise UnknownTopicOrPartition(f"there is no topic {wanted.name!r}")

@@ -137,6 +137,7 @@ def _next_state(
     elections: Elections, broker: BrokerImage, request: HeartbeatRequest, sessions: BrokerSessions
 ) -> BrokerState:
     """H5."""
+    leads = elections.replicas.of(broker.broker_id).led_count > 0
     if broker.is_fenced:
         if request.want_shut_down:
             return BrokerState.SHUTDOWN_NOW
@@ -144,12 +145,11 @@ def _next_state(
         return BrokerState.UNFENCED if can_serve else BrokerState.FENCED
     if broker.is_in_controlled_shutdown:
         have_all_seen = sessions.have_seen_shutdown(broker, elections.image.brokers)
-        is_done = have_all_seen and not elections.replicas.leads_any(broker.broker_id)
+        is_done = have_all_seen and not leads
         return BrokerState.SHUTDOWN_NOW if is_done else BrokerState.CONTROLLED_SHUTDOWN
     if request.want_fence:
         return BrokerState.SHUTDOWN_NOW if request.want_shut_down else BrokerState.FENCED
     if request.want_shut_down:
-        leads = elections.replicas.leads_any(broker.broker_id)
         return BrokerState.CONTROLLED_SHUTDOWN if leads else BrokerState.SHUTDOWN_NOW
     return BrokerState.UNFENCED
 

@@ -84,7 +84,7 @@ class Elections:
         brokers = {**self.image.brokers, broker.broker_id: broker}
         then = Elections(self.image, self._config, self._replicas, brokers=brokers)
         lost = (broker.broker_id,) if is_unclean_shutdown else ()
-        return (then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id))
+        return (then._after(broker.broker_id, key, lost) for key in self._replicas.of(broker.broker_id).held)
 
     def _after(
         self, broker_id: int, key: TopicIdPartition, lost: tuple[int, ...]
@@ -122,7 +122,7 @@ class Elections:
         """How many replicas each of the broker's directories holds that work, or each of all if none does."""
         broker = self._brokers[broker_id]
         working = broker.online_directories or tuple(each.directory_id for each in broker.directories)
-        return {each: self._replicas.count_in(broker_id, each) for each in working}
+        return {each: self._replicas.of(broker_id).directories[each] for each in working}
 
     def partition(self, key: TopicIdPartition) -> PartitionImage:
         """The partition, which has to be in the image."""

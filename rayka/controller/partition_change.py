@@ -24,19 +24,13 @@ import msgspec
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import PartitionImage
-from rayka.metadata.metadata_records import NO_LEADER, NO_LEADER_CHANGE, PartitionChangeRecord
-from rayka.protocol.replica_reports import LeaderRecoveryState
-
-_FIELDS = (
-    "isr",
-    "replicas",
-    "directories",
-    "adding_replicas",
-    "removing_replicas",
-    "leader_recovery_state",
-    "eligible_leader_replicas",
-    "last_known_elr",
+from rayka.metadata.metadata_records import (
+    CHANGEABLE_FIELDS,
+    NO_LEADER,
+    NO_LEADER_CHANGE,
+    PartitionChangeRecord,
 )
+from rayka.protocol.replica_reports import LeaderRecoveryState
 
 
 class Election(Enum):
@@ -209,7 +203,9 @@ class PartitionChangeBuilder:
     def _difference(self, target: PartitionImage) -> PartitionChangeRecord | None:
         before = self._partition
         changes = {
-            name: value for name in _FIELDS if (value := getattr(target, name)) != getattr(before, name)
+            name: value
+            for name in CHANGEABLE_FIELDS
+            if (value := getattr(target, name)) != getattr(before, name)
         }
         is_replica_dropped = any(each not in target.replicas for each in before.replicas)
         is_epoch_raised = target.leader_id != before.leader_id or is_replica_dropped

@@ -17,7 +17,7 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage, PartitionImage
 
 
-class _Partitions:
+class Partitions:
     """Some partitions, by topic in the order in which they came; a whole topic goes at once."""
 
     __slots__ = ("_numbers",)
@@ -26,7 +26,7 @@ class _Partitions:
         self._numbers: dict[UUID, dict[int, None]] = {}
 
     def __repr__(self) -> str:
-        return f"<_Partitions topics={len(self._numbers)}>"
+        return f"<Partitions topics={len(self._numbers)}>"
 
     def __iter__(self) -> Iterator[TopicIdPartition]:
         """As they are now, whatever changes while they are asked for."""
@@ -48,8 +48,10 @@ class _Partitions:
         self._numbers.pop(topic_id, None)
 
 
-class _Broker:
-    """What one broker has to do with partitions."""
+class BrokerReplicas:
+    """What one broker has to do with partitions: those that it holds a replica of, being added or removed included, how
+    many of these each of its directories holds, how many it leads, and those that it is the first replica of.
+    """
 
     __slots__ = (
         "directories", "held", "leaderless", "leaderless_count", "led_by_others_count", "led_count",
@@ -57,20 +59,18 @@ class _Broker:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.held = _Partitions()
+        self.held = Partitions()
         self.directories: Counter[UUID] = Counter()
         self.led_count = 0
         # Of those that it is the first replica of:
         self.preferred_count = 0
-        self.leaderless = _Partitions()
+        self.leaderless = Partitions()
         self.leaderless_count = 0
         self.led_by_others_count = 0
-        self.reclaimable = _Partitions()  # led by another broker, while this one is in sync
+        self.reclaimable = Partitions()  # led by another broker, while this one is in sync
 
     def __repr__(self) -> str:
-        return (
-            f"<_Broker held={self.directories.total()} led={self.led_count} preferred={self.preferred_count}>"
-        )
+        return f"<BrokerReplicas held={self.directories.total()} led={self.led_count} preferred={self.preferred_count}>"
 
     def count(self, partition: PartitionImage, broker_id: int, by: int) -> None:
         """The partition is to be counted from now on (1), or not any more (-1)."""
@@ -81,62 +81,25 @@ class _Broker:
             self.led_by_others_count += by * (partition.has_leader and partition.leader_id != broker_id)
 
 
-_NONE = _Broker()
+_NONE = BrokerReplicas()
 
 
 class ReplicaIndex:
     """What looking at the partitions of one broker would tell."""
 
     def __init__(self) -> None:
-        self._brokers: dict[int, _Broker] = {}
+        self._brokers: dict[int, BrokerReplicas] = {}
 
     def __repr__(self) -> str:
         return f"<ReplicaIndex { {key: self._brokers[key] for key in sorted(self._brokers)} }>"
 
-    # ---- Looking -----------------------------------------------------------------------------------------------------
-
-    def of(self, broker_id: int) -> Iterator[TopicIdPartition]:
-        """The partitions of which the broker holds a replica, being added or removed included, as they are now."""
-        return iter(self._broker(broker_id).held)
-
-    def count(self, broker_id: int) -> int:
-        """How many replicas the broker holds."""
-        return self._broker(broker_id).directories.total()
-
-    def count_in(self, broker_id: int, directory_id: UUID) -> int:
-        """How many replicas the broker holds in this directory."""
-        return self._broker(broker_id).directories[directory_id]
-
-    def leads_any(self, broker_id: int) -> bool:
-        """Whether some partition is led by the broker."""
-        return self._broker(broker_id).led_count > 0
-
-    def preferred_count(self, broker_id: int) -> int:
-        """How many partitions the broker is the first replica of."""
-        return self._broker(broker_id).preferred_count
-
-    def led_by_others_count(self, broker_id: int) -> int:
-        """How many of those another broker leads."""
-        return self._broker(broker_id).led_by_others_count
-
-    def reclaimable(self, broker_id: int) -> Iterator[TopicIdPartition]:
-        """Those of them that the broker is in sync for, as they are now."""
-        return iter(self._broker(broker_id).reclaimable)
-
-    def leaderless_count(self, broker_id: int) -> int:
-        """How many of those no broker leads."""
-        return self._broker(broker_id).leaderless_count
-
-    def leaderless(self, broker_id: int) -> Iterator[TopicIdPartition]:
-        """The partitions that the broker is the first replica of and that no broker leads, as they are now."""
-        return iter(self._broker(broker_id).leaderless)
+    def of(self, broker_id: int) -> BrokerReplicas:
+        """What the broker has to do with partitions: to read, not to change."""
+        return self._brokers.get(broker_id, _NONE)
 
     def all_leaderless(self) -> Iterator[TopicIdPartition]:
         """The partitions that no broker leads, as they are now."""
         return chain.from_iterable([iter(broker.leaderless) for broker in self._brokers.values()])
-
-    def _broker(self, broker_id: int) -> _Broker:
-        return self._brokers.get(broker_id, _NONE)
 
     # ---- Changing ----------------------------------------------------------------------------------------------------
 
@@ -195,8 +158,8 @@ class ReplicaIndex:
             for some in (broker.held, broker.leaderless, broker.reclaimable):
                 some.remove_topic(topic_id)
 
-    def _known(self, broker_id: int) -> _Broker:
+    def _known(self, broker_id: int) -> BrokerReplicas:
         broker = self._brokers.get(broker_id)
         if broker is None:
-            broker = self._brokers[broker_id] = _Broker()
+            broker = self._brokers[broker_id] = BrokerReplicas()
         return broker

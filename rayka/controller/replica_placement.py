@@ -134,7 +134,7 @@ class _Directories:
 
     def __init__(self, image: MetadataImage, replicas: ReplicaIndex) -> None:
         self._counts = {
-            broker_id: {each: replicas.count_in(broker_id, each) for each in broker.online_directories}
+            broker_id: {each: replicas.of(broker_id).directories[each] for each in broker.online_directories}
             for broker_id, broker in image.brokers.items()
         }
 

@@ -62,20 +62,17 @@ class ReturnedBrokers:
 
     def _is_missing_much(self, elections: Elections, broker_id: int) -> bool:
         """Whether there is much that the broker is to lead and does not; not while it is not active."""
-        broker, replicas = elections.image.brokers.get(broker_id), elections.replicas
+        broker, replicas = elections.image.brokers.get(broker_id), elections.replicas.of(broker_id)
         if broker is None or not broker.is_active:
             return False
-        missing_count = replicas.led_by_others_count(broker_id) + replicas.leaderless_count(broker_id)
-        return is_too_much(missing_count, replicas.preferred_count(broker_id), self._tolerated_percentage)
+        missing_count = replicas.led_by_others_count + replicas.leaderless_count
+        return is_too_much(missing_count, replicas.preferred_count, self._tolerated_percentage)
 
 
 def _can_take(elections: Elections, broker_id: int) -> bool:
     """Whether the broker can lead some partition that it is to lead and does not."""
-    replicas = elections.replicas
-    missing = (
-        elections.partition(key)
-        for key in chain(replicas.reclaimable(broker_id), replicas.leaderless(broker_id))
-    )
+    replicas = elections.replicas.of(broker_id)
+    missing = (elections.partition(key) for key in chain(replicas.reclaimable, replicas.leaderless))
     return any(broker_id in each.isr and elections.is_electable(each, broker_id) for each in missing)
 
 

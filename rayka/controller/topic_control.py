@@ -28,6 +28,7 @@ from rayka.metadata.metadata_records import (
     TopicRecord,
 )
 from rayka.protocol.configs import ResourceType
+from rayka.protocol.partition_admin import NewPartitions
 from rayka.protocol.topics import (
     DEFAULT_COUNT,
     CreateTopicsRequest,
@@ -39,7 +40,7 @@ from rayka.protocol.topics import (
 )
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
-TopicT = TypeVar("TopicT")
+TopicT = TypeVar("TopicT", NewTopic, NewPartitions)
 PARTITIONS_MAX = (
     RECORDS_PER_BATCH_MAX - 1
 )  # of one topic: with its own record they are committed as one batch
@@ -59,7 +60,7 @@ def create_topics(
         registered_broker(context.image, request.broker_id, request.broker_epoch)
     check_name = check_internal_name if is_of_cluster else check_topic_name
     creation = _Creation(context, check_name)
-    results, next_offset = yield from results_in_order(request.topics, creation.try_create)
+    results, next_offset = yield from results_in_order(request.topics, creation.create)
     response = CreateTopicsResponse(results, next_offset + len(creation.records))
     return Result(creation.records, response)
 
@@ -67,10 +68,13 @@ def create_topics(
 def results_in_order(
     topics: Iterable[TopicT], attempt: Callable[[TopicT], Generator[None, int, TopicResult]]
 ) -> Generator[None, int, tuple[tuple[TopicResult, ...], int]]:
-    """What came of each topic, one after another, and the offset that the first record written then gets."""
+    """What came of each topic, created or refused, in order; and the offset that the first record written then gets."""
     results = []
     for topic in topics:
-        results.append((yield from attempt(topic)))
+        try:
+            results.append((yield from attempt(topic)))
+        except ApiError as refusal:
+            results.append(TopicResult(topic.name, error_code=refusal.code, error_message=str(refusal)))
     next_offset = yield None
     return tuple(results), next_offset
 
@@ -130,14 +134,8 @@ class _Creation:
         self._placer = context.placer()
         self.records: list[MetadataRecord] = []
 
-    def try_create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
-        """A step for each partition."""
-        try:
-            return (yield from self._create(topic))
-        except ApiError as refusal:
-            return TopicResult(topic.name, error_code=refusal.code, error_message=str(refusal))
-
-    def _create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
+    def create(self, topic: NewTopic) -> Generator[None, int, TopicResult]:
+        """A step for each partition. Raises the ApiError that refuses this topic."""
         self._check_name(topic.name)
         if topic.name in self._context.image.topics:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists already")

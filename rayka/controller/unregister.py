@@ -24,7 +24,7 @@ def unregister_broker(
         )
     if not broker.is_fenced:
         raise InvalidRequest(f"broker {broker.broker_id} runs: expected one that is fenced; stop it first")
-    held_count = context.replicas.count(broker.broker_id)
+    held_count = context.replicas.of(broker.broker_id).directories.total()
     if held_count:
         raise InvalidRequest(
             f"broker {broker.broker_id} holds replicas of {held_count:,} partitions, expected none; reassign them first"

@@ -17,6 +17,7 @@ from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, PartitionImage, TopicImage
 from rayka.metadata.metadata_records import (
+    CHANGEABLE_FIELDS,
     NO_LEADER_CHANGE,
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
@@ -209,9 +210,6 @@ class MetadataDelta:
             raise InvariantBroken(f"{record!r} gives ids away again")
         self._next_producer_id = record.next_producer_id
 
-    def _do_nothing(self, _: NoOpRecord) -> None:
-        pass
-
     def _topic(self, topic_id: UUID) -> _Topic | None:
         """The topic, ready to be changed; None when there is none or it was removed."""
         if topic_id in self._topics:
@@ -281,7 +279,7 @@ class MetadataDelta:
 _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
     RegisterBrokerRecord: MetadataDelta._register_broker,
     BrokerRegistrationChangeRecord: MetadataDelta._change_broker,
-    NoOpRecord: MetadataDelta._do_nothing,
+    NoOpRecord: lambda _, __: None,
     UnregisterBrokerRecord: MetadataDelta._unregister_broker,
     ClearElrRecord: MetadataDelta._clear_elr,
     TopicRecord: MetadataDelta._add_topic,
@@ -298,17 +296,7 @@ def changed_partition(partition: PartitionImage, change: PartitionChangeRecord) 
     """H12: only the fields given; the partition epoch always rises, the leader epoch when a leader is
     named.
     """
-    names = (
-        "isr",
-        "replicas",
-        "directories",
-        "adding_replicas",
-        "removing_replicas",
-        "leader_recovery_state",
-        "eligible_leader_replicas",
-        "last_known_elr",
-    )
-    given = _given(change, names)
+    given = _given(change, CHANGEABLE_FIELDS)
     if change.leader_id != NO_LEADER_CHANGE:
         given |= {"leader_id": change.leader_id, "leader_epoch": partition.leader_epoch + 1}
     return msgspec.structs.replace(partition, partition_epoch=partition.partition_epoch + 1, **given)

@@ -109,6 +109,14 @@ class PartitionChangeRecord(_Record, tag=5, frozen=True, array_like=True, kw_onl
     last_known_elr: tuple[int, ...] | None = None
 
 
+# Of a partition, given where they change and None where not: all but its name and its leader.
+CHANGEABLE_FIELDS = tuple(
+    name
+    for name in PartitionChangeRecord.__struct_fields__
+    if name not in ("version", "topic_id", "partition", "leader_id")
+)
+
+
 class RemoveTopicRecord(_Record, tag=9, frozen=True, array_like=True, kw_only=True):
     """A topic is gone, with its partitions and its configuration."""
 

@@ -180,9 +180,7 @@ class Following:
         follower.start_download(snapshots.begin(snapshot_id))
         return True
 
-    def on_fetch_snapshot(
-        self, request: FetchSnapshotRequest, response: FetchSnapshotResponse, now_ms: int
-    ) -> None:
+    def on_fetch_snapshot(self, response: FetchSnapshotResponse, now_ms: int) -> None:
         """A part of the snapshot has come, or the leader has it no more (A49)."""
         state, role = self._state, self._state.role
         if not isinstance(role, Follower) or response.leader_id != role.leader_id or role.download is None:
@@ -198,7 +196,7 @@ class Following:
         if download.size_bytes >= response.size_bytes:
             state.finished_download, role.download = download, None
 
-    def on_snapshot_frozen(self, now_ms: int) -> None:
+    def on_snapshot_frozen(self) -> None:
         """The download is one of the store's: the log begins anew at its end, and all of it is committed (A49)."""
         state = self._state
         if state.finished_download is None:

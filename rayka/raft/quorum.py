@@ -164,7 +164,7 @@ class Quorum:
         if isinstance(request, FetchRequest):
             self.following.on_fetch(node_id, request, response, now_ms)
         elif isinstance(request, FetchSnapshotRequest):
-            self.following.on_fetch_snapshot(request, response, now_ms)
+            self.following.on_fetch_snapshot(response, now_ms)
         elif isinstance(request, VoteRequest):
             self.elections.on_vote(request, response, now_ms)
         elif isinstance(request, EndQuorumEpochRequest):

@@ -26,30 +26,25 @@ class Unattached:
         return f"<Unattached until={self.election_deadline_ms}>"
 
 
-class Prospective:
+class _Electing:
+    """Counts votes."""
+
+    __slots__ = ("election_deadline_ms", "tally")
+
+    def __init__(self, election_deadline_ms: int, tally: VoteTally) -> None:
+        self.election_deadline_ms = election_deadline_ms
+        self.tally = tally
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} until={self.election_deadline_ms} {self.tally!r}>"
+
+
+class Prospective(_Electing):
     """Asks whether it would be elected, before it raises the epoch."""
 
-    __slots__ = ("election_deadline_ms", "tally")
 
-    def __init__(self, election_deadline_ms: int, tally: VoteTally) -> None:
-        self.election_deadline_ms = election_deadline_ms
-        self.tally = tally
-
-    def __repr__(self) -> str:
-        return f"<Prospective until={self.election_deadline_ms} {self.tally!r}>"
-
-
-class Candidate:
+class Candidate(_Electing):
     """Has raised the epoch and voted for itself."""
-
-    __slots__ = ("election_deadline_ms", "tally")
-
-    def __init__(self, election_deadline_ms: int, tally: VoteTally) -> None:
-        self.election_deadline_ms = election_deadline_ms
-        self.tally = tally
-
-    def __repr__(self) -> str:
-        return f"<Candidate until={self.election_deadline_ms} {self.tally!r}>"
 
 
 class Resigned:

@@ -42,7 +42,7 @@ class VoterChanges:
             change.response = self._response()
         return change
 
-    def remove_voter(self, request: RemoveRaftVoterRequest, now_ms: int) -> VoterChange:
+    def remove_voter(self, request: RemoveRaftVoterRequest) -> VoterChange:
         """A57."""
         refusal = self._refusal(request.cluster_id)
         if refusal is not None:
@@ -59,7 +59,7 @@ class VoterChanges:
             )
         return self._append(remaining)
 
-    def update_voter(self, request: UpdateRaftVoterRequest, now_ms: int) -> VoterChange:
+    def update_voter(self, request: UpdateRaftVoterRequest) -> VoterChange:
         """A58. Answered at once: the voter that asks must go on fetching, or it would never be committed."""
         versions = VersionRange(request.min_kraft_version, request.max_kraft_version)
         refusal = self._refusal(request.cluster_id, request.current_leader_epoch)

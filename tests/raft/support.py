@@ -117,7 +117,7 @@ class Node:
         download = self.quorum.finished_download
         if download is not None:
             run(self.snapshots.freeze(download))
-            self.quorum.following.on_snapshot_frozen(now_ms)
+            self.quorum.following.on_snapshot_frozen()
 
     def copy(self, now_ms: int = 0) -> None:
         """What a truncation needs is copied, at once."""
@@ -458,5 +458,5 @@ def _changed(quorum: Quorum, request: Any, now_ms: int) -> Any:
     if isinstance(request, AddRaftVoterRequest):
         return quorum.changes.add_voter(request, now_ms)
     if isinstance(request, RemoveRaftVoterRequest):
-        return quorum.changes.remove_voter(request, now_ms)
-    return quorum.changes.update_voter(request, now_ms)
+        return quorum.changes.remove_voter(request)
+    return quorum.changes.update_voter(request)

@@ -83,7 +83,7 @@ def change_voters(cluster: Cluster, random: Random) -> None:
     if replica not in voters:
         leader.quorum.changes.add_voter(AddRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
     elif len(voters.voters) > 2:
-        leader.quorum.changes.remove_voter(RemoveRaftVoterRequest(CLUSTER_ID, replica, 1_000), now_ms)
+        leader.quorum.changes.remove_voter(RemoveRaftVoterRequest(CLUSTER_ID, replica, 1_000))
 
 
 def run_with_faults(seed: int, *, observers: int, has_changes: bool) -> Committed:

@@ -42,13 +42,11 @@ def add(node: Node, voter: ReplicaKey = FOURTH, *, now_ms: int = 2_000, **given:
 
 
 def remove(node: Node, voter: ReplicaKey, cluster_id: str = CLUSTER_ID) -> VoterChange:
-    return node.quorum.changes.remove_voter(RemoveRaftVoterRequest(cluster_id, voter, 1_000), 2_000)
+    return node.quorum.changes.remove_voter(RemoveRaftVoterRequest(cluster_id, voter, 1_000))
 
 
 def update(node: Node, voter: ReplicaKey, lowest: int = 0, highest: int = 2, epoch: int = 1) -> VoterChange:
-    return node.quorum.changes.update_voter(
-        UpdateRaftVoterRequest(CLUSTER_ID, voter, epoch, lowest, highest), 2_000
-    )
+    return node.quorum.changes.update_voter(UpdateRaftVoterRequest(CLUSTER_ID, voter, epoch, lowest, highest))
 
 
 def outcome(change: VoterChange) -> ErrorCode:
@@ -337,7 +335,7 @@ def changed(cluster: Cluster, request: AddRaftVoterRequest | RemoveRaftVoterRequ
     if isinstance(request, AddRaftVoterRequest):
         change = quorum.changes.add_voter(request, cluster.now_ms)
     else:
-        change = quorum.changes.remove_voter(request, cluster.now_ms)
+        change = quorum.changes.remove_voter(request)
     cluster.run_until(lambda: change.response is not None)
     return outcome(change)
 

@@ -156,7 +156,7 @@ class QuorumDriver:
             _logger.warning("%r: %s; it is fetched again", self, error)
             self.quorum.following.on_snapshot_damaged(now_ms())
         else:
-            self.quorum.following.on_snapshot_frozen(now_ms())
+            self.quorum.following.on_snapshot_frozen()
         self._set_due()
 
     def _maybe_search(self) -> None:

@@ -104,11 +104,11 @@ class QuorumRequests:
         return await self._decided(change, request.timeout_ms)
 
     async def remove_raft_voter(self, request: RemoveRaftVoterRequest) -> VoterChangeResponse:
-        change = self._quorum.changes.remove_voter(request, now_ms())
+        change = self._quorum.changes.remove_voter(request)
         return await self._decided(change, request.timeout_ms)
 
     async def update_raft_voter(self, request: UpdateRaftVoterRequest) -> VoterChangeResponse:
-        change = self._quorum.changes.update_voter(request, now_ms())
+        change = self._quorum.changes.update_voter(request)
         return await self._decided(change, self._request_timeout_ms)
 
     async def _decided(self, change: VoterChange, timeout_ms: int) -> VoterChangeResponse:
