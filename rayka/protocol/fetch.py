@@ -22,8 +22,8 @@ from rayka.ids import (
 )
 from rayka.ports import Message, Request
 from rayka.protocol.request_checks import require
+from rayka.protocol.wire import NO_BYTES
 
-NO_RECORDS = np.empty(0, dtype=np.uint8)
 LATEST_TIMESTAMP, EARLIEST_TIMESTAMP, MAX_TIMESTAMP = -1, -2, -3
 NO_SESSION = 0
 FIRST_SESSION_EPOCH, FINAL_SESSION_EPOCH = 0, -1  # begin a session; have none, or end it (G14)
@@ -78,11 +78,16 @@ class FetchPartitionResult(Message, frozen=True, array_like=True):
     leader_id: int = NO_NODE
     leader_epoch: int = NO_EPOCH
     diverging_epoch: OffsetAndEpoch | None = None
-    records: np.ndarray = msgspec.field(default_factory=lambda: NO_RECORDS)
+    records: np.ndarray = msgspec.field(default_factory=lambda: NO_BYTES)
     file_ranges: tuple[FileRange, ...] = ()
     snapshot_id: OffsetAndEpoch | None = None
     preferred_read_replica: int = NO_NODE
     last_fetched_epoch: int = NO_EPOCH
+
+    @property
+    def size_bytes(self) -> int:
+        """How much data it gives, sent or in files."""
+        return sum(each.size_bytes for each in self.file_ranges) if self.file_ranges else self.records.size
 
 
 class FetchResponse(Message, frozen=True, array_like=True):

@@ -14,8 +14,7 @@ import numpy as np
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID, OffsetAndEpoch, ReplicaKey
 from rayka.ports import Message, Request
-
-NO_BYTES = np.empty(0, dtype=np.uint8)
+from rayka.protocol.wire import NO_BYTES
 
 # ---- Elections -----------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ JOINED_BYTES_MAX = 512 << 10
 SMALL_BYTES = (
     4 << 10
 )  # buffers of this size on average cost less joined than one by one, for any number of them
-_NOTHING = np.empty(0, dtype=np.uint8)
+NO_BYTES = np.empty(0, dtype=np.uint8)
 
 
 class Failure(Message, frozen=True, array_like=True):
@@ -66,7 +66,7 @@ class Encoded(NamedTuple):
     def payload(self) -> Payload:
         """The buffers as one array, or as they are where joining them would copy more than it saves."""
         if not self.buffers:
-            return _NOTHING
+            return NO_BYTES
         if len(self.buffers) == 1:
             return self.buffers[0]
         joined_bytes_max = max(JOINED_BYTES_MAX, len(self.buffers) * SMALL_BYTES)
@@ -87,7 +87,7 @@ def encode(message: Message) -> Encoded:
     return Encoded(msgspec.msgpack.encode(message, enc_hook=set_aside), buffers)
 
 
-def decode(message_type: type[MessageT], body: bytes, payload: Payload = _NOTHING) -> MessageT:
+def decode(message_type: type[MessageT], body: bytes, payload: Payload = NO_BYTES) -> MessageT:
     """The message; its arrays are views of the payload. Raises InvalidRequest when the bytes do not fit the type."""
     if not _are_bytes(payload):
         raise InvalidRequest(f"payload: expected bytes, or arrays of bytes, found {type(payload).__name__}")
@@ -135,7 +135,7 @@ def _take_whole(buffers: list[np.ndarray]) -> Callable[[type, Any], np.ndarray]:
     left = iter(buffers)
 
     def take(_: type, size: Any) -> np.ndarray:
-        buffer = next(left, _NOTHING)
+        buffer = next(left, NO_BYTES)
         if buffer.size != size:
             raise ValueError(f"a buffer of {size!r} bytes, found one of {buffer.size}")
         return buffer

@@ -18,7 +18,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE
 from rayka.node.clock import now_ms
-from rayka.node.handlers.fetch_reads import FetchReads, Leader, size_bytes
+from rayka.node.handlers.fetch_reads import FetchReads, Leader
 from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
@@ -130,7 +130,7 @@ def _is_complete(request: FetchRequest, context: FetchContext, results: list[Fet
     """Whether the answer must not wait (G7)."""
     if request.max_wait_ms <= 0 or context.is_empty:
         return True
-    return any(map(_is_urgent, results)) or sum(map(size_bytes, results)) >= request.min_bytes
+    return any(map(_is_urgent, results)) or sum(each.size_bytes for each in results) >= request.min_bytes
 
 
 def _is_urgent(result: FetchPartitionResult) -> bool:

@@ -12,14 +12,15 @@ import numpy as np
 
 from rayka.errors import ApiError, StorageError
 from rayka.ids import NO_EPOCH, NO_NODE
-from rayka.node.handlers.fetch_sessions import FetchContext, has_data
+from rayka.node.handlers.fetch_sessions import FetchContext
 from rayka.node.replication.replica import Replica
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.follower_states import FollowerFetch
 from rayka.partition.partition import Partition
 from rayka.partition.partition_reads import ReadResult
 from rayka.partition.quota import is_throttled
-from rayka.protocol.fetch import NO_RECORDS, FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
+from rayka.protocol.wire import NO_BYTES
 
 
 class Leader(NamedTuple):
@@ -82,10 +83,12 @@ class FetchReads:
         """Counts what out-of-sync followers of throttled partitions were given."""
         for each in results if self._is_follower else ():
             partition = (
-                self._leader.replicas.get(each.topic_id, each.partition).partition if has_data(each) else None
+                self._leader.replicas.get(each.topic_id, each.partition).partition
+                if each.size_bytes
+                else None
             )
             if partition is not None and self._is_counted(partition):
-                self._leader.replicas.leader_quota.record(size_bytes(each), self._now_ms)
+                self._leader.replicas.leader_quota.record(each.size_bytes, self._now_ms)
 
     # ---- One partition -------------------------------------------------------------------------------------
 
@@ -176,11 +179,6 @@ class FetchReads:
         )
 
 
-def size_bytes(result: FetchPartitionResult) -> int:
-    """How many bytes of batches a result gives, sent or in files."""
-    return int(result.records.size) + sum(each.size_bytes for each in result.file_ranges)
-
-
 def _result(
     fetch: FetchPartition, partition: Partition, read: ReadResult, preferred: int = NO_NODE
 ) -> FetchPartitionResult:
@@ -193,7 +191,7 @@ def _result(
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         diverging_epoch=read.diverging_epoch,
-        records=np.frombuffer(read.records, dtype=np.uint8) if read.records else NO_RECORDS,
+        records=np.frombuffer(read.records, dtype=np.uint8) if read.records else NO_BYTES,
         file_ranges=read.file_ranges,
         preferred_read_replica=preferred,
         last_fetched_epoch=partition.log.epoch_of(read.next_offset - 1) if read.size_bytes else NO_EPOCH,

@@ -50,7 +50,7 @@ class SessionPartition:
             or result.log_start_offset != self._log_start_offset
             or result.preferred_read_replica != NO_NODE
             or result.diverging_epoch is not None
-            or has_data(result)
+            or result.size_bytes > 0
         )
 
     def on_told(self, result: FetchPartitionResult) -> None:
@@ -157,7 +157,7 @@ class FetchContext:
             if self._is_full or partition.is_news(result):
                 partition.on_told(result)
                 told.append(result)
-            if has_data(result):
+            if result.size_bytes:
                 session.watch.due.pop(key, None)
                 session.watch.due[key] = None  # behind the others
             elif key in read_out and not partition.is_news(result):
@@ -281,7 +281,3 @@ class FetchSessions:
             session_id = self._random.getrandbits(_ID_BITS)
             if session_id != NO_SESSION and session_id not in self._sessions:
                 return session_id
-
-
-def has_data(result: FetchPartitionResult) -> bool:
-    return bool(result.records.size or result.file_ranges)

@@ -9,12 +9,12 @@ producer id, so sequences are not checked (C6).
 Kafka: `CoordinatorPartitionWriter`, `CoordinatorLoaderImpl`, `PartitionListener`. Beyond Kafka, followers replay too.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic
 
 from rayka.errors import CorruptRecord, DamagedLog, StorageError, UnsupportedVersion
 from rayka.ids import NO_EPOCH, NO_OFFSET
+from rayka.node import clock
 from rayka.node.replication.replica import PartitionKey, Replica
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.signal import Signal
@@ -131,7 +131,7 @@ class PartitionLog(Generic[RecordT]):
         values, keys = self._codec.columns(records)
         timestamp_ms = self._wall_clock_ms()
         batch = encode_batch(values, keys=keys, timestamps_ms=timestamp_ms)
-        now_ms = int(asyncio.get_running_loop().time() * 1000)
+        now_ms = clock.now_ms()
         try:
             appended = self._partition.as_leader().append(
                 batch, ACKS_ALL, now_ms=now_ms, timestamp_ms=timestamp_ms

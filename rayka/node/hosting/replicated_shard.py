@@ -18,6 +18,7 @@ from typing import Any, Generic
 
 from rayka.errors import ApiError, RequestTimedOut
 from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
+from rayka.node import clock
 from rayka.node.hosting.replicated_log import ReplicatedLog
 from rayka.node.signal import Signal
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
@@ -111,7 +112,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
     def run_request(self, request: Any) -> Pending:
         """Runs a request on the active shard without waiting for it. Raises what `Shard.not_here` says."""
         self.check_active()
-        runtime, now_ms = self._runtime, _now_ms()
+        runtime, now_ms = self._runtime, clock.now_ms()
         was_busy, next_timer_ms = runtime.is_busy, runtime.next_timer_ms
         pending = runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
         if (runtime.is_busy and not was_busy) or _is_sooner(runtime.next_timer_ms, next_timer_ms):
@@ -217,7 +218,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         if not self.is_active:
             self.end(self.not_here("leads no more", may_have_run=True))
             return True
-        now_ms = _now_ms()
+        now_ms = clock.now_ms()
         self._complete(self._runtime.on_high_watermark())
         self._runtime.fire(now_ms)
         if not self._runtime.is_busy:
@@ -244,7 +245,7 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         if self._log.leading_epoch is None or self._log.high_watermark == NO_OFFSET:
             return False
         self._epoch = self._log.leading_epoch
-        now_ms = _now_ms()
+        now_ms = clock.now_ms()
         self._runtime.activate(now_ms)
         self._on_active()
         self._runtime.fire(now_ms)
@@ -266,7 +267,3 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
 
 def _is_sooner(now_ms: int | None, before_ms: int | None) -> bool:
     return now_ms is not None and (before_ms is None or now_ms < before_ms)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -29,12 +29,12 @@ from rayka.partition.quota import ReplicationQuota
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
-    NO_RECORDS,
     FetchPartitionResult,
     ListOffsetsPartition,
     ListOffsetsPartitionResult,
     ListOffsetsRequest,
 )
+from rayka.protocol.wire import NO_BYTES
 
 RESULTS_PER_TURN = 100  # to append takes up to 60 microseconds, to cut a log up to 200
 _logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class FetchAnswers:
         """
         size_bytes = 0
         async for result in in_turns(results, RESULTS_PER_TURN):
-            size_bytes += result.records.size + sum(each.size_bytes for each in result.file_ranges)
+            size_bytes += result.size_bytes
             key = (result.topic_id, result.partition)
             followed = self._followed.get(key)
             if followed is None:
@@ -103,7 +103,7 @@ class FetchAnswers:
             if not is_fresh:
                 is_same_epoch = result.leader_epoch == followed.leader_epoch
                 if is_same_epoch and result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
-                    self._append(followed, result, NO_RECORDS)
+                    self._append(followed, result, NO_BYTES)
             elif result.error_code is not ErrorCode.NONE:
                 self._on_error(followed, result)
             elif result.diverging_epoch is not None:
@@ -128,7 +128,7 @@ class FetchAnswers:
         if self._local is not None:
             self._local.on_read(is_found=is_found)
         if not is_found:
-            return NO_RECORDS
+            return NO_BYTES
         return copies[0] if len(copies) == 1 else np.concatenate(copies)
 
     def _append(self, followed: Followed, result: FetchPartitionResult, records: np.ndarray) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from rayka.errors import ApiError
+from rayka.node import clock
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
@@ -86,7 +87,7 @@ class IsrChanges:
     ) -> None:
         leader = partition.role
         if isinstance(leader, PartitionLeader):
-            again = leader.on_alter_partition(item, result, now_ms=_now_ms())
+            again = leader.on_alter_partition(item, result, now_ms=clock.now_ms())
             self._on_changed(partition)
             if again is not None:
                 self._propose_again(partition, again)
@@ -101,7 +102,7 @@ class IsrChanges:
         within one and a half times that (B10)."""
         while True:
             await asyncio.sleep(self._settings.config.replica_lag_time_max_ms / 2000)
-            now_ms = _now_ms()
+            now_ms = clock.now_ms()
             async for partition in in_turns(partitions()):
                 leader = partition.role
                 if not isinstance(leader, PartitionLeader):
@@ -111,7 +112,3 @@ class IsrChanges:
                     self._on_changed(partition)
                 if item is not None:
                     self.propose(partition, item)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)
