@@ -28,7 +28,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_every_file_of_the_package_and_no_tests(wheel: zipfile.ZipFile) -> None:
     packaged = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert {each.name for each in tracked() if each.name.startswith("rayka/")} <= packaged
-    assert {Path(name).parts[0] for name in packaged} == {"rayka"}
+    assert {Path(name).parts[0] for name in packaged} == {"rayka", "rayka_demo"}
+
+
+def test_the_wheel_ships_the_story_of_the_demo(wheel: zipfile.ZipFile) -> None:
+    story = {each.name.removeprefix("examples/") for each in tracked() if "examples/rayka_demo/" in each.name}
+    assert "rayka_demo/story.py" in story <= set(wheel.namelist())
 
 
 def test_the_wheel_ships_types_and_pages(wheel: zipfile.ZipFile) -> None:

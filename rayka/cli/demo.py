@@ -1,4 +1,4 @@
-"""`rayka demo`: the command. What it does is in `demo_run`, imported late so that `--help` answers at once."""
+"""`rayka demo`: the command. What it does is in `rayka_demo.story`, imported late so that `--help` answers at once."""
 
 import click
 
@@ -18,9 +18,9 @@ def demo(keep: bool, no_spark: bool, as_json: bool) -> int:
     that left New York in 2013, kills a broker half way, reads them with Python, lets PySpark compute the mean departure
     delay by carrier, checks that nothing was lost or changed, and leaves nothing running. Takes a minute.
     """
-    from rayka.cli.flights import find_flights
+    from rayka_demo.flights import find_flights
 
     find_flights("demo" if no_spark else "demo,spark")
-    from rayka.cli.demo_run import run_demo
+    from rayka_demo.story import run_demo
 
     return 0 if run_demo(keep=keep, with_spark=not no_spark, as_json=as_json) else 1

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rayka.cli.flights import (
+from rayka_demo.flights import (
     CarrierDelay,
     checksum,
     delays_by_carrier,

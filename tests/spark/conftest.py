@@ -4,8 +4,8 @@ import pytest
 
 import rayka
 import rayka.spark
-from rayka.cli.flights import flight_records, load_flights
 from rayka.spark.session import SHORT_JOB
+from rayka_demo.flights import flight_records, load_flights
 
 FLIGHTS_PARTITIONS = 6
 

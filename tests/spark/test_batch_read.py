@@ -5,8 +5,8 @@ import json
 import pytest
 
 import rayka
-from rayka.cli.demo_spark import query
-from rayka.cli.flights import checksum, delays_by_carrier, flight_records, table_checksum
+from rayka_demo.delays import query
+from rayka_demo.flights import checksum, delays_by_carrier, flight_records, table_checksum
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

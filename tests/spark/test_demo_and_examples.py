@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rayka.cli.flights import flight_records, load_flights, table_checksum
+from rayka_demo.flights import flight_records, load_flights, table_checksum
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rayka.spark
-from rayka.cli.flights import CarrierDelay, in_order
 from rayka.errors import RaykaError, UnavailableError
 from rayka.spark.session import SHORT_JOB
+from rayka_demo.flights import CarrierDelay, in_order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

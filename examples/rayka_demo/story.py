@@ -16,10 +16,13 @@ import pyarrow as pa
 from rich.console import Console
 
 import rayka
-from rayka.cli.demo_failure import Failure
 from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
-from rayka.cli.demo_spark import demo_spark, query
-from rayka.cli.flights import (
+from rayka.cli.narrator import Narrator, Step
+from rayka.cli.output import Count, print_json, print_table
+from rayka.errors import UnavailableError
+from rayka.spark.session import require_spark
+from rayka_demo.delays import demo_spark, query
+from rayka_demo.flights import (
     CarrierDelay,
     checksum,
     delays_by_carrier,
@@ -27,10 +30,7 @@ from rayka.cli.flights import (
     load_flights,
     table_checksum,
 )
-from rayka.cli.narrator import Narrator, Step
-from rayka.cli.output import Count, print_json, print_table
-from rayka.errors import UnavailableError
-from rayka.spark.session import require_spark
+from rayka_demo.killed_broker import Failure
 
 TOPIC = "flights"
 PARTITION_COUNT = 6
