@@ -34,7 +34,7 @@ class Livelock(Exception):
 
 
 class Escape(Exception):
-    """The code tried to leave the simulation: a thread, a socket, a signal."""
+    """The code tried to leave the simulation by a thread."""
 
 
 class Handle:
@@ -67,7 +67,8 @@ class Handle:
         return (self.when_us + 0.5) / 1e6
 
 
-# What this loop leaves out of the abstract one (sockets, signals, processes) raises there; its handles are its own.
+# What this loop leaves out of the abstract one (sockets, files, signals) is a NotImplementedError there; its handles
+# are its own.
 _AbstractLoop: Any = asyncio.AbstractEventLoop
 
 
@@ -282,15 +283,3 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> NoReturn:
         raise Escape(f"run_in_executor({func!r}): a thread is no part of the simulation")
-
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
-        raise Escape(f"add_reader({fd!r}): a file descriptor is no part of the simulation")
-
-    def add_writer(self, fd: Any, callback: Any, *args: Any) -> NoReturn:
-        raise Escape(f"add_writer({fd!r}): a file descriptor is no part of the simulation")
-
-    def create_connection(self, *args: Any, **options: Any) -> NoReturn:
-        raise Escape("create_connection: a socket is no part of the simulation")
-
-    def create_server(self, *args: Any, **options: Any) -> NoReturn:
-        raise Escape("create_server: a socket is no part of the simulation")

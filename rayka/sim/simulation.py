@@ -24,7 +24,8 @@ from rayka.sim.checks.data_history import DataHistory
 from rayka.sim.checks.history import History
 from rayka.sim.checks.ledger import Ledger
 from rayka.sim.checks.partition_states import PartitionStates
-from rayka.sim.checks.replica_checkers import Replication
+from rayka.sim.checks.replica_checkers import ReplicaCheckers
+from rayka.sim.checks.replica_views import Replication
 from rayka.sim.checks.watches import BrokerWatch, ControllerWatch
 from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.operations import PartitionOperator
@@ -36,6 +37,7 @@ from rayka.sim.trace import Trace
 from rayka.sim.world.faults import Fault, draw_faults
 from rayka.sim.world.injector import Injector
 from rayka.sim.world.machines import Machine, SimCluster
+from rayka.sim.world.repairs import Repairs
 from rayka.sim.world.simulated_disk import SimDisk
 from rayka.sim.world.simulated_network import SimNetwork
 
@@ -94,32 +96,20 @@ class Simulation:
         self.cluster.on_bug = self._on_bug
         self.checkers.cluster = self.cluster
         self.history = History(self.ledger)
-        self.workload = Workload(
-            self.loop,
-            options,
-            self.network,
-            self.trace,
-            self.checkers,
-            self.history,
-            lambda: self.cluster.cluster_id,
-        )
+        self.workload = Workload(self.cluster, self.checkers, self.history)
         self.data_history = DataHistory()
-        self.replication = Replication(self.checkers, self.data_history)
-        self.states = PartitionStates(self.checkers, self.replication, self.cluster, self.trace)
+        self.replication = Replication(self.checkers)
+        self._replica_checkers = ReplicaCheckers(self.checkers, self.data_history, self.replication)
+        self.states = PartitionStates(self.checkers, self._replica_checkers, self.replication, self.cluster)
         self.ledger.on_image = self.states.on_image
-        self.checkers.on_produced = partial(self.replication.on_produced, self.states.min_isr_floor)
-        self.data = DataClients(
-            self.loop, options, self.network, self.trace, self.checkers, self.data_history, self.replication
-        )
-        self.operator = PartitionOperator(
-            self.loop, options, self.network, self.trace, self.replication, self.states
-        )
-        self.registers = RegisterClients(
-            self.loop, options, self.cluster, self.trace, self.checkers, self.replication
-        )
+        self.checkers.on_produced = partial(self._replica_checkers.on_produced, self.states.min_isr_floor)
+        self.data = DataClients(self.cluster, self.checkers, self.data_history, self.replication)
+        self.operator = PartitionOperator(self.cluster, self.replication, self.states)
+        self.registers = RegisterClients(self.cluster, self.checkers, self.replication)
         self.workload.on_created = self.data.start
-        self.injector = Injector(self.loop, self.cluster, self.network, self.trace, options.seed)
-        self.injector.on_damage = self.replication.on_damaged
+        self.repairs = Repairs(self.cluster)
+        self.repairs.on_damage = self.replication.on_damaged
+        self.injector = Injector(self.cluster, self.repairs)
         self.faults: list[Fault] = []
 
     def __repr__(self) -> str:
@@ -138,7 +128,7 @@ class Simulation:
             fetch_timeout_ms = self.cluster.config.controller_quorum_fetch_timeout_ms
             watches.append(ControllerWatch(machine, self.checkers, self.loop, fetch_timeout_ms))
         if machine.is_broker:
-            watches.append(BrokerWatch(machine, self.checkers, self.replication))
+            watches.append(BrokerWatch(machine, self.checkers, self._replica_checkers))
         return watches
 
     def _on_bug(self, machine: Machine, error: BaseException) -> None:
@@ -209,16 +199,16 @@ class Simulation:
         self.data.stop_asking()
         self.operator.stop_asking()
         self.registers.stop_asking()
-        self.injector.heal()
+        self.repairs.heal()
         proof = self.loop.create_task(
             self.workload.create_until_acknowledged("alive"), name="proof", context=Context()
         )
         patience = Patience(self.loop.now_us)
         waiting = ["everything"]
         while waiting and not patience.is_over(self.loop.now_us) and self.checkers.violation is None:
-            self.injector.heal()  # what failed meanwhile, or was still under a fault's hand
-            self.injector.replace_rotten(begin_ms)
-            self.injector.restart_homeless()
+            self.repairs.heal()  # what failed meanwhile, or was still under a fault's hand
+            self.repairs.replace_rotten(begin_ms)
+            self.repairs.restart_homeless()
             self.operator.rescue()
             self.run_until_ms((self.loop.now_us + _STEP_US - START_US) // 1000)
             waiting = self._waiting(proof)

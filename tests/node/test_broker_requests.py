@@ -301,7 +301,7 @@ def test_a_request_that_waits_for_its_acknowledgement_holds_no_records() -> None
     disk = HeldDisk()
     with memory_cluster(disk) as cluster:
         topic = create_topic(cluster, partitions=2, flush="batch")
-        inbox = Inbox(cluster._running[BROKER].node)
+        inbox = Inbox(cluster.nodes.running[BROKER].node)
         caller = Caller(ZERO_ID)
 
         def begin() -> "tuple[asyncio.Task[Answer], weakref.ref[np.ndarray]]":

@@ -259,15 +259,15 @@ def test_what_is_sent_through_a_partition_arrives_when_it_heals() -> None:
     with quorum(brokers=0, controllers=1) as cluster:
 
         async def scenario() -> None:
-            parted, client = cluster.switch.network(7), cluster.network()
-            cluster.switch.part(7, 3001)
+            parted, client = cluster.nodes.switch.network(7), cluster.network()
+            cluster.nodes.switch.part(7, 3001)
             with pytest.raises(RetriableApiError, match="did not answer"):
                 await parted.call(3001, DescribeQuorumRequest(), 20)
             await client.call(3001, DescribeQuorumRequest(), 5_000)
             waiting = io_thread.asyncio.ensure_future(parted.call(3001, DescribeQuorumRequest(), 5_000))
             await io_thread.asyncio.sleep(0)
             assert not waiting.done()
-            cluster.switch.heal()
+            cluster.nodes.switch.heal()
             assert (await waiting).leader_id == 3001
 
         io_thread.run(scenario(), 10)

@@ -290,7 +290,7 @@ class Scenario:
         machine = self.sim.cluster.machines[int(node_id)]
         self.sim.cluster.kill(int(node_id), is_silent=True)
         done: list[None] = []
-        self.sim.injector.wipe(machine, lambda: done.append(None))
+        self.sim.repairs.wipe(machine, lambda: done.append(None))
         self._go_on(_PATIENCE_MS, lambda: bool(done))
         return iter(())
 
@@ -325,7 +325,7 @@ class Scenario:
         return iter(())
 
     def _mend_disk(self, node_id: str) -> Iterator[str]:
-        self.sim.injector._mend_disk(self.sim.cluster.machines[int(node_id)])
+        self.sim.repairs.mend_disk(self.sim.cluster.machines[int(node_id)])
         self._go_on(_PATIENCE_MS, lambda: self.sim.cluster.machines[int(node_id)].is_serving)
         self._go_on(20)
         return iter(())

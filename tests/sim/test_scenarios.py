@@ -228,7 +228,7 @@ def test_one_node_that_lost_what_was_committed_recovers_it(seed: int, voters: in
         script.commit_more()
         cluster, lost = script.sim.cluster, script.voters[seed % voters]
         cluster.kill(lost)
-        script.sim.injector.wipe(cluster.machines[lost], lambda: cluster.start(lost))
+        script.sim.repairs.wipe(cluster.machines[lost], lambda: cluster.start(lost))
         script.all_reach(script.commit_more())
         quorum = quorum_of(cluster.machines[lost])
         assert quorum is not None

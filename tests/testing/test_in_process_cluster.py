@@ -60,7 +60,7 @@ def test_whoever_waits_for_a_killed_node_is_told() -> None:
             network = cluster.network()
             asked = [asyncio.create_task(network.call(BROKER, StatusRequest(), 5_000)) for _ in range(2)]
             await asyncio.sleep(0)
-            await cluster._kill(BROKER)
+            await cluster.nodes.kill(BROKER)
             for each in asked:
                 with pytest.raises(NetworkException):
                     await each
@@ -119,7 +119,7 @@ def test_a_node_that_crashed_by_a_bug_fails_the_test_that_used_it() -> None:
 
 
 async def crash(cluster: InProcessCluster) -> None:
-    node = cluster._running[BROKER].node
+    node = cluster.nodes.running[BROKER].node
     assert isinstance(node, BrokerNode)
     node.settings.crash(ZeroDivisionError("a bug"))
 

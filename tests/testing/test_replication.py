@@ -51,7 +51,7 @@ def cluster_of_three(*, memory: bool = False, **config: str) -> Iterator[InProce
 
 
 def disk_of(cluster: InProcessCluster, node_id: int) -> MemoryDisk:
-    disk = cluster._disks[node_id]
+    disk = cluster.nodes.disks[node_id]
     assert isinstance(disk, MemoryDisk)
     return disk
 

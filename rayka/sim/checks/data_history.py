@@ -57,9 +57,8 @@ class DataHistory:
 
     sends: dict[bytes, Send] = field(default_factory=dict)
     places: dict[bytes, int] = field(default_factory=dict)  # of committed values: their offsets
-    newest: dict[tuple[str, int], tuple[int, int]] = field(
-        default_factory=dict
-    )  # by partition and producer: the last number, and its offset
+    # By partition and producer: the last number, and its offset.
+    newest: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     polled_count: int = 0
 
     def begin(self, send: Send) -> Send:

@@ -39,6 +39,10 @@ class TopicLife(NamedTuple):
     begin: int
     end: int | None
 
+    def ended(self, offset: int) -> "TopicLife":
+        """The same one, removed by the record at the offset."""
+        return TopicLife(self.name, self.topic_id, self.begin, offset)
+
 
 class Ledger:
     """The committed log. `end` is the first offset that is not known to be committed."""
@@ -90,7 +94,7 @@ class Ledger:
             self.topics[record.topic_id] = TopicLife(record.name, record.topic_id, offset, None)
             self.by_name.setdefault(record.name, []).append(record.topic_id)
         elif isinstance(record, RemoveTopicRecord):
-            self.topics[record.topic_id] = self.topics[record.topic_id]._replace(end=offset)
+            self.topics[record.topic_id] = self.topics[record.topic_id].ended(offset)
 
     # ---- Asking ------------------------------------------------------------------------------------------------------
 

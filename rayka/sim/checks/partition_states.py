@@ -11,8 +11,8 @@ from rayka.ids import NO_EPOCH, TopicIdPartition
 from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_truth import PartitionTruth
-from rayka.sim.checks.replica_checkers import Replication, holds_committed, proposed_to
-from rayka.sim.trace import Trace
+from rayka.sim.checks.replica_checkers import ReplicaCheckers
+from rayka.sim.checks.replica_views import Replication, holds_committed, proposed_to
 from rayka.sim.world.machines import SimCluster
 
 _Images = tuple[MetadataImage, MetadataImage]  # before and after
@@ -23,19 +23,19 @@ class PartitionStates:
     """Hears of every committed image."""
 
     def __init__(
-        self, checkers: Checkers, replication: Replication, cluster: SimCluster, trace: Trace
+        self,
+        checkers: Checkers,
+        replica_checkers: ReplicaCheckers,
+        replication: Replication,
+        cluster: SimCluster,
     ) -> None:
         self._checkers = checkers
+        self._replica_checkers = replica_checkers
         self._replication = replication
         self._cluster = cluster
-        self._trace = trace
-        self.unclean_asked: dict[
-            str, None
-        ] = {}  # topics for which the operator has ever asked for an unclean election
+        # Topics for which the operator has ever asked for an unclean election.
+        self.unclean_asked: dict[str, None] = {}
         self.min_isr_floor: dict[str, int] = {}  # by topic: the lowest that was ever in force
-
-    def __repr__(self) -> str:
-        return f"<PartitionStates {sorted(self.min_isr_floor)}>"
 
     def on_image(self, before: MetadataImage, after: MetadataImage) -> None:
         """A batch of metadata is committed."""
@@ -143,7 +143,7 @@ class PartitionStates:
         if truth is not None:
             view = self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
             if view is not None and new.leader_epoch == old.leader_epoch:
-                self._replication.check_maximal_isr(view)
+                self._replica_checkers.check_maximal_isr(view)
         if new.leader_epoch > old.leader_epoch:
             self._check_elected(key, name, images, old, new)
         if truth is not None:
@@ -177,7 +177,7 @@ class PartitionStates:
         if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(images[0], topic)):
             self._report("unclean-election", name, f"{old!r}, then {new!r}")
         elif truth is not None:
-            self._trace.add(new.leader_id, "unclean", f"{name} in epoch {new.leader_epoch}")
+            self._cluster.trace.add(new.leader_id, "unclean", f"{name} in epoch {new.leader_epoch}")
             truth.awaits_loss = truth.awaits_loss or "unclean election"
 
     def _is_registering(self, broker_id: int) -> bool:

@@ -47,28 +47,22 @@ class PartitionTruth:
     topic_id: UUID
     number: int
     end: int = 0
-    batches: dict[tuple[int, int], Batch] = field(
-        default_factory=dict
-    )  # all ever written: by epoch and offset
+    # All ever written: by epoch and offset.
+    batches: dict[tuple[int, int], Batch] = field(default_factory=dict)
     committed: list[Batch] = field(default_factory=list)
-    committed_in: list[int] = field(
-        default_factory=list
-    )  # of each: the epoch of the leader that said so first
-    lost: dict[int, list[Batch]] = field(
-        default_factory=dict
-    )  # by base offset: committed once, gone by a legal loss
+    # Of each: the epoch of the leader that said so first.
+    committed_in: list[int] = field(default_factory=list)
+    # By base offset: committed once, gone by a legal loss.
+    lost: dict[int, list[Batch]] = field(default_factory=dict)
     losses: list[Loss] = field(default_factory=list)
     awaits_loss: str = ""  # why the next leader may lack something
     leaders: dict[int, int] = field(default_factory=dict)  # by leader epoch: its leader
-    held: dict[int, dict[int, int]] = field(
-        default_factory=dict
-    )  # by node and epoch: the end of what it ever held
-    begun: dict[int, int] = field(
-        default_factory=dict
-    )  # by node: where its log began anew, below which it knows nothing of producers either
-    damaged: dict[int, None] = field(
-        default_factory=dict
-    )  # nodes that lost something since they were last complete
+    # By node and epoch: the end of what it ever held.
+    held: dict[int, dict[int, int]] = field(default_factory=dict)
+    # By node: where its log began anew, below which it knows nothing of producers either.
+    begun: dict[int, int] = field(default_factory=dict)
+    # Nodes that lost something since they were last complete.
+    damaged: dict[int, None] = field(default_factory=dict)
     log_start_offset: int = 0  # the highest that any leader has had
     fewest_replicas: int = 1 << 30  # that it was ever given
     deleted_up_to: int = 0  # what was ever asked to be deleted ends here

@@ -2,100 +2,39 @@
 
 The rules are P1-P6 of the published TLA+ models (kafka.md §3.8) in terms that can be seen from outside: which replica
 holds which batch, what a leader says is committed, what the controller has committed about leader, ISR and ELR.
-`partition_truth` remembers it, and says which losses are legal; `partition_states` looks at the
-controller's side.
+`partition_truth` remembers it, and says which losses are legal; `partition_states` looks at the controller's side.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from uuid import UUID
+from collections.abc import Mapping, Sequence
 
 from rayka.config import FlushPolicy
-from rayka.errors import CorruptRecord, ErrorCode, RaykaError, StorageError
-from rayka.ids import NO_EPOCH, TopicIdPartition
+from rayka.errors import ErrorCode
+from rayka.ids import TopicIdPartition
 from rayka.log.leader_epoch_cache import EpochStart
-from rayka.log.log import Log
-from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.data_history import DataHistory
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
-
-_READ_BYTES = 1 << 20
-
-
-class ReplicaView:
-    """What was seen of one replica when it was last looked at."""
-
-    __slots__ = (
-        "end", "epochs", "high_watermark", "is_leader", "leader_epoch", "maximal_isr", "node_id", "partition",
-        "truncations", "truth",
-    )  # fmt: skip
-
-    def __init__(self, node_id: int, partition: Partition, truth: PartitionTruth) -> None:
-        self.node_id = node_id
-        self.partition = partition
-        self.truth = truth
-        self.end = partition.log.log_start_offset
-        self.epochs: Sequence[EpochStart] = ()
-        self.high_watermark = partition.high_watermark
-        self.is_leader = False
-        self.leader_epoch = NO_EPOCH
-        self.maximal_isr: tuple[int, ...] = ()
-        self.truncations = partition.log.truncation_count
-
-    def __repr__(self) -> str:
-        return f"broker {self.node_id}: {self.partition!r}"
-
-    def has_changed(self) -> bool:
-        """Whether there is anything to look at."""
-        partition, log = self.partition, self.partition.log
-        return (
-            log.log_end_offset != self.end
-            or partition.high_watermark != self.high_watermark
-            or partition.leader_epoch != self.leader_epoch
-            or log.truncation_count != self.truncations
-            or partition.maximal_isr is not self.maximal_isr
-        )
+from rayka.sim.checks.replica_views import (
+    Replication,
+    ReplicaView,
+    agreed_end,
+    batches_of,
+    committed_by,
+    holds_committed,
+)
 
 
-class Replication:
-    """All partitions with records of one run."""
+class ReplicaCheckers:
+    """Looks at the replicas of one run."""
 
-    def __init__(self, checkers: Checkers, history: DataHistory) -> None:
+    def __init__(self, checkers: Checkers, history: DataHistory, replication: Replication) -> None:
         self._checkers = checkers
         self._history = history
-        self.truths: dict[TopicIdPartition, PartitionTruth] = {}
-        self.views: dict[
-            tuple[int, TopicIdPartition], ReplicaView
-        ] = {}  # the newest of each replica, running or not
-        self.rotten: dict[int, None] = {}  # nodes with a bit flipped on their disk
-
-    def __repr__(self) -> str:
-        return f"<Replication {list(self.truths.values())}>"
-
-    @property
-    def image(self) -> MetadataImage:
-        """The metadata as committed."""
-        return self._checkers.ledger.newest_image
-
-    def state_of(self, truth: PartitionTruth) -> PartitionImage | None:
-        """What the controller has committed about the partition; None once it is deleted."""
-        return self.image.partition(TopicIdPartition(truth.topic_id, truth.number))
-
-    def truth_of(self, topic_id: UUID, number: int) -> PartitionTruth | None:
-        return self.truths.get(TopicIdPartition(topic_id, number))
-
-    def truth_named(self, name: str, number: int) -> PartitionTruth | None:
-        """The partition by its topic's name."""
-        topic = self.image.topics.get(name)
-        return None if topic is None else self.truth_of(topic.topic_id, number)
-
-    def log_ends(self) -> dict[tuple[int, TopicIdPartition], int]:
-        """Up to where each replica has copied."""
-        return {replica: view.end for replica, view in self.views.items()}
+        self._replication = replication
 
     def _report(self, checker: str, view: ReplicaView, evidence: str) -> None:
         self._checkers.report(checker, view.node_id, f"{view!r}: {evidence}; {view.truth!r}")
@@ -105,11 +44,11 @@ class Replication:
     def open(self, node_id: int, partition: Partition) -> ReplicaView:
         """A process has opened its replica: what survived the end of the one before is seen."""
         key = TopicIdPartition(partition.topic_id, partition.topic_partition.partition)
-        truth = self.truths.get(key)
+        truth = self._replication.truths.get(key)
         if truth is None:
             truth = PartitionTruth(str(partition.topic_partition), key.topic_id, key.partition)
-            self.truths[key] = truth
-        view = self.views[node_id, key] = ReplicaView(node_id, partition, truth)
+            self._replication.truths[key] = truth
+        view = self._replication.views[node_id, key] = ReplicaView(node_id, partition, truth)
         if partition.log.log_end_offset == 0:
             truth.begun.pop(node_id, None)
         elif node_id in truth.damaged and partition.log.size_bytes == 0:
@@ -121,7 +60,7 @@ class Replication:
 
     def _check_kept(self, view: ReplicaView) -> None:
         """A member of the ISR, or one that may lead without it, has what is committed, also after a restart (B33)."""
-        truth, state = view.truth, self.state_of(view.truth)
+        truth, state = view.truth, self._replication.state_of(view.truth)
         if (
             state is None
             or truth.awaits_loss
@@ -167,7 +106,7 @@ class Replication:
     def _on_grown(self, view: ReplicaView) -> None:
         """Batches are new here: of one epoch and offset there is one batch in the world (P3)."""
         truth, log = view.truth, view.partition.log
-        is_rotten = view.node_id in self.rotten
+        is_rotten = view.node_id in self._replication.rotten
         for batch in batches_of(log, max(view.end, log.log_start_offset)):
             known = truth.batches.get((batch.leader_epoch, batch.base_offset))
             found = Batch(
@@ -197,7 +136,7 @@ class Replication:
         known = truth.leaders.setdefault(view.leader_epoch, view.node_id)
         if known != view.node_id:
             self._report("partition-leader", view, f"broker {known} has led epoch {view.leader_epoch}")
-        state = self.state_of(truth)
+        state = self._replication.state_of(truth)
         if state is not None and view.leader_epoch >= truth.loss_epoch:
             self._check_completeness(view, is_newest=state.leader_epoch == view.leader_epoch)
 
@@ -232,7 +171,7 @@ class Replication:
 
     def _is_forlorn(self, view: ReplicaView) -> bool:
         """Whether it follows, or is, a leader that was deposed by a legal loss, though the next may not know yet."""
-        truth, state = view.truth, self.state_of(view.truth)
+        truth, state = view.truth, self._replication.state_of(view.truth)
         is_deposed = state is not None and view.leader_epoch < state.leader_epoch
         return view.leader_epoch < truth.loss_epoch or (bool(truth.awaits_loss) and is_deposed)
 
@@ -272,7 +211,7 @@ class Replication:
 
     def _check_members(self, view: ReplicaView) -> None:
         """Every member of the committed ISR holds what is committed (`StrongIsr`, `LeaderCandidateCompleteness`)."""
-        truth, state = view.truth, self.state_of(view.truth)
+        truth, state = view.truth, self._replication.state_of(view.truth)
         if state is None:
             return
         for node_id in state.isr + state.eligible_leader_replicas:
@@ -299,13 +238,6 @@ class Replication:
                 "partition-high-watermark", view, "a follower is the first to say that so much is committed"
             )
 
-    def look_at_starts(self, truth: PartitionTruth) -> None:
-        """Which records have been deleted: a log's start rises without anything else."""
-        for view in self.views.values():
-            if view.truth is truth:
-                start = view.partition.log.log_start_offset
-                truth.log_start_offset = max(truth.log_start_offset, start)
-
     # ---- Acknowledgements --------------------------------------------------------------------------------------------
 
     def on_produced(
@@ -315,8 +247,8 @@ class Replication:
         if request.acks != ACKS_ALL:
             return
         for result in response.partitions:
-            truth = self.truth_of(result.topic_id, result.partition)
-            state = None if truth is None else self.state_of(truth)
+            truth = self._replication.truth_of(result.topic_id, result.partition)
+            state = None if truth is None else self._replication.state_of(truth)
             if result.error_code is not ErrorCode.NONE or truth is None or state is None:
                 continue
             batch = truth.at(result.base_offset)
@@ -328,7 +260,7 @@ class Replication:
                         f"{truth!r}: {result.base_offset} was acknowledged: {state!r}",
                     )
                 continue
-            view = self.views.get((node_id, TopicIdPartition(truth.topic_id, truth.number)))
+            view = self._replication.views.get((node_id, TopicIdPartition(truth.topic_id, truth.number)))
             if view is not None and view.partition.config.flush is FlushPolicy.BATCH:
                 self._check_flushed(view, batch)
             holders = [each for each in truth.held if truth.has_held(each, batch.next_offset, batch.epoch)]
@@ -352,91 +284,13 @@ class Replication:
 
     def check_maximal_isr(self, view: ReplicaView) -> None:
         """The leader counts every member that the controller has committed (B2, P6)."""
-        state = self.state_of(view.truth)
+        state = self._replication.state_of(view.truth)
         if state is None or not view.is_leader or state.leader_epoch != view.leader_epoch:
             return
         uncounted = [each for each in state.isr if each not in view.maximal_isr]
         if uncounted:
             self._report("maximal-isr", view, f"counts {view.maximal_isr}; committed is {state!r}")
 
-    def leader_view(self, truth: PartitionTruth, leader_id: int, leader_epoch: int) -> ReplicaView | None:
-        """The replica that leads, if it knows already."""
-        view = self.views.get((leader_id, TopicIdPartition(truth.topic_id, truth.number)))
-        return view if view is not None and view.is_leader and view.leader_epoch == leader_epoch else None
-
-    # ---- Damage ------------------------------------------------------------------------------------------------------
-
-    def on_damaged(self, node_id: int, why: str, is_all: bool) -> None:
-        """A broker has lost what it had not synced or, with `is_all`, perhaps everything."""
-        if is_all:
-            self.rotten[node_id] = None
-        for (owner, _), view in self.views.items():
-            log = view.partition.log
-            if owner == node_id and (is_all or log.flushed_offset < log.log_end_offset):
-                view.truth.damaged[node_id] = None
-                self.expect_loss(view.truth, f"{why} of broker {node_id}")
-
-    def expect_loss(self, truth: PartitionTruth, why: str) -> None:
-        """If no replica that may be elected is sure to have what is committed, the next leader may lack it (B33)."""
-        state = self.state_of(truth)
-        candidates = () if state is None else state.isr + state.eligible_leader_replicas
-        if all(each in truth.damaged for each in candidates) and not truth.awaits_loss:
-            truth.awaits_loss = why
-            self._checkers.trace.add("-", "may-lose", f"{truth.name}: {why}; {state!r}")
-
-
-# ---- Logs, from outside ----------------------------------------------------------------------------------------------
-
-
-def batches_of(log: Log, offset: int) -> Iterator[RecordBatch]:
-    """The batches from an offset on, as far as they can be read."""
-    end = log.log_end_offset
-    try:
-        while offset < end:
-            read = log.read(offset, max_bytes=_READ_BYTES, end_offset=end)
-            if not read.records:
-                return
-            yield from split_batches(read.records)
-            offset = read.next_offset
-    except (CorruptRecord, StorageError, RaykaError):  # rot, or a disk that fails: the brokers' business
-        return
-
 
 def _values(batch: RecordBatch) -> tuple[bytes, ...]:
     return tuple(value or b"" for value in decode(batch, check_crc=False).values_list())
-
-
-def committed_by(view: ReplicaView, offset: int) -> Iterable[Batch]:
-    """What a leader's high watermark covers from an offset on."""
-    offset = max(offset, view.partition.log.log_start_offset)
-    while offset < view.high_watermark:
-        batch = view.truth.written(view.epochs, offset)
-        if batch is None:
-            return
-        yield batch
-        offset = batch.next_offset
-
-
-def agreed_end(view: ReplicaView) -> int:
-    """Up to where the replica's log is what is committed."""
-    truth, start = view.truth, view.partition.log.log_start_offset
-    end = min(truth.end, view.end)
-    while end > start:
-        batch = truth.at(end - 1)
-        if batch is None or (batch.next_offset <= view.end and epoch_at(view.epochs, end - 1) == batch.epoch):
-            return end
-        end = batch.base_offset
-    return min(truth.end, max(start, end))
-
-
-def proposed_to(view: ReplicaView, partition_epoch: int) -> tuple[int, ...]:
-    """The members of the ISR that the leader proposes on top of this partition epoch."""
-    proposal = view.partition.pending_isr
-    if proposal is None or proposal.partition_epoch != partition_epoch:
-        return ()
-    return tuple(each.broker_id for each in proposal.isr)
-
-
-def holds_committed(view: ReplicaView) -> bool:
-    """Whether the replica has everything that is committed, now."""
-    return agreed_end(view) >= view.truth.end

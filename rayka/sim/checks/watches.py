@@ -13,7 +13,8 @@ from rayka.raft.quorum_observation import ObservedQuorum
 from rayka.raft.voters import VoterSet
 from rayka.sim.checks.checkers import Checkers, local_key
 from rayka.sim.checks.ledger import Compared, difference
-from rayka.sim.checks.replica_checkers import Replication, ReplicaView
+from rayka.sim.checks.replica_checkers import ReplicaCheckers
+from rayka.sim.checks.replica_views import ReplicaView
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.world.machines import Machine
 
@@ -141,9 +142,8 @@ class ControllerWatch:
             now_us if each.node_id == self._node_id else heard.get((self._node_id, each.node_id), 0)
             for each in role.voters.voters
         )
-        busy_until_us = (
-            self._machine.disk.busy_until_ms * 1000
-        )  # a leader cannot resign while it waits for the disk
+        # A leader cannot resign while it waits for the disk.
+        busy_until_us = self._machine.disk.busy_until_ms * 1000
         resumed_us = self._machine.process.resumed_us if self._machine.process is not None else 0
         of_majority_us = max(times_us[(len(times_us) - 1) // 2], busy_until_us, resumed_us, self._voters_us)
         self._quorum_deadline_us = of_majority_us + 3 * self._fetch_timeout_us + _SLACK_US
@@ -223,10 +223,10 @@ class ControllerWatch:
 class BrokerWatch:
     """One incarnation of one broker: its image is that of the committed log, and so are its replicas."""
 
-    def __init__(self, machine: Machine, checkers: Checkers, replication: Replication) -> None:
+    def __init__(self, machine: Machine, checkers: Checkers, replica_checkers: ReplicaCheckers) -> None:
         self._machine = machine
         self._checkers = checkers
-        self._replication = replication
+        self._replica_checkers = replica_checkers
         self._views: dict[Partition, ReplicaView] = {}
         self._observed: ObservedBroker | None = None
         self._image: MetadataImage | None = None
@@ -246,9 +246,9 @@ class BrokerWatch:
         for partition in observed.partitions:
             view = self._views.get(partition)
             if view is None:
-                self._views[partition] = self._replication.open(self._machine.node_id, partition)
+                self._views[partition] = self._replica_checkers.open(self._machine.node_id, partition)
             elif view.has_changed():
-                self._replication.look(view)
+                self._replica_checkers.look(view)
 
 
 def check_directory(checkers: Checkers, machine: Machine) -> None:

@@ -26,11 +26,10 @@ from rayka.ports import Network
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.data_history import DataHistory, Send, Session
 from rayka.sim.checks.history import Outcome
-from rayka.sim.checks.replica_checkers import Replication
-from rayka.sim.loop import VirtualLoop
+from rayka.sim.checks.replica_views import Replication
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.run_options import SimOptions, TopicPlan
-from rayka.sim.trace import Trace
+from rayka.sim.run_options import TopicPlan
+from rayka.sim.world.machines import SimCluster
 from rayka.sim.world.simulated_network import SimNetwork
 
 _EPOCH_MS = 1_700_000_000_000
@@ -58,28 +57,18 @@ class DataClients:
     """All producers and consumers of one run. They begin when their topics are there."""
 
     def __init__(
-        self,
-        loop: VirtualLoop,
-        options: SimOptions,
-        network: SimNetwork,
-        trace: Trace,
-        checkers: Checkers,
-        history: DataHistory,
-        replication: Replication,
+        self, cluster: SimCluster, checkers: Checkers, history: DataHistory, replication: Replication
     ) -> None:
-        self.loop = loop
-        self.options = options
-        self.network = network
-        self.trace = trace
+        self.loop = cluster.loop
+        self.options = cluster.options
+        self.network = cluster.network
+        self.trace = cluster.trace
         self.checkers = checkers
         self.history = history
         self.replication = replication
-        self.producers = [_Producer(self, each) for each in options.producer_ids]
-        self.consumers = [_Consumer(self, each) for each in options.consumer_ids]
+        self.producers = [_Producer(self, each) for each in cluster.options.producer_ids]
+        self.consumers = [_Consumer(self, each) for each in cluster.options.consumer_ids]
         self.is_asking = True
-
-    def __repr__(self) -> str:
-        return f"<DataClients {self.history.counts()} polled={self.history.polled_count}>"
 
     def start(self, topics: Sequence[TopicPlan]) -> None:
         """Topics that have been created: clients use them from now on."""

@@ -30,12 +30,10 @@ from rayka.protocol.partition_admin import (
 )
 from rayka.sim.checks.partition_states import PartitionStates
 from rayka.sim.checks.partition_truth import PartitionTruth
-from rayka.sim.checks.replica_checkers import Replication
-from rayka.sim.loop import VirtualLoop
+from rayka.sim.checks.replica_views import Replication
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.run_options import OPERATOR_ID, SimOptions
-from rayka.sim.trace import Trace
-from rayka.sim.world.simulated_network import SimNetwork
+from rayka.sim.run_options import OPERATOR_ID
+from rayka.sim.world.machines import SimCluster
 
 _TIMEOUT_MS = 3_000
 
@@ -43,26 +41,20 @@ _TIMEOUT_MS = 3_000
 class PartitionOperator:
     """An operator of the partitions of a run."""
 
-    def __init__(
-        self, loop: VirtualLoop, options: SimOptions, network: SimNetwork, trace: Trace, replication: Replication,
-        states: PartitionStates,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._options = options
-        self._trace = trace
+    def __init__(self, cluster: SimCluster, replication: Replication, states: PartitionStates) -> None:
+        self._loop = cluster.loop
+        self._options = cluster.options
+        self._trace = cluster.trace
         self._replication = replication
         self._states = states
         self._process = Process(OPERATOR_ID, 1)
-        self._network = network.port(self._process)
+        self._network = cluster.network.port(self._process)
         self._active = ActiveController(self._network)
-        self._random = Random(f"operations {options.seed}")
+        self._random = Random(f"operations {cluster.options.seed}")
         self._context = Context()
         self._context.run(PROCESS.set, self._process)
         self._task: asyncio.Task[None] | None = None
         self._rescue: asyncio.Task[None] | None = None
-
-    def __repr__(self) -> str:
-        return f"<PartitionOperator of seed {self._options.seed}>"
 
     def start(self) -> None:
         """Begins to ask."""

@@ -17,12 +17,10 @@ from rayka.errors import ApiError, RequestTimedOut
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.partition_truth import PartitionTruth
-from rayka.sim.checks.replica_checkers import Replication
-from rayka.sim.loop import VirtualLoop
+from rayka.sim.checks.replica_views import Replication
 from rayka.sim.process import PROCESS
 from rayka.sim.registers import REGISTERS_TOPIC, Get, Put, Register, Registers, registers_type
-from rayka.sim.run_options import REGISTER_CLIENT_ID, SimOptions
-from rayka.sim.trace import Trace
+from rayka.sim.run_options import REGISTER_CLIENT_ID
 from rayka.sim.world.machines import Machine, SimCluster
 
 PARTITION_COUNT = 2
@@ -37,31 +35,20 @@ _Shard = ReplicatedShard[Registers, Any]
 class RegisterClients:
     """All clients of one run, and what they were told."""
 
-    def __init__(
-        self, loop: VirtualLoop, options: SimOptions, cluster: SimCluster, trace: Trace, checkers: Checkers,
-        replication: Replication,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._options = options
+    def __init__(self, cluster: SimCluster, checkers: Checkers, replication: Replication) -> None:
+        self._loop = cluster.loop
+        self._options = cluster.options
         self._cluster = cluster
-        self._trace = trace
+        self._trace = cluster.trace
         self._checkers = checkers
         self._replication = replication
-        self._random = Random(f"registers {options.seed}")
+        self._random = Random(f"registers {cluster.options.seed}")
         self._acknowledged: dict[str, Register] = {}  # by key: the newest
         self._given: dict[tuple[str, int], str] = {}  # by key and version: the value
         self._number = 0
         self._asking: list[asyncio.Task[None]] = []
         self._is_asking = True
         self._proofs: list[asyncio.Task[None]] = []
-
-    def __repr__(self) -> str:
-        return f"<RegisterClients {len(self._given)} versions>"
-
-    @property
-    def acknowledged_count(self) -> int:
-        """How many changes were acknowledged."""
-        return len(self._given)
 
     def start(self) -> None:
         """Begins to ask, if the run has registers."""

@@ -5,9 +5,10 @@ every client does. It never tries an operation again: each attempt is one entry 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from random import Random
+from typing import Any
 
 from rayka.errors import ApiError, ErrorCode, NotController
 from rayka.ids import NO_NODE, ZERO_ID
@@ -24,11 +25,9 @@ from rayka.protocol.topics import (
 )
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.history import History, Kind, Operation, Outcome
-from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import PROCESS, Process
-from rayka.sim.run_options import SimOptions, TopicPlan
-from rayka.sim.trace import Trace
-from rayka.sim.world.simulated_network import SimNetwork
+from rayka.sim.run_options import TopicPlan
+from rayka.sim.world.machines import SimCluster
 
 _TIMEOUT_MS = 3_000
 _OUTSTANDING_MAX = 64
@@ -41,49 +40,27 @@ _VOTER_CHANGE_PAUSE_S = 2.0
 class Workload:
     """All clients of one run."""
 
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        options: SimOptions,
-        network: SimNetwork,
-        trace: Trace,
-        checkers: Checkers,
-        history: History,
-        cluster_id: Callable[[], str],
-    ) -> None:
-        self._loop = loop
-        self.history = history
-        self.cluster_id = cluster_id
-        self.clients = [
-            _Client(self, each, options.ops_per_second / options.clients, options.seed, network)
-            for each in options.client_ids
-        ]
-        self.operator = _Operator(self.clients[0], options.seed) if options.voter_changes else None
-        self.trace = trace
+    def __init__(self, cluster: SimCluster, checkers: Checkers, history: History) -> None:
+        self.cluster = cluster
         self.checkers = checkers
+        self.history = history
+        self.clients = [_Client(self, each) for each in cluster.options.client_ids]
         self.on_created: Callable[[Sequence[TopicPlan]], None] = lambda topics: None
-        self._topics = options.topics
-
-    def __repr__(self) -> str:
-        return f"<Workload {self.history.counts()}>"
-
-    @property
-    def now_ms(self) -> int:
-        return self._loop.now_ms
+        self._asking: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         """The clients begin."""
+        options = self.cluster.options
+        operator = _Operator(self.clients[0], options.seed) if options.voter_changes else None
         for client in self.clients:
-            client.task = self._loop.create_task(client.run(), name="client", context=client.context)
-            if self.operator is not None:
-                self.operator.tasks.append(
-                    self._loop.create_task(self.operator.run(), name="operator", context=client.context)
-                )
-        self._loop.create_task(self._create_topics(), name="topics", context=self.clients[0].context)
+            self._asking.append(client.start("client", client.run()))
+            if operator is not None:
+                self._asking.append(client.start("operator", operator.run()))
+        self.clients[0].start("topics", self._create_topics())
 
     async def _create_topics(self) -> None:
         """The topics that have records, one after the other, however many attempts that takes."""
-        for plan in self._topics:
+        for plan in self.cluster.options.topics:
             topic = NewTopic(plan.name, plan.partition_count, plan.replication_factor, plan.configs)
             while True:
                 operation = await self.clients[0].attempt(Kind.CREATE, plan.name, topic)
@@ -95,8 +72,7 @@ class Workload:
 
     def stop_asking(self) -> None:
         """No new operations; those under way go on."""
-        tasks = [client.task for client in self.clients if client.task is not None]
-        for task in (*tasks, *(self.operator.tasks if self.operator is not None else ())):
+        for task in self._asking:
             task.cancel()
 
     async def create_until_acknowledged(self, name: str) -> None:
@@ -111,27 +87,25 @@ class Workload:
 
 
 class _Client:
-    def __init__(
-        self, workload: Workload, client_id: int, ops_per_second: float, seed: int, network: SimNetwork
-    ) -> None:
+    def __init__(self, workload: Workload, client_id: int) -> None:
+        options = workload.cluster.options
+        self.cluster = workload.cluster
         self.process = Process(client_id, 1)
-        self.context = Context()
-        self.context.run(PROCESS.set, self.process)
-        self.task: asyncio.Task[None] | None = None
+        self._context = Context()
+        self._context.run(PROCESS.set, self.process)
         self._workload = workload
-        self._random = Random(f"client {seed} {client_id}")
-        self._pause_s = 1 / ops_per_second if ops_per_second else 0.0
-        self.active = ActiveController(network.port(self.process))
+        self._random = Random(f"client {options.seed} {client_id}")
+        self._pause_s = options.clients / options.ops_per_second if options.ops_per_second else 0.0
+        self.active = ActiveController(self.cluster.network.port(self.process))
         self._count = 0
         self._outstanding: dict[asyncio.Task[Operation], None] = {}
 
-    @property
-    def cluster_id(self) -> str:
-        return self._workload.cluster_id()
+    def start(self, name: str, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """A task of the client's process."""
+        return self.cluster.loop.create_task(coroutine, name=name, context=self._context)
 
-    @property
-    def trace(self) -> Trace:
-        return self._workload.trace
+    def tell(self, event: str, what: str) -> None:
+        self.cluster.trace.add(self.process.node_id, event, what)
 
     async def run(self) -> None:
         if not self._pause_s:
@@ -169,8 +143,8 @@ class _Client:
     async def attempt(self, kind: Kind, name: str, topic: NewTopic | None = None) -> Operation:
         """One operation, with whatever end; it is in the history."""
         workload = self._workload
-        operation = workload.history.begin(self.process.node_id, kind, name, workload.now_ms)
-        workload.trace.add(self.process.node_id, "op", f"{operation.number} {kind} {name}")
+        operation = workload.history.begin(self.process.node_id, kind, name, self.cluster.loop.now_ms)
+        self.tell("op", f"{operation.number} {kind} {name}")
         try:
             if kind is Kind.READ:
                 await self._read(operation)
@@ -178,7 +152,7 @@ class _Client:
                 await self._change(operation, topic)
         except ApiError as error:  # the request failed as a whole: whether it was executed is open
             operation.outcome, operation.what = Outcome.UNKNOWN, error.code.name
-        workload.trace.add(self.process.node_id, "done", str(operation))
+        self.tell("done", str(operation))
         if operation.kind is not Kind.READ:
             workload.checkers.report_if(
                 "acknowledged", self.process.node_id, workload.history.check_change(operation)
@@ -212,7 +186,6 @@ class _Operator:
     def __init__(self, client: _Client, seed: int) -> None:
         self._client = client
         self._random = Random(f"operator {seed}")
-        self.tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         while True:
@@ -220,7 +193,7 @@ class _Operator:
             try:
                 await self._change()
             except ApiError as error:
-                self._tell(f"failed: {error.code.name}")
+                self._client.tell("voters", f"failed: {error.code.name}")
 
     async def _change(self) -> None:
         active = self._client.active
@@ -230,15 +203,12 @@ class _Operator:
         request: AddRaftVoterRequest | RemoveRaftVoterRequest
         if observers and self._random.random() < 0.7:
             voter = observers[self._random.randrange(len(observers))]
-            request = AddRaftVoterRequest(self._client.cluster_id, voter, _TIMEOUT_MS)
+            request = AddRaftVoterRequest(self._client.cluster.cluster_id, voter, _TIMEOUT_MS)
         elif len(quorum.voters) > 2:
             voter = quorum.voters[self._random.randrange(len(quorum.voters))].replica
-            request = RemoveRaftVoterRequest(self._client.cluster_id, voter, _TIMEOUT_MS)
+            request = RemoveRaftVoterRequest(self._client.cluster.cluster_id, voter, _TIMEOUT_MS)
         else:
             return
-        self._tell(f"{type(request).__name__} {voter.node_id}")
+        self._client.tell("voters", f"{type(request).__name__} {voter.node_id}")
         response = await active.call(request, _TIMEOUT_MS)
-        self._tell(f"{type(request).__name__} {voter.node_id}: {response.error_code.name}")
-
-    def _tell(self, what: str) -> None:
-        self._client.trace.add(self._client.process.node_id, "voters", what)
+        self._client.tell("voters", f"{type(request).__name__} {voter.node_id}: {response.error_code.name}")

@@ -118,8 +118,8 @@ class Machine:
 
 
 class SimCluster:
-    """All machines. `watch` makes the functions that look at a machine after each callback of its process; `on_bug`
-    is told of exceptions that no code expected.
+    """All machines, and the loop, the network and the trace that they share. `watch` makes the functions that look at a
+    machine after each callback of its process; `on_bug` is told of exceptions that no code expected.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class SimCluster:
         trace: Trace,
         make_disk: Callable[[int], SimDisk],
     ) -> None:
-        self._loop = loop
-        self._options = options
-        self._network = network
-        self._trace = trace
+        self.loop = loop
+        self.options = options
+        self.network = network
+        self.trace = trace
         self._make_disk = make_disk
-        self._config = BrokerConfig.parse(options.config, what="simulation")
+        self.config = BrokerConfig.parse(options.config, what="simulation")
         self.cluster_id = ""
         self.watch: Callable[[Machine], Sequence[Callable[[], None]]] = lambda machine: ()
         self.on_bug: Callable[[Machine, BaseException], None] = lambda machine, error: None
@@ -148,13 +148,9 @@ class SimCluster:
         return Machine(
             node_id,
             self._make_disk(node_id),
-            is_controller=node_id in self._options.controller_ids,
-            is_broker=node_id in self._options.broker_ids,
+            is_controller=node_id in self.options.controller_ids,
+            is_broker=node_id in self.options.broker_ids,
         )
-
-    @property
-    def config(self) -> BrokerConfig:
-        return self._config
 
     @property
     def controllers(self) -> list[Machine]:
@@ -202,21 +198,21 @@ class SimCluster:
 
     def _settings(self, machine: Machine, process: Process | None = None) -> NodeSettings:
         def wall_clock_ms() -> int:
-            return _EPOCH_MS + self._loop.now_ms + machine.wall_offset_ms
+            return _EPOCH_MS + self.loop.now_ms + machine.wall_offset_ms
 
         home = machine if process is None else machine.swapped_with or machine
         return NodeSettings(
             node_id=machine.node_id,
             cluster_name="sim",
             data_dirs=(home.data_dir,),
-            config=self._config,
+            config=self.config,
             disk=home.disk,
-            network=self._network.port(process or Process(machine.node_id, 0)),
-            random=Random(f"node {self._options.seed} {machine.node_id} {machine.incarnation}"),
+            network=self.network.port(process or Process(machine.node_id, 0)),
+            random=Random(f"node {self.options.seed} {machine.node_id} {machine.incarnation}"),
             wall_clock_ms=wall_clock_ms,
             crash=lambda error: self._on_crash(machine, process, error),
-            steps_per_turn=self._options.steps_per_turn,
-            shard_types=(registers_type(),) if self._options.registers else (),
+            steps_per_turn=self.options.steps_per_turn,
+            shard_types=(registers_type(),) if self.options.registers else (),
         )
 
     # ---- Life --------------------------------------------------------------------------------------------------------
@@ -237,19 +233,19 @@ class SimCluster:
         while True:
             settings = self._settings(machine, process)
             node = machine.node = machine.make_node(settings)
-            self._network.attach(process, Inbox(node), context)
-            self._trace.add(machine.node_id, "start", f"#{process.incarnation}")
+            self.network.attach(process, Inbox(node), context)
+            self.trace.add(machine.node_id, "start", f"#{process.incarnation}")
             try:
                 await node.start()
             except RaykaError as error:
                 node.kill()
-                self._network.detach(machine.node_id)
+                self.network.detach(machine.node_id)
                 machine.node, machine.start_failure = None, str(error)
-                self._trace.add(machine.node_id, "refused", str(error))
+                self.trace.add(machine.node_id, "refused", str(error))
                 await asyncio.sleep(_RESTART_S)
             else:
                 machine.is_serving, machine.start_failure = True, ""
-                self._trace.add(machine.node_id, "serving")
+                self.trace.add(machine.node_id, "serving")
                 return
 
     def kill(self, node_id: int, *, is_silent: bool = False) -> None:
@@ -262,12 +258,12 @@ class SimCluster:
         process.watches = ()
         if machine.life is not None:
             machine.life.cancel()
-        self._network.detach(node_id, is_silent=is_silent)
+        self.network.detach(node_id, is_silent=is_silent)
         if machine.node is not None:
             machine.node.kill()
         (machine.swapped_with or machine).disk.process_crash()
         machine.process, machine.node, machine.is_serving, machine.start_failure = None, None, False, ""
-        self._loop.resume(process)  # what was withheld finds itself cancelled
+        self.loop.resume(process)  # what was withheld finds itself cancelled
 
     def lose_power(self, node_id: int, random: Random) -> None:
         """The machine goes dark; of what was not synced, something is lost."""
@@ -309,10 +305,10 @@ class SimCluster:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await node.stop()
         except (TimeoutError, StorageError) as error:  # it ends either way
-            self._trace.add(machine.node_id, "unclean", repr(error))
+            self.trace.add(machine.node_id, "unclean", repr(error))
         if machine.process is process:
-            self._trace.add(machine.node_id, "stopped")
-            self._loop.call_soon(self._end_stopped, machine, process, context=Context())
+            self.trace.add(machine.node_id, "stopped")
+            self.loop.call_soon(self._end_stopped, machine, process, context=Context())
 
     def _end_stopped(self, machine: Machine, process: Process) -> None:
         if machine.process is process:
@@ -321,14 +317,14 @@ class SimCluster:
     def _on_crash(self, machine: Machine, process: Process | None, error: BaseException) -> None:
         if machine.process is not process or process is None:
             return
-        self._trace.add(machine.node_id, "crash", repr(error))
+        self.trace.add(machine.node_id, "crash", repr(error))
         if not isinstance(error, ApiError):
             self.on_bug(machine, error)
-        self._loop.call_soon(self._end_stopped, machine, process, context=Context())
-        self._loop.call_later(_RESTART_S, self.start, machine.node_id, context=Context())
+        self.loop.call_soon(self._end_stopped, machine, process, context=Context())
+        self.loop.call_later(_RESTART_S, self.start, machine.node_id, context=Context())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], context: Context) -> "asyncio.Task[None]":
-        task = self._loop.create_task(coroutine, name="life", context=context)
+        task = self.loop.create_task(coroutine, name="life", context=context)
         task.add_done_callback(self._on_life_over)
         return task
 

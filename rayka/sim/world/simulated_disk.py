@@ -41,9 +41,8 @@ class SimDisk(MemoryDisk):
         self._trace = trace
         self._on_rename = on_rename
         self.sync_count = 0  # whatever makes more or less durable counts
-        self._durable_ends: dict[
-            str, tuple[int, int]
-        ] = {}  # by directory: when it was looked at, and the end
+        # By directory: when it was looked at, and the end.
+        self._durable_ends: dict[str, tuple[int, int]] = {}
         self._scanned: dict[int, tuple[int, int]] = {}  # by inode: bytes looked at, and the next offset
 
     # ---- Changes -----------------------------------------------------------------------------------------------------
