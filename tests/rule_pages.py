@@ -1,9 +1,11 @@
 """The pages of `tests/rules`: the tests that they link to, and whether these exist and cite the rule."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 _TESTS = Path(__file__).parent
 _PAGES = _TESTS / "rules"
@@ -62,3 +64,22 @@ class RulesPage:
         for test in self._tests[rule]:
             assert test.exists(), f"{test.file} has no {test.name}"
             assert test.cites(rule), f"{test.file}: {test.name} does not cite {rule}"
+
+
+def checks_of_rules(
+    rules: Mapping[str, Sequence[int]],
+) -> tuple[Callable[[str], None], Callable[[str, int], None]]:
+    """The two tests of pages that are named by their files; a page's letter is its name's first."""
+    pages = {name: RulesPage(name, name[0]) for name in rules}
+
+    @pytest.mark.parametrize("page", rules)
+    def test_every_rule_has_a_heading_and_a_test(page: str) -> None:
+        assert pages[page].untested(rules[page]) == []
+
+    @pytest.mark.parametrize(
+        ("page", "number"), [(page, number) for page, numbers in rules.items() for number in numbers]
+    )
+    def test_the_tests_of_a_rule_exist_and_cite_it(page: str, number: int) -> None:
+        pages[page].check(number)
+
+    return test_every_rule_has_a_heading_and_a_test, test_the_tests_of_a_rule_exist_and_cite_it

@@ -67,8 +67,7 @@ class Handle:
         return (self.when_us + 0.5) / 1e6
 
 
-# What this loop leaves out of the abstract one (sockets, files, signals) is a NotImplementedError there; its handles
-# are its own.
+# What this loop leaves out of the abstract one (sockets, files, signals) raises there; its handles are its own.
 _AbstractLoop: Any = asyncio.AbstractEventLoop
 
 

@@ -1,7 +1,8 @@
-"""Bugs on purpose: each a small change of the real code, the checker that must notice it, and a seed that shows it.
+"""Bugs on purpose: each a small change of the real code, the checker that must notice it, and the first seed of all
+that shows it.
 
-They are the test of the test: a checker that catches nothing proves nothing. `tried` is how many seeds it took to find
-the seed, from 1 on. To look for one anew: `python -m tests.sim.planted_bugs NAME [LAST_SEED]`.
+They are the test of the test: a checker that catches nothing proves nothing. To look for a seed anew:
+`python -m tests.sim.planted_bugs NAME [LAST_SEED]`.
 """
 
 import itertools
@@ -234,7 +235,6 @@ PLANTED_BUGS = [
         "vote-once",
         planted(quorum_directory, "decode_election", reads_no_vote),
         1,
-        1,
         ELECTIONS,
     ),
     PlantedBug(
@@ -242,20 +242,17 @@ PLANTED_BUGS = [
         "vote-durable",
         planted(quorum_driver, "encode_election", writes_no_vote),
         1,
-        1,
     ),
     PlantedBug(
         "answers before its vote is durable",
         "vote-durable",
         planted(QuorumRequests, "_when_durable", answers_before_it_is_durable),
         1,
-        1,
     ),
     PlantedBug(
         "votes for a shorter log",
         "votes-for-full-log",
         planted(elections, "can_grant_vote", sees_every_log_as_full),
-        1,
         1,
         PARTITIONS | BUSY,
     ),
@@ -264,14 +261,12 @@ PLANTED_BUGS = [
         "single-leader",
         planted(QuorumState, "__init__", leads_its_epoch_again),
         2,
-        2,
         RESTARTS | BUSY,
     ),
     PlantedBug(
         "ignores check quorum",
         "check-quorum",
         planted(Leader, "check_quorum_deadline_ms", always(FAR_MS)),
-        2,
         2,
         PARTITIONS | BUSY,
     ),
@@ -280,14 +275,12 @@ PLANTED_BUGS = [
         "check-quorum",
         planted(Leader, "check_quorum_deadline_ms", always(FAR_MS)),
         1,
-        1,
         PARTITIONS | BUSY | {"combined": True},
     ),
     PlantedBug(
         "acknowledges before the fsync",
         "fetch-durable",
         planted(RaftLog, "is_flushed", always(True)),
-        1,
         1,
         BUSY,
     ),
@@ -296,14 +289,12 @@ PLANTED_BUGS = [
         "commits-own-epoch",
         planted(Leader, "maybe_update_high_watermark", commits_old_epochs),
         1,
-        1,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
         "commits with a minority",
         "majority",
         planted(Leader, "maybe_update_high_watermark", commits_with_one),
-        1,
         1,
         BUSY,
     ),
@@ -312,14 +303,12 @@ PLANTED_BUGS = [
         "commits-own-epoch",
         planted(RaftLog, "append_as_leader", appends_with_the_epoch_before),
         1,
-        1,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
         "truncates below the high watermark",
         "truncation",
         planted(RaftLog, "truncate_to", truncates_committed_records),
-        2,
         2,
         PARTITIONS | BUSY,
     ),
@@ -328,14 +317,12 @@ PLANTED_BUGS = [
         "fetch-epoch",
         planted(Leading, "epoch_error", accepts_any_epoch),
         7,
-        7,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
         "lets a follower's high watermark fall",
         "high-watermark",
         planted(Following, "_on_leader_high_watermark", takes_every_high_watermark),
-        1,
         1,
         PARTITIONS | BUSY,
     ),
@@ -344,14 +331,12 @@ PLANTED_BUGS = [
         "one-voter-change",
         planted(VoterChanges, "_refusal", ignores_the_change_under_way),
         2,
-        2,
         {"voter_changes": True, "voters": 5, "latency_ms": 20.0},
     ),
     PlantedBug(
         "serves a snapshot of another epoch",
         "snapshot-id",
         planted(Leading, "handle_fetch_snapshot", serves_another_epoch),
-        5,
         5,
         RESTARTS,
     ),
@@ -360,20 +345,17 @@ PLANTED_BUGS = [
         "snapshot-content",
         planted(Controller, "snapshot", leaves_out_the_last_record),
         1,
-        1,
     ),
     PlantedBug(
         "replay is not deterministic",
         "images",
         planted(delta._REPLAY, BrokerRegistrationChangeRecord, replays_by_chance),
         1,
-        1,
     ),
     PlantedBug(
         "a standby replays what is not committed",
         "standby",
         planted(QuorumLog, "committed", reads_what_is_not_committed),
-        1,
         1,
         BUSY,
     ),
@@ -382,14 +364,12 @@ PLANTED_BUGS = [
         "acknowledged",
         planted(ShardRuntime, "handle", answers_before_it_is_committed),
         6,
-        6,
         BUSY,
     ),
     PlantedBug(
         "a broker loses a record",
         "images",
         planted(MetadataFollower, "_take", loses_a_record),
-        1,
         1,
         BUSY,
     ),

@@ -290,7 +290,7 @@ FLUSHED = {**DATA, "sync_ms": 30.0, "topics": (TopicPlan("data0", 1, 1, {"flush"
 
 
 def bug(name: str, checker: str, plant: Any, seed: int, chosen: dict[str, Any] | None = None) -> PlantedBug:
-    return PlantedBug(name, checker, plant, seed, seed, chosen or DATA, SECONDS)
+    return PlantedBug(name, checker, plant, seed, chosen or DATA, SECONDS)
 
 
 REPLICATION_BUGS = [

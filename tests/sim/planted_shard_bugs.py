@@ -53,7 +53,6 @@ SHARD_BUGS = [
         "register-lost",
         planted(PartitionLog, "high_watermark", takes_its_own_high_watermark_for_the_truth),
         3,
-        3,
         FAILING_OVER,
     ),
     PlantedBug(
@@ -61,14 +60,12 @@ SHARD_BUGS = [
         "register-lost",
         planted(PartitionLog, "high_watermark", takes_what_it_appended_for_committed),
         2,
-        2,
         FAILING_OVER,
     ),
     PlantedBug(
         "timers do not outlive their leader",
         "liveness",
         planted(Registers, "on_active", forgets_the_leases),
-        2,
         2,
         FAILING_OVER,
     ),

@@ -22,7 +22,6 @@ class PlantedBug:
     checker: str
     plant: Callable[[], AbstractContextManager[None]]
     seed: int
-    tried: int
     chosen: dict[str, Any] = field(default_factory=dict)
     seconds: float = SECONDS
 

@@ -51,9 +51,6 @@ class _Exchange:
         number = call.number  # the text stands in each of its lines in the trace
         self.text = f"{call.api.name} {caller.node_id}->{call.node_id} #{number.epoch}:{number.number}"
 
-    def __str__(self) -> str:
-        return self.text
-
 
 class _Endpoint:
     """A process that takes calls, and those that it has not answered yet."""
@@ -141,7 +138,7 @@ class SimNetwork:
         if not caller.is_alive:
             raise NetworkException(f"{caller!r} is gone and must not call")
         exchange = _Exchange(caller, call, self._loop.create_future())
-        self._trace.add(caller.node_id, "send", f"{exchange} {len(call.request.body)} bytes")
+        self._trace.add(caller.node_id, "send", f"{exchange.text} {len(call.request.body)} bytes")
         copies = 2 if self._random.random() < self._duplication else 1
         exchange.copies = copies
         for _ in range(copies):
@@ -152,7 +149,7 @@ class SimNetwork:
         self, link: Link, exchange: _Exchange, arrive: Callable[..., None], *arguments: Any
     ) -> None:
         if link in self._cuts or self._random.random() < self._loss:
-            self._trace.add(link[1], "lost", str(exchange))
+            self._trace.add(link[1], "lost", exchange.text)
             return
         self._loop.call_at_us(
             self._loop.now_us + self._delay_us(link), self._arrive, link, exchange, arrive, arguments,
@@ -171,7 +168,7 @@ class SimNetwork:
         self, link: Link, exchange: _Exchange, arrive: Callable[..., None], arguments: Sequence[Any]
     ) -> None:
         if link in self._cuts:
-            self._trace.add(link[1], "lost", str(exchange))
+            self._trace.add(link[1], "lost", exchange.text)
         else:
             arrive(*arguments)
 
@@ -181,7 +178,7 @@ class SimNetwork:
         if endpoint is None:
             self._break(exchange, "it is not running")
             return
-        self._trace.add(call.node_id, "deliver", str(exchange))
+        self._trace.add(call.node_id, "deliver", exchange.text)
         self.observer.on_deliver(endpoint.process, exchange.caller.node_id, call)
         request = call.request
         task = self._loop.create_task(
@@ -201,13 +198,13 @@ class SimNetwork:
         exchange.copies -= 1
         if exchange.copies and _is_refusal(answer):
             return  # of the two copies the other one is executed
-        self._trace.add(exchange.call.node_id, "answer", f"{exchange} {len(answer[0])} bytes")
+        self._trace.add(exchange.call.node_id, "answer", f"{exchange.text} {len(answer[0])} bytes")
         link = (exchange.call.node_id, exchange.caller.node_id)
         self._transmit(link, exchange, self._on_answer, exchange, answer)
 
     def _on_answer(self, exchange: _Exchange, answer: Answer) -> None:
         if exchange.caller.is_alive and not exchange.answer.done():
-            self._trace.add(exchange.caller.node_id, "answered", str(exchange))
+            self._trace.add(exchange.caller.node_id, "answered", exchange.text)
             exchange.answer.set_result(answer)
 
     def _break(self, exchange: _Exchange, cause: str) -> None:
@@ -216,7 +213,7 @@ class SimNetwork:
 
     def _on_broken(self, exchange: _Exchange, cause: str) -> None:
         if exchange.caller.is_alive and not exchange.answer.done():
-            self._trace.add(exchange.caller.node_id, "broken", f"{exchange}: {cause}")
+            self._trace.add(exchange.caller.node_id, "broken", f"{exchange.text}: {cause}")
             name = node_name(exchange.call.node_id)
             exchange.answer.set_exception(NetworkException(f"{name} cannot be reached: {cause}"))
 
