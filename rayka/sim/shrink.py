@@ -10,6 +10,7 @@ import msgspec
 
 from rayka.sim.run_options import SimOptions, with_faults
 from rayka.sim.simulation import Outcome, Simulation
+from rayka.sim.world.faults import draw_faults
 
 RUNS_MAX = 80
 
@@ -27,9 +28,7 @@ def shrink(options: SimOptions, failed: Outcome, *, on_run: Callable[[int], None
     violation = failed.violation
     assert violation is not None, f"{failed} did not fail"
     search = _Search(options, violation.checker, on_run)
-    first = Simulation(options)
-    first.draw()
-    needed = search.minimise([each.number for each in first.faults])
+    needed = search.minimise([each.number for each in draw_faults(options)])
     return Shrunk(tuple(needed), search.outcome or failed, search.run_count)
 
 

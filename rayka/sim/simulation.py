@@ -34,11 +34,10 @@ from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
 from rayka.sim.run_options import SimOptions
 from rayka.sim.trace import Trace
-from rayka.sim.world.faults import Fault, draw_faults
+from rayka.sim.world.faults import draw_faults
 from rayka.sim.world.injector import Injector
 from rayka.sim.world.machines import Machine, SimCluster
 from rayka.sim.world.repairs import Repairs
-from rayka.sim.world.simulated_disk import SimDisk
 from rayka.sim.world.simulated_network import SimNetwork
 
 LIVENESS_SECONDS = 60  # without a replica that has copied more
@@ -89,12 +88,11 @@ class Simulation:
         self.network = SimNetwork(
             self.loop, options, Random(f"network {options.seed}"), self.trace, self.checkers
         )
-        self._disk_random = Random(f"disk {options.seed}")
-        self.cluster = SimCluster(self.loop, options, self.network, self.trace, self._make_disk)
+        self.cluster = SimCluster(self.loop, options, self.network, self.trace, self.checkers.on_rename)
         if options.checks:
             self.cluster.watch = self._watch
         self.cluster.on_bug = self._on_bug
-        self.checkers.cluster = self.cluster
+        self.checkers.machines = self.cluster.machines
         self.history = History(self.ledger)
         self.workload = Workload(self.cluster, self.checkers, self.history)
         self.data_history = DataHistory()
@@ -110,16 +108,9 @@ class Simulation:
         self.repairs = Repairs(self.cluster)
         self.repairs.on_damage = self.replication.on_damaged
         self.injector = Injector(self.cluster, self.repairs)
-        self.faults: list[Fault] = []
 
     def __repr__(self) -> str:
         return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
-
-    def _make_disk(self, node_id: int) -> SimDisk:
-        return SimDisk(node_id, self.options.sync_ms, self._disk_random, self.trace, self._on_rename)
-
-    def _on_rename(self, node_id: int, path: str) -> None:
-        self.checkers.on_rename(node_id, path)
 
     def _watch(self, machine: Machine) -> list[Callable[[], None]]:
         watches: list[Callable[[], None]] = []
@@ -171,15 +162,9 @@ class Simulation:
         self.operator.start()
         self.registers.start()
 
-    def draw(self) -> None:
-        """The faults of this run."""
-        only = self.options.only_faults
-        self.faults = [each for each in draw_faults(self.options) if only is None or each.number in only]
-
     def run_safety(self) -> None:
         """The faults and the clients."""
-        self.draw()
-        self.injector.schedule(self.faults)
+        self.injector.schedule(draw_faults(self.options))
         self.run_until_ms(int(self.options.seconds * 1000))
 
     def run_until_ms(self, since_begin_ms: int, is_done: Callable[[], bool] | None = None) -> None:

@@ -158,8 +158,8 @@ class OnPartition:
         """The replica of one broker."""
         broker = self.simulation.cluster.machines[node_id].broker
         assert broker is not None
-        assert broker._parts is not None
-        (found,) = broker._parts.replicas.partitions
+        assert broker.observed is not None
+        (found,) = broker.observed.partitions
         return found
 
     def kill(self, node_id: int) -> None:

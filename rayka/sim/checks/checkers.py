@@ -5,7 +5,7 @@ those that look at what crosses the network and at the disks; `watches` looks in
 the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what the quorum promises beyond them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -34,7 +34,7 @@ from rayka.sim.checks.ledger import Ledger, difference
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process
 from rayka.sim.trace import Trace
-from rayka.sim.world.machines import Machine, SimCluster
+from rayka.sim.world.machines import Machine
 from rayka.sim.world.simulated_disk import SimDisk
 
 
@@ -59,7 +59,7 @@ class Checkers:
         self.ledger = ledger
         self.violation: Violation | None = None
         self.is_enabled = True
-        self.cluster: SimCluster | None = None
+        self.machines: Mapping[int, Machine] = {}
         self.leaders: dict[int, tuple[int, int]] = {}  # by epoch: node and incarnation
         self.heard_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
         self.homes: dict[ReplicaKey, tuple[Machine, SimDisk]] = {}  # each replica's machine, and its disk
@@ -85,7 +85,7 @@ class Checkers:
             self.report(checker, node_id, problem)
 
     def _machine(self, process: Process) -> Machine | None:
-        return self.cluster.machines.get(process.node_id) if self.cluster is not None else None
+        return self.machines.get(process.node_id)
 
     def _quorum(self, process: Process) -> Quorum | None:
         machine = self._machine(process)
@@ -236,7 +236,7 @@ class Checkers:
 
     def on_rename(self, node_id: int, path: str) -> None:
         """A file got its name on a node's disk."""
-        machine = self.cluster.machines.get(node_id) if self.cluster is not None else None
+        machine = self.machines.get(node_id)
         if machine is None or not self.is_enabled:
             return
         directory, _, name = path.rpartition("/")

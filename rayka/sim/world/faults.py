@@ -60,7 +60,7 @@ class Fault:
 
 
 def draw_faults(options: "SimOptions") -> list[Fault]:
-    """All faults of the run, in order of their time."""
+    """The faults of the run, in order of their time: those that were chosen of all that its seed draws."""
     random = Random(f"faults {options.seed}")
     if not options.faults_per_minute or not options.fault_kinds:
         return []
@@ -70,7 +70,8 @@ def draw_faults(options: "SimOptions") -> list[Fault]:
     while True:
         at_ms += random.expovariate(1) * 60_000 / options.faults_per_minute
         if at_ms >= options.seconds * 1000:
-            return faults
+            only = options.only_faults
+            return [each for each in faults if only is None or each.number in only]
         fault = _draw(random, options, len(faults), int(at_ms))
         if fault.kind in DAMAGING and not _may_damage(options, damaged, fault.node_id):
             continue

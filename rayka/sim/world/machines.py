@@ -128,13 +128,14 @@ class SimCluster:
         options: SimOptions,
         network: SimNetwork,
         trace: Trace,
-        make_disk: Callable[[int], SimDisk],
+        on_rename: Callable[[int, str], None],
     ) -> None:
         self.loop = loop
         self.options = options
         self.network = network
         self.trace = trace
-        self._make_disk = make_disk
+        self._on_rename = on_rename
+        self._disk_random = Random(f"disk {options.seed}")
         self.config = BrokerConfig.parse(options.config, what="simulation")
         self.cluster_id = ""
         self.watch: Callable[[Machine], Sequence[Callable[[], None]]] = lambda machine: ()
@@ -151,6 +152,9 @@ class SimCluster:
             is_controller=node_id in self.options.controller_ids,
             is_broker=node_id in self.options.broker_ids,
         )
+
+    def _make_disk(self, node_id: int) -> SimDisk:
+        return SimDisk(node_id, self.options.sync_ms, self._disk_random, self.trace, self._on_rename)
 
     @property
     def controllers(self) -> list[Machine]:
