@@ -95,11 +95,6 @@ class ControllerNode:
         return self._settings
 
     @property
-    def quorum(self) -> Quorum | None:
-        """The core of the quorum, to look at; None while the node is not open."""
-        return self._parts.driver.quorum if self._parts else None
-
-    @property
     def is_active(self) -> bool:
         """Whether this is the active controller."""
         return self._parts is not None and self._parts.shard.is_active
@@ -112,10 +107,6 @@ class ControllerNode:
     def observed(self) -> ObservedController | None:
         """What a checker may see; None while the log is not open."""
         return self._parts
-
-    async def until_active(self) -> None:
-        """Returns when this is the active controller."""
-        await self._open().shard.until_active()
 
     # ---- Life --------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What the tests of the controller node share: nodes on a memory disk whose syncs a test can hold back."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
@@ -78,11 +78,19 @@ def settings(disk: MemoryDisk, **changes: Any) -> NodeSettings:
     return NodeSettings(**(fields | changes))
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Returns when the condition holds."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+
+
 async def started(disk: MemoryDisk, **changes: Any) -> ControllerNode:
     """A node on a formatted disk, active."""
     node = ControllerNode(settings(disk, **changes))
     await node.start()
-    await node.until_active()
+    await until(lambda: node.is_active)
     await node.handle(MetadataRequest(()))  # and its first records are committed
     return node
 

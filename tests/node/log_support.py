@@ -1,7 +1,7 @@
 """What the tests of the quorum's driver share: a counter replicated by a log of its own, on memory disks."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 from uuid import UUID
@@ -26,7 +26,7 @@ from rayka.shard.timers import Timer
 from rayka.sim.loop import VirtualLoop
 from rayka.testing.in_process_network import Switch
 from rayka.testing.memory_disk import MemoryDisk
-from tests.node.controller_support import Crashes
+from tests.node.controller_support import Crashes, until
 
 ResponseT = TypeVar("ResponseT")
 PATIENCE_S = 60
@@ -173,14 +173,6 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     finally:
         loop.cancel_all()
         loop.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns when the condition holds."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.001)
 
 
 async def format_voter(settings: NodeSettings, cluster_id: str = "counters") -> None:

@@ -98,8 +98,8 @@ def test_the_active_controller_writes_what_is_committed_and_begins_again_with_it
         node = await new_cluster(disk, config=CONFIG)
         await _create(node, *range(10))
         store = await _until(node, lambda store: store.latest is not None)
-        quorum = node.quorum
-        assert quorum is not None
+        assert node.observed is not None
+        quorum = node.observed.quorum
         latest = store.latest
         assert latest is not None
         assert latest.offset <= quorum.high_watermark
@@ -127,8 +127,8 @@ def test_what_is_not_committed_is_in_no_snapshot() -> None:  # A46
         disk.is_open.set()
         await asyncio.gather(*creating)
         await _until(node, lambda store: store.latest != latest)
-        assert node.quorum is not None
-        assert all(each.offset <= node.quorum.high_watermark for each in store.ids)
+        assert node.observed is not None
+        assert all(each.offset <= node.observed.quorum.high_watermark for each in store.ids)
         await node.stop()
 
     asyncio.run(scenario())
@@ -190,8 +190,8 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         store = await _until(node, lambda store: store.latest is not None and store.latest.offset > 60)
         earliest = store.earliest
         assert earliest is not None
-        assert node.quorum is not None
-        assert node.quorum.log.log_start_offset == earliest.offset > 0
+        assert node.observed is not None
+        assert node.observed.quorum.log.log_start_offset == earliest.offset > 0
         segments = [name for name in disk.list(METADATA_DIR) if name.endswith(".log")]
         assert int(segments[0][:20]) > 0
         topics = await _topics(node)

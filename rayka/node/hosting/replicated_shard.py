@@ -20,7 +20,6 @@ from rayka.errors import ApiError, RequestTimedOut
 from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
 from rayka.node import clock
 from rayka.node.hosting.replicated_log import ReplicatedLog
-from rayka.node.signal import Signal
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime, ShardT
 from rayka.shard.shard import NotHere, RecordT
 
@@ -66,7 +65,6 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         self._last_epoch = NO_EPOCH
         self._loading: _Loading[RecordT] | None = None
         self._waiting: dict[Pending, asyncio.Future[None]] = {}
-        self._activated = Signal()
 
     def __repr__(self) -> str:
         return f"<ReplicatedShard on {self._name} {self._runtime!r}>"
@@ -124,11 +122,6 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         if not self.is_active:
             is_leading = self._log.leading_epoch is not None
             raise self.not_here("leads, and has yet to load" if is_leading else "does not lead")
-
-    async def until_active(self) -> None:
-        """Returns when this is the active one."""
-        while not self.is_active:
-            await self._activated.wait(float("inf"))
 
     async def until_committed(self, offset: int) -> None:
         """Returns when everything below the offset is committed. Raises as `submit`."""
@@ -249,7 +242,6 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         self._runtime.activate(now_ms)
         self._on_active()
         self._runtime.fire(now_ms)
-        self._activated.notify()
         return True
 
     # ---- End ---------------------------------------------------------------------------------------------------------

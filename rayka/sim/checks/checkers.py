@@ -341,7 +341,8 @@ def is_of_quorum(request: FetchRequest) -> bool:
 
 def quorum_of(machine: Machine) -> Quorum | None:
     """The quorum core on a machine; None when there is none just now."""
-    return machine.controller.quorum if machine.controller is not None else None
+    observed = machine.controller.observed if machine.controller is not None else None
+    return observed.quorum if observed is not None else None
 
 
 def local_key(quorum: Quorum) -> ReplicaKey:
