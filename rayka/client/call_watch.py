@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
+from rayka.client.loop_time import now_s
 from rayka.errors import NetworkException
 from rayka.ids import node_name
 
@@ -92,7 +93,7 @@ class CallWatch(Generic[SubjectT]):
     async def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> ResponseT:
         """The call's, which begins now. Raises NetworkException also when it is given up."""
         node = self._nodes.setdefault(node_id, _AskedNode())
-        scope, began_s = asyncio.timeout(None), _now_s()
+        scope, began_s = asyncio.timeout(None), now_s()
         node.calls[scope] = _OpenCall(subject, began_s)
         if self._timer is None:
             self._arm()
@@ -105,18 +106,18 @@ class CallWatch(Generic[SubjectT]):
             ) from None
         finally:
             node.calls.pop(scope, None)
-        node.on_answer(began_s, _now_s())
+        node.on_answer(began_s, now_s())
         return response
 
     def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
         """Ends the calls to silent nodes, and those that take too long, that ask the wrong node by now."""
-        now_s = _now_s()
+        at_s = now_s()
         for node_id, node in self._nodes.items():
-            late_s = now_s if node.is_silent else now_s - self._patience.most_s
+            late_s = at_s if node.is_silent else at_s - self._patience.most_s
             for scope, call in list(node.calls.items()):
                 if call.began_s <= late_s and is_in_vain(node_id, call.subject):
                     del node.calls[scope]
-                    scope.reschedule(now_s)
+                    scope.reschedule(at_s)
 
     def _arm(self) -> None:
         """The timer is never set for later than a call that begins meanwhile could need it."""
@@ -127,13 +128,9 @@ class CallWatch(Generic[SubjectT]):
 
     def _look(self) -> None:
         self._timer = None
-        now_s = _now_s()
+        at_s = now_s()
         for node_id, node in list(self._nodes.items()):
-            if node.calls and node.due_s(self._patience) <= now_s:
-                node.looked_s = now_s
+            if node.calls and node.due_s(self._patience) <= at_s:
+                node.looked_s = at_s
                 self._on_silent(node_id, [each.subject for each in node.calls.values()])
         self._arm()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from rayka.client.bootstrap import ClientConfig
 from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.loop_time import now_s
 from rayka.client.retry import Retry, telling
 from rayka.errors import (
     ApiError,
@@ -98,9 +99,9 @@ class ClusterMetadata:
         known = self._topics.get(name)
         if known is None:
             return None
-        now_s = asyncio.get_running_loop().time()
-        if now_s - known.fetched_at_s > self._max_age_s:
-            self._topics[name] = known._replace(fetched_at_s=now_s)
+        at_s = now_s()
+        if at_s - known.fetched_at_s > self._max_age_s:
+            self._topics[name] = known._replace(fetched_at_s=at_s)
             self._ask_soon((name,))
         return known.topic
 
@@ -214,7 +215,7 @@ class ClusterMetadata:
         return await self.nodes.active.call(MetadataRequest(names), self.nodes.node_timeout_ms)
 
     def _store(self, response: MetadataResponse) -> None:
-        now_s, offset = asyncio.get_running_loop().time(), response.metadata_offset
+        at_s, offset = now_s(), response.metadata_offset
         self.version += 1
         self.nodes.learn(response)
         if response.cluster_id != self._cluster_id:  # offsets of another cluster say nothing
@@ -226,9 +227,9 @@ class ClusterMetadata:
                 known = self._topics.get(topic.name)
                 is_news = known is None or known.metadata_offset <= offset
                 self._topics[topic.name] = (
-                    known._replace(fetched_at_s=now_s)
+                    known._replace(fetched_at_s=at_s)
                     if known is not None and not is_news
-                    else _Known(topic, now_s, offset)
+                    else _Known(topic, at_s, offset)
                 )
                 self._missing.pop(topic.name, None)
                 if is_news:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+from rayka.client.loop_time import now_s
 from rayka.errors import ApiError, NetworkException, RequestTimedOut, UnavailableError
 from rayka.ports import Network, Request
 
@@ -43,7 +44,7 @@ class SilenceWatch:
     async def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> ResponseT:
         """The node's answer; see `rayka.ports.Network`."""
         if self._since_s is None:
-            self._since_s = _now_s()
+            self._since_s = now_s()
         self._open_count += 1
         try:
             response = await self._network.call(node_id, request, timeout_ms)
@@ -58,12 +59,12 @@ class SilenceWatch:
 
     def forget(self) -> None:
         """The silence ends; with calls under way another one begins now."""
-        self._since_s = _now_s() if self._open_count else None
+        self._since_s = now_s() if self._open_count else None
 
     def remaining_s(self, limit_s: float) -> float:
         """The time until the silence has lasted that long; without a silence, the whole limit."""
         self._look()
-        return limit_s if self._since_s is None else self._since_s + limit_s - _now_s()
+        return limit_s if self._since_s is None else self._since_s + limit_s - now_s()
 
     def error(self, limit_s: float) -> UnavailableError:
         """The error for a silence that has lasted that long."""
@@ -75,11 +76,11 @@ class SilenceWatch:
 
     def _look(self) -> None:
         """Takes the time of a stop off the silence. After a stop timers run in any order, so each one looks first."""
-        now_s = _now_s()
+        at_s = now_s()
         if self._looked_s is not None and self._since_s is not None:
-            stopped_s = max(0.0, now_s - self._looked_s - _LOOK_S)
-            self._since_s = min(self._since_s + stopped_s, now_s)
-        self._looked_s = now_s
+            stopped_s = max(0.0, at_s - self._looked_s - _LOOK_S)
+            self._since_s = min(self._since_s + stopped_s, at_s)
+        self._looked_s = at_s
 
     def _on_end(self, error: ApiError | None) -> None:
         self._open_count -= 1
@@ -88,7 +89,3 @@ class SilenceWatch:
         else:
             self._problem = None
             self.forget()
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rayka.client.consumer.delivery import Delivery
-from rayka.client.consumer.fetch_state import Fetched
+from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_encode import encode_batch

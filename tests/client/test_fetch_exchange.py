@@ -97,7 +97,7 @@ def test_the_end_of_a_request_that_was_overtaken_is_ignored(error: ApiError) -> 
         node.begin()
         exchanged.answers.append(error)
         assert await exchanged.exchange.run(node, *overtaken) == Trouble()
-        assert not exchanged.state.has_news()
+        assert not exchanged.state.buffer.has_news()
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) == FOLLOWER
 
     play(scene)
@@ -112,7 +112,7 @@ def test_the_end_of_the_newest_request_is_an_error_and_the_leader_is_asked_next(
         assert await exchanged.send(node) == Trouble(error)
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) is None
         with pytest.raises(InvalidRequest):
-            exchanged.state.take()
+            exchanged.state.buffer.take()
 
     play(scene)
 
@@ -158,7 +158,7 @@ def test_a_damaged_batch_of_the_leader_is_an_error_for_the_application() -> None
         damaged = FetchPartitionResult(ZERO_ID, 0, ErrorCode.CORRUPT_MESSAGE, "offset 10")
         assert results.take(exchanged.ticket(), damaged) is None
         with pytest.raises(CorruptRecord, match="orders-0: offset 10"):
-            exchanged.state.take()
+            exchanged.state.buffer.take()
 
     play(scene)
 
@@ -169,7 +169,7 @@ def test_a_damaged_batch_of_a_follower_is_asked_of_the_leader() -> None:  # G15
         exchanged.state.read_from(exchanged.ticket(), FOLLOWER, 1_000_000)
         damaged = FetchPartitionResult(ZERO_ID, 0, ErrorCode.CORRUPT_MESSAGE, "offset 10")
         error = results.take(exchanged.ticket(), damaged)
-        assert (type(error), exchanged.state.has_news()) == (CorruptRecord, False)
+        assert (type(error), exchanged.state.buffer.has_news()) == (CorruptRecord, False)
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) is None
 
     play(scene)

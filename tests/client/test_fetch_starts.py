@@ -24,14 +24,12 @@ class Starting:
         self.brokers = brokers
         self.state = FetchState(auto_offset_reset="earliest", partition_bytes_max=100, total_bytes_max=1_000)
         self.state.assign([AT_A, AT_B])
-        self.refused: list[TopicPartition] = []
         self.woken_count = 0
         self.starts = FetchStarts(
             self.state,
             leaders,
             TIMEOUT_MS,
-            wake=self._wake,
-            on_error=lambda tp, error: self.refused.append(tp),
+            self._wake,
         )
 
     def _wake(self) -> None:
@@ -89,7 +87,7 @@ def test_a_refused_look_up_is_no_error_of_a_partition_that_was_sought_meanwhile(
         starting.brokers.refusals[A] = [ErrorCode.INVALID_REQUEST]
         starting.seek_once_asked()
         await look_up(starting)
-        assert starting.refused == []
+        assert not starting.state.buffer.has_news()
 
     start(scene)
 
@@ -98,7 +96,8 @@ def test_a_refused_look_up_is_an_error_of_its_partition() -> None:
     async def scene(starting: Starting) -> None:
         starting.brokers.refusals[A] = [ErrorCode.INVALID_REQUEST]
         await look_up(starting)
-        assert starting.refused == [AT_A]
+        assert starting.state.buffer.error(AT_A) is not None
+        assert starting.state.buffer.error(AT_B) is None
 
     start(scene)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayka.client.consumer.fetch_state import FetchState, FetchTicket
+from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
 from rayka.errors import LogTruncation, OffsetOutOfRange
 from rayka.ids import NO_EPOCH, OffsetAndEpoch, TopicPartition
 
@@ -28,14 +28,23 @@ def ticket_of(fetching: FetchState, topic_partition: TopicPartition) -> FetchTic
     return ticket
 
 
+def start_of(fetching: FetchState, topic_partition: TopicPartition) -> FetchStart:
+    position = fetching.position(topic_partition)
+    assert isinstance(position, FetchStart), position
+    return position
+
+
 def wanted(fetching: FetchState) -> list[TopicPartition]:
-    return [each for each in fetching.assignment if fetching.ticket(each) is not None]
+    return [each for each in (FIRST, SECOND) if fetching.ticket(each) is not None]
 
 
 def test_a_partition_without_offset_is_looked_up_by_the_reset_policy():
-    assert state().without_offset() == [(FIRST, -2), (SECOND, -2)]
-    assert state(reset="latest").without_offset() == [(FIRST, -1), (SECOND, -1)]
-    assert state(reset="none").without_offset() == [(FIRST, None), (SECOND, None)]
+    for reset, timestamp_ms in (("earliest", -2), ("latest", -1), ("none", None)):
+        starts = state(reset=reset).without_offset()
+        assert [(each.topic_partition, each.timestamp_ms) for each in starts] == [
+            (FIRST, timestamp_ms),
+            (SECOND, timestamp_ms),
+        ]
 
 
 def test_only_what_has_changed_is_to_be_looked_at() -> None:  # G14
@@ -46,7 +55,7 @@ def test_only_what_has_changed_is_to_be_looked_at() -> None:  # G14
     assert fetching.changed.take() == [FIRST]
     fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 17, EPOCH)
     assert fetching.changed.take() == [FIRST]
-    fetching.take()
+    fetching.buffer.take()
     assert fetching.changed.take() == []
     fetching.assign([SECOND])
     assert fetching.changed.take() == [FIRST]
@@ -58,7 +67,7 @@ def test_a_second_answer_to_the_same_question_brings_nothing() -> None:  # G14
     ticket = ticket_of(fetching, FIRST)
     fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
     fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
-    assert len(fetching.take()) == 1
+    assert len(fetching.buffer.take()) == 1
 
 
 def test_a_partition_that_rests_is_asked_for_again_afterwards():
@@ -70,6 +79,16 @@ def test_a_partition_that_rests_is_asked_for_again_afterwards():
     fetching.changed.take()
     fetching.end_rest(ticket)
     assert (wanted(fetching), fetching.changed.take()) == ([FIRST], [FIRST])
+
+
+def test_a_rest_ends_with_the_position_that_it_began_at():
+    fetching = state()
+    fetching.seek(FIRST, 5)
+    ticket = ticket_of(fetching, FIRST)
+    fetching.rest(ticket)
+    fetching.on_fetched(ticket, (BYTES,), 17, EPOCH)
+    fetching.end_rest(ticket)
+    assert wanted(fetching) == [FIRST]
 
 
 def test_a_seek_ends_a_rest():
@@ -112,7 +131,7 @@ def test_what_was_fetched_before_a_seek_is_dropped():
     late = ticket_of(fetching, FIRST)
     fetching.seek(FIRST, 100)
     fetching.on_fetched(late, (BYTES,), 20, EPOCH)
-    assert fetching.take() == ()
+    assert fetching.buffer.take() == ()
     assert ticket_of(fetching, FIRST).fetch_offset == 100
 
 
@@ -123,7 +142,7 @@ def test_a_partition_assigned_anew_takes_no_result_of_its_former_self():
     fetching.assign([SECOND])
     fetching.assign([FIRST, SECOND])
     fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
-    assert fetching.take() == ()
+    assert fetching.buffer.take() == ()
 
 
 def test_fetching_stops_while_a_partition_holds_its_share():
@@ -133,18 +152,18 @@ def test_fetching_stops_while_a_partition_holds_its_share():
     fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
     assert wanted(fetching) == [SECOND]
     fetching.changed.take()
-    assert [each.next_offset for each in fetching.take()] == [10]
+    assert [each.next_offset for each in fetching.buffer.take()] == [10]
     assert (wanted(fetching), fetching.changed.take()) == ([FIRST, SECOND], [FIRST])
 
 
 def test_fetching_stops_at_the_total():
     fetching = state(total_bytes_max=64)
     fetching.seek(FIRST, 0)
-    assert fetching.has_room
+    assert fetching.buffer.has_room
     fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
-    assert not fetching.has_room
+    assert not fetching.buffer.has_room
     fetching.seek(FIRST, 0)
-    assert fetching.has_room
+    assert fetching.buffer.has_room
 
 
 def test_an_error_is_heard_once_and_after_the_data_before_it():
@@ -153,10 +172,10 @@ def test_an_error_is_heard_once_and_after_the_data_before_it():
     ticket = ticket_of(fetching, FIRST)
     fetching.on_fetched(ticket, (BYTES,), 10, EPOCH)
     fetching.on_error(ticket_of(fetching, FIRST), OffsetOutOfRange("gone"))
-    assert len(fetching.take()) == 1
+    assert len(fetching.buffer.take()) == 1
     with pytest.raises(OffsetOutOfRange, match="gone"):
-        fetching.take()
-    assert fetching.take() == ()
+        fetching.buffer.take()
+    assert fetching.buffer.take() == ()
 
 
 def test_a_partition_whose_error_was_heard_is_planned_again():
@@ -165,7 +184,7 @@ def test_a_partition_whose_error_was_heard_is_planned_again():
     fetching.on_error(ticket_of(fetching, FIRST), OffsetOutOfRange("gone"))
     fetching.changed.take()
     with pytest.raises(OffsetOutOfRange, match="gone"):
-        fetching.take()
+        fetching.buffer.take()
     assert fetching.changed.take() == [FIRST]
     assert fetching.ticket(FIRST) is not None
 
@@ -175,9 +194,9 @@ def test_what_was_fetched_of_a_former_topic_counts_for_the_share_of_the_new_one(
     fetching.seek(FIRST, 0)
     fetching.on_fetched(ticket_of(fetching, FIRST), (BYTES,), 10, EPOCH)
     fetching.begin_again(FIRST)
-    fetching.on_offset(FIRST, fetching.generation(FIRST), 0)
+    fetching.on_offset(start_of(fetching, FIRST), 0)
     assert fetching.ticket(FIRST) is None
-    fetching.take()
+    fetching.buffer.take()
     assert fetching.ticket(FIRST) is not None
 
 
@@ -190,9 +209,9 @@ def test_an_out_of_range_offset_is_reset_only_with_a_policy():
 
 def test_a_late_lookup_does_not_undo_a_seek():
     fetching = state()
-    generation = fetching.generation(FIRST)
+    start = start_of(fetching, FIRST)
     fetching.seek(FIRST, 42)
-    fetching.on_offset(FIRST, generation, 0)
+    fetching.on_offset(start, 0)
     assert ticket_of(fetching, FIRST).fetch_offset == 42
 
 
@@ -201,7 +220,7 @@ def test_a_late_lookup_does_not_undo_a_seek():
 
 def test_a_position_knows_the_epoch_of_what_was_read_before_it():  # G2
     fetching = state()
-    fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
+    fetching.on_offset(start_of(fetching, FIRST), 5, EPOCH)
     first = ticket_of(fetching, FIRST)
     fetching.on_fetched(first, (BYTES,), 17, EPOCH + 1)
     assert (first.last_fetched_epoch, ticket_of(fetching, FIRST).last_fetched_epoch) == (EPOCH, EPOCH + 1)
@@ -209,7 +228,7 @@ def test_a_position_knows_the_epoch_of_what_was_read_before_it():  # G2
 
 def test_a_fetch_that_brings_nothing_keeps_the_epoch():  # G2
     fetching = state()
-    fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
+    fetching.on_offset(start_of(fetching, FIRST), 5, EPOCH)
     ticket = ticket_of(fetching, FIRST)
     fetching.on_fetched(ticket, (), 5, NO_EPOCH)
     assert ticket_of(fetching, FIRST).last_fetched_epoch == EPOCH
@@ -217,14 +236,14 @@ def test_a_fetch_that_brings_nothing_keeps_the_epoch():  # G2
 
 def test_after_a_seek_no_epoch_is_known():  # G2
     fetching = state()
-    fetching.on_offset(FIRST, fetching.generation(FIRST), 5, EPOCH)
+    fetching.on_offset(start_of(fetching, FIRST), 5, EPOCH)
     fetching.seek(FIRST, 3)
     assert ticket_of(fetching, FIRST).last_fetched_epoch == NO_EPOCH
 
 
 def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
     fetching = state()
-    fetching.on_offset(FIRST, fetching.generation(FIRST), 9, EPOCH)
+    fetching.on_offset(start_of(fetching, FIRST), 9, EPOCH)
     ticket = ticket_of(fetching, FIRST)
     fetching.on_diverging(ticket, OffsetAndEpoch(6, EPOCH - 1))
     again = ticket_of(fetching, FIRST)
@@ -234,10 +253,10 @@ def test_after_a_truncation_the_first_offset_that_differs_is_read_next():  # G16
 
 def test_without_a_reset_policy_a_truncation_is_heard_with_its_offset():  # G16
     fetching = state(reset="none")
-    fetching.on_offset(FIRST, fetching.generation(FIRST), 9, EPOCH)
+    fetching.on_offset(start_of(fetching, FIRST), 9, EPOCH)
     fetching.on_diverging(ticket_of(fetching, FIRST), OffsetAndEpoch(6, EPOCH - 1))
     with pytest.raises(LogTruncation, match="records from offset 6 on") as caught:
-        fetching.take()
+        fetching.buffer.take()
     assert caught.value.divergent_offsets == {FIRST: 6}
 
 

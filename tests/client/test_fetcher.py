@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rayka.client import io_thread
-from rayka.client.consumer.fetch_state import Fetched
+from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.config import ConsumerConfig
 from rayka.errors import ErrorCode, LogTruncation, NetworkException, OffsetOutOfRange
@@ -371,7 +371,7 @@ def test_what_was_fetched_ahead_stays_within_the_total() -> None:  # G5, G16
         for expected in (1, 2):
             await fetcher.poll(TIMEOUT_MS, taken.extend)
             assert len(taken) == expected
-            await scripted.until(fetcher.state.has_news)
+            await scripted.until(fetcher.state.buffer.has_news)
             for _ in range(100):  # whatever would be asked now is asked
                 await asyncio.sleep(0)
             assert len(scripted.asked) == expected + 1

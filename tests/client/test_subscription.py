@@ -6,7 +6,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from rayka.client.consumer.fetch_state import FetchState
+from rayka.client.consumer.fetch_state import FetchStart, FetchState
 from rayka.client.consumer.subscription import Subscription
 from rayka.errors import InconsistentTopicId, RaykaError
 from rayka.ids import TopicPartition
@@ -20,18 +20,22 @@ BYTES = np.zeros(64, dtype=np.uint8)
 
 
 class Reading:
-    """A subscription and the state that it changes; `heard`: the errors for the application."""
+    """A subscription and the state that it changes; `heard`: the errors that wait for the application."""
 
     def __init__(self, reset: str = "latest") -> None:
         self.state = FetchState(auto_offset_reset=reset, partition_bytes_max=1_000, total_bytes_max=1_000)
-        self.heard: dict[TopicPartition, RaykaError] = {}
-        self.subscription = Subscription(self.state, "scripted", self.heard.__setitem__)
+        self.subscription = Subscription(self.state, "scripted")
 
     def assign(self, *, is_bounded: bool = False) -> None:
         self.subscription.assign([FIRST, OTHER], {"orders": OLD_ID, "flights": OLD_ID}, is_bounded=is_bounded)
 
     def starts(self) -> dict[TopicPartition, int | None]:
-        return dict(self.state.without_offset())
+        return {each.topic_partition: each.timestamp_ms for each in self.state.without_offset()}
+
+    @property
+    def heard(self) -> dict[TopicPartition, RaykaError]:
+        errors = {tp: self.state.buffer.error(tp) for tp in (FIRST, SECOND, THIRD, OTHER)}
+        return {tp: error for tp, error in errors.items() if error is not None}
 
     def fetch(self, topic_partition: TopicPartition) -> None:
         self.state.seek(topic_partition, 5)
@@ -61,11 +65,11 @@ def test_a_partition_that_is_added_to_a_followed_topic_is_read_from_its_beginnin
 def test_metadata_that_tell_nothing_new_change_nothing() -> None:
     reading = Reading()
     reading.subscription.follow([topic(2)])
-    before = reading.state.generation(FIRST)
+    before = reading.state.position(FIRST).generation
     for each in (topic(2), topic(9, name="not read")):
         assert not reading.subscription.on_metadata(each)
     assert list(reading.subscription.partitions) == [FIRST, SECOND]
-    assert reading.state.generation(FIRST) == before
+    assert reading.state.position(FIRST).generation == before
 
 
 def test_what_was_assigned_gets_no_partition_that_is_added() -> None:
@@ -95,7 +99,7 @@ def test_what_was_fetched_of_a_topic_that_was_created_again_is_still_given() -> 
     reading.assign()
     reading.fetch(FIRST)
     reading.subscription.on_metadata(topic(1, NEW_ID))
-    assert [each.next_offset for each in reading.state.take()] == [9]
+    assert [each.next_offset for each in reading.state.buffer.take()] == [9]
 
 
 def test_an_answer_of_the_former_topic_that_comes_late_changes_no_position() -> None:
@@ -106,8 +110,8 @@ def test_an_answer_of_the_former_topic_that_comes_late_changes_no_position() -> 
     assert ticket is not None
     reading.subscription.on_metadata(topic(1, NEW_ID))
     reading.state.on_fetched(ticket, (BYTES,), 9, 0)
-    reading.state.on_offset(FIRST, ticket.generation, 3)
-    assert reading.state.take() == ()
+    reading.state.on_offset(FetchStart(FIRST, ticket.generation, None), 3)
+    assert reading.state.buffer.take() == ()
     assert reading.starts()[FIRST] == LATEST_TIMESTAMP
 
 

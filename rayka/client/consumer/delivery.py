@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rayka.client.consumer.fetch_state import Fetched
+from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.record import Deserializer, Record, arrow_of, records_of, rows_between
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition

@@ -6,11 +6,11 @@ its age ten times a second. A partition without a known leader waits for newer m
 have is an error for the application. Kafka: AbstractFetch.prepareFetchRequests, selectReadReplica.
 """
 
-import asyncio
 from typing import NamedTuple
 
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.node_fetches import NodeFetches
+from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic, no_such_partition
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.protocol.fetch import FetchPartition
@@ -66,13 +66,13 @@ class FetchPlanner:
         """Brings the fetches in line with what is wanted and known now. When many partitions have changed, some of them
         are left for the next update.
         """
-        now_s = asyncio.get_running_loop().time()
-        if self._metadata.version != self._version or now_s >= self._look_again_s:
-            self._version, self._look_again_s = self._metadata.version, now_s + _LOOK_AGAIN_S
+        at_s = now_s()
+        if self._metadata.version != self._version or at_s >= self._look_again_s:
+            self._version, self._look_again_s = self._metadata.version, at_s + _LOOK_AGAIN_S
             self._look_at_topics()
         have_brokers_changed = self._brokers is not self._metadata.nodes.brokers
         self._brokers = self._metadata.nodes.brokers
-        now_ms = int(now_s * 1000)
+        now_ms = int(at_s * 1000)
         self._state.read_replicas.update(now_ms, have_brokers_changed=have_brokers_changed)
         for tp in self._state.changed.take(_UPDATED_MAX):
             self._place(tp, now_ms)

@@ -5,13 +5,13 @@ for a retry, any other is raised to the application; a follower's error says not
 asked next. Kafka: FetchCollector (G2, G3, G15, G16).
 """
 
-import asyncio
 import logging
 
 import numpy as np
 
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.local_reader import LocalReader
+from rayka.client.loop_time import now_s
 from rayka.errors import ApiError, ErrorCode, error_for, is_retriable
 from rayka.ids import NO_NODE
 from rayka.protocol.fetch import FetchPartitionResult
@@ -29,7 +29,7 @@ class FetchResults:
 
     def take(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
         """Keeps the data; returns an error that a retry may mend."""
-        tp, now_ms = ticket.topic_partition, _now_ms()
+        tp, now_ms = ticket.topic_partition, int(now_s() * 1000)
         if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
             if result.preferred_read_replica != NO_NODE:
                 until_ms = now_ms + self._read_replica_ms
@@ -65,7 +65,3 @@ class FetchResults:
             return (result.records,)
         assert self._local is not None
         return self._local.read(result.file_ranges, result.topic_id)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

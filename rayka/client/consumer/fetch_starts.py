@@ -5,11 +5,11 @@ topic was created again) changes nothing; a partition whose leader is silent, or
 up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16).
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from rayka.client.consumer.fetch_state import FetchState, OnError
+from rayka.client.consumer.fetch_state import FetchStart, FetchState
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.errors import OffsetOutOfRange, RaykaError
@@ -17,26 +17,20 @@ from rayka.ids import NO_OFFSET, TopicPartition
 from rayka.protocol.fetch import LATEST_TIMESTAMP, ListOffsetsPartitionResult
 
 _AT_ONCE_MAX = 1_000  # partitions: more would block the event loop for too long
+_Starts = Mapping[TopicPartition, FetchStart]
 
 
 class FetchStarts:
-    """See the module. `wake` is called when partitions got a position, `on_error` when one cannot get any."""
+    """See the module. `wake` is called when partitions got a position."""
 
     def __init__(
-        self,
-        state: FetchState,
-        leaders: LeaderCalls,
-        timeout_ms: int,
-        *,
-        wake: Callable[[], object],
-        on_error: OnError,
+        self, state: FetchState, leaders: LeaderCalls, timeout_ms: int, wake: Callable[[], object]
     ) -> None:
         self._state = state
         self._leaders = leaders
         self._timeout_ms = timeout_ms
         self._wake = wake
-        self._on_error = on_error
-        self._asked: dict[TopicPartition, int] = {}  # generations that are looked up just now
+        self._asked: dict[TopicPartition, FetchStart] = {}  # those that are looked up just now
 
     def __repr__(self) -> str:
         return f"<FetchStarts asked={len(self._asked)}>"
@@ -45,60 +39,52 @@ class FetchStarts:
         """The look-up of partitions that have no position and are not looked up yet, or of the first of them when they
         are many; None when there are none.
         """
-        unknown = (each for each in self._state.without_offset() if not self._is_asked(each[0]))
-        part = dict(islice(unknown, _AT_ONCE_MAX))
+        unknown = (
+            each for each in self._state.without_offset() if self._asked.get(each.topic_partition) != each
+        )
+        part = list(islice(unknown, _AT_ONCE_MAX))
         return self.look_up(part) if part else None
 
-    def look_up(self, unknown: Mapping[TopicPartition, int | None]) -> Coroutine[Any, Any, None]:
+    def look_up(self, starts: Iterable[FetchStart]) -> Coroutine[Any, Any, None]:
         """Gives each partition a position, or the application the reason why not."""
-        wanted: dict[TopicPartition, int] = {}
-        for tp, timestamp_ms in unknown.items():
-            if timestamp_ms is not None:
-                wanted[tp] = timestamp_ms
-                continue
-            reason = f"{tp} has no position and auto_offset_reset is 'none'; seek first"
-            self._on_error(tp, OffsetOutOfRange(reason))
-        generations = {tp: self._state.generation(tp) for tp in wanted}
-        self._asked.update(generations)
-        return self._look_up(wanted, generations)
+        wanted: dict[TopicPartition, FetchStart] = {}
+        for each in starts:
+            tp = each.topic_partition
+            if each.timestamp_ms is None:
+                reason = f"{tp} has no position and auto_offset_reset is 'none'; seek first"
+                self._state.on_error(each, OffsetOutOfRange(reason))
+            else:
+                wanted[tp] = each
+        self._asked.update(wanted)
+        return self._look_up(wanted)
 
-    async def _look_up(
-        self, wanted: Mapping[TopicPartition, int], generations: Mapping[TopicPartition, int]
-    ) -> None:
+    async def _look_up(self, starts: _Starts) -> None:
+        timestamps = {tp: each.timestamp_ms for tp, each in starts.items() if each.timestamp_ms is not None}
         try:
             await self._leaders.call(
                 LIST_OFFSETS,
-                wanted,
+                timestamps,
                 self._timeout_ms,
-                on_found=lambda found: self._on_found(generations, found),
-                on_refused=lambda tp, error: self._on_refused(generations[tp], tp, error),
+                on_found=lambda found: self._on_found(starts, found),
+                on_refused=lambda tp, error: self._on_refused(starts[tp], error),
             )
         finally:
-            for tp, generation in generations.items():
-                self._end(tp, generation)
+            for each in starts.values():
+                self._end(each)
 
-    def _on_found(
-        self,
-        generations: Mapping[TopicPartition, int],
-        found: Mapping[TopicPartition, ListOffsetsPartitionResult],
-    ) -> None:
+    def _on_found(self, starts: _Starts, found: Mapping[TopicPartition, ListOffsetsPartitionResult]) -> None:
         for tp, result in found.items():
-            self._end(tp, generations[tp])
+            self._end(starts[tp])
             if result.offset != NO_OFFSET:
-                self._state.on_offset(tp, generations[tp], result.offset, result.leader_epoch)
-            elif self._state.lacks_offset(tp, generations[tp]):  # nothing at or after that time
+                self._state.on_offset(starts[tp], result.offset, result.leader_epoch)
+            elif self._state.is_current(starts[tp]):  # nothing at or after that time
                 self._state.seek_to_timestamp(tp, LATEST_TIMESTAMP)
         self._wake()
 
-    def _on_refused(self, generation: int, topic_partition: TopicPartition, error: RaykaError) -> None:
-        self._end(topic_partition, generation)
-        if self._state.lacks_offset(topic_partition, generation):
-            self._on_error(topic_partition, error)
+    def _on_refused(self, start: FetchStart, error: RaykaError) -> None:
+        self._end(start)
+        self._state.on_error(start, error)
 
-    def _is_asked(self, topic_partition: TopicPartition) -> bool:
-        asked = self._asked.get(topic_partition)
-        return asked is not None and asked == self._state.generation(topic_partition)
-
-    def _end(self, topic_partition: TopicPartition, generation: int) -> None:
-        if self._asked.get(topic_partition) == generation:
-            del self._asked[topic_partition]
+    def _end(self, start: FetchStart) -> None:
+        if self._asked.get(start.topic_partition) == start:
+            del self._asked[start.topic_partition]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
-from rayka.client.consumer.fetch_state import FetchState, OnError
+from rayka.client.consumer.fetch_state import FetchState
 from rayka.client.metadata import topic_recreated
 from rayka.ids import TopicPartition
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
@@ -23,11 +23,10 @@ logger = logging.getLogger(__name__)
 class Subscription:
     """See the module. `partitions` is replaced as a whole, so any thread may read it; the rest belongs to the loop."""
 
-    def __init__(self, state: FetchState, cluster_name: str, on_error: OnError) -> None:
+    def __init__(self, state: FetchState, cluster_name: str) -> None:
         self.partitions: Mapping[TopicPartition, None] = {}
         self._state = state
         self._cluster_name = cluster_name
-        self._on_error = on_error
         self._topic_ids: dict[str, UUID] = {}
         self._partition_counts: dict[str, int] = {}  # of the topics that are followed
         self._is_bounded = False
@@ -81,7 +80,7 @@ class Subscription:
         error = topic_recreated(topic, former_id, self._cluster_name)
         if self._is_bounded:
             for tp in self._state.by_topic.get(topic.name, ()):
-                self._on_error(tp, error)
+                self._state.fail(tp, error)
             return
         self._topic_ids[topic.name] = topic.topic_id
         former = tuple(self._state.by_topic.get(topic.name, ()))
@@ -91,7 +90,7 @@ class Subscription:
             self._set([*others, *_partitions(topic)])
         for tp in former:
             if tp in self.partitions and not self._state.begin_again(tp):
-                self._on_error(tp, error)
+                self._state.fail(tp, error)
         logger.warning(
             "topic %r of cluster %r was deleted and created again; reading goes on in the new one, at the offsets that"
             " auto_offset_reset names",

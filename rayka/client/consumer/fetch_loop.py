@@ -1,0 +1,191 @@
+"""The background loop of a consumer's fetches: looks up starts, plans, sends, and recovers from what passes by itself.
+
+Invariants: errors that pass by themselves are retried with back-off, after a refresh of the metadata where they ask for
+one; an error of one partition holds up no other. A wake-up of the loop costs as much as has changed, not as much as is
+assigned. A node that is silent for longer than a fetch without news takes is given up as soon as the metadata name
+another one to ask (`call_watch`). A leader may send the reader to a follower in its rack; any error there sends it back
+to the leader, which alone decides about offsets and epochs. Kafka: Fetcher (G14, G15, G18).
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from random import Random
+from typing import Any
+
+from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.consumer.fetch_exchange import FetchExchange
+from rayka.client.consumer.fetch_plan import FetchPlanner
+from rayka.client.consumer.fetch_starts import FetchStarts
+from rayka.client.consumer.fetch_state import FetchState, FetchTicket
+from rayka.client.consumer.node_fetches import NodeFetches
+from rayka.client.leader_calls import LeaderCalls
+from rayka.client.retry import Backoff
+from rayka.config import ConsumerConfig
+from rayka.errors import ApiError, RaykaError, needs_metadata
+from rayka.protocol.fetch_session import SessionRequest
+
+logger = logging.getLogger(__name__)
+_LATE_S = 0.1  # an answer is late when it comes so long after the broker's wait
+
+
+class FetchLoop:
+    """See the module. Owns the tasks of one consumer; `start` begins the loop, `wake` has it look again."""
+
+    def __init__(
+        self, state: FetchState, leaders: LeaderCalls, config: ConsumerConfig, random: Random
+    ) -> None:
+        self.starts = FetchStarts(state, leaders, config.default_api_timeout_ms, self.wake)
+        self._state = state
+        self._metadata = leaders.metadata
+        self._backoff = Backoff.of(config, random)
+        self._planner = FetchPlanner(state, self._metadata, config.max_partition_fetch_bytes)
+        self._wake = asyncio.Event()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._refreshed: dict[str, None] = {}
+        self._is_started = False
+        answer_s = config.fetch_max_wait_ms / 1000 + _LATE_S
+        self._calls = CallWatch[NodeFetches](Patience(answer_s, answer_s), self._on_silent)
+        self._exchange = FetchExchange(leaders.network, config, self._metadata, state, self._calls)
+
+    def __repr__(self) -> str:
+        return f"<FetchLoop {self._planner!r} tasks={len(self._tasks)}>"
+
+    def start(self) -> bool:
+        """Whether it was not started before."""
+        if self._is_started:
+            return False
+        self._is_started = True
+        self.spawn(self._run())
+        return True
+
+    def wake(self) -> None:
+        """There may be more to ask, or elsewhere."""
+        self._wake.set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs it until the loop is cancelled; an exception of it is an error for the application."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = None
+        task.add_done_callback(self._on_done)
+
+    def cancel(self) -> "list[asyncio.Task[None]]":
+        """Cancels what is under way; returns the tasks that are ending."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def end_sessions(self) -> None:
+        """The brokers forget what was asked."""
+        await self._exchange.close(self._planner.nodes.values())
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail_all(error)
+        self.wake()
+
+    # ---- The loop --------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                self._look_up_unknown()
+                await self._plan()
+            except Exception as error:  # ours to report: the application waits for it in poll
+                self._fail_all(error)
+            await self._wake.wait()
+
+    def _look_up_unknown(self) -> None:
+        look_up = self.starts.begin()
+        if look_up is not None:
+            self.spawn(look_up)
+            asyncio.get_running_loop().call_soon(self.wake)  # there may be more
+
+    async def _plan(self) -> None:
+        """In steps, between which other tasks run: there may be thousands of partitions."""
+        self._send_fetches()
+        while not self._planner.is_done:
+            await asyncio.sleep(0)
+            self._send_fetches()
+
+    def _send_fetches(self) -> None:
+        self._planner.update()
+        for tp, error in self._planner.take_gone().items():
+            self._state.fail(tp, error)
+        for node in self._planner.nodes.values() if self._state.buffer.has_room else ():
+            if node.may_send:
+                self.spawn(self._fetch(node, *node.begin()))
+        topics = tuple(each for each in self._planner.stale_topics if each not in self._refreshed)
+        if topics:
+            self._refreshed.update(dict.fromkeys(topics))
+            self.spawn(self._refresh_later(topics))
+
+    # ---- One fetch -------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, node: NodeFetches, number: int, session: SessionRequest) -> None:
+        """One request, and the rest of what it was wrong with: other fetches go on meanwhile."""
+        trouble = await self._exchange.run(node, number, session)
+        self.wake()
+        if trouble.node_error is not None:  # refreshed metadata may name other nodes for its partitions
+            node.is_paused = True
+            try:
+                await self._pause(_topics(node.tickets()), [trouble.node_error])
+            finally:
+                node.is_paused = False
+        if trouble.partitions:
+            tickets = [ticket for ticket, _ in trouble.partitions]
+            for ticket in tickets:
+                self._state.rest(ticket)
+            try:
+                await self._pause(_topics(tickets), [error for _, error in trouble.partitions])
+            finally:
+                for ticket in tickets:
+                    self._state.end_rest(ticket)
+
+    async def _pause(self, topics: tuple[str, ...], errors: Sequence[ApiError]) -> None:
+        if any(needs_metadata(each.code) for each in errors):
+            await self.refresh(topics)
+            self.wake()
+        await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+
+    def _on_silent(self, node_id: int, fetches: list[NodeFetches]) -> None:
+        self._metadata.nodes.doubt(node_id)
+        self.spawn(self._look_elsewhere(_topics(ticket for node in fetches for ticket in node.tickets())))
+
+    async def _look_elsewhere(self, topics: tuple[str, ...]) -> None:
+        """Gives up calls to nodes from which, by newer metadata, nothing is wanted any more."""
+        await self.refresh(topics)
+        await self._plan()
+        self._calls.give_up(lambda _, node: not node.is_any_wanted)
+
+    async def _refresh_later(self, topics: tuple[str, ...]) -> None:
+        """One at a time for a topic: else each wake-up of the loop would begin another while there is no leader."""
+        try:
+            await self.refresh(topics)
+            await asyncio.sleep(self._backoff.pause_ms(1) / 1000)
+        finally:
+            for name in topics:
+                del self._refreshed[name]
+
+    async def refresh(self, topics: Iterable[str]) -> None:
+        """Asks for the topics again; those that are gone are errors for the application."""
+        await self._metadata.refresh(topics)
+        for name, partitions in self._state.by_topic.items():
+            if (gone := self._metadata.missing(name)) is not None:
+                for tp in partitions:
+                    self._state.fail(tp, gone)
+
+    def _fail_all(self, error: BaseException) -> None:
+        known = error if isinstance(error, RaykaError) else RaykaError(f"fetching failed: {error!r}")
+        if known is not error:
+            logger.error("fetching failed", exc_info=error)
+        for partitions in self._state.by_topic.values():
+            for tp in partitions:
+                self._state.fail(tp, known)
+
+
+def _topics(tickets: Iterable[FetchTicket]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.topic_partition.topic for each in tickets))
