@@ -94,10 +94,19 @@ class InvariantBroken(AssertionError):
 # ---- The cluster said no -------------------------------------------------------------------------------------------
 
 
+_BY_CODE: dict[ErrorCode, "type[ApiError]"] = {}
+
+
 class ApiError(RaykaError):
     """The cluster said no. `code` is Kafka's error number; `retriable` says whether the same call may succeed later."""
 
     code: ClassVar[ErrorCode] = ErrorCode.UNKNOWN_SERVER_ERROR
+
+    def __init_subclass__(cls, *, code: ErrorCode | None = None) -> None:
+        """With a code, the class is what `error_for` makes of that code."""
+        if code is not None:
+            cls.code = code
+            _BY_CODE[code] = cls
 
 
 class RetriableApiError(ApiError):
@@ -110,14 +119,12 @@ class InvalidMetadataError(RetriableApiError):
     """The caller's picture of the cluster is stale: refresh the metadata, then retry."""
 
 
-class UnknownServerError(ApiError):
+class UnknownServerError(ApiError, code=ErrorCode.UNKNOWN_SERVER_ERROR):
     """The node failed in a way that has no name; its log has the cause."""
 
 
-class OffsetOutOfRange(ApiError):
+class OffsetOutOfRange(ApiError, code=ErrorCode.OFFSET_OUT_OF_RANGE):
     """The offset lies outside the partition's log: [log start offset, high watermark]."""
-
-    code = ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 class LogTruncation(OffsetOutOfRange):
@@ -133,127 +140,87 @@ class LogTruncation(OffsetOutOfRange):
         self.divergent_offsets = dict(divergent_offsets or {})
 
 
-class CorruptRecord(RetriableApiError):
+class CorruptRecord(RetriableApiError, code=ErrorCode.CORRUPT_MESSAGE):
     """A batch failed its CRC or its structure contradicts itself."""
 
-    code = ErrorCode.CORRUPT_MESSAGE
 
-
-class UnknownTopicOrPartition(InvalidMetadataError):
+class UnknownTopicOrPartition(InvalidMetadataError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
     """No such topic, or no such partition of it."""
 
-    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-
-class LeaderNotAvailable(InvalidMetadataError):
+class LeaderNotAvailable(InvalidMetadataError, code=ErrorCode.LEADER_NOT_AVAILABLE):
     """The partition has no leader just now."""
 
-    code = ErrorCode.LEADER_NOT_AVAILABLE
 
-
-class NotLeaderOrFollower(InvalidMetadataError):
+class NotLeaderOrFollower(InvalidMetadataError, code=ErrorCode.NOT_LEADER_OR_FOLLOWER):
     """The node asked does not lead the partition."""
 
-    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-
-class RequestTimedOut(RetriableApiError):
+class RequestTimedOut(RetriableApiError, code=ErrorCode.REQUEST_TIMED_OUT):
     """No answer in time; the request may or may not have been executed."""
 
-    code = ErrorCode.REQUEST_TIMED_OUT
 
-
-class BrokerNotAvailable(RetriableApiError):
+class BrokerNotAvailable(RetriableApiError, code=ErrorCode.BROKER_NOT_AVAILABLE):
     """The node is not serving: starting, fenced or shutting down."""
 
-    code = ErrorCode.BROKER_NOT_AVAILABLE
 
-
-class RecordTooLarge(ApiError):
+class RecordTooLarge(ApiError, code=ErrorCode.MESSAGE_TOO_LARGE):
     """A record or batch exceeds `max.request.size` of the producer or `max.message.bytes` of the topic."""
 
-    code = ErrorCode.MESSAGE_TOO_LARGE
 
-
-class NetworkException(InvalidMetadataError):
+class NetworkException(InvalidMetadataError, code=ErrorCode.NETWORK_EXCEPTION):
     """The call broke off; the request may or may not have been executed."""
 
-    code = ErrorCode.NETWORK_EXCEPTION
 
-
-class InvalidTopic(ApiError):
+class InvalidTopic(ApiError, code=ErrorCode.INVALID_TOPIC_EXCEPTION):
     """The topic's name is not allowed."""
 
-    code = ErrorCode.INVALID_TOPIC_EXCEPTION
 
-
-class RecordBatchTooLarge(ApiError):
+class RecordBatchTooLarge(ApiError, code=ErrorCode.RECORD_LIST_TOO_LARGE):
     """A batch is larger than a segment may be."""
 
-    code = ErrorCode.RECORD_LIST_TOO_LARGE
 
-
-class NotEnoughReplicas(RetriableApiError):
+class NotEnoughReplicas(RetriableApiError, code=ErrorCode.NOT_ENOUGH_REPLICAS):
     """Fewer replicas in sync than `min.insync.replicas`; nothing was written."""
 
-    code = ErrorCode.NOT_ENOUGH_REPLICAS
 
-
-class NotEnoughReplicasAfterAppend(RetriableApiError):
+class NotEnoughReplicasAfterAppend(RetriableApiError, code=ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND):
     """Written, but fewer replicas in sync than `min.insync.replicas` hold it."""
 
-    code = ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
 
-
-class InvalidRequiredAcks(ApiError):
+class InvalidRequiredAcks(ApiError, code=ErrorCode.INVALID_REQUIRED_ACKS):
     """`acks` is none of 0, 1 and all."""
 
-    code = ErrorCode.INVALID_REQUIRED_ACKS
 
-
-class InvalidTimestamp(ApiError):
+class InvalidTimestamp(ApiError, code=ErrorCode.INVALID_TIMESTAMP):
     """A record's timestamp is outside what the topic accepts."""
 
-    code = ErrorCode.INVALID_TIMESTAMP
 
-
-class UnsupportedVersion(ApiError):
+class UnsupportedVersion(ApiError, code=ErrorCode.UNSUPPORTED_VERSION):
     """The node does not know this version of the request."""
 
-    code = ErrorCode.UNSUPPORTED_VERSION
 
-
-class TopicAlreadyExists(ApiError):
+class TopicAlreadyExists(ApiError, code=ErrorCode.TOPIC_ALREADY_EXISTS):
     """A topic of that name exists."""
 
-    code = ErrorCode.TOPIC_ALREADY_EXISTS
 
-
-class InvalidPartitions(ApiError):
+class InvalidPartitions(ApiError, code=ErrorCode.INVALID_PARTITIONS):
     """The partition count is not allowed."""
 
-    code = ErrorCode.INVALID_PARTITIONS
 
-
-class InvalidReplicationFactor(ApiError):
+class InvalidReplicationFactor(ApiError, code=ErrorCode.INVALID_REPLICATION_FACTOR):
     """The replication factor is below 1 or above the number of usable brokers."""
 
-    code = ErrorCode.INVALID_REPLICATION_FACTOR
 
-
-class InvalidConfig(ApiError):
+class InvalidConfig(ApiError, code=ErrorCode.INVALID_CONFIG):
     """A configuration key or value was refused by the cluster."""
 
-    code = ErrorCode.INVALID_CONFIG
 
-
-class NotController(InvalidMetadataError):
+class NotController(InvalidMetadataError, code=ErrorCode.NOT_CONTROLLER):
     """The node asked is not the active controller. `leader_id` is the one that it knows of, -1 for none, in that epoch.
 
     `may_have_run`: it was the active one when the request came, and what it appended may be committed yet.
     """
-
-    code = ErrorCode.NOT_CONTROLLER
 
     def __init__(
         self, message: str = "", leader_id: int = -1, leader_epoch: int = -1, *, may_have_run: bool = False
@@ -264,220 +231,148 @@ class NotController(InvalidMetadataError):
         self.may_have_run = may_have_run
 
 
-class InvalidRequest(ApiError):
+class InvalidRequest(ApiError, code=ErrorCode.INVALID_REQUEST):
     """The request contradicts itself or the protocol."""
 
-    code = ErrorCode.INVALID_REQUEST
 
-
-class OutOfOrderSequence(ApiError):
+class OutOfOrderSequence(ApiError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
     """The sequence of a batch does not follow the one before it in the log: something in between is missing."""
 
-    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-
-class DuplicateSequence(ApiError):
+class DuplicateSequence(ApiError, code=ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
     """The batch is in the log already."""
 
-    code = ErrorCode.DUPLICATE_SEQUENCE_NUMBER
 
-
-class InvalidProducerEpoch(ApiError):
+class InvalidProducerEpoch(ApiError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
     """A later epoch of this producer id has written to the partition."""
 
-    code = ErrorCode.INVALID_PRODUCER_EPOCH
 
-
-class UnknownProducerId(OutOfOrderSequence):
+class UnknownProducerId(OutOfOrderSequence, code=ErrorCode.UNKNOWN_PRODUCER_ID):
     """The partition's leader knows nothing of this producer id any more."""
 
-    code = ErrorCode.UNKNOWN_PRODUCER_ID
 
-
-class KafkaStorageError(InvalidMetadataError):
+class KafkaStorageError(InvalidMetadataError, code=ErrorCode.KAFKA_STORAGE_ERROR):
     """The disk that holds the data failed or is full."""
 
-    code = ErrorCode.KAFKA_STORAGE_ERROR
 
-
-class FencedLeaderEpoch(InvalidMetadataError):
+class FencedLeaderEpoch(InvalidMetadataError, code=ErrorCode.FENCED_LEADER_EPOCH):
     """The caller's leader epoch is older than the node's."""
 
-    code = ErrorCode.FENCED_LEADER_EPOCH
 
-
-class UnknownLeaderEpoch(RetriableApiError):
+class UnknownLeaderEpoch(RetriableApiError, code=ErrorCode.UNKNOWN_LEADER_EPOCH):
     """The caller's leader epoch is newer than the node's."""
 
-    code = ErrorCode.UNKNOWN_LEADER_EPOCH
 
-
-class UnsupportedCompressionType(ApiError):
+class UnsupportedCompressionType(ApiError, code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE):
     """The codec is none of none, gzip, lz4 and zstd."""
 
-    code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
 
-
-class StaleBrokerEpoch(ApiError):
+class StaleBrokerEpoch(ApiError, code=ErrorCode.STALE_BROKER_EPOCH):
     """The broker's registration was replaced by a newer one."""
 
-    code = ErrorCode.STALE_BROKER_EPOCH
 
-
-class OffsetNotAvailable(RetriableApiError):
+class OffsetNotAvailable(RetriableApiError, code=ErrorCode.OFFSET_NOT_AVAILABLE):
     """A new leader does not know yet how far the log is committed."""
 
-    code = ErrorCode.OFFSET_NOT_AVAILABLE
 
-
-class InvalidRecord(ApiError):
+class InvalidRecord(ApiError, code=ErrorCode.INVALID_RECORD):
     """A record broke a rule of its topic."""
 
-    code = ErrorCode.INVALID_RECORD
 
-
-class TooManyRequests(RetriableApiError):
+class TooManyRequests(RetriableApiError, code=ErrorCode.THROTTLING_QUOTA_EXCEEDED):
     """The node has as many waiting requests of this kind as it admits."""
 
-    code = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
-
-class UnknownTopicId(InvalidMetadataError):
+class UnknownTopicId(InvalidMetadataError, code=ErrorCode.UNKNOWN_TOPIC_ID):
     """No topic has that id: it was deleted, or this node has not heard of it yet."""
 
-    code = ErrorCode.UNKNOWN_TOPIC_ID
 
-
-class DuplicateBrokerRegistration(ApiError):
+class DuplicateBrokerRegistration(ApiError, code=ErrorCode.DUPLICATE_BROKER_REGISTRATION):
     """Another live process is registered under this broker id."""
 
-    code = ErrorCode.DUPLICATE_BROKER_REGISTRATION
 
-
-class BrokerIdNotRegistered(ApiError):
+class BrokerIdNotRegistered(ApiError, code=ErrorCode.BROKER_ID_NOT_REGISTERED):
     """No broker of that id is registered."""
 
-    code = ErrorCode.BROKER_ID_NOT_REGISTERED
 
-
-class InconsistentTopicId(InvalidMetadataError):
+class InconsistentTopicId(InvalidMetadataError, code=ErrorCode.INCONSISTENT_TOPIC_ID):
     """The topic has another id than the log directory, or the reader, that met it before: it was created again."""
 
-    code = ErrorCode.INCONSISTENT_TOPIC_ID
 
-
-class InconsistentClusterId(ApiError):
+class InconsistentClusterId(ApiError, code=ErrorCode.INCONSISTENT_CLUSTER_ID):
     """The caller belongs to another cluster."""
 
-    code = ErrorCode.INCONSISTENT_CLUSTER_ID
 
-
-class SnapshotNotFound(ApiError):
+class SnapshotNotFound(ApiError, code=ErrorCode.SNAPSHOT_NOT_FOUND):
     """The replica does not have that snapshot, or no longer."""
 
-    code = ErrorCode.SNAPSHOT_NOT_FOUND
 
-
-class PositionOutOfRange(ApiError):
+class PositionOutOfRange(ApiError, code=ErrorCode.POSITION_OUT_OF_RANGE):
     """The position lies outside the snapshot."""
 
-    code = ErrorCode.POSITION_OUT_OF_RANGE
 
-
-class FetchSessionIdNotFound(RetriableApiError):
+class FetchSessionIdNotFound(RetriableApiError, code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND):
     """The broker does not know this fetch session any more; begin another one."""
 
-    code = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
-
-class InvalidFetchSessionEpoch(RetriableApiError):
+class InvalidFetchSessionEpoch(RetriableApiError, code=ErrorCode.INVALID_FETCH_SESSION_EPOCH):
     """The request does not follow the last one of its fetch session; begin another one."""
 
-    code = ErrorCode.INVALID_FETCH_SESSION_EPOCH
 
-
-class FetchSessionTopicIdError(RetriableApiError):
+class FetchSessionTopicIdError(RetriableApiError, code=ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR):
     """A topic of the fetch session has another id now; begin another one."""
 
-    code = ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
 
-
-class InvalidReplicaAssignment(ApiError):
+class InvalidReplicaAssignment(ApiError, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT):
     """The replicas asked for are not brokers of the cluster, or one is named twice."""
 
-    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
-
-class PolicyViolation(ApiError):
+class PolicyViolation(ApiError, code=ErrorCode.POLICY_VIOLATION):
     """The topic's configuration does not allow it."""
 
-    code = ErrorCode.POLICY_VIOLATION
 
-
-class OperationNotAttempted(ApiError):
+class OperationNotAttempted(ApiError, code=ErrorCode.OPERATION_NOT_ATTEMPTED):
     """Something before it failed, so this was not tried."""
 
-    code = ErrorCode.OPERATION_NOT_ATTEMPTED
 
-
-class PreferredLeaderNotAvailable(InvalidMetadataError):
+class PreferredLeaderNotAvailable(InvalidMetadataError, code=ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE):
     """The first replica is not in sync or not running."""
 
-    code = ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
 
-
-class EligibleLeadersNotAvailable(InvalidMetadataError):
+class EligibleLeadersNotAvailable(InvalidMetadataError, code=ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE):
     """No replica can lead."""
 
-    code = ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE
 
-
-class ElectionNotNeeded(InvalidMetadataError):
+class ElectionNotNeeded(InvalidMetadataError, code=ErrorCode.ELECTION_NOT_NEEDED):
     """The partition has the leader that was asked for."""
 
-    code = ErrorCode.ELECTION_NOT_NEEDED
 
-
-class NoReassignmentInProgress(ApiError):
+class NoReassignmentInProgress(ApiError, code=ErrorCode.NO_REASSIGNMENT_IN_PROGRESS):
     """There is no reassignment to cancel."""
 
-    code = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
-
-class InvalidUpdateVersion(ApiError):
+class InvalidUpdateVersion(ApiError, code=ErrorCode.INVALID_UPDATE_VERSION):
     """The partition has changed since: its partition epoch is higher."""
 
-    code = ErrorCode.INVALID_UPDATE_VERSION
 
-
-class IneligibleReplica(ApiError):
+class IneligibleReplica(ApiError, code=ErrorCode.INELIGIBLE_REPLICA):
     """The replica must not join the ISR: its broker is fenced, shutting down, or another process by now."""
 
-    code = ErrorCode.INELIGIBLE_REPLICA
 
-
-class NewLeaderElected(ApiError):
+class NewLeaderElected(ApiError, code=ErrorCode.NEW_LEADER_ELECTED):
     """The change of the ISR made another broker the leader."""
 
-    code = ErrorCode.NEW_LEADER_ELECTED
 
-
-class InvalidVoterKey(ApiError):
+class InvalidVoterKey(ApiError, code=ErrorCode.INVALID_VOTER_KEY):
     """The request names another replica than the one that got it: the node has another directory now."""
 
-    code = ErrorCode.INVALID_VOTER_KEY
 
-
-class DuplicateVoter(ApiError):
+class DuplicateVoter(ApiError, code=ErrorCode.DUPLICATE_VOTER):
     """A node of that id votes already."""
 
-    code = ErrorCode.DUPLICATE_VOTER
 
-
-class VoterNotFound(ApiError):
+class VoterNotFound(ApiError, code=ErrorCode.VOTER_NOT_FOUND):
     """No such voter, or the last one, which cannot be removed."""
-
-    code = ErrorCode.VOTER_NOT_FOUND
 
 
 # ---- This side of the wire -----------------------------------------------------------------------------------------
@@ -532,17 +427,6 @@ class DiskFull(StorageError):
 
 class DamagedLog(StorageError):
     """A log cannot be opened without cutting off whole batches behind a damaged one; the directory is fine."""
-
-
-def _subclasses(cls: type[ApiError]) -> list[type[ApiError]]:
-    direct = cls.__subclasses__()
-    return direct + [deeper for each in direct for deeper in _subclasses(each)]
-
-
-_BY_CODE: dict[ErrorCode, type[ApiError]] = {
-    cls.code: cls for cls in _subclasses(ApiError) if "code" in vars(cls)
-}
-_BY_CODE[ErrorCode.UNKNOWN_SERVER_ERROR] = UnknownServerError
 
 
 def error_for(code: int, message: str) -> ApiError:
