@@ -65,10 +65,6 @@ class ClusterNodes:
 
     # ---- The active controller -------------------------------------------------------------------------------------
 
-    async def describe(self, names: tuple[str, ...] | None, timeout_ms: int) -> MetadataResponse:
-        """The controller's own, newest image of these topics, or of all."""
-        return await self.call_controller(MetadataRequest(names), timeout_ms)
-
     async def call_controller(self, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
         """The active controller's answer; it is found and asked again until timeout_ms.
 

@@ -156,13 +156,13 @@ class ClusterMetadata:
 
         Raises UnavailableError when none answers in time. Changes nothing of a topic that is gone.
         """
-        response = await self.nodes.describe(names, timeout_ms)
+        response = await self.nodes.call_controller(MetadataRequest(names), timeout_ms)
         self._store(response)
         return response
 
     async def no_such_topic(self, name: str, timeout_ms: int) -> NoSuchTopic:
         """The error for a topic that the controller does not know, with those that it knows."""
-        known = (await self.nodes.describe(None, timeout_ms)).topics
+        known = (await self.nodes.call_controller(MetadataRequest(), timeout_ms)).topics
         return no_such_topic(name, self.cluster_name, [each.name for each in known])
 
     def missing(self, name: str) -> ApiError | None:

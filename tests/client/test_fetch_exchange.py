@@ -9,7 +9,6 @@ import pytest
 
 from rayka.client.call_watch import CallWatch, Patience
 from rayka.client.consumer.fetch_exchange import FetchExchange, Trouble
-from rayka.client.consumer.fetch_results import FetchResults
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.node_fetches import NodeFetches
 from rayka.client.metadata import ClusterMetadata
@@ -154,9 +153,8 @@ def test_at_the_end_only_brokers_that_keep_a_session_and_answer_hear_of_it() -> 
 
 def test_a_damaged_batch_of_the_leader_is_an_error_for_the_application() -> None:  # G16
     async def scene(exchanged: Exchanged) -> None:
-        results = FetchResults(exchanged.state, None, 1_000)
         damaged = FetchPartitionResult(ZERO_ID, 0, ErrorCode.CORRUPT_MESSAGE, "offset 10")
-        assert results.take(exchanged.ticket(), damaged) is None
+        assert exchanged.exchange.take(exchanged.ticket(), damaged) is None
         with pytest.raises(CorruptRecord, match="orders-0: offset 10"):
             exchanged.state.buffer.take()
 
@@ -165,10 +163,9 @@ def test_a_damaged_batch_of_the_leader_is_an_error_for_the_application() -> None
 
 def test_a_damaged_batch_of_a_follower_is_asked_of_the_leader() -> None:  # G15
     async def scene(exchanged: Exchanged) -> None:
-        results = FetchResults(exchanged.state, None, 1_000)
         exchanged.state.read_from(exchanged.ticket(), FOLLOWER, 1_000_000)
         damaged = FetchPartitionResult(ZERO_ID, 0, ErrorCode.CORRUPT_MESSAGE, "offset 10")
-        error = results.take(exchanged.ticket(), damaged)
+        error = exchanged.exchange.take(exchanged.ticket(), damaged)
         assert (type(error), exchanged.state.buffer.has_news()) == (CorruptRecord, False)
         assert exchanged.state.read_replicas.node_id(ORDERS, 0) is None
 

@@ -132,21 +132,21 @@ def test_when_nobody_answers_it_says_whom_it_asked():
     with pytest.raises(UnavailableError, match=asked_all):
         asked(cluster, lambda metadata: metadata.topic("orders", 20))
     with pytest.raises(UnavailableError, match="the active controller did not answer"):
-        asked(cluster, lambda metadata: metadata.nodes.describe(None, 20))
+        asked(cluster, lambda metadata: metadata.nodes.call_controller(MetadataRequest(), 20))
 
 
 def test_nobody_asks_whether_a_cluster_runs_whose_brokers_answer():
     cluster = ScriptedCluster()
     cluster.dead.append(CONTROLLER)
     with pytest.raises(UnavailableError, match=r"did not answer: .*; a majority of its controllers must run"):
-        asked(cluster, lambda metadata: metadata.nodes.describe(None, 20))
+        asked(cluster, lambda metadata: metadata.nodes.call_controller(MetadataRequest(), 20))
 
 
 def test_what_is_awaited_for_seconds_is_told_once(caplog: pytest.LogCaptureFixture):
     cluster = ScriptedCluster()
     cluster.hung.append(CONTROLLER)
     with pytest.raises(UnavailableError):
-        asked(cluster, lambda metadata: metadata.nodes.describe(None, 3_200))
+        asked(cluster, lambda metadata: metadata.nodes.call_controller(MetadataRequest(), 3_200))
     # An earlier test's event loop may say something when it is collected.
     said = [each.message for each in caplog.records if each.name.startswith("rayka")]
     assert said == ["cluster 'scripted': still waiting for controller-3001"]
@@ -181,7 +181,7 @@ def test_a_node_that_failed_is_asked_after_the_others():
 @pytest.mark.parametrize("state", ["dead", "hung"])
 def test_a_change_does_not_wait_for_a_broker_that_serves_nobody(state: str):
     async def change(metadata: ClusterMetadata) -> None:
-        await metadata.nodes.describe(None, WAIT_MS)
+        await metadata.nodes.call_controller(MetadataRequest(), WAIT_MS)
         getattr(cluster, state).append(OTHER)
         cluster.fenced.append(OTHER)  # the client has not heard of it
         await metadata.nodes.wait_until_applied(7, WAIT_MS)

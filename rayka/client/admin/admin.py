@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
-from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, Unpack
 from uuid import UUID
 
@@ -75,9 +74,7 @@ class Admin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- Topics ----

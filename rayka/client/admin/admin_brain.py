@@ -58,14 +58,14 @@ class AsyncAdmin(AdminPart):
                 )
         if not is_done:
             await self._check_topic(topic.name, result.error_code, result.error_message)
-        await self._until_applied(response)
+        await self._until_applied(response.metadata_offset)
         return await self._described(topic.name)
 
     async def delete_topic(self, name: str) -> None:
         response = await self._ask(DeleteTopicsRequest((name,)))
         (result,) = response.topics
         await self._check_topic(name, result.error_code, result.error_message)
-        await self._until_applied(response)
+        await self._until_applied(response.metadata_offset)
 
     async def create_partitions(self, wanted: NewPartitions) -> TopicDescription:
         request = CreatePartitionsRequest((wanted,))
@@ -76,7 +76,7 @@ class AsyncAdmin(AdminPart):
             is_done = _has_partitions(await self._described(wanted.name), wanted)
         if not is_done:
             await self._check_topic(wanted.name, result.error_code, result.error_message)
-        await self._until_applied(response)
+        await self._until_applied(response.metadata_offset)
         return await self._described(wanted.name)
 
     async def list_topics(self) -> list[str]:

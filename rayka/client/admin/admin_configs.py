@@ -42,7 +42,7 @@ class AsyncConfigAdmin(AdminPart):
         (result,) = response.resources
         name, code, message = resource.resource_name, result.error_code, result.error_message
         await self._check(_what(resource), name, code, message)
-        await self._until_applied(response)
+        await self._until_applied(response.metadata_offset)
 
 
 def resource_of(topic: str | None, broker: int | str | None) -> ConfigResourceName:

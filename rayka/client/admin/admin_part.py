@@ -5,7 +5,7 @@ has applied it. Kafka: KafkaAdminClient.
 """
 
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from rayka.client.metadata import ClusterMetadata
 from rayka.errors import ApiError, BrokerIdNotRegistered, ErrorCode, error_for
@@ -13,13 +13,6 @@ from rayka.ports import Request
 from rayka.protocol.membership import MetadataRequest
 
 ResponseT = TypeVar("ResponseT")
-
-
-class Change(Protocol):
-    """The response to a change of the metadata."""
-
-    @property
-    def metadata_offset(self) -> int: ...
 
 
 class AdminPart:
@@ -49,8 +42,8 @@ class AdminPart:
                 )
         return asked
 
-    async def _until_applied(self, change: Change) -> None:
-        await self._nodes.wait_until_applied(change.metadata_offset, self.timeout_ms)
+    async def _until_applied(self, metadata_offset: int) -> None:
+        await self._nodes.wait_until_applied(metadata_offset, self.timeout_ms)
 
     async def _check(self, subject: str, name: str, code: ErrorCode, message: str = "") -> None:
         """Raises what was refused about a subject; `name` is the topic that may be unknown."""

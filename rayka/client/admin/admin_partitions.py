@@ -68,14 +68,14 @@ class AsyncPartitionAdmin(AdminPart):
         if refused:
             rest = f"; {len(refused)} of {len(wanted)} partitions were refused, the others are under way"
             raise self._refused(refused[0], rest * (len(wanted) > 1))
-        await self._until_applied(response)
+        await self._until_applied(response.metadata_offset)
 
     async def elect_leaders(
         self, election: ElectionType, partitions: tuple[TopicPartition, ...] | None
     ) -> list[ElectionOutcome]:
         """One outcome for each partition asked for, or for each that had another leader than the wanted one."""
         response = await self._ask(ElectLeadersRequest(election, partitions))
-        await self._until_applied(response)
+        await self._until_applied(response.metadata_offset)
         return [
             ElectionOutcome(
                 TopicPartition(each.topic, each.partition),

@@ -132,8 +132,7 @@ def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:
     found = [each for each in info.observers if each.node_id == node_id and each.directory_id != ZERO_ID]
     if found:
         return min(found, key=lambda each: each.last_fetch_ago_ms)
-    voter = next((each for each in info.voters if each.node_id == node_id), None)
-    if voter is not None:
+    if (voter := _find_voter(info, node_id)) is not None:
         raise DuplicateVoter(f"{node_name(node_id)} votes already, with directory {voter.directory_id}")
     raise UnavailableError(
         f"{node_name(node_id)} does not follow the metadata, so it cannot become a voter; if it runs, try again in a "
@@ -142,16 +141,20 @@ def _observer(info: QuorumInfo, node_id: int) -> ReplicaState:
 
 
 def _voter(info: QuorumInfo, node_id: int) -> ReplicaState:
-    found = next((each for each in info.voters if each.node_id == node_id), None)
+    found = _find_voter(info, node_id)
     if found is None:
         voters = ", ".join(node_name(each.node_id) for each in info.voters)
         raise VoterNotFound(f"{node_name(node_id)} does not vote; voters: {voters}")
     return found
 
 
+def _find_voter(info: QuorumInfo, node_id: int) -> ReplicaState | None:
+    return next((each for each in info.voters if each.node_id == node_id), None)
+
+
 def _duplicate(info: QuorumInfo, key: ReplicaKey, said: str) -> str:
     """What to do when the node's former self, on a disk that is gone, still has the vote."""
-    former = next((each for each in info.voters if each.node_id == key.node_id), None)
+    former = _find_voter(info, key.node_id)
     if former is None or former.directory_id == key.directory_id:
         return said
     return (

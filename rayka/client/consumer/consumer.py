@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from random import Random
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import pyarrow as pa
@@ -24,7 +23,6 @@ from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record
 from rayka.client.list_offsets import LIST_OFFSETS
-from rayka.client.serializers import deserializer
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError, ConfigError
 from rayka.ids import TopicPartition
@@ -84,11 +82,7 @@ class Consumer:
         self._closed = True  # until it is open: __del__ of a half-made one stays silent
         names = topic_names(*topics)
         self._config = parse_options(config, options)
-        self._delivery = Delivery(
-            check_crcs=self._config.check_crcs,
-            key_deserializer=deserializer(self._config.key_deserializer),
-            value_deserializer=deserializer(self._config.value_deserializer),
-        )
+        self._delivery = Delivery.of(self._config)
         handle = resolve(cluster)
         self._cluster_name = handle.name
         self._in_use = threading.Lock()
@@ -222,9 +216,7 @@ class Consumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

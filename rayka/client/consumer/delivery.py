@@ -10,12 +10,14 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import length_hint
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
 from rayka.client.consumer.fetch_buffer import Fetched
-from rayka.client.consumer.record import Deserializer, Record, arrow_of, records_of, rows_between
+from rayka.client.consumer.record import Deserializers, Record, arrow_of, records_of, rows_between
+from rayka.client.serializers import deserializer
+from rayka.config import ConsumerConfig
 from rayka.errors import CorruptRecord
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
@@ -39,17 +41,23 @@ class Delivery:
         self,
         *,
         check_crcs: bool = True,
-        key_deserializer: Deserializer | None = None,
-        value_deserializer: Deserializer | None = None,
+        deserializers: Deserializers = (None, None),
         end_offsets: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         self.positions: dict[TopicPartition, int] = {}
         self._check_crcs = check_crcs
-        self._deserializers = (key_deserializer, value_deserializer)
+        self._deserializers = deserializers
         self._ends = end_offsets or {}
         self._fetched: deque[Fetched] = deque()
         self._generations: dict[TopicPartition, int] = {}  # of the positions
         self._current: _Current | None = None
+
+    @classmethod
+    def of(cls, config: ConsumerConfig, end_offsets: Mapping[TopicPartition, int] | None = None) -> Self:
+        """As the options of a consumer say."""
+        given = (config.key_deserializer, config.value_deserializer)
+        key, value = map(deserializer, given)
+        return cls(check_crcs=config.check_crcs, deserializers=(key, value), end_offsets=end_offsets)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Takes what was fetched; the one method that is called on the IO thread."""
@@ -194,12 +202,11 @@ class _Current:
         row = self._first_row()
         return int(self.batch.offsets[row]) if row < self._stop else self.batch.batch.next_offset
 
-    def records(self, deserializers: tuple[Deserializer | None, Deserializer | None]) -> Iterator[Record]:
+    def records(self, deserializers: Deserializers) -> Iterator[Record]:
         """The one iterator over the rest; what it has not given stays."""
         if self._iterator is None:
             rows = slice(self._start, self._stop)
-            records = records_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
-            self._records = _deserialized(records, *deserializers)
+            self._records = records_of(self.batch, rows, self.topic_partition, deserializers)
             self._iterator = iter(self._records)
         return self._iterator
 
@@ -211,7 +218,7 @@ class _Current:
         """All that is left."""
         rows = slice(self._first_row(), self._stop)
         self._start, self._iterator = self._stop, None
-        return arrow_of(self.batch, rows, self.topic_partition.topic, self.topic_partition.partition)
+        return arrow_of(self.batch, rows, self.topic_partition)
 
     def _first_row(self) -> int:
         return self._start if self._iterator is None else self._stop - length_hint(self._iterator)
@@ -247,24 +254,3 @@ def _offset_behind(fetched: Fetched, size_bytes: int) -> int | None:
         return fetched.next_offset
     is_in_order = fetched.fetch_offset < following.base_offset < following.next_offset <= fetched.next_offset
     return following.base_offset if is_in_order else None
-
-
-def _deserialized(
-    records: list[Record], key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
-) -> list[Record]:
-    if key_deserializer is None and value_deserializer is None:
-        return records
-    return [
-        Record(
-            each.topic,
-            each.partition,
-            each.offset,
-            each.timestamp_ms,
-            each.key if key_deserializer is None or each.key is None else key_deserializer(each.key),
-            each.value
-            if value_deserializer is None or each.value is None
-            else value_deserializer(each.value),
-            each.headers,
-        )
-        for each in records
-    ]

@@ -1,22 +1,27 @@
-"""One fetch of a consumer, from the request to the results; and the end of its fetch sessions.
+"""One fetch of a consumer, from the request to what becomes of each partition of the answer; and the end of its fetch
+sessions.
 
 Invariants: every failure is reported once: one that a pause may mend is returned, any other goes into the state, from
-which the application gets it. Kafka: AbstractFetch, Fetcher (G7, G14).
+which the application gets it; what arrives counts only for the position that was asked from; a follower's error says
+nothing about the log, so the leader is asked next. Kafka: AbstractFetch, Fetcher, FetchCollector (G2, G3, G7, G14-G16).
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from rayka.client.call_watch import CallWatch
-from rayka.client.consumer.fetch_results import FetchResults
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.local_reader import LocalReader
 from rayka.client.consumer.node_fetches import NodeFetches
+from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata
 from rayka.config import ConsumerConfig
-from rayka.errors import ApiError, NetworkException, RequestTimedOut, error_for
+from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
+from rayka.ids import NO_NODE
 from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
@@ -56,7 +61,6 @@ class FetchExchange:
         self._state = state
         self._calls = calls
         self._local = LocalReader() if config.local_reads else None
-        self._results = FetchResults(state, self._local, config.metadata_max_age_ms)
 
     async def run(self, node: NodeFetches, number: int, session: SessionRequest) -> Trouble:
         """The request of this number, from its beginning to its end."""
@@ -74,17 +78,12 @@ class FetchExchange:
             logger.debug("%r: %s", node, response.error_message)
             is_failed = ending is Ending.FAILED
             return Trouble(error_for(response.error_code, response.error_message) if is_failed else None)
-        return Trouble(partitions=tuple(self._take(node, number, response.partitions)))
-
-    def _take(
-        self, node: NodeFetches, number: int, results: Iterable[FetchPartitionResult]
-    ) -> Iterator[tuple[FetchTicket, ApiError]]:
-        for result in results:
+        refused = []
+        for result in response.partitions:
             ticket = node.ticket(number, result)
-            if ticket is not None:
-                error = self._results.take(ticket, result)
-                if error is not None:
-                    yield ticket, error
+            if ticket is not None and (problem := self.take(ticket, result)) is not None:
+                refused.append((ticket, problem))
+        return Trouble(partitions=tuple(refused))
 
     def _request(self, node: NodeFetches, session: SessionRequest) -> FetchRequest:
         return FetchRequest(
@@ -119,6 +118,47 @@ class FetchExchange:
             if not error.retriable:
                 self._state.on_error(ticket, error)
         return Trouble(error)
+
+    # ---- One partition of the answer -------------------------------------------------------------------------------
+
+    def take(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
+        """Keeps the data; returns an error that a retry may mend."""
+        tp, now_ms = ticket.topic_partition, int(now_s() * 1000)
+        if result.error_code is ErrorCode.NONE and result.diverging_epoch is None:
+            if result.preferred_read_replica != NO_NODE:
+                until_ms = now_ms + self._config.metadata_max_age_ms
+                self._state.read_from(ticket, result.preferred_read_replica, until_ms)
+            elif (buffers := self._buffers(result)) is not None:
+                self._state.on_fetched(ticket, buffers, result.next_offset, result.last_fetched_epoch)
+            return None
+        if self._state.read_replicas.node_id(tp, now_ms) is not None:
+            self._state.read_replicas.read_from_leader(tp)
+            code = result.error_code or ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return error_for(code, f"{tp}: a follower says: {result.error_message or 'its log differs'}")
+        if result.diverging_epoch is not None:
+            logger.warning("%s: the log was truncated below %d", tp, ticket.fetch_offset)
+            self._state.on_diverging(ticket, result.diverging_epoch)
+            return None
+        return self._on_leader_error(ticket, result)
+
+    def _on_leader_error(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
+        """An error of the leader, which alone decides about offsets and epochs."""
+        tp = ticket.topic_partition
+        error = error_for(result.error_code, f"{tp}: {result.error_message}")
+        if result.error_code is ErrorCode.OFFSET_OUT_OF_RANGE and self._state.reset(ticket):
+            logger.warning("%s: offset %d is out of range; reset", tp, ticket.fetch_offset)
+            return None
+        if is_retriable(result.error_code) and result.error_code is not ErrorCode.CORRUPT_MESSAGE:
+            return error
+        self._state.on_error(ticket, error)
+        return None
+
+    def _buffers(self, result: FetchPartitionResult) -> tuple[np.ndarray, ...] | None:
+        """The batches, mapped if they are in files here; None when a file was replaced meanwhile: ask again."""
+        if not result.file_ranges:
+            return (result.records,)
+        assert self._local is not None
+        return self._local.read(result.file_ranges, result.topic_id)
 
     # ---- End -------------------------------------------------------------------------------------------------------
 

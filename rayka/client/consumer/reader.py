@@ -26,7 +26,6 @@ from rayka.client.consumer.record import Record
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.client.metadata import ClusterMetadata, TopicRecreated
-from rayka.client.serializers import deserializer
 from rayka.client.timestamps import timestamp_ms_of
 from rayka.errors import ConfigError, OffsetOutOfRange, UnavailableError
 from rayka.ids import NO_OFFSET, TopicPartition
@@ -103,12 +102,7 @@ class Reader:
 
     def _read(self, take: Callable[[Delivery], _ItemT | None]) -> Iterator[_ItemT]:
         remaining = {tp: start for tp, start in self.start_offsets.items() if start < self.end_offsets[tp]}
-        delivery = Delivery(
-            check_crcs=self._config.check_crcs,
-            key_deserializer=deserializer(self._config.key_deserializer),
-            value_deserializer=deserializer(self._config.value_deserializer),
-            end_offsets=self.end_offsets,
-        )
+        delivery = Delivery.of(self._config, self.end_offsets)
         fetcher = self._wait_for(self._start(remaining))
         try:
             while remaining:

@@ -9,10 +9,12 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from rayka.ids import TopicPartition
 from rayka.protocol.batch_columns import int64_array
 from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header
 
 Deserializer = Callable[[bytes], Any]
+Deserializers = tuple[Deserializer | None, Deserializer | None]  # of keys and of values
 
 ARROW_SCHEMA = pa.schema(
     [
@@ -65,25 +67,33 @@ class _NoHeaders(list[Header]):
 _NO_HEADERS = _NoHeaders()
 
 
-def records_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> list[Record]:
+def records_of(
+    batch: DecodedBatch, rows: slice, tp: TopicPartition, deserializers: Deserializers
+) -> list[Record]:
     """Rows of a batch as records, in offset order."""
     columns = (
         batch.offsets[rows].tolist(),
         batch.timestamps_ms[rows].tolist(),
-        batch.keys_list()[rows],
-        batch.values_list()[rows],
+        _deserialized(batch.keys_list()[rows], deserializers[0]),
+        _deserialized(batch.values_list()[rows], deserializers[1]),
         repeat(_NO_HEADERS) if batch.headers is None else batch.headers_list()[rows],
     )
-    return list(map(Record, repeat(topic), repeat(partition), *columns))
+    return list(map(Record, repeat(tp.topic), repeat(tp.partition), *columns))
 
 
-def arrow_of(batch: DecodedBatch, rows: slice, topic: str, partition: int) -> pa.RecordBatch:
+def _deserialized(column: list[bytes | None], deserializer: Deserializer | None) -> list[Any]:
+    if deserializer is None:
+        return column
+    return [None if each is None else deserializer(each) for each in column]
+
+
+def arrow_of(batch: DecodedBatch, rows: slice, tp: TopicPartition) -> pa.RecordBatch:
     """Rows of a batch as an Arrow batch of ARROW_SCHEMA; keys, values and headers are views of the batch's bytes."""
     count = rows.stop - rows.start
     keys, headers = batch.keys, batch.headers
     columns = [
-        _constant(topic, pa.string(), count),
-        _constant(partition, pa.int32(), count),
+        _constant(tp.topic, pa.string(), count),
+        _constant(tp.partition, pa.int32(), count),
         int64_array(batch.offsets[rows]),
         int64_array(batch.timestamps_ms[rows]).view(pa.timestamp("ms", tz="UTC")),
         _constant(int(batch.batch.timestamp_type), pa.int32(), count),
