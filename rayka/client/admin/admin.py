@@ -169,8 +169,7 @@ class Admin:
         Of a topic; of a broker by its id; or, with `broker="all"`, what was set for all brokers. Raises
         UnknownTopicOrPartition, BrokerIdNotRegistered. Kafka: DescribeConfigsRequest.
         """
-        resource = resource_of(topic, broker)
-        return self._run(self._brain.configs.describe, resource)
+        return self._run(self._brain.configs.describe, resource_of(topic, broker))
 
     def alter_configs(
         self,
@@ -201,8 +200,7 @@ class Admin:
         UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, none), NoReassignmentInProgress (nothing to
         cancel). Kafka: AlterPartitionReassignmentsRequest.
         """
-        assignment = assignment_of(reassignments)
-        self._run(self._brain.partitions.alter_reassignments, assignment)
+        self._run(self._brain.partitions.alter_reassignments, assignment_of(reassignments))
 
     def drain_broker(self, broker_id: int, *, dry_run: bool = False) -> dict[TopicPartition, tuple[int, ...]]:
         """Gives every replica on the broker to others; returns the new replicas of each partition, nothing when it had
@@ -224,8 +222,7 @@ class Admin:
         self, partitions: Iterable[TopicPartition] | None = None
     ) -> list[PartitionReassignment]:
         """The reassignments under way, of these partitions or of all."""
-        wanted = partitions_of(partitions)
-        return self._run(self._brain.partitions.list_reassignments, wanted)
+        return self._run(self._brain.partitions.list_reassignments, partitions_of(partitions))
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
@@ -237,8 +234,7 @@ class Admin:
         UnknownTopicOrPartition. Kafka: ElectLeadersRequest.
         """
         election = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
-        wanted = partitions_of(partitions)
-        return self._run(self._brain.partitions.elect_leaders, election, wanted)
+        return self._run(self._brain.partitions.elect_leaders, election, partitions_of(partitions))
 
     # ---- The cluster ----
 
