@@ -22,10 +22,11 @@ from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.errors import InvariantBroken, KafkaStorageError, NotController, RaykaError, StorageError
 from rayka.ids import NO_NODE, Role, node_name
 from rayka.metadata.image import MetadataImage
-from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
+from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.clock import now_ms
 from rayka.node.hosting.replicated_shard import ReplicatedShard
 from rayka.node.hosting.snapshot_generator import SnapshotGenerator
+from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.node.node_observation import ObservedController
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.node.quorum.quorum_log import QuorumLog
@@ -43,9 +44,7 @@ from rayka.protocol.membership import (
 )
 from rayka.protocol.replica_reports import ReportExitRequest
 from rayka.raft.quorum import Quorum
-from rayka.shard.shard_records import RecordCodec, value_codec
 
-METADATA_CODEC: RecordCodec[MetadataRecord] = value_codec(encode_record, decode_record)
 _logger = logging.getLogger(__name__)
 
 

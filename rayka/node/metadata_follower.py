@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from rayka.errors import ErrorCode, InvariantBroken, RequestTimedOut, RetriableApiError
 from rayka.ids import METADATA_TOPIC_ID, NO_EPOCH, NO_NODE, NO_OFFSET, OffsetAndEpoch
-from rayka.metadata.batches import decode_metadata_batches
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import difference
-from rayka.metadata.metadata_records import MetadataRecord, decode_record
+from rayka.metadata.metadata_records import MetadataRecord
 from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.metadata_codec import METADATA_CODEC
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.snapshot_download import download_snapshot
@@ -28,7 +28,7 @@ from rayka.node.turns import in_turns
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
 from rayka.protocol.quorum_messages import FetchSnapshotRequest
-from rayka.raft.snapshot import Snapshot, batch_values
+from rayka.raft.snapshot import Snapshot
 
 Publish = Callable[[MetadataDelta, MetadataImage], Awaitable[None]]
 _FETCH_BYTES = 256 << 10  # some thousand records, which are decoded in one turn of the loop
@@ -125,10 +125,9 @@ class MetadataFollower:
         if result.diverging_epoch is not None:
             self._truncate(result.diverging_epoch)
         elif result.records.size:
-            self._pending.extend(
-                (offset, record) for offset, _, record in decode_metadata_batches(result.records)
-            )
             for batch in split_batches(result.records):
+                batch.check_crc("metadata")
+                self._pending.extend(METADATA_CODEC.records(batch))
                 if not self._epochs or batch.leader_epoch > self._epochs[-1].epoch:
                     self._epochs.append(OffsetAndEpoch(batch.base_offset, batch.leader_epoch))
             self._fetched = OffsetAndEpoch(result.next_offset, self._epochs[-1].epoch)
@@ -176,8 +175,8 @@ class MetadataFollower:
         """What the snapshot changes of the image that is published; others get their turn between two batches."""
         delta = MetadataDelta(MetadataImage())
         for batch in snapshot.data:
-            for value in batch_values(batch):
-                delta.replay(decode_record(value))
+            for _, record in METADATA_CODEC.records(batch):
+                delta.replay(record)
             await asyncio.sleep(0)
         if self.image.next_offset == 0:
             return delta

@@ -39,7 +39,7 @@ class Following:
     def targets(self, now_ms: int) -> list[int]:
         """The leader; or, while none is known or answers, some other node, one at a time (A36)."""
         state, role = self._state, self._state.role
-        if state.config.can_become_voter and not state.log.is_flushed:
+        if not state.log.is_flushed:
             return []
         if isinstance(role, Follower) and (state.is_voter or now_ms < role.fetch_deadline_ms):
             is_busy = state.finished_download is not None or role.truncation is not None

@@ -11,9 +11,7 @@ _FETCH_MAX_WAIT_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """Times in milliseconds. `can_become_voter`: a controller, which flushes before it fetches on even while it does
-    not vote (A34); a broker never votes.
-    """
+    """Times in milliseconds."""
 
     election_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 2_000
@@ -22,7 +20,6 @@ class QuorumConfig:
     retry_backoff_ms: int = 20
     fetch_max_wait_ms: int = _FETCH_MAX_WAIT_MS
     fetch_max_bytes: int = 4 << 20
-    can_become_voter: bool = True
     auto_join: bool = False
     kraft_versions: VersionRange = SUPPORTED_KRAFT_VERSIONS
 

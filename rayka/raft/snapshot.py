@@ -92,15 +92,10 @@ class Snapshot(NamedTuple):
     def values(self) -> Iterator[bytes]:
         """The state's records, in order."""
         for batch in self.data:
-            yield from batch_values(batch)
-
-
-def batch_values(batch: RecordBatch) -> Iterator[bytes]:
-    """The state's records in one of a snapshot's batches, in order."""
-    for value in decode(batch, check_crc=False).values_list():
-        if value is None:
-            raise CorruptRecord(f"{batch!r} of a snapshot holds a record without value")
-        yield value
+            for value in decode(batch, check_crc=False).values_list():
+                if value is None:
+                    raise CorruptRecord(f"{batch!r} of a snapshot holds a record without value")
+                yield value
 
 
 def decode_snapshot(content: Buffer, path: str) -> Snapshot:

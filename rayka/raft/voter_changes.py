@@ -172,7 +172,7 @@ class VoterChanges:
             return False
         if state.local in voters:
             return voters.kraft_versions_of(state.local) != state.config.kraft_versions
-        return state.config.auto_join and state.config.can_become_voter
+        return state.config.auto_join
 
     def request_to(self, node_id: int, now_ms: int) -> Request[Message]:
         """A58 for a voter. A60 for one that is none: what is left of its former self goes first."""

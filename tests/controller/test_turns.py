@@ -40,7 +40,7 @@ from rayka.protocol.replica_reports import (
     ReportExitRequest,
 )
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
-from rayka.shard.runtime import Pending, ShardRuntime
+from rayka.shard.runtime import TIMER_RETRY_MS, Pending, ShardRuntime
 from tests.controller.support import CLUSTER_ID, SECOND_PROCESS, SESSION_MS, WITH_ELR, registration
 from tests.metadata.support import ORDERS, active, partition, topic
 
@@ -272,6 +272,30 @@ def test_an_unfencing_that_the_log_refused_in_the_middle_is_finished_at_the_next
     led_count = turns * STEPS
     assert controller.leaders == [1] * led_count + [-1] * (COUNT - led_count)
     controller.run(controller.heartbeat(1))
+    assert controller.leaders == [1] * COUNT
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_elections_of_a_timer_that_the_log_refused_in_the_middle_are_held_soon_after(
+    turns: int,
+) -> None:  # B44, B46
+    controller = all_fenced_but_first()
+    controller.run(controller.heartbeat(1, want_fence=True))
+    controller.begin(controller.heartbeat(1))
+    controller.fail_over()  # whose first timer elects where no broker leads
+    runtime = controller.runtime
+    runtime.fire(controller.now_ms)
+    for _ in range(turns):
+        runtime.advance(controller.now_ms)
+    controller.log.is_full = True
+    runtime.advance(controller.now_ms)
+    controller.log.is_full = False
+    assert -1 in controller.leaders
+    assert not runtime.is_busy
+    controller.now_ms += TIMER_RETRY_MS
+    runtime.fire(controller.now_ms)
+    while runtime.is_busy:
+        runtime.advance(controller.now_ms)
     assert controller.leaders == [1] * COUNT
 
 

@@ -13,7 +13,6 @@ from rayka.ids import METADATA_TOPIC_ID, NO_OFFSET, OffsetAndEpoch
 from rayka.protocol.fetch import FetchPartitionResult, FetchRequest, FetchResponse
 from rayka.protocol.quorum_messages import VoteRequest
 from rayka.raft.election_state import ElectionState
-from rayka.raft.quorum_config import QuorumConfig
 from tests.raft.support import CLUSTER_ID, ME, OTHER, THIRD, Cluster, Node, answer
 
 VOTERS = (ME, OTHER, THIRD)
@@ -73,13 +72,6 @@ def test_the_next_fetch_waits_until_what_came_is_durable() -> None:  # A34
     node.persist()
     assert node.quorum.requests(0) == []
     node.flush()
-    assert len(node.quorum.requests(0)) == 1
-
-
-def test_an_observer_that_never_votes_need_not_wait_for_its_disk() -> None:  # A34
-    leader, node = leader_with(b"a"), follower(config=QuorumConfig(can_become_voter=False))
-    fetched(node, leader)
-    assert node.log.flushed_offset < node.log.log_end_offset
     assert len(node.quorum.requests(0)) == 1
 
 

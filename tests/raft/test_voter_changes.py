@@ -312,13 +312,6 @@ def test_a_follower_that_may_join_asks_to_and_first_that_its_former_self_goes() 
         assert role.next_voter_request_ms == 2_050  # type: ignore[union-attr]
 
 
-def test_a_replica_that_never_votes_does_not_ask_to() -> None:  # A60
-    config = QuorumConfig(auto_join=True, can_become_voter=False)
-    node = Node(FOURTH, voters=(ME, OTHER), stored=ElectionState(4, 3002), config=config)
-    node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
-    assert [type(request).__name__ for _, request in node.settle(50_000)] == ["FetchRequest"]
-
-
 def test_a_follower_that_has_heard_of_no_voters_asks_for_nothing() -> None:  # A55
     node = Node(FOURTH, voters=None, stored=ElectionState(4, 3002), config=QuorumConfig(auto_join=True))
     node.quorum._state.role.on_fetched(90_000)  # type: ignore[union-attr]
