@@ -11,7 +11,8 @@ from benchmarks.harness import Bar, Row, compare
 from benchmarks.limits import seconds
 from rayka.config import TopicConfig
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log import Log
+from rayka.log.log_opening import Left, opening_log
+from rayka.log.slices import run_to_end
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
 
@@ -49,14 +50,14 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int, batch_bytes: in
     value = np.random.default_rng(1).bytes(RECORD_BYTES)
     record_count = batch_bytes // (RECORD_BYTES + 4)
     batch = RecordBatch(encode_batch([value] * record_count, timestamps_ms=1))
-    log = Log.open(disk, directory, CONFIG, recovery_point=0, now_ms=0)
-    while log.size_bytes < size_bytes:
+    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0))
+    while log.segments.size_bytes < size_bytes:
         log.append_as_leader([batch], 0, now_ms=0)
-    assert log.segment_count == 1
+    assert len(log.segments) == 1
     return log.file_ranges(0, max_bytes=1, end_offset=log.log_end_offset).ranges[0].path
 
 
 def _recover(disk: LocalDisk, directory: str, size_bytes: int) -> None:
-    log = Log.open(disk, directory, CONFIG, recovery_point=0, now_ms=0)
+    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0))
     assert log.recovery.cut is None
     assert log.recovery.scanned_bytes >= size_bytes

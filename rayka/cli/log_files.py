@@ -16,7 +16,8 @@ from rayka.errors import ApiError, StorageError
 from rayka.log.leader_epoch_cache import LEADER_EPOCH_FILE, decode_epochs
 from rayka.log.local_disk import LocalDisk
 from rayka.log.offset_index import OffsetIndex
-from rayka.log.segment import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from rayka.log.segment_file import LOG_SUFFIX
+from rayka.log.segment_indexes import OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from rayka.log.sparse_index import SparseIndex
 from rayka.log.time_index import TimeIndex
 from rayka.metadata.metadata_records import decode_record

@@ -18,7 +18,7 @@ from rayka.cli.log_files import whole_batches
 from rayka.errors import ApiError, StorageError
 from rayka.ids import METADATA_TOPIC
 from rayka.log.local_disk import LocalDisk
-from rayka.log.segment import LOG_SUFFIX
+from rayka.log.segment_file import LOG_SUFFIX
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import BrokerImage, ConfigResource, MetadataImage, TopicImage
 from rayka.metadata.metadata_records import decode_record

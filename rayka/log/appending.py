@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
-from rayka.errors import CorruptRecord, RecordBatchTooLarge
+from rayka.errors import CorruptRecord, InvariantBroken, RecordBatchTooLarge
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.log_files import LogFiles
+from rayka.log.markers import raised_log_start
 from rayka.log.producer_snapshots import ProducerSnapshots
-from rayka.log.producer_state import ProducerStates
-from rayka.log.segment import MAX_RELATIVE_OFFSET, BatchPosition
+from rayka.log.segment import MAX_RELATIVE_OFFSET
+from rayka.log.segment_file import BatchPosition
 from rayka.log.segments import Segments
 from rayka.ports import Buffer
 from rayka.protocol.batch_header import RecordBatch
@@ -87,22 +89,22 @@ class Appender:
     """Writes placed batches into the active segment of one log, and rolls it when it is time."""
 
     def __init__(
-        self,
-        segments: Segments,
-        epochs: LeaderEpochCache,
-        producers: ProducerStates,
-        snapshots: ProducerSnapshots,
+        self, files: LogFiles, segments: Segments, epochs: LeaderEpochCache, snapshots: ProducerSnapshots
     ) -> None:
+        self._files = files
         self._segments = segments
         self._epochs = epochs
-        self._producers = producers
         self._snapshots = snapshots
+        self._producers = snapshots.states
 
     def __repr__(self) -> str:
         return f"<Appender {self._segments.active!r}>"
 
     def append(self, placed: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> AppendInfo:
         """Writes the batches, almost always in one write. Raises StorageError when the disk fails."""
+        if not placed:
+            raise InvariantBroken("an append has at least one batch")
+        self.make_files()
         for run in _runs(placed, config.segment_bytes, self._segments.active.next_offset):
             self._write(run, config, now_ms)
         return AppendInfo(
@@ -111,6 +113,15 @@ class Appender:
             max_timestamp_ms=max(each.place.max_timestamp_ms for each in placed),
             size_bytes=sum(each.place.size_bytes for each in placed),
         )
+
+    def make_files(self) -> None:
+        """The log gets its files. A crash on the way leaves a directory without records, which is no loss."""
+        if self._files.are_awaited:
+            self._files.make()
+            start_offset = self._segments.active.base_offset
+            self._files.write(raised_log_start(start_offset) if start_offset else {})
+            self._epochs.write()
+            self._segments.active.file.create()
 
     def _write(self, run: Sequence[PlacedBatch], config: TopicConfig, now_ms: int) -> None:
         """One write. Epochs come first: an epoch without records is harmless, a record without its epoch is
@@ -150,7 +161,7 @@ class Appender:
         if active.size_bytes == 0:
             return False
         incoming_bytes = sum(each.place.size_bytes for each in run)
-        if active.size_bytes > config.segment_bytes - incoming_bytes or active.has_full_index(
+        if active.size_bytes > config.segment_bytes - incoming_bytes or active.indexes.are_full(
             config.segment_index_bytes
         ):
             return True

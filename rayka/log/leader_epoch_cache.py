@@ -6,15 +6,13 @@ lose or tear the last of them, and recovery mends it from the batches, each of w
 `LeaderEpochFileCache`, `LeaderEpochCheckpointFile`.
 """
 
-import posixpath
 from itertools import pairwise
 from typing import NamedTuple
 
 from rayka.errors import InvariantBroken
 from rayka.ids import NO_EPOCH, NO_OFFSET, OffsetAndEpoch
 from rayka.log.checkpoint_files import decode_lines, encode_lines
-from rayka.log.unsynced import Unsynced
-from rayka.ports import Disk
+from rayka.log.log_files import LogFiles
 
 LEADER_EPOCH_FILE = "leader-epoch-checkpoint"
 
@@ -29,21 +27,20 @@ class EpochStart(NamedTuple):
 class LeaderEpochCache:
     """The epochs of a log, oldest first."""
 
-    def __init__(self, disk: Disk, directory: str, unsynced: Unsynced) -> None:
-        self._disk = disk
-        self._unsynced = unsynced
+    def __init__(self, files: LogFiles) -> None:
+        self._files = files
         self._entries: list[EpochStart] = []
-        self._is_deferred = False
-        self.path = posixpath.join(directory, LEADER_EPOCH_FILE)
+        self.path = files.path(LEADER_EPOCH_FILE)
 
     def __repr__(self) -> str:
         return f"<LeaderEpochCache {[tuple(entry) for entry in self._entries]}>"
 
     def load(self) -> bool:
         """Reads the file. False when it is missing or damaged: then the whole log must say what was in it."""
-        if not self._disk.exists(self.path):
+        disk = self._files.disk
+        if not disk.exists(self.path):
             return False
-        entries = decode_epochs(self._disk.read_at(self.path, 0, self._disk.size(self.path)))
+        entries = decode_epochs(disk.read_at(self.path, 0, disk.size(self.path)))
         self._entries = entries or []
         return entries is not None
 
@@ -73,7 +70,7 @@ class LeaderEpochCache:
         ):
             self._entries.pop()
         self._entries.append(EpochStart(epoch, start_offset))
-        self._write()
+        self.write()
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> OffsetAndEpoch:
         """The largest epoch at or below this one, and where it ends; (-1, -1) when not known (B21)."""
@@ -96,7 +93,7 @@ class LeaderEpochCache:
         kept = [entry for entry in self._entries if entry.start_offset < offset]
         if len(kept) < len(self._entries):
             self._entries = kept
-            self._write()
+            self.write()
 
     def truncate_from_start(self, offset: int) -> None:
         """No segment holds anything below the offset: epochs are forgotten that ended before the record in front of it,
@@ -106,32 +103,22 @@ class LeaderEpochCache:
         kept = [entry for entry, end in zip(self._entries, [*ends, offset], strict=False) if end >= offset]
         if len(kept) < len(self._entries):
             self._entries = kept
-            self._write()
+            self.write()
 
     def clear(self) -> None:
         """Forgets all epochs."""
         self._entries = []
-        self._write()
+        self.write()
 
     def touch(self) -> None:
         """Counts the file as unsynced: the process that wrote it may have died before it synced it."""
-        if self._disk.exists(self.path):
-            self._unsynced.file_replaced(self.path)
+        if self._files.disk.exists(self.path):
+            self._files.unsynced.file_replaced(self.path)
 
-    def defer(self) -> None:
-        """There is no directory yet: changes stay in memory until `write_deferred`."""
-        self._is_deferred = True
-
-    def write_deferred(self) -> None:
-        """The directory is there: the file is written, now and at every change."""
-        self._is_deferred = False
-        self._write()
-
-    def _write(self) -> None:
-        if self._is_deferred:
-            return
-        self._disk.write(self.path, encode_epochs(self._entries))
-        self._unsynced.file_replaced(self.path)
+    def write(self) -> None:
+        """Writes the file, once there is a directory; until then changes stay in memory."""
+        if not self._files.are_awaited:
+            self._files.write({LEADER_EPOCH_FILE: encode_epochs(self._entries)})
 
 
 def encode_epochs(entries: list[EpochStart]) -> bytes:

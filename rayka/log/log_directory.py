@@ -33,7 +33,8 @@ from rayka.log.checkpoint_files import (
     read_offsets,
 )
 from rayka.log.durable import replace_durably
-from rayka.log.log import Left, Log
+from rayka.log.log import Log
+from rayka.log.log_opening import Left, opening_log
 from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, is_given_up, lowered_recovery_point
 from rayka.log.meta_properties import (
     META_PROPERTIES_FILE,
@@ -314,7 +315,7 @@ class LogDirectory:
             self._log_start_offsets.get(topic_partition, 0),
             tearing,
         )
-        opening = Log.opening(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
+        opening = opening_log(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
         log = await self._in_turns(opening)
         self._on_recovered(path)
         self.logs[topic_partition] = log
@@ -447,7 +448,7 @@ class LogDirectory:
 
     async def sync_epochs(self, logs: Sequence[Log]) -> None:
         """Makes the epochs of these logs durable, with one sync. Raises StorageError and goes offline for good."""
-        await self._sync(logs, [log.unsynced_epochs() for log in logs])
+        await self._sync(logs, [log.unsynced(epochs_only=True) for log in logs])
 
     async def _sync(self, logs: Sequence[Log], plans: Sequence[SyncPlan]) -> None:
         self._check_online()

@@ -15,7 +15,6 @@ the five come before it, so that a producer with several requests in flight meet
 """
 
 import logging
-import posixpath
 import re
 from collections.abc import Container, Iterable, Iterator
 from struct import Struct
@@ -23,9 +22,10 @@ from struct import error as struct_error
 
 from crc32c import crc32c
 
+from rayka.log.log_files import LogFiles
 from rayka.log.producer_state import BatchMetadata, ProducerStateEntry, ProducerStates
 from rayka.log.recovery import DamagedBatch
-from rayka.log.segment import Segment, SegmentFiles
+from rayka.log.segment import Segment
 from rayka.log.segments import Segments
 from rayka.log.slices import SLICE_BATCHES, Slices, run_to_end
 from rayka.protocol.batch_header import LENGTH_FIELD_END, NO_PRODUCER_ID, sequence_after
@@ -48,15 +48,14 @@ ProducerBatch = tuple[int, int, BatchMetadata]  # producer id, epoch, batch
 class ProducerSnapshots:
     """The snapshots of one log, and the state that they are of."""
 
-    def __init__(self, files: SegmentFiles, states: ProducerStates) -> None:
+    def __init__(self, files: LogFiles, states: ProducerStates) -> None:
         self._disk = files.disk
-        self._directory = files.directory
-        self._unsynced = files.unsynced
-        self._states = states
+        self._files = files
+        self.states = states
         self._offsets: list[int] = []
 
     def __repr__(self) -> str:
-        return f"<ProducerSnapshots {self._offsets} of {self._states!r}>"
+        return f"<ProducerSnapshots {self._offsets} of {self.states!r}>"
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -66,15 +65,13 @@ class ProducerSnapshots:
 
     def take(self, offset: int) -> None:
         """Everything below the offset is in the state; durable once a sync plan made now is."""
-        path = self._path(offset)
-        self._disk.write(path, encode_snapshot(self._states))
-        self._unsynced.file_replaced(path)
+        self._files.write({_name(offset): encode_snapshot(self.states)})
         if offset not in self._offsets:
             self._offsets = sorted([*self._offsets, offset])
 
     def take_last(self, log_end_offset: int) -> None:
         """The log is being closed. Without snapshot and without state there is nothing to say."""
-        if self._offsets or len(self._states):
+        if self._offsets or len(self.states):
             self.take(log_end_offset)
 
     # ---- Loading ---------------------------------------------------------------------------------------------
@@ -87,7 +84,7 @@ class ProducerSnapshots:
         `trusted_offset` is the recovery point; None: the log was shut down cleanly, so if there was anything to
         say there is a snapshot.
         """
-        names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._directory))
+        names = map(_SNAPSHOT_FILE.fullmatch, self._disk.list(self._files.directory))
         self._offsets = [int(match[1]) for match in names if match]
         if trusted_offset is None and not self._offsets:
             return
@@ -100,9 +97,9 @@ class ProducerSnapshots:
         """The log ends earlier now: the state becomes what it was there (C9)."""
         end_offset = segments.active.next_offset
         self._remove_above(end_offset)
-        producer_ids = self._states.reaching(end_offset)
+        producer_ids = self.states.reaching(end_offset)
         if producer_ids and not self._rewind(segments.active, producer_ids):
-            self._states.clear()
+            self.states.clear()
             run_to_end(self._load(segments, {}))
 
     def _rewind(self, segment: Segment, producer_ids: Iterable[int]) -> bool:
@@ -120,7 +117,7 @@ class ProducerSnapshots:
                     found.setdefault(producer_id, ProducerStateEntry(epoch)).add(epoch, batch)
             rewound = {each: found[each] for each in producer_ids if each in found}
             if all(each in rewound and rewound[each].is_full for each in producer_ids):
-                self._states.replace(rewound)
+                self.states.replace(rewound)
                 return True
             distance *= _REWOUND_FACTOR
         return False
@@ -128,7 +125,7 @@ class ProducerSnapshots:
     def on_cleared(self) -> None:
         """The log is empty now, and begins elsewhere."""
         self._remove(list(self._offsets))
-        self._states.clear()
+        self.states.clear()
 
     def remove_before(self, first_offset: int) -> None:
         """The first segment begins here now. What is known of producers stays (C8)."""
@@ -147,20 +144,20 @@ class ProducerSnapshots:
     def _remove(self, offsets: Iterable[int]) -> None:
         for offset in offsets:
             self._disk.unlink(self._path(offset))
-            self._unsynced.name_changed(self._path(offset))
+            self._files.unsynced.name_changed(self._path(offset))
             self._offsets.remove(offset)
 
     def _load(self, segments: Segments, damaged: Container[tuple[str, int]]) -> Slices[None]:
         from_offset = segments.first.base_offset
         for producer_id, producer_epoch, batch in self._newest():
-            self._states.add(producer_id, producer_epoch, batch)
+            self.states.add(producer_id, producer_epoch, batch)
         if self._offsets:
             from_offset = max(from_offset, self._offsets[-1])
         for segment in segments:
             if segment.next_offset > from_offset:
                 for number, found in enumerate(self._batches(segment, from_offset, damaged), 1):
                     if found is not None:
-                        self._states.add(*found)
+                        self.states.add(*found)
                     if number % SLICE_BATCHES == 0:
                         yield
 
@@ -196,7 +193,11 @@ class ProducerSnapshots:
             position += LENGTH_FIELD_END + length
 
     def _path(self, offset: int) -> str:
-        return posixpath.join(self._directory, f"{offset:020d}{SNAPSHOT_SUFFIX}")
+        return self._files.path(_name(offset))
+
+
+def _name(offset: int) -> str:
+    return f"{offset:020d}{SNAPSHOT_SUFFIX}"
 
 
 def encode_snapshot(states: ProducerStates) -> bytes:

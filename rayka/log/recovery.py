@@ -39,14 +39,9 @@ from rayka.log.damage import batch_at, find_batch, is_in_place, is_whole_at
 from rayka.log.holes import check_sealed, hole, is_hole
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.local_disk import TEMPORARY_SUFFIX
-from rayka.log.segment import (
-    LOG_SUFFIX,
-    MAX_RELATIVE_OFFSET,
-    SCANNED,
-    BatchPosition,
-    Segment,
-    SegmentFiles,
-)
+from rayka.log.log_files import LogFiles
+from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
+from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition
 from rayka.log.slices import SLICE_BATCHES, SLICE_BYTES, Slices
 from rayka.ports import Disk
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
@@ -106,7 +101,7 @@ class Recovery(NamedTuple):
     kept_paths: tuple[str, ...] = ()
 
 
-def find_segments(files: SegmentFiles, config: TopicConfig, now_ms: int) -> list[Segment]:
+def find_segments(files: LogFiles, config: TopicConfig, now_ms: int) -> list[Segment]:
     """The segments in the directory, by offset, not yet opened. Leftovers and orphan indexes are removed
     (B32).
     """
@@ -133,7 +128,7 @@ def has_segments(disk: Disk, directory: str) -> bool:
 
 def open_segments(
     segments: list[Segment],
-    files: SegmentFiles,
+    files: LogFiles,
     epochs: LeaderEpochCache,
     *,
     scan_from: int | None,
@@ -167,7 +162,7 @@ class _Scan:
     """One recovery under way."""
 
     def __init__(
-        self, segments: list[Segment], files: SegmentFiles, epochs: LeaderEpochCache, suspect: Suspect
+        self, segments: list[Segment], files: LogFiles, epochs: LeaderEpochCache, suspect: Suspect
     ) -> None:
         self._segments = segments
         self._disk = files.disk
@@ -190,8 +185,8 @@ class _Scan:
                 return Recovery(scanned_bytes, cut, removed, tuple(self._damaged), kept)
             if number + 1 < len(self._segments):
                 segment.next_offset = self._segments[number + 1].base_offset
-                segment.write_indexes()
-                segment.drop_indexes()
+                segment.indexes.write()
+                segment.indexes.drop()
                 yield
         return Recovery(scanned_bytes, damaged=tuple(self._damaged))
 
@@ -296,14 +291,14 @@ class _Scan:
             later = self._segments.pop()
             content = self._disk.map(later.path)
             if find_batch(content, 0, len(content), later.base_offset) is not None:
-                kept.append(later.set_aside())
+                kept.append(later.file.set_aside())
             later.delete()
             removed.append(later.path)
             _logger.warning("removed %s: a batch before it is broken", later.path)
         if _whole_behind(segment, view) is not None:
-            kept.append(segment.copy_aside(view))
+            kept.append(segment.file.copy_aside(view[segment.size_bytes :]))
         cut = Cut(segment.path, segment.next_offset, segment.size_bytes, len(view) - segment.size_bytes)
-        segment.cut_file(segment.size_bytes)
+        segment.file.cut(segment.size_bytes)
         _logger.warning(
             "cut %d bytes off %s: no whole batch at offset %d, position %d%s",
             cut.cut_bytes, cut.path, cut.offset, cut.position,

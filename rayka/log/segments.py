@@ -10,7 +10,8 @@ from operator import attrgetter
 
 from rayka.config import TopicConfig
 from rayka.errors import InvariantBroken
-from rayka.log.segment import Segment, SegmentFiles, Span
+from rayka.log.log_files import LogFiles
+from rayka.log.segment import Segment, Span
 
 _WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
 
@@ -18,7 +19,7 @@ _WARM_SEGMENTS = 8  # sealed segments whose indexes stay in memory
 class Segments:
     """The segments of one log."""
 
-    def __init__(self, files: SegmentFiles, segments: list[Segment]) -> None:
+    def __init__(self, files: LogFiles, segments: list[Segment]) -> None:
         self._files = files
         self._segments = segments
         self._warm: list[Segment] = []
@@ -86,22 +87,62 @@ class Segments:
             return
         self._warm.append(segment)
         if len(self._warm) > _WARM_SEGMENTS:
-            self._warm.pop(0).drop_indexes()
+            self._warm.pop(0).indexes.drop()
 
     # ---- Coming and going ----------------------------------------------------------------------------------
 
     def roll(self, base_offset: int, config: TopicConfig, now_ms: int) -> None:
         """Seals the active segment, and begins another one."""
         sealed = self.active
-        sealed.write_indexes()
+        sealed.indexes.write()
         self._segments.append(created_segment(self._files, config, base_offset, now_ms))
         sealed.next_offset = base_offset
         self._warm_up(sealed)
 
-    def remove_after(self, offset: int) -> None:
-        """Removes the segments that begin behind the offset, newest first; the first of all stays."""
+    def prefix_to_copy(self, offset: int, flushed_offset: int) -> tuple[str, str, int] | None:
+        """What `truncate_to` needs a copy of, where to, and how many bytes; None where it can cut in place.
+
+        Never in place below the flushed offset: 1. The file is cut at 50 and appended to. 2. The block with the new
+        bytes reaches the disk, and power is lost before the file system's journal does. 3. New and old batches are
+        mixed in the file, below a recovery point from before.
+        """
+        segment = self.holding(offset)
+        position = segment.position_of(offset)
+        is_untouched = position == segment.size_bytes
+        if is_untouched or (offset >= flushed_offset and segment.can_be_cut(position)):
+            return None
+        return segment.path, segment.file.replacement_path, position
+
+    def truncate_to(self, offset: int, *, is_copied: bool) -> None:
+        """Drops the batch that contains the offset and all after it, later segments first, so that the log on disk
+        never has a hole: in place, or by the copy that `prefix_to_copy` asks for.
+        """
         while len(self) > 1 and self.active.base_offset > offset:
             self._segments.pop().delete()
+        segment = self.active
+        kept = segment.prefix(offset)
+        if is_copied:
+            self.replace(segment, kept)
+            return
+        if kept.size_bytes < segment.size_bytes:
+            segment.file.cut(kept.size_bytes)
+        self._put(segment, kept)
+
+    def replace(self, old: Segment, new: Segment) -> None:
+        """The new segment takes the place of the old one, from the same base offset on; readers keep what they mapped.
+
+        A crash leaves one of them, whole: 1. The new file is complete and synced under a temporary name; one that is
+        left over there is removed when the log opens. 2. The log's lowered recovery point is in its directory before
+        this is called, so that a recovery scans the segment whatever the checkpoint says, and makes its indexes anew:
+        those on disk may still be of the old file. 3. One rename changes one for the other.
+        """
+        if old.base_offset != new.base_offset:
+            raise InvariantBroken(f"{new!r} cannot replace {old!r}")
+        new.file.replace()
+        self._put(old, new)
+
+    def _put(self, old: Segment, new: Segment) -> None:
+        self._segments[self._segments.index(old)] = new
         self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
 
     def below(self, offset: int) -> tuple[int, int]:
@@ -127,13 +168,13 @@ class Segments:
         self._segments.append(created_segment(self._files, config, base_offset, created_ms))
 
 
-def created_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
+def created_segment(files: LogFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
     """A new segment, with its file."""
     segment = planned_segment(files, config, base_offset, now_ms)
-    segment.create()
+    segment.file.create()
     return segment
 
 
-def planned_segment(files: SegmentFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
+def planned_segment(files: LogFiles, config: TopicConfig, base_offset: int, now_ms: int) -> Segment:
     """A new segment that has no file yet."""
     return Segment(files, base_offset, created_ms=now_ms, index_interval_bytes=config.index_interval_bytes)

@@ -8,12 +8,14 @@ work, and others get their turn. Kafka: `LogSegment.findOffsetByTimestamp`, `Uni
 
 from collections.abc import Generator, Iterable
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from rayka.errors import OffsetNotAvailable
 from rayka.ids import NO_TIMESTAMP
-from rayka.log.segment import BatchPosition, Segment
+from rayka.log.segment import Segment
+from rayka.log.segment_file import BatchPosition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
 
@@ -31,12 +33,34 @@ class TimestampAndOffset(NamedTuple):
 Search = Generator[None, None, TimestampAndOffset | None]
 
 
+class Removing(Protocol):
+    """The log that is searched: what changes when records are removed from it."""
+
+    name: str
+    log_start_offset: int
+    truncation_count: int
+
+
+def while_nothing_goes(log: Removing, search: Search) -> Search:
+    """The search, as long as nothing is removed from the log between its slices; else it raises OffsetNotAvailable."""
+    start_offset, truncation_count = log.log_start_offset, log.truncation_count
+    while True:
+        yield  # before the first slice, too: a request may ask for thousands of logs
+        if (log.log_start_offset, log.truncation_count) != (start_offset, truncation_count):
+            raise OffsetNotAvailable(f"{log.name}: records were removed during a search by time; try again")
+        try:
+            next(search)
+        except StopIteration as end:
+            found: TimestampAndOffset | None = end.value
+            return found
+
+
 def first_in_log(
     segments: Iterable[Segment], timestamp_ms: int, start_offset: int, end_offset: int
 ) -> Search:
     """The first record in [start_offset, end_offset) at or after a time; None when there is none (G12)."""
     for segment in segments:
-        if segment.base_offset < end_offset and segment.largest_timestamp.timestamp_ms >= timestamp_ms:
+        if segment.base_offset < end_offset and segment.indexes.largest.timestamp_ms >= timestamp_ms:
             found = yield from first_at_or_after(segment, timestamp_ms, start_offset)
             if found is not None:
                 return found if found.offset < end_offset else None
@@ -48,7 +72,7 @@ def largest_in_log(segments: Iterable[Segment], start_offset: int, end_offset: i
     """The first record with the largest timestamp in [start_offset, end_offset); None when there is none."""
     best: TimestampAndOffset | None = None
     for segment in segments:
-        if best is None or segment.largest_timestamp.timestamp_ms > best.timestamp_ms:
+        if best is None or segment.indexes.largest.timestamp_ms > best.timestamp_ms:
             found = yield from largest_before(segment, start_offset, end_offset)
             if found is not None and (best is None or found.timestamp_ms > best.timestamp_ms):
                 best = found
@@ -58,7 +82,7 @@ def largest_in_log(segments: Iterable[Segment], start_offset: int, end_offset: i
 
 def first_at_or_after(segment: Segment, timestamp_ms: int, start_offset: int) -> Search:
     """The first record from start_offset on whose timestamp is at or after the one given."""
-    indexed_offset = segment.time_index.lookup(timestamp_ms).offset
+    indexed_offset = segment.indexes.by_time.lookup(timestamp_ms).offset
     position = segment.position_of(max(indexed_offset, start_offset))
     while position < segment.size_bytes:
         for batch in islice(segment.batches(position), SLICE_BATCHES):
@@ -78,7 +102,7 @@ def largest_before(segment: Segment, start_offset: int, end_offset: int) -> Sear
     best = _indexed_largest(segment, start_offset, end_offset)
     first = None
     if best is not None:
-        position = segment.offset_index.lookup(end_offset - 1)
+        position = segment.indexes.by_offset.lookup(end_offset - 1)
     else:
         position = segment.position_of(start_offset)
         first, position = _largest_in_cut_batch(segment, position, start_offset, end_offset)
@@ -102,7 +126,7 @@ def _indexed_largest(segment: Segment, start_offset: int, end_offset: int) -> Ba
     """The batch with the largest timestamp up to the last index entry before the end, as the index knows it; None when
     it knows none, or one that does not lie wholly behind the start.
     """
-    indexed = segment.time_index.lookup_offset(end_offset - 1)
+    indexed = segment.indexes.by_time.lookup_offset(end_offset - 1)
     if indexed.timestamp_ms == NO_TIMESTAMP or indexed.offset < start_offset:
         return None
     batch = next(segment.batches(segment.position_of(indexed.offset)))
@@ -139,6 +163,6 @@ def _first_in(
 
 
 def _decoded(segment: Segment, place: BatchPosition) -> tuple[RecordBatch, DecodedBatch]:
-    batch = RecordBatch(segment.read_batch(place))
+    batch = RecordBatch(segment.file.read(place.position, place.size_bytes))
     batch.check_crc(segment.path)
     return batch, decode(batch)

@@ -223,7 +223,7 @@ class BrokerNode:
             incarnation_id=parts.lifecycle.incarnation_id if parts else ZERO_ID,
             detail="; ".join(parts.replicas.problems()) if parts else "",
             partition_count=len(partitions),
-            size_bytes=sum(each.log.size_bytes for each in partitions),
+            size_bytes=sum(each.log.segments.size_bytes for each in partitions),
             offline_data_dirs=parts.directories.offline_paths() if parts else (),
             full_data_dirs=parts.directories.full_paths() if parts else (),
             log_path=settings.log_path,

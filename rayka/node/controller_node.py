@@ -213,7 +213,7 @@ class ControllerNode:
             leader_epoch=election.leader_epoch,
             log_end_offset=log.log_end_offset,
             high_watermark=driver.quorum.high_watermark,
-            size_bytes=log.size_bytes,
+            size_bytes=log.segments.size_bytes,
         )
 
     def _open(self) -> _Parts:

@@ -49,7 +49,7 @@ class ReplicaLog:
     def update_config(self, config: TopicConfig) -> None:
         """Counts from the next request on."""
         self.config = config
-        self.log.update_config(config)
+        self.log.config = config
 
     def check_online(self) -> None:
         """Raises KafkaStorageError when the disk has failed."""

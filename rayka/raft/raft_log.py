@@ -61,11 +61,11 @@ class RaftLog:
     @property
     def is_flushed(self) -> bool:
         """Whether everything in it is durable, what was cut off too: only then may a fetch say so (A34)."""
-        return self._log.flushed_offset >= self._log.log_end_offset and not self._log.has_unsynced
+        return self._log.flushed_offset >= self._log.log_end_offset and self._log.unsynced().is_empty
 
     @property
     def size_bytes(self) -> int:
-        return self._log.size_bytes
+        return self._log.segments.size_bytes
 
     @property
     def last_epoch(self) -> int:

@@ -7,7 +7,6 @@ from uuid import UUID
 from rayka.config import TopicConfig
 from rayka.ids import OffsetAndEpoch, ReplicaKey
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log import Log
 from rayka.metadata.image_snapshot import image_records
 from rayka.metadata.metadata_records import (
     ConfigRecord,
@@ -24,6 +23,7 @@ from rayka.raft.election_state import ElectionState, encode_election
 from rayka.raft.snapshot import encode_data, encode_snapshot
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
+from tests.log.support import opened_log
 from tests.metadata.support import image_of, partition, registered, topic, unfenced
 
 TIME_MS = 1_700_000_000_000
@@ -34,7 +34,7 @@ CONFIG = TopicConfig(segment_bytes=1024, index_interval_bytes=100, segment_index
 def write_orders(data_dir: Path) -> Path:
     """`orders-0`: two segments, two epochs, headers, a null key, a compressed batch; closed."""
     disk = LocalDisk()
-    log = Log.open(disk, str(data_dir / "orders-0"), CONFIG, recovery_point=0, now_ms=0)
+    log = opened_log(disk, str(data_dir / "orders-0"), CONFIG)
     first = encode_batch(
         [b"one", b"\xff\x00"], keys=[b"k", None], headers=[[("h", b"x")], None], timestamps_ms=TIME_MS
     )
@@ -51,7 +51,7 @@ def write_metadata(data_dir: Path) -> Path:
     """A controller's `__cluster_metadata-0`: a snapshot at offset 6, and the log from its begin to offset 10."""
     directory = data_dir / "__cluster_metadata-0"
     disk = LocalDisk()
-    log = Log.open(disk, str(directory), TopicConfig(), recovery_point=0, now_ms=0)
+    log = opened_log(disk, str(directory), TopicConfig())
     early: list[MetadataRecord] = [
         FeatureLevelRecord(name="metadata.version", level=1),
         registered(1),

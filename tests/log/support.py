@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from rayka.config import TopicConfig
 from rayka.log.log import Log
+from rayka.log.log_opening import Left, opening_log
 from rayka.log.recovery import Tearing
+from rayka.log.slices import run_to_end
 from rayka.ports import Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -31,6 +33,18 @@ def placed(base_offset: int, epoch: int = 0, count: int = 1, timestamp_ms: int =
     return RecordBatch(b"".join(map(bytes, given.stamped(base_offset=base_offset, leader_epoch=epoch))))
 
 
+def opened_log(
+    disk: Disk,
+    directory: str,
+    config: TopicConfig,
+    left: Left = Left(recovery_point=0),  # noqa: B008 - a value
+    *,
+    now_ms: int = 0,
+) -> Log:
+    """The log in a directory, new if there is none."""
+    return run_to_end(opening_log(disk, directory, config, left, now_ms=now_ms))
+
+
 def open_log(
     disk: Disk,
     *,
@@ -39,15 +53,7 @@ def open_log(
     start: int = 0,
     tearing: Tearing = Tearing.SHORT_TAIL,
 ) -> Log:
-    return Log.open(
-        disk,
-        DIRECTORY,
-        config,
-        recovery_point=recovery_point,
-        log_start_offset=start,
-        tearing=tearing,
-        now_ms=0,
-    )
+    return opened_log(disk, DIRECTORY, config, Left(recovery_point, start, tearing))
 
 
 def new_log(config: TopicConfig = SMALL) -> tuple[MemoryDisk, Log]:

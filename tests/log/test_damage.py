@@ -100,7 +100,7 @@ def test_an_epoch_whose_first_batch_is_damaged_begins_with_that_batch() -> None:
     disk, log = new_log()
     fill(log, 2, epoch=1)
     fill(log, 2, epoch=3)
-    size_bytes = log.size_bytes // 4
+    size_bytes = log.segments.size_bytes // 4
     disk.process_crash()
     disk.flip_bit(segment_path(0), 2 * size_bytes + BODY)
     disk.unlink(f"{DIRECTORY}/leader-epoch-checkpoint")
@@ -191,7 +191,7 @@ def test_a_segment_of_one_batch_behind_a_torn_end_shows_that_it_is_not_torn() ->
     """Each append was synced before the next: what stands behind was written after this was whole."""
     disk, log = new_log()
     fill(log, 3)
-    size_bytes = log.size_bytes // 3
+    size_bytes = log.segments.size_bytes // 3
     log.roll(0)
     fill(log, 1)
     disk.process_crash()

@@ -148,7 +148,7 @@ def test_the_segments_of_a_log_opened_anew_are_as_old_as_that() -> None:  # F10
     counts = []
     for now_ms in (6000, 6001):
         log.append_as_leader([batch([b"v"], -1)], 0, now_ms=now_ms)
-        counts.append(log.segment_count)
+        counts.append(len(log.segments))
     assert counts == [1, 2]
 
 

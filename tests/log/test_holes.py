@@ -129,7 +129,7 @@ def test_gaps_that_a_follower_copied_are_no_holes(tearing: Tearing) -> None:
     for base_offset in range(0, 1000, 10):
         log.append_as_follower([placed(base_offset + 3, count=2)], now_ms=0)  # B18
     log.close()
-    assert log.segment_count > 3
+    assert len(log.segments) > 3
     for recovery_point in (0, 1000 - 5):
         again = open_log(disk, recovery_point=recovery_point, tearing=tearing)
         assert read_offsets(again) == read_offsets(log)
@@ -230,5 +230,5 @@ def test_a_clean_start_reads_no_more_of_a_sealed_segment_than_its_end() -> None:
     log.close()
     disk.read_bytes = 0
     again = open_log(disk, recovery_point=800, tearing=Tearing.NOTHING)
-    assert (again.segment_count, again.log_end_offset) == (log.segment_count, 800)
-    assert disk.read_bytes < log.size_bytes / 3
+    assert (len(again.segments), again.log_end_offset) == (len(log.segments), 800)
+    assert disk.read_bytes < log.segments.size_bytes / 3

@@ -8,18 +8,20 @@ import tempfile
 
 from rayka.config import TopicConfig
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log import Log
-from tests.log.support import read_batches
+from tests.log.support import opened_log, read_batches
 
 CONFIG = TopicConfig(segment_bytes=200_000)
 APPENDER = """
 import sys
 from rayka.config import TopicConfig
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log import Log
+from rayka.log.log_opening import Left, opening_log
+from rayka.log.slices import run_to_end
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
-log = Log.open(LocalDisk(), sys.argv[1], TopicConfig(segment_bytes=200_000), recovery_point=0, now_ms=0)
+log = run_to_end(
+    opening_log(LocalDisk(), sys.argv[1], TopicConfig(segment_bytes=200_000), Left(recovery_point=0), now_ms=0)
+)
 batch = RecordBatch(encode_batch([b"x" * 1000] * 20, timestamps_ms=1))
 while True:
     print(log.append_as_leader([batch], 0, now_ms=0).last_offset, flush=True)
@@ -39,7 +41,7 @@ def test_a_killed_process_loses_no_append_that_returned() -> None:
     appender.wait()
     appender.stdout.close()
     disk = LocalDisk()
-    log = Log.open(disk, directory, CONFIG, recovery_point=0, now_ms=0)
+    log = opened_log(disk, directory, CONFIG)
     assert log.log_end_offset > acknowledged[-1]
     assert [each.last_offset for each in read_batches(log, max_bytes=1 << 20)][
         : len(acknowledged)

@@ -9,7 +9,7 @@ from rayka.log.leader_epoch_cache import (
     decode_epochs,
     encode_epochs,
 )
-from rayka.log.unsynced import Unsynced
+from rayka.log.log_files import LogFiles
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import DIRECTORY, GOLDEN
 
@@ -17,7 +17,7 @@ from tests.log.support import DIRECTORY, GOLDEN
 def _cache(*entries: tuple[int, int]) -> LeaderEpochCache:
     disk = MemoryDisk()
     disk.make_directory(DIRECTORY)
-    cache = LeaderEpochCache(disk, DIRECTORY, Unsynced())
+    cache = LeaderEpochCache(LogFiles(disk, DIRECTORY))
     for epoch, start_offset in entries:
         cache.assign(epoch, start_offset)
     return cache
@@ -90,12 +90,12 @@ def test_truncation_forgets_epochs_that_begin_at_or_after_the_offset() -> None:
 def test_every_change_is_in_the_file() -> None:  # B20
     disk = MemoryDisk()
     disk.make_directory(DIRECTORY)
-    unsynced = Unsynced()
-    LeaderEpochCache(disk, DIRECTORY, unsynced).assign(3, 7)
-    again = LeaderEpochCache(disk, DIRECTORY, Unsynced())
+    files = LogFiles(disk, DIRECTORY)
+    LeaderEpochCache(files).assign(3, 7)
+    again = LeaderEpochCache(LogFiles(disk, DIRECTORY))
     assert again.load()
     assert again.entries == ((3, 7),)
-    assert unsynced.plan(0, 0).files == (again.path,)
+    assert files.unsynced.plan(0, 0).files == (again.path,)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def test_the_leader_gives_offsets_and_epoch_to_every_batch_of_an_append() -> Non
     assert (info.first_offset, info.last_offset, info.max_timestamp_ms) == (0, 2, 7)
     assert [(each.base_offset, each.leader_epoch) for each in read_batches(log)] == [(0, 4), (2, 4)]
     assert [value for each in read_batches(log) for value in decode(each).values_list()] == [b"a", b"b", b"c"]
-    assert (log.log_end_offset, log.latest_epoch, log.size_bytes) == (3, 4, info.size_bytes)
+    assert (log.log_end_offset, log.latest_epoch, log.segments.size_bytes) == (3, 4, info.size_bytes)
 
 
 def test_an_append_of_several_batches_is_one_write() -> None:
     disk, log = new_log()
     fill(log, 1)
-    first, second, size_bytes = batch(), batch(), log.size_bytes
+    first, second, size_bytes = batch(), batch(), log.segments.size_bytes
     disk.tear_next_append(segment_path(0), first.size_bytes + 10)
     with pytest.raises(StorageError):
         log.append_as_leader([first, second], 0, now_ms=0)
@@ -125,7 +125,7 @@ def test_a_full_disk_loses_nothing_that_was_appended_before() -> None:
 def test_a_segment_that_something_else_wrote_to_takes_no_appends() -> None:
     disk, log = new_log()
     fill(log, 1)
-    size_bytes = log.size_bytes
+    size_bytes = log.segments.size_bytes
     disk.append(segment_path(0), [b"not ours"])
     expected = f"{segment_path(0)}: expected {size_bytes} bytes, found {size_bytes + 8}; restart the node"
     with pytest.raises(StorageError, match=expected):
@@ -189,7 +189,7 @@ def test_reads_go_on_over_gaps_and_segment_ends() -> None:
     _, log = new_log()
     for base_offset in range(0, 400, 10):
         log.append_as_follower([placed(base_offset, count=2)], now_ms=0)
-    assert log.segment_count > 2
+    assert len(log.segments) > 2
     for offset in range(400):
         if offset >= 392:
             break
@@ -223,7 +223,7 @@ def test_a_reader_that_goes_on_where_it_stopped_reads_no_more_than_it_is_given()
 def test_readers_of_old_segments_keep_working_while_indexes_come_and_go() -> None:
     _, log = new_log()
     fill(log, 200)
-    assert log.segment_count > 12
+    assert len(log.segments) > 12
     for _ in range(2):
         assert read_offsets(log) == list(range(400))
 

@@ -169,7 +169,7 @@ class LogModel(RuleBasedStateMachine):
         given = [batch([b"torn"] * 2, 500), batch([b"torn"] * 3, 500)]
         size_bytes = sum(each.size_bytes for each in given)
         self.log.roll(0)
-        self.disk.tear_next_append(self.log._segments.active.path, min(kept_bytes, size_bytes - 1))
+        self.disk.tear_next_append(self.log.segments.active.path, min(kept_bytes, size_bytes - 1))
         try:
             self.log.append_as_leader(given, self.epoch, now_ms=0)
         except StorageError:

@@ -66,7 +66,7 @@ def test_what_lies_below_is_not_read_any_more() -> None:
 def test_the_bytes_from_an_offset_on_are_those_of_its_batch_and_all_after_it(offset: int) -> None:
     _, log = _filled()
     sizes = [each.size_bytes for each in read_batches(log)]
-    assert log.size_from(offset) == sum(sizes[offset // 2 :])
+    assert log.segments.size_from(offset) == sum(sizes[offset // 2 :])
 
 
 def test_it_never_moves_down() -> None:

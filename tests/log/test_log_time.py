@@ -38,7 +38,7 @@ def test_every_look_up_by_time_finds_what_a_scan_finds(
     log = _log_with(times, interval_bytes)
     if is_reopened:
         log.close()
-        log = open_log(log._disk, tearing=Tearing.NOTHING, config=log._config)
+        log = open_log(log._disk, tearing=Tearing.NOTHING, config=log.config)
     records = [each for given in times for each in given]
     ends = [each.next_offset for each in read_batches(log)]
     for timestamp_ms in range(62):

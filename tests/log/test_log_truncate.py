@@ -99,7 +99,7 @@ def test_truncating_below_the_log_start_empties_the_log_there() -> None:
     )
     fill(log, 2, epoch=4)
     truncate(disk, log, 50)
-    assert (log.log_start_offset, log.log_end_offset, log.segment_count) == (50, 50, 1)
+    assert (log.log_start_offset, log.log_end_offset, len(log.segments)) == (50, 50, 1)
 
 
 def test_truncation_lowers_what_is_known_to_be_durable() -> None:
@@ -166,6 +166,71 @@ def test_power_lost_during_truncation_keeps_what_was_below_it() -> None:
         assert offsets == list(range(len(offsets)))
         assert len(offsets) >= 8
         assert [each.base_offset for each in read_batches(again)] == offsets[::2]
+
+
+class Ended(BaseException):
+    """The process is gone: no handler of an error runs."""
+
+
+class EndingDisk(MemoryDisk):
+    """Its process ends before one of its changes, the `ends_before`-th from now."""
+
+    ends_before = -1
+
+    def _count(self) -> None:
+        self.ends_before -= 1
+        if self.ends_before == 0:
+            raise Ended
+
+    def write(self, path: str, data: Buffer) -> None:
+        self._count()
+        super().write(path, data)
+
+    def rename(self, source: str, target: str) -> None:
+        self._count()
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._count()
+        super().unlink(path)
+
+    async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
+        self._count()
+        await super().copy_prefix(source, target, size_bytes)
+        self._count()
+
+
+@pytest.mark.parametrize("seed", [None, *range(8)])
+def test_a_segment_is_replaced_whole_or_not_at_all_wherever_its_process_ends(seed: int | None) -> None:
+    """`Segments.replace`: without a seed the process is killed, with one the power is cut, at each change in turn."""
+    number, was_whole = 0, True
+    while was_whole:
+        number += 1
+        disk = EndingDisk()
+        log = open_log(disk)
+        fill(log, 30)
+        sync(disk, log)
+        disk.sync_now([], ["/", "/data"])
+        bases = segment_bases(disk)
+        disk.ends_before = number
+        try:
+            truncate(disk, log, 9)
+            was_whole = False
+        except Ended:
+            pass
+        disk.ends_before = -1
+        tearing = Tearing.SHORT_TAIL if seed is None else Tearing.ANYWHERE
+        if seed is None:
+            disk.process_crash()
+        else:
+            disk.power_loss(Random(seed))
+        again = open_log(disk, recovery_point=60, tearing=tearing)  # the checkpoint is of before
+        assert read_offsets(again) == list(range(again.log_end_offset))
+        assert again.log_end_offset in (8, *bases[1:], 60)
+        assert not [name for name in disk.list(again.directory) if name.endswith(".tmp")]
+        fill(again, 1)
+        assert read_offsets(again) == list(range(again.log_end_offset))
+    assert number > 10  # the copy, the marker, the later segments and the rename
 
 
 def test_truncation_removes_the_newest_segment_first() -> None:

@@ -16,7 +16,7 @@ from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_header import split_batches
-from tests.log.support import batch, fill, truncate
+from tests.log.support import batch, fill, opened_log, truncate
 
 CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
 
@@ -31,7 +31,7 @@ def disk() -> Iterator[LocalDisk]:
 @pytest.fixture
 def log(disk: LocalDisk) -> Iterator[Log]:
     root = tempfile.mkdtemp()
-    yield Log.open(disk, f"{root}/orders-0", CONFIG, recovery_point=0, now_ms=0)
+    yield opened_log(disk, f"{root}/orders-0", CONFIG)
     shutil.rmtree(root)
 
 
@@ -47,7 +47,7 @@ def test_mapped_ranges_are_the_log(log: Log) -> None:
     fill(log, 60)
     reader = MappedReader()
     views = [reader.read(each) for each in _local(log).ranges]
-    assert (len(views), _offsets(views)) == (log.segment_count, list(range(0, 120, 2)))
+    assert (len(views), _offsets(views)) == (len(log.segments), list(range(0, 120, 2)))
 
 
 def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(disk: LocalDisk, log: Log) -> None:
@@ -64,7 +64,7 @@ def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(disk: Loc
 
 def test_however_many_reads_of_a_growing_segment_are_kept_it_is_mapped_few_times(log: Log) -> None:
     reader = MappedReader()
-    log.update_config(TopicConfig())
+    log.config = TopicConfig()
     kept, chunk = [], batch([bytes(1 << 20)])
     for _ in range(80):
         log.append_as_leader([chunk], 0, now_ms=0)
@@ -100,7 +100,7 @@ def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(disk: L
     before = bytes(view)
     truncate(disk, log, 2)
     fill(log, 10, epoch=1)
-    log.delete()
+    disk.remove_directory(log.directory)
     reader.close()
     assert bytes(view) == before
 

@@ -7,7 +7,7 @@ import pytest
 from rayka.errors import ApiError, ErrorCode, StorageError
 from rayka.log.log import Log
 from tests.log.producer_support import LAST, PRODUCER, answer, append, known, produced
-from tests.log.support import DIRECTORY, SMALL, batch, new_log, read_offsets, sync
+from tests.log.support import DIRECTORY, SMALL, batch, new_log, opened_log, read_offsets, sync
 
 OUT_OF_ORDER = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 FENCED = ErrorCode.INVALID_PRODUCER_EPOCH
@@ -153,7 +153,7 @@ def test_a_producer_that_is_silent_for_long_is_forgotten(log: Log) -> None:  # C
 def test_the_silence_of_a_producer_found_at_a_start_counts_from_the_start() -> None:  # C8
     disk, log = new_log()
     append(log, produced(0))
-    again = Log.open(disk, DIRECTORY, SMALL, recovery_point=0, now_ms=5_000)
+    again = opened_log(disk, DIRECTORY, SMALL, now_ms=5_000)
     again.producers.expire(5_999, 1_000)
     assert list(known(again.producers)) == [PRODUCER]
     again.producers.expire(6_000, 1_000)

@@ -31,7 +31,7 @@ def _filled(batch_count: int = 30) -> MemoryDisk:
 def test_a_log_that_was_not_shut_down_comes_back_whole() -> None:
     log = open_log(_filled())
     assert (read_offsets(log), log.recovery.cut) == (list(range(60)), None)
-    assert log.recovery.scanned_bytes == log.size_bytes
+    assert log.recovery.scanned_bytes == log.segments.size_bytes
 
 
 def test_only_segments_from_the_recovery_point_on_are_scanned() -> None:
@@ -68,7 +68,7 @@ def test_a_torn_tail_is_cut_counted_and_logged_and_nothing_before_it_is_lost(
 ) -> None:
     disk, log = new_log()
     fill(log, 5)
-    size_bytes = log.size_bytes
+    size_bytes = log.segments.size_bytes
     disk.tear_next_append(segment_path(0), kept_bytes)
     with pytest.raises(StorageError):
         fill(log, 1)
@@ -120,7 +120,11 @@ def test_a_segment_of_nothing_but_garbage_becomes_empty() -> None:
     disk = _filled(5)
     disk.write(segment_path(0), b"x" * 500)
     log = open_log(disk)
-    assert (log.log_end_offset, log.size_bytes, log.recovery.cut) == (0, 0, (segment_path(0), 0, 0, 500))
+    assert (log.log_end_offset, log.segments.size_bytes, log.recovery.cut) == (
+        0,
+        0,
+        (segment_path(0), 0, 0, 500),
+    )
     fill(log, 1)
     assert read_offsets(log) == [0, 1]
 
@@ -322,13 +326,17 @@ def test_the_epochs_alone_can_be_made_durable() -> None:  # B20
     sync(disk, log)
     fill(log, 2, epoch=1)
     log.assign_epoch(2, log.log_end_offset)
-    plan = log.unsynced_epochs()
+    plan = log.unsynced(epochs_only=True)
     assert (plan.files, plan.directories) == ((f"{DIRECTORY}/leader-epoch-checkpoint",), (DIRECTORY,))
     disk.sync_now(plan.files, plan.directories)
     log.on_synced(plan)
-    assert (log.unsynced_epochs().is_empty, log.has_unsynced, log.flushed_offset) == (True, True, 4)
+    assert (log.unsynced(epochs_only=True).is_empty, not log.unsynced().is_empty, log.flushed_offset) == (
+        True,
+        True,
+        4,
+    )
     log.assign_epoch(3, log.log_end_offset)
-    assert not log.unsynced_epochs().is_empty
+    assert not log.unsynced(epochs_only=True).is_empty
 
 
 @pytest.mark.parametrize("tearing", [Tearing.TAIL, Tearing.ANYWHERE])

@@ -95,7 +95,7 @@ def test_a_topic_that_is_created_again_keeps_its_files_when_those_of_the_first_a
         )
         handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
         (replica,) = handler.handle(DescribeLogDirsRequest()).directories[0].replicas
-        assert replica.size_bytes == partition.log.size_bytes  # and nothing of the first
+        assert replica.size_bytes == partition.log.segments.size_bytes  # and nothing of the first
         await asyncio.sleep(DELAY_S + 1)
         assert partition.log.read(0, max_bytes=1000, end_offset=2).next_offset == 2
         assert [each for each in broker.disk.list(DATA_DIR) if each.startswith("orders")] == ["orders-0"]

@@ -27,7 +27,7 @@ def test_every_replica_is_told_with_its_offsets_and_size() -> None:
         ]  # fmt: skip
         filled = directory.replicas[1]
         assert (filled.log_start_offset, filled.high_watermark, filled.log_end_offset) == (0, 1, 3)
-        assert filled.size_bytes == broker.partition(1).log.size_bytes > 0
+        assert filled.size_bytes == broker.partition(1).log.segments.size_bytes > 0
         await broker.stop()
 
     run(main)

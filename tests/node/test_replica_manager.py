@@ -305,7 +305,7 @@ def test_the_epoch_of_a_new_leadership_is_durable_when_the_metadata_is_applied()
         await produce(broker)
         await broker.apply(changed(leader_id=BROKER))
         log = broker.partition().log
-        assert log.unsynced_epochs().is_empty
+        assert log.unsynced(epochs_only=True).is_empty
         assert (log.flushed_offset, log.log_end_offset) == (0, 1), (
             "what came before need not be synced for it"
         )

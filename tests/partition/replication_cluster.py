@@ -12,7 +12,8 @@ import msgspec
 from rayka.config import TopicConfig
 from rayka.errors import ApiError, ErrorCode, OffsetOutOfRange
 from rayka.ids import NO_NODE, ZERO_ID, TopicPartition
-from rayka.log.log import Log, PrefixCopy
+from rayka.log.log import PrefixCopy
+from rayka.log.log_opening import Left
 from rayka.log.recovery import Tearing
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition.follower_states import FollowerFetch
@@ -24,6 +25,7 @@ from rayka.protocol.batch_header import split_batches
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionResult
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import opened_log
 from tests.partition.support import LAG_MAX_MS, broker_image, position, records, sync
 
 BROKERS = (1, 2, 3)
@@ -137,7 +139,7 @@ class Replica:
 
     def start(self, saved_high_watermark: int, tearing: Tearing) -> None:
         """A process begins, with what the last one left."""
-        log = Log.open(self.disk, "/data/orders-0", self._config, recovery_point=0, tearing=tearing, now_ms=0)
+        log = opened_log(self.disk, "/data/orders-0", self._config, Left(0, tearing=tearing))
         self.partition = Partition(
             TopicPartition("orders", 0),
             ZERO_ID,

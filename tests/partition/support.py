@@ -9,7 +9,6 @@ import numpy as np
 
 from rayka.config import TopicConfig
 from rayka.ids import ZERO_ID, OffsetAndEpoch, TopicPartition
-from rayka.log.log import Log
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.metadata.metadata_records import RegisterBrokerRecord
 from rayka.partition.follower_states import FollowerFetch, FollowerState
@@ -20,6 +19,7 @@ from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.fetch import FetchPartition
 from rayka.protocol.produce import ACKS_ALL
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import opened_log
 
 BROKER = 1
 NOW_MS = 1_000_000
@@ -65,7 +65,7 @@ def new_partition(
     disk = disk or MemoryDisk()
     disk.make_directory("/data")
     topic_config = TopicConfig(**config)
-    log = Log.open(disk, "/data/orders-3", topic_config, recovery_point=0, now_ms=0)
+    log = opened_log(disk, "/data/orders-3", topic_config)
     partition = Partition(
         TopicPartition("orders", 3),
         ZERO_ID,

@@ -205,7 +205,7 @@ def test_a_followers_log_of_records_without_a_time_begins_a_new_segment_by_the_c
     for offset, now_ms in enumerate((0, 10_000)):
         given = b"".join(map(bytes, timeless.stamped(base_offset=offset, leader_epoch=5)))
         partition.as_follower(5).append(given, high_watermark=0, log_start_offset=0, now_ms=now_ms)
-    assert partition.log.segment_count == 2
+    assert len(partition.log.segments) == 2
 
 
 def test_a_follower_has_no_high_watermark_of_its_own() -> None:  # B1

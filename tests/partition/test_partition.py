@@ -156,7 +156,7 @@ def test_a_leaders_log_of_records_without_a_time_begins_a_new_segment_by_the_clo
         partition.as_leader().append(
             records(b"a", timestamp_ms=NO_TIMESTAMP), ACKS_ALL, now_ms=now_ms, timestamp_ms=NOW_MS
         )
-    assert partition.log.segment_count == 2
+    assert len(partition.log.segments) == 2
 
 
 def test_a_new_configuration_counts_from_the_next_request_on() -> None:
@@ -166,7 +166,7 @@ def test_a_new_configuration_counts_from_the_next_request_on() -> None:
     with pytest.raises(RecordTooLarge, match=r"^orders-3: "):
         append(partition, b"a" * 1_000)
     append(partition, b"a")
-    assert (partition.config.max_message_bytes, partition.log.segment_count) == (500, 2)
+    assert (partition.config.max_message_bytes, len(partition.log.segments)) == (500, 2)
 
 
 def test_who_does_not_lead_appends_nothing() -> None:

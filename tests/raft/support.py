@@ -13,6 +13,7 @@ from uuid import UUID
 from rayka.config import TopicConfig
 from rayka.ids import METADATA_TOPIC_ID, OffsetAndEpoch, ReplicaKey
 from rayka.log.log import Log
+from rayka.log.log_opening import Left
 from rayka.log.recovery import Tearing
 from rayka.ports import Request
 from rayka.protocol.batch_decode import decode
@@ -35,6 +36,7 @@ from rayka.raft.snapshot import BOOTSTRAP_SNAPSHOT_ID, encode_data, encode_snaps
 from rayka.raft.snapshot_store import SnapshotStore
 from rayka.raft.voters import VoterSet
 from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import opened_log
 
 CLUSTER_ID = "cluster"
 DIRECTORY = "/data/__cluster_metadata-0"
@@ -65,7 +67,7 @@ class Node:
             self.disk.sync_now([], ["/data", "/"])
         if disk is None and voters is not None:
             write_snapshot(self.disk, BOOTSTRAP_SNAPSHOT_ID.offset, 0, VoterSet(tuple(voters)))
-        self.log = Log.open(self.disk, DIRECTORY, LOG_CONFIG, recovery_point=0, tearing=tearing, now_ms=0)
+        self.log = opened_log(self.disk, DIRECTORY, LOG_CONFIG, Left(0, tearing=tearing))
         self.snapshots = SnapshotStore(self.disk, DIRECTORY)
         self.stored = stored
         self.quorum = Quorum(
@@ -99,7 +101,7 @@ class Node:
 
     def drain(self) -> bool:
         self.quorum.leading.drain(now_ms=0, timestamp_ms=5)
-        return self.log.has_unsynced
+        return not self.log.unsynced().is_empty
 
     def sync(self, now_ms: int = 0) -> bool:
         plan = self.log.unsynced()

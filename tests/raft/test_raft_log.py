@@ -152,7 +152,7 @@ def test_what_is_too_much_goes_with_the_log_before_it_but_one_snapshot_stays() -
 
 def test_the_log_never_starts_after_the_earliest_snapshot() -> None:  # A51
     node = two_epochs((5, 1), (8, 2))
-    clean(node, retention_bytes=node.log.size_bytes + node.snapshots.size(OffsetAndEpoch(8, 2)))
+    clean(node, retention_bytes=node.log.segments.size_bytes + node.snapshots.size(OffsetAndEpoch(8, 2)))
     assert node.snapshots.earliest is not None
     assert node.quorum.log.log_start_offset <= node.snapshots.earliest.offset
 

@@ -70,7 +70,7 @@ def _replica_log(replica: Replica) -> ReplicaLog:
         partition.topic_partition.topic,
         partition.topic_id,
         partition.topic_partition.partition,
-        size_bytes=partition.log.size_bytes,
+        size_bytes=partition.log.segments.size_bytes,
         log_start_offset=partition.log.log_start_offset,
         high_watermark=partition.high_watermark,
         log_end_offset=partition.log.log_end_offset,

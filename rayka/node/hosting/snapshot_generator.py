@@ -105,8 +105,11 @@ class SnapshotGenerator(Generic[SnapshotShardT, RecordT]):
         counted_from = (latest, log.log_start_offset)
         if counted_from != self._counted_from:
             begin = latest.offset if latest is not None else log.log_start_offset
-            self._counted_from, self._bytes_before = counted_from, log.size_bytes - log.size_from(begin)
-        return log.size_bytes - self._bytes_before
+            self._counted_from, self._bytes_before = (
+                counted_from,
+                log.segments.size_bytes - log.segments.size_from(begin),
+            )
+        return log.segments.size_bytes - self._bytes_before
 
     def _deadline_s(self, record_bytes: int, now_ms: int) -> float:
         """One that is due already waits for news: nothing could be captured."""

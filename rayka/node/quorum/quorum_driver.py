@@ -139,7 +139,7 @@ class QuorumDriver:
     async def _flush(self) -> None:
         log = self.directory.log
         self.quorum.leading.drain(now_ms=now_ms(), timestamp_ms=self._settings.wall_clock_ms())
-        if not log.has_unsynced:
+        if log.unsynced().is_empty:
             return
         self._tell()
         await self.directory.sync()

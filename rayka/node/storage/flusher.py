@@ -39,7 +39,7 @@ class Flusher:
 
     def on_appended(self, partition: Partition) -> None:
         """Arranges for what was appended to be synced when the topic's configuration wants it."""
-        segment_count = partition.log.segment_count
+        segment_count = len(partition.log.segments)
         has_rolled = segment_count > self._segment_counts.setdefault(partition, segment_count)
         if partition.needs_sync or has_rolled:
             self._segment_counts[partition] = segment_count

@@ -51,7 +51,7 @@ class ReplicaCheckers:
         view = self._replication.views[node_id, key] = ReplicaView(node_id, partition, truth)
         if partition.log.log_end_offset == 0:
             truth.begun.pop(node_id, None)
-        elif node_id in truth.damaged and partition.log.size_bytes == 0:
+        elif node_id in truth.damaged and partition.log.segments.size_bytes == 0:
             # What was left ended below the log start, which lasts longer than what was not synced (B32).
             truth.begun[node_id] = partition.log.log_start_offset
         self.look(view)
@@ -73,7 +73,7 @@ class ReplicaCheckers:
     def look(self, view: ReplicaView) -> None:
         """Something of the replica has changed."""
         partition, log = view.partition, view.partition.log
-        before, view.epochs = view.epochs, log.epoch_starts
+        before, view.epochs = view.epochs, log.epochs.entries
         if (
             log.log_start_offset > view.end
         ):  # no deletion goes beyond a log's end: it fetches from the leader's start

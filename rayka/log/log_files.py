@@ -1,0 +1,48 @@
+"""Where the files of one log live, what of them is not synced, and the small ones beside the segments.
+
+A new log has no files before its first record: an empty directory says no more than none, and thousands of partitions
+are made at once.
+"""
+
+import posixpath
+from collections.abc import Mapping
+
+from rayka.log.unsynced import Unsynced
+from rayka.ports import Disk
+
+
+class LogFiles:
+    """The directory of one log. `awaited`: what is to stand beside the first segment, by name, of a log that has no
+    files yet.
+    """
+
+    def __init__(self, disk: Disk, directory: str, awaited: Mapping[str, bytes] | None = None) -> None:
+        self.disk = disk
+        self.directory = directory
+        self.unsynced = Unsynced()
+        self._awaited = awaited
+
+    def __repr__(self) -> str:
+        return f"<LogFiles {self.directory} {self.unsynced!r}>"
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether there is no directory yet."""
+        return self._awaited is not None
+
+    def make(self) -> None:
+        """Makes the directory, and in it what was awaited."""
+        if self._awaited is not None:
+            self.disk.make_directory(self.directory)
+            self.unsynced.name_changed(self.directory)
+            self.write(self._awaited)
+            self._awaited = None
+
+    def path(self, name: str) -> str:
+        return posixpath.join(self.directory, name)
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Replaces small files, by name."""
+        for name, content in files.items():
+            self.disk.write(self.path(name), content)
+            self.unsynced.file_replaced(self.path(name))

@@ -1,0 +1,118 @@
+"""Opening a log: its directory as the last process left it, or a new one, becomes a `Log`.
+
+Invariant: the log counts once the last slice has ended; until then, and after whatever was raised, its files are as
+good as before for the next attempt. Kafka: `LogLoader`, `UnifiedLog.apply` (B31, B32).
+"""
+
+import posixpath
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from rayka.config import TopicConfig
+from rayka.errors import DamagedLog
+from rayka.log.holes import check_begin
+from rayka.log.leader_epoch_cache import LeaderEpochCache
+from rayka.log.log import Log
+from rayka.log.log_files import LogFiles
+from rayka.log.markers import (
+    LOWERED_RECOVERY_POINT_FILE,
+    raised_log_start,
+    read_lowered_recovery_point,
+    read_raised_log_start,
+)
+from rayka.log.producer_snapshots import ProducerSnapshots
+from rayka.log.producer_state import ProducerStates
+from rayka.log.recovery import Suspect, Tearing, find_segments, open_segments
+from rayka.log.segments import Segments, created_segment, planned_segment
+from rayka.log.slices import Slices
+from rayka.ports import Disk
+
+NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+
+
+class Left(NamedTuple):
+    """How a log was left: the first two come from the data directory's checkpoints."""
+
+    recovery_point: int
+    log_start_offset: int = 0
+    tearing: Tearing = Tearing.SHORT_TAIL
+
+
+def opening_log(
+    disk: Disk, directory: str, config: TopicConfig, left: Left, *, now_ms: int,
+    new_files: Mapping[str, bytes] = NO_FILES,
+) -> Slices[Log]:  # fmt: skip
+    """The log in this directory, new if there is none, recovered as `left.tearing` asks for (B31, B32), by slices:
+    a recovery reads all batches from the recovery point on.
+
+    `new_files` are to stand beside the segments, by name, and are made with the first of
+    them. What recovery did is in `recovery`. Raises DamagedLog when it would have to cut off what nothing
+    can have torn, or when records that were synced are not there; StorageError when the disk fails.
+    """
+    is_planned = not disk.exists(directory)
+    files = LogFiles(disk, directory, awaited=new_files if is_planned else None)
+    snapshots = ProducerSnapshots(files, ProducerStates(posixpath.basename(directory), now_ms))
+    if is_planned:
+        start_offset = left.log_start_offset
+        segments = Segments(files, [planned_segment(files, config, start_offset, now_ms)])
+        return Log(
+            files, config, LeaderEpochCache(files), segments, snapshots,
+            log_start_offset=start_offset, flushed_offset=start_offset,
+        )  # fmt: skip
+    return (yield from _existing(files, config, left, snapshots, now_ms=now_ms, new_files=new_files))
+
+
+def _existing(
+    files: LogFiles, config: TopicConfig, left: Left, snapshots: ProducerSnapshots, *, now_ms: int,
+    new_files: Mapping[str, bytes],
+) -> Slices[Log]:  # fmt: skip
+    disk, directory, epochs = files.disk, files.directory, LeaderEpochCache(files)
+    recovery_point = read_lowered_recovery_point(disk, directory, left.recovery_point)
+    first_offset = read_raised_log_start(disk, directory)
+    is_clean = left.tearing is Tearing.NOTHING
+    scan_from = None if is_clean else recovery_point
+    found = find_segments(files, config, now_ms)
+    if first_offset is not None:
+        check_begin(found, max(left.log_start_offset, first_offset))
+    recovery = yield from open_segments(
+        found,
+        files,
+        epochs,
+        scan_from=scan_from if epochs.load() else 0,
+        suspect=Suspect(recovery_point, left.tearing),
+    )
+    if not found:
+        is_clean = False
+        first_offset = max(left.log_start_offset, first_offset or 0)
+        found.append(created_segment(files, config, first_offset, now_ms))
+    segments = Segments(files, found)
+    end_offset = segments.active.next_offset
+    if end_offset < recovery_point and left.log_start_offset < recovery_point:
+        raise DamagedLog(
+            f"{directory} ends at offset {end_offset}, but was synced up to {recovery_point}: a file in"
+            " it is missing or was shortened. Restore it from a copy; or, to go on without its records, make an"
+            f" empty file {files.path(LOWERED_RECOVERY_POINT_FILE)}; then restart the node"
+        )
+    files.write(
+        new_files
+        if first_offset is not None
+        else {**new_files, **raised_log_start(segments.first.base_offset)}
+    )
+    start_offset = max(left.log_start_offset, segments.first.base_offset)
+    epochs.truncate_from_end(end_offset)
+    flushed_offset, trusted_offset = end_offset, None
+    if not is_clean:
+        flushed_offset, trusted_offset = max(start_offset, min(recovery_point, end_offset)), recovery_point
+        files.unsynced.name_changed(directory)
+        epochs.touch()
+    elif recovery.scanned_bytes:
+        trusted_offset = end_offset  # shut down cleanly, and yet damaged
+    yield from snapshots.open(segments, trusted_offset=trusted_offset, damaged=recovery.damaged)
+    log = Log(
+        files, config, epochs, segments, snapshots,
+        log_start_offset=start_offset, flushed_offset=flushed_offset, recovery=recovery,
+    )  # fmt: skip
+    if start_offset > end_offset:
+        log.truncate_fully_and_start_at(start_offset)
+    return log

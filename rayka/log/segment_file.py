@@ -1,0 +1,128 @@
+"""The file of one segment: whole batches, one after another.
+
+No byte of it is overwritten, and none is taken off that a reader was given (design §3): what is cut off then goes with
+the inode, when a copy of what is kept gets its name. Sizes are the segment's to know: the file may be longer while a
+write is under way or after one failed. Kafka: `FileRecords`.
+"""
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from rayka.errors import CorruptRecord, StorageError
+from rayka.log.local_disk import TEMPORARY_SUFFIX
+from rayka.log.log_files import LogFiles
+from rayka.ports import Buffer
+from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, MAGIC
+
+LOG_SUFFIX = ".log"
+CUT_SUFFIX = ".cut"  # what recovery cut off and an operator may want; never read, never removed
+SCANNED = Struct(
+    ">qiibIhi8xq"
+)  # base offset, length, epoch, magic, CRC, attributes, last offset delta, max timestamp
+_WALK_BYTES = 4096  # read at once while walking from header to header
+
+
+class BatchPosition(NamedTuple):
+    """Where one batch of a segment stands."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+
+
+class SegmentFile:
+    """One file of batches, by its path."""
+
+    def __init__(self, files: LogFiles, base_offset: int) -> None:
+        self._disk = files.disk
+        self._unsynced = files.unsynced
+        self.path = files.path(f"{base_offset:020d}{LOG_SUFFIX}")
+
+    def __repr__(self) -> str:
+        return f"<SegmentFile {self.path}>"
+
+    def create(self) -> None:
+        """Makes it, empty."""
+        self._disk.append(self.path, ())
+        self._unsynced.file_replaced(self.path)
+
+    def append(self, buffers: Sequence[Buffer], size_bytes: int) -> None:
+        """Writes at the end, which is to be at this size. Raises StorageError; there may be a part of them then."""
+        begin = self._disk.append(self.path, buffers)
+        self._unsynced.content_changed(self.path)
+        if begin != size_bytes:
+            raise StorageError(f"{self.path}: expected {size_bytes} bytes, found {begin}; restart the node")
+
+    def read(self, position: int, size_bytes: int) -> bytes:
+        """So many bytes, in one read."""
+        data = self._disk.read_at(self.path, position, size_bytes)
+        if len(data) < size_bytes:
+            raise CorruptRecord(
+                f"{self.path}: {len(data)} bytes at {position}, expected up to {position + size_bytes}"
+            )
+        return data
+
+    def batches(self, position: int, end: int) -> Iterator[BatchPosition]:
+        """The batches from a position up to the end, headers only. Raises CorruptRecord where no whole batch stands."""
+        chunk, begin = b"", position
+        while position < end:
+            if position + HEADER_BYTES > begin + len(chunk):
+                begin = position
+                chunk = self._disk.read_at(self.path, position, min(_WALK_BYTES, end - position))
+                if len(chunk) < HEADER_BYTES:
+                    raise CorruptRecord(f"{self.path}: the file ends within a batch at position {position}")
+            base_offset, length, _, magic, _, _, last_delta, max_timestamp_ms = SCANNED.unpack_from(
+                chunk, position - begin
+            )
+            size_bytes = LENGTH_FIELD_END + length
+            if magic != MAGIC or size_bytes < HEADER_BYTES or position + size_bytes > end:
+                raise CorruptRecord(
+                    f"{self.path}: no whole batch at position {position}: magic {magic}, {size_bytes} bytes"
+                )
+            yield BatchPosition(position, size_bytes, base_offset, base_offset + last_delta, max_timestamp_ms)
+            position += size_bytes
+
+    # ---- Replacing, cutting and removing ---------------------------------------------------------------------
+
+    @property
+    def replacement_path(self) -> str:
+        """Where a file is made that is to take this one's place; one that is left over goes when the log opens."""
+        return self.path + TEMPORARY_SUFFIX
+
+    def replace(self) -> None:
+        """The file made there, synced already, takes the place of this one."""
+        self._disk.rename(self.replacement_path, self.path)
+        self._unsynced.name_changed(self.path)
+
+    def cut(self, size_bytes: int) -> None:
+        """Cuts the file in place."""
+        self._disk.cut(self.path, size_bytes)
+        self._unsynced.content_changed(self.path)
+
+    def copy_aside(self, cut_off: memoryview) -> str:
+        """Copies what is to be cut off to a name that nothing here reads; returns it."""
+        aside, target = self.replacement_path, self._cut_path()
+        if self._disk.exists(aside):
+            self._disk.unlink(aside)
+        self._disk.append(aside, [cut_off])
+        self._disk.rename(aside, target)
+        self._unsynced.file_replaced(target)
+        return target
+
+    def set_aside(self) -> str:
+        """Gives the file such a name instead of its own."""
+        target = self._cut_path()
+        self._disk.rename(self.path, target)
+        self._unsynced.name_changed(target)
+        return target
+
+    def _cut_path(self) -> str:
+        """`<segment>.log.cut`, or with a number when there is one from an earlier time."""
+        path, number = self.path + CUT_SUFFIX, 1
+        while self._disk.exists(path):
+            number += 1
+            path = f"{self.path}{CUT_SUFFIX}.{number}"
+        return path

@@ -1,0 +1,159 @@
+"""The two indexes of one segment, by offset and by time, and the largest timestamp in it (F5).
+
+Those of the active segment are in memory; those of a sealed one are in their files, loaded when asked for, until they
+are dropped. Ones that do not fit the segment are built anew from its batches. Kafka: the index part of `LogSegment`.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from rayka.ids import NO_TIMESTAMP
+from rayka.log.log_files import LogFiles
+from rayka.log.offset_index import OffsetIndex
+from rayka.log.segment_file import BatchPosition
+from rayka.log.time_index import TimeIndex, TimestampedOffset
+from rayka.protocol.batch_header import HEADER_BYTES
+
+OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".index", ".timeindex"
+
+
+class Indexed(Protocol):
+    """The segment that the indexes are of."""
+
+    base_offset: int
+    size_bytes: int
+
+    def batches(self, position: int) -> Iterator[BatchPosition]: ...
+
+
+class SegmentIndexes:
+    """The indexes of one segment."""
+
+    def __init__(self, files: LogFiles, segment: Indexed, interval_bytes: int) -> None:
+        self._disk = files.disk
+        self._unsynced = files.unsynced
+        self._segment = segment
+        self._interval_bytes = interval_bytes
+        stem = files.path(f"{segment.base_offset:020d}")
+        self._offset_path, self._time_path = stem + OFFSET_INDEX_SUFFIX, stem + TIME_INDEX_SUFFIX
+        self.clear()
+
+    def __repr__(self) -> str:
+        return f"<SegmentIndexes {self._offset_index!r} {self._time_index!r}>"
+
+    def clear(self) -> None:
+        """The segment is empty."""
+        base_offset = self._segment.base_offset
+        self._offset_index: OffsetIndex | None = OffsetIndex(base_offset)
+        self._time_index: TimeIndex | None = TimeIndex(base_offset)
+        self._largest: TimestampedOffset | None = TimestampedOffset(NO_TIMESTAMP, base_offset)
+        self._bytes_since_entry = 0
+
+    def find(self) -> None:
+        """The segment was found: all of this is in files."""
+        self.drop()
+        self._largest = None
+
+    def drop(self) -> None:
+        """Lets go of the indexes of a sealed segment; they are in their files."""
+        self._offset_index = self._time_index = None
+
+    # ---- Growing and shrinking -------------------------------------------------------------------------------
+
+    def note(self, batch: BatchPosition) -> None:
+        """The segment has one batch more: perhaps it has an entry (F5)."""
+        largest = self.largest
+        if batch.max_timestamp_ms > largest.timestamp_ms:
+            largest = self._largest = TimestampedOffset(batch.max_timestamp_ms, batch.last_offset)
+        if self._bytes_since_entry > self._interval_bytes:
+            self.by_offset.append(batch.base_offset, batch.position)
+            self.by_time.maybe_append(*largest)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += batch.size_bytes
+
+    def resume(self) -> int:
+        """What is behind the last entries is noted anew; returns the offset at which the segment ends."""
+        position, end_offset = self.by_offset.last_position, self._segment.base_offset
+        self._largest = self.by_time.last
+        self._bytes_since_entry = self._segment.size_bytes - position
+        for batch in self._segment.batches(position):
+            end_offset = batch.last_offset + 1
+            if batch.max_timestamp_ms > self._largest.timestamp_ms:
+                self._largest = TimestampedOffset(batch.max_timestamp_ms, batch.last_offset)
+        return end_offset
+
+    def take_prefix(self, whole: "SegmentIndexes", offset: int) -> None:
+        """These are of the part of another segment that is below the offset, and take its entries over."""
+        self._offset_index, self._time_index = whole.by_offset, whole.by_time
+        self.by_offset.truncate_to(offset)
+        self.by_time.truncate_to(offset)
+
+    def are_full(self, max_index_bytes: int) -> bool:
+        """Whether an index has no room for another entry and the last one (F10)."""
+        offset_room = max_index_bytes // OffsetIndex.ENTRY.size - len(self.by_offset)
+        time_room = max_index_bytes // TimeIndex.ENTRY.size - len(self.by_time)
+        return offset_room < 1 or time_room < 2
+
+    # ---- Looking ---------------------------------------------------------------------------------------------
+
+    @property
+    def by_offset(self) -> OffsetIndex:
+        if self._offset_index is None:
+            self._load()
+        assert self._offset_index is not None
+        return self._offset_index
+
+    @property
+    def by_time(self) -> TimeIndex:
+        if self._time_index is None:
+            self._load()
+        assert self._time_index is not None
+        return self._time_index
+
+    @property
+    def largest(self) -> TimestampedOffset:
+        """The largest timestamp, and the last offset of the first batch that holds it; (-1, base offset) when
+        empty.
+        """
+        if self._largest is None:
+            self._largest = self.by_time.last
+        return self._largest
+
+    # ---- Files -----------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Writes both files, the time index with its last entry (F5)."""
+        self.by_time.maybe_append(*self.largest)
+        for path, data in ((self._offset_path, self.by_offset.data), (self._time_path, self.by_time.data)):
+            self._disk.write(path, data)
+            self._unsynced.file_replaced(path)
+
+    def _load(self) -> None:
+        base_offset, last_begin = (
+            self._segment.base_offset,
+            max(0, self._segment.size_bytes - HEADER_BYTES),
+        )
+        self._offset_index = OffsetIndex.load(base_offset, self._read(self._offset_path))
+        self._time_index = TimeIndex.load(base_offset, self._read(self._time_path))
+        is_sane = self._offset_index is not None and self._time_index is not None
+        if not is_sane or self.by_offset.last_position > last_begin:
+            batches = list(self._segment.batches(0))
+            self.clear()
+            for batch in batches:
+                self.note(batch)
+            self.write()
+
+    def _read(self, path: str) -> bytes:
+        return self._disk.read_at(path, 0, self._disk.size(path)) if self._disk.exists(path) else b"missing"
+
+    def last_written_position(self) -> int:
+        """The last indexed position, from the file, which is not loaded; 0 when no entry points into the segment."""
+        path, entry = self._offset_path, OffsetIndex.ENTRY
+        if not self._disk.exists(path) or self._disk.size(path) < entry.size:
+            return 0
+        _, position = entry.unpack(self._disk.read_at(path, self._disk.size(path) - entry.size, entry.size))
+        return int(position) if 0 < position < self._segment.size_bytes else 0
+
+    @property
+    def paths(self) -> tuple[str, str]:
+        return self._offset_path, self._time_path
