@@ -19,7 +19,8 @@ from benchmarks.harness import Bar, Row, compare
 from benchmarks.keyed_floor import LeastSends
 from benchmarks.limits import payloads
 from benchmarks.stage import cpu_seconds, local_ray, pid_of, running_cluster
-from rayka.client.producer.accumulator import Accumulator, Limits, Moment
+from rayka.client.producer.accumulator import Accumulator, Moment
+from rayka.client.producer.partition_queue import Limits
 from rayka.config import ProducerConfig
 
 FEW, SOME, MANY = 10, 1_000, 9_000
@@ -151,7 +152,8 @@ def small_batches(stage: Stage) -> Iterator[Row]:
     """One small record for each of many partitions, none of which is sent yet."""
     config = ProducerConfig()
     accumulator = Accumulator(
-        Limits(config.batch_size, config.buffer_memory, linger_ms=60_000, delivery_timeout_ms=120_000)
+        Limits(config.batch_size, config.buffer_memory, linger_ms=60_000, delivery_timeout_ms=120_000),
+        wake=lambda: None,
     )
     accumulator.set_topic("small", SMALL_BATCHES, config.batch_size)
     value = bytes(RECORD_BYTES)
@@ -159,7 +161,7 @@ def small_batches(stage: Stage) -> Iterator[Row]:
         accumulator.append("small", partition, value, len(value), Moment(0, 0)) is not None
         for partition in range(SMALL_BATCHES)
     )
-    used = accumulator.used_bytes
+    used = accumulator.topics.pool.used_bytes
     yield Row(
         what="memory set aside for small batches",
         settings=f"{taken} of {SMALL_BATCHES} records of {RECORD_BYTES} B, one a partition",

@@ -62,7 +62,7 @@ def bytes_column(values: Values, name: str) -> BytesColumn:
         if len(values) < SHORT_LIST or "pandas" not in sys.modules:
             return _from_list(values, name)
         values = _array_of(values, name)
-    return _from_array(_as_binary(values, name))
+    return _from_array(as_binary(values, name))
 
 
 def header_columns(headers: Headers) -> HeaderColumns | None:
@@ -172,14 +172,14 @@ def _offsets(values: Sequence[Sized]) -> tuple[Buffer, int]:
     return offsets.astype(np.int32).view(np.uint8), int(offsets[-1])
 
 
-def _as_binary(values: pa.Array, name: str) -> pa.Array:
+def as_binary(values: pa.Array, name: str) -> pa.Array:
     """One array of binary with 32-bit offsets, which a column beyond 2 GiB cannot be."""
     if isinstance(values, pa.ChunkedArray):
         values = _one_chunk(values, name)
     if values.type == pa.binary():
         return values
-    if not _is_bytes_like(values.type):
-        raise SerializationError(f"a {name} column is of binary or string type, found {values.type}")
+    if not is_bytes_like(values.type):
+        raise SerializationError(f"column {name!r}: expected binary or string, found {values.type}")
     try:
         return values.cast(pa.binary())
     except pa.ArrowInvalid as error:
@@ -192,9 +192,10 @@ def _one_chunk(values: pa.ChunkedArray, name: str) -> pa.Array:
     return values.combine_chunks()
 
 
-def _is_bytes_like(data_type: pa.DataType) -> bool:
+def is_bytes_like(data_type: pa.DataType) -> bool:
+    """Whether a column of that type can be one of byte strings."""
     if pa.types.is_dictionary(data_type):
-        return _is_bytes_like(data_type.value_type)
+        return is_bytes_like(data_type.value_type)
     return any(is_kind(data_type) for is_kind in _BYTES_LIKE)
 
 

@@ -4,10 +4,14 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from threading import Event
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from rayka.client import io_thread
+from rayka.client.producer.accumulator import Accumulator
+from rayka.client.producer.dispatch import Dispatch
+from rayka.client.producer.partition_queue import Limits
+from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.errors import BrokerNotAvailable, ErrorCode, NetworkException, RequestTimedOut
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -165,3 +169,48 @@ class ScriptedCluster:
 
 def _topic_id(name: str) -> UUID:
     return UUID(bytes=name.encode().ljust(16, b"\0")[:16])
+
+
+# ---- The producer's accumulator without a sender ----
+
+
+def new_accumulator(limits: Limits, *, partitions: int, producer_id: int = -1) -> Accumulator:
+    """One that wakes nothing, with a topic `orders`."""
+    made = Accumulator(limits, wake=lambda: None)
+    made.identity.producer_id = producer_id
+    made.set_topic("orders", partitions, 1 << 20)
+    return made
+
+
+class OneLeader(Dispatch):
+    """A leader of all partitions."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, None), 5, _unexpected, _unexpected)
+
+    def leader_of(self, batch: ProducerBatch) -> int:
+        return BROKER
+
+    def drain(self, accumulator: Accumulator, now_ms: float) -> tuple[list[list[ProducerBatch]], float]:
+        """The requests that go now, and when to drain again."""
+        _, next_ms = accumulator.drain(now_ms, self)
+        return [batches for _, batches in self.take_requests()], next_ms
+
+    def answer(self, accumulator: Accumulator, request: list[ProducerBatch], took_ms: float) -> None:
+        """All of the request is in the log."""
+        accumulator.finish(request, is_acknowledged=True)
+        self.on_over(BROKER, len(request), took_ms)
+
+
+def _unexpected(*_: object) -> Any:
+    raise AssertionError("there is a leader, and an id")
+
+
+def start_batch(accumulator: Accumulator, batch: ProducerBatch) -> None:
+    """Starts it as `drain` does, whether it is due or not."""
+    accumulator._start(accumulator.topics.queue_of(batch), batch)
+
+
+def hold_back(accumulator: Accumulator, batch: ProducerBatch, now_ms: float) -> None:
+    """Leader 1 takes no more, as `drain` finds out."""
+    accumulator.agenda.hold_back(accumulator.topics.queue_of(batch), batch, 1, now_ms)

@@ -8,16 +8,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, STAMP_AGE_MS, Accumulator, Limits, Moment
+from rayka.client.producer.accumulator import Accumulator, Moment
 from rayka.client.producer.delivery_future import DeliveryFuture
+from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import Columns, Row
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Columns, Row
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, split_batches
+from tests.client.support import hold_back, new_accumulator, start_batch
 
 RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES
 VALUE = bytes(100)
+LOST = RequestTimedOut("lost")
 
 
 def accumulator(
@@ -29,9 +32,7 @@ def accumulator(
     delivery_timeout_ms: float = 1_000,
 ) -> Accumulator:
     limits = Limits(batch_bytes, memory_bytes, linger_ms, delivery_timeout_ms)
-    made = Accumulator(limits)
-    made.set_topic("orders", partitions, 1 << 20)
-    return made
+    return new_accumulator(limits, partitions=partitions)
 
 
 def append(
@@ -93,7 +94,7 @@ def test_a_batch_lingers_then_goes():
     filling = accumulator(linger_ms=5)
     batch = append(filling, now_ms=10).batch
     assert filling.ready(14.9) == []
-    assert filling.tick(10) == 15
+    assert filling.agenda.tick(10) == 15
     assert filling.ready(15) == [batch]
 
 
@@ -114,47 +115,45 @@ def test_somebody_who_waits_ends_the_linger():
 def test_one_batch_of_a_partition_is_in_flight_and_the_next_waits_for_its_end():
     filling = accumulator(linger_ms=0)
     first = append(filling, b"a", partition=0).batch
-    filling.start(first)
+    start_batch(filling, first)
     second = append(filling, b"b", partition=0).batch
     assert filling.ready(100) == []
-    filling.finish(first, is_acknowledged=True)
+    filling.finish((first,), is_acknowledged=True)
     assert filling.ready(100) == [second]
 
 
 def test_a_full_batch_behind_one_that_goes_is_ready_at_once():  # C11
     limits = Limits(10_000, 1 << 20, 0, 1_000, is_idempotent=True, in_flight_max=2)
-    filling = Accumulator(limits)
-    filling.set_topic("orders", 1, 1 << 20)
-    filling.producer_id = 7
+    filling = new_accumulator(limits, partitions=1, producer_id=7)
     known = append(filling, partition=0).batch
-    filling.start(known)
-    filling.finish(known, is_acknowledged=True)
+    start_batch(filling, known)
+    filling.finish((known,), is_acknowledged=True)
     first, second = (append(filling, bytes(9_000), partition=0).batch for _ in range(2))
     second.close()
     assert filling.ready(0) == [first]
-    filling.start(first)
+    start_batch(filling, first)
     assert filling.ready(0) == [second]
 
 
 def test_a_failed_batch_stays_first_and_pauses_its_partition():  # G18
     filling = accumulator(linger_ms=0)
     first = append(filling, partition=0).batch
-    filling.start(first)
+    start_batch(filling, first)
     append(filling, partition=0)
-    filling.defer(first, RequestTimedOut("lost"), 50)
+    filling.defer(first, LOST, 50)
     assert filling.ready(49) == []
-    assert filling.tick(20) == 50
+    assert filling.agenda.tick(20) == 50
     assert filling.ready(50) == [first]
 
 
 def test_a_batch_that_had_its_time_expires_unless_it_is_in_flight():
     filling = accumulator(linger_ms=0, delivery_timeout_ms=100)
     batch = append(filling, partition=0).batch
-    filling.start(batch)
-    assert filling.expired(1_000) == []
-    filling.defer(batch, None, 2_000)
-    assert filling.expired(99) == []
-    assert filling.expired(100) == [batch]
+    start_batch(filling, batch)
+    assert filling.agenda.expired(1_000) == []
+    filling.defer(batch, LOST, 2_000)
+    assert filling.agenda.expired(99) == []
+    assert filling.agenda.expired(100) == [batch]
 
 
 def test_batches_that_had_their_time_expire_together_and_the_next_one_is_looked_at_in_time():
@@ -162,20 +161,19 @@ def test_batches_that_had_their_time_expire_together_and_the_next_one_is_looked_
         linger_ms=0, delivery_timeout_ms=100, batch_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES
     )
     batches = [append(filling, partition=0, now_ms=now_ms).batch for now_ms in (0, 10, 20, 90)]
-    filling.start(batches[0])
-    filling.defer(batches[0], RequestTimedOut("lost"), 1_000)
-    assert filling.expired(130) == batches[:3]
+    start_batch(filling, batches[0])
+    filling.defer(batches[0], LOST, 1_000)
+    assert filling.agenda.expired(130) == batches[:3]
     for batch in batches[:3]:
-        filling.finish(batch, is_acknowledged=False)
-    assert filling.tick(130) == 190
+        filling.finish((batch,), is_acknowledged=False)
+    assert filling.agenda.tick(130) == 190
 
 
 def test_an_open_batch_that_failed_takes_no_more_records():
     filling = accumulator(delivery_timeout_ms=100)
     batch = append(filling).batch
-    filling.open(batch)
-    assert filling.expired(100) == [batch]
-    filling.finish(batch, is_acknowledged=False)
+    assert filling.agenda.expired(100) == [batch]
+    filling.finish((batch,), is_acknowledged=False)
     assert batch.limit_bytes < 0
     after = append(filling, now_ms=101).batch
     assert list(filling.batches()) == [after]
@@ -188,10 +186,10 @@ def test_memory_is_set_aside_and_freed_with_the_batch():
     filling = accumulator(memory_bytes=BATCH_OVERHEAD_BYTES + RECORD_BYTES)
     batch = append(filling).batch
     assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is None
-    assert filling.used_bytes == BATCH_OVERHEAD_BYTES + RECORD_BYTES
-    filling.start(batch)
-    filling.finish(batch, is_acknowledged=True)
-    assert filling.used_bytes == 0
+    assert filling.topics.pool.used_bytes == BATCH_OVERHEAD_BYTES + RECORD_BYTES
+    start_batch(filling, batch)
+    filling.finish((batch,), is_acknowledged=True)
+    assert filling.topics.pool.used_bytes == 0
     assert filling.append("orders", 1, VALUE, RECORD_BYTES, Moment(0, 1)) is not None
 
 
@@ -199,7 +197,7 @@ def test_small_batches_of_many_partitions_set_aside_little_more_than_they_hold()
     filling = accumulator(batch_bytes=1 << 20, memory_bytes=128 << 20, partitions=512)
     for partition in range(512):
         append(filling, partition=partition)
-    assert filling.used_bytes <= 512 * 1024
+    assert filling.topics.pool.used_bytes <= 512 * 1024
 
 
 def test_a_batch_that_grows_sets_memory_aside_in_few_steps():
@@ -216,16 +214,16 @@ def test_a_batch_takes_the_last_of_the_memory_though_its_next_step_would_be_larg
     filling = accumulator(memory_bytes=3_000)
     while filling.append("orders", 0, VALUE, RECORD_BYTES, Moment(0, 1)) is not None:
         pass
-    assert 3_000 - RECORD_BYTES < filling.used_bytes <= 3_000
+    assert 3_000 - RECORD_BYTES < filling.topics.pool.used_bytes <= 3_000
 
 
 def test_memory_is_counted_anew_when_an_interrupt_came_between_the_steps_of_counting():
     filling = accumulator()
     batch = append(filling, partition=0).batch
-    filling._pool._is_count_torn = True  # as an interrupt leaves it
+    filling.topics.pool._is_count_torn = True  # as an interrupt leaves it
     batch.granted_bytes += 500
     append(filling, partition=1)
-    assert filling.used_bytes == sum(each.granted_bytes for each in filling.batches())
+    assert filling.topics.pool.used_bytes == sum(each.granted_bytes for each in filling.batches())
 
 
 def test_a_look_at_what_is_ready_does_not_walk_over_partitions_that_linger():
@@ -234,27 +232,27 @@ def test_a_look_at_what_is_ready_does_not_walk_over_partitions_that_linger():
         append(filling, partition=partition, now_ms=10)
     due = append(filling, partition=999, now_ms=0).batch
     assert filling.ready(5) == [due]
-    assert filling.agenda.pending(5) == [filling._queue_of(due)]
+    assert filling.agenda.pending(5) == [filling.topics.queue_of(due)]
 
 
 def test_what_its_leader_does_not_take_is_not_ready_until_it_is_brought_back():
     filling = accumulator(linger_ms=0, delivery_timeout_ms=100)
     batch = append(filling, partition=0).batch
     assert filling.ready(0) == [batch]
-    filling.hold_back(batch, 1, 0)
+    hold_back(filling, batch, 0)
     assert filling.ready(50) == []
-    assert filling.tick(50) == 100
+    assert filling.agenda.tick(50) == 100
     filling.agenda.bring_back(1, 10)
     assert filling.ready(50) == [batch]
-    filling.hold_back(batch, 1, 50)
-    assert filling.expired(100) == [batch]
+    hold_back(filling, batch, 50)
+    assert filling.agenda.expired(100) == [batch]
 
 
 def test_what_is_held_back_is_not_looked_at_again_by_a_flush():
     filling = accumulator(linger_ms=0)
     batch = append(filling, partition=0).batch
     assert filling.ready(0) == [batch]
-    filling.hold_back(batch, 1, 0)
+    hold_back(filling, batch, 0)
     assert filling.hurry() == [batch]
     assert filling.ready(0) == []
     filling.agenda.bring_back(1, 10)
@@ -263,50 +261,49 @@ def test_what_is_held_back_is_not_looked_at_again_by_a_flush():
 
 def test_a_batch_behind_one_in_flight_is_held_back_without_an_alarm():
     limits = Limits(10_000, 1 << 20, 0, 100, is_idempotent=True, in_flight_max=5)
-    filling = Accumulator(limits)
-    filling.set_topic("orders", 1, 1 << 20)
-    filling.producer_id = 7
+    filling = new_accumulator(limits, partitions=1, producer_id=7)
     first = append(filling, partition=0).batch
-    filling.start(first)
-    filling.finish(first, is_acknowledged=True)
-    filling.start(append(filling, partition=0).batch)
+    start_batch(filling, first)
+    filling.finish((first,), is_acknowledged=True)
+    start_batch(filling, append(filling, partition=0).batch)
     behind = append(filling, partition=0).batch
     filling.hurry()
     assert filling.ready(0) == [behind]
-    filling.hold_back(behind, 1, 0)
-    assert filling.tick(0) is None
+    hold_back(filling, behind, 0)
+    assert filling.agenda.tick(0) == NEVER
 
 
 def test_the_timestamp_of_a_batch_that_is_held_back_ages():
     filling = accumulator(linger_ms=0)
     batch = append(filling, now_ms=0).batch
-    filling.open(batch)
     assert filling.ready(0) == [batch]
-    filling.hold_back(batch, 1, 0)
-    assert filling.tick(0) == STAMP_AGE_MS
+    hold_back(filling, batch, 0)
+    assert filling.agenda.tick(0) == STAMP_AGE_MS
     assert batch.limit_bytes > 0
-    filling.tick(STAMP_AGE_MS)
+    filling.agenda.tick(STAMP_AGE_MS)
     assert batch.limit_bytes < 0
 
 
 def test_a_record_behind_a_batch_in_flight_is_no_reason_to_look_at_its_partition():
     filling = accumulator(linger_ms=0)
     first = append(filling, partition=0).batch
-    filling.start(first)
-    filling.tick(0)
+    start_batch(filling, first)
+    filling.agenda.tick(0)
     behind = append(filling, partition=0).batch
     assert behind is not first
-    assert not filling.agenda.has_pending
-    filling.finish(first, is_acknowledged=True)
+    assert filling.agenda.pending(0) == []
+    filling.finish((first,), is_acknowledged=True)
     assert filling.ready(0) == [behind]
 
 
 def test_a_partition_whose_batch_is_over_keeps_none_of_it():
     filling = accumulator()
     batch = append(filling, partition=1).batch
-    assert filling._topics["orders"].filling == [None, batch, None]
-    filling.start(batch)
-    assert filling._topics["orders"].filling == [None, None, None]
+    topic = filling.topics.get("orders")
+    assert topic is not None
+    assert topic.filling == [None, batch, None]
+    start_batch(filling, batch)
+    assert topic.filling == [None, None, None]
 
 
 def test_a_topic_made_anew_with_more_partitions_fills_those_that_it_had():
@@ -321,9 +318,9 @@ def test_a_removed_topic_gives_its_batches_back():
     filling = accumulator()
     batch = append(filling).batch
     assert filling.remove_topic("orders") == [batch]
-    assert filling.partition_count("orders") is None
-    assert filling.used_bytes == 0
-    assert not filling.holds(batch)
+    assert filling.topics.get("orders") is None
+    assert filling.topics.pool.used_bytes == 0
+    assert not filling.topics.holds(batch)
 
 
 # ---- Appending without the lock ----
@@ -338,22 +335,27 @@ def test_a_topic_made_anew_with_fewer_partitions_takes_no_record_for_the_others(
 
 def test_of_a_topic_made_anew_with_fewer_partitions_no_open_batch_is_left_that_takes_records():
     filling = accumulator()
-    filling.finish(append(filling).batch, is_acknowledged=True)
+    filling.finish((append(filling).batch,), is_acknowledged=True)
     sticky = append(filling).batch
     others = [append(filling, partition=each).batch for each in (0, 2)]
     assert [sticky.partition, *partitions_of(others)] == [1, 0, 2]
     assert filling.set_topic("orders", 1, 1 << 20) == [sticky, others[1]]
     assert append(filling).batch is others[0]
-    assert filling.used_bytes == others[0].granted_bytes
+    assert filling.topics.pool.used_bytes == others[0].granted_bytes
 
 
-def test_a_batch_opens_as_far_as_its_memory_reaches():
-    filling = accumulator()
+def test_a_batch_opens_as_far_as_its_memory_reaches_once_the_sender_is_woken():
+    limits_when_woken: list[int] = []
+
+    def wake() -> None:
+        limits_when_woken.extend(each.limit_bytes for each in filling.topics)
+
+    filling = Accumulator(Limits(10_000, 1 << 20, linger_ms=5, delivery_timeout_ms=1_000), wake)
+    filling.set_topic("orders", 1, 1 << 20)
     batch = append(filling).batch
-    assert batch.limit_bytes < 0
-    filling.open(batch)
+    assert limits_when_woken == [-1]
     assert batch.limit_bytes == batch.granted_bytes
-    assert filling.sticky == {"orders": batch}
+    assert filling.topics.sticky == {"orders": batch}
 
 
 def test_a_late_record_is_seen_to_be_outside_a_sealed_batch():
@@ -361,24 +363,23 @@ def test_a_late_record_is_seen_to_be_outside_a_sealed_batch():
     counted = append(filling, b"counted")
     batch = counted.batch
     appender_sees = batch.records
-    filling.start(batch)
+    start_batch(filling, batch)
     late = DeliveryFuture(batch, b"late")
     appender_sees.append(late)
     assert batch.is_sealed
     assert (counted.slot, late.slot) == (0, b"late")
     assert values_of(batch) == [b"counted"]
-    assert filling.sticky == {}
+    assert filling.topics.sticky == {}
 
 
 def test_an_old_timestamp_sends_the_next_record_through_the_lock_for_a_new_one():
     filling = accumulator(linger_ms=1_000)
     batch = append(filling, now_ms=0, timestamp_ms=500).batch
-    filling.open(batch)
-    assert filling.tick(0) == STAMP_AGE_MS
-    filling.tick(STAMP_AGE_MS)
+    assert filling.agenda.tick(0) == STAMP_AGE_MS
+    filling.agenda.tick(STAMP_AGE_MS)
     assert batch.limit_bytes < 0
     append(filling, now_ms=STAMP_AGE_MS, timestamp_ms=510)
-    filling.start(batch)
+    start_batch(filling, batch)
     (decoded,) = (decode(each) for each in split_batches(batch.encode(Codec.NONE, 1 << 20)))
     assert decoded.timestamps_ms.tolist() == [500, 510]
     assert [batch.timestamp_of(index) for index in range(2)] == [500, 510]
@@ -392,7 +393,7 @@ def test_rows_and_plain_values_make_one_batch():
     row = Row(b"row", b"key", [("source", None)], 77)
     first = append(filling, b"plain", partition=0).batch
     assert filling.append("orders", 0, row, 50, Moment(0, 1)) is not None
-    filling.start(first)
+    start_batch(filling, first)
     (decoded,) = (decode(each) for each in split_batches(first.encode(Codec.NONE, 1 << 20)))
     assert decoded.values_list() == [b"plain", b"row"]
     assert decoded.keys_list() == [None, b"key"]
@@ -408,7 +409,7 @@ def append_row(to: Accumulator, at_ms: int, timestamp_ms: int | None = None) -> 
 
 
 def timestamps_of(to: Accumulator, batch: ProducerBatch) -> list[int]:
-    to.start(batch)
+    start_batch(to, batch)
     (encoded,) = split_batches(batch.encode(Codec.NONE, 1 << 20))
     return decode(encoded).timestamps_ms.tolist()
 
@@ -431,7 +432,6 @@ def test_a_row_that_begins_an_open_batch_leaves_a_timestamp_for_the_values_behin
     row = Row(b"row", None, [("source", None)])
     first = filling.append("orders", None, row, 50, Moment(3, 3))
     assert first is not None
-    filling.open(first.batch)
     first.batch.records.append(DeliveryFuture(first.batch, b"value"))  # as `send` does without the lock
     assert timestamps_of(filling, first.batch) == [3, 3]
 
@@ -443,7 +443,7 @@ def test_a_batch_that_grew_too_large_becomes_several():
         append(filling, b"%d" % number * 100, partition=0)
     values, base_offsets = [], []
     while not batch.is_done:
-        filling.start(batch)
+        start_batch(filling, batch)
         (part,) = split_batches(batch.encode(Codec.NONE, 500))
         assert part.size_bytes <= 500
         base_offsets += [100 * len(base_offsets)] * part.record_count
@@ -451,7 +451,7 @@ def test_a_batch_that_grew_too_large_becomes_several():
         if batch.has_more_parts:
             filling.go_on(batch, base_offsets[-1], -1)
         else:
-            filling.finish(batch, is_acknowledged=True)
+            filling.finish((batch,), is_acknowledged=True)
             batch.acknowledge(base_offsets[-1], -1)
     assert values == [b"%d" % number for number in range(10)]
     begins = [base_offsets.index(each) for each in base_offsets]
@@ -508,24 +508,22 @@ class AccumulatorModel(RuleBasedStateMachine):
         self.number += 1
         return b"%d" % self.number + bytes(size)
 
-    @rule(partition=st.none() | st.integers(0, PARTITIONS - 1), size=st.integers(0, 600), opens=st.booleans())
-    def append(self, partition: int | None, size: int, opens: bool) -> None:
+    @rule(partition=st.none() | st.integers(0, PARTITIONS - 1), size=st.integers(0, 600))
+    def append(self, partition: int | None, size: int) -> None:
         value = self.next_value(size)
         moment = Moment(self.now_ms, int(self.now_ms))
         future = self.accumulator.append(
             "orders", partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
         )
         if future is None:
-            assert self.accumulator.used_bytes + len(value) + 1_000 > MEMORY_BYTES
+            assert self.accumulator.topics.pool.used_bytes + len(value) + 1_000 > MEMORY_BYTES
             return
         self.accepted[future.batch.partition].append(value)
-        if opens:
-            self.accumulator.open(future.batch)
 
-    @precondition(lambda self: self.accumulator.sticky)
+    @precondition(lambda self: self.accumulator.topics.sticky)
     @rule(size=st.integers(0, 100))
     def append_without_the_lock(self, size: int) -> None:
-        value, batch = self.next_value(size), self.accumulator.sticky["orders"]
+        value, batch = self.next_value(size), self.accumulator.topics.sticky["orders"]
         size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
         if size_bytes <= batch.limit_bytes:
             batch.size_bytes = size_bytes
@@ -546,22 +544,22 @@ class AccumulatorModel(RuleBasedStateMachine):
     def start_what_is_ready(self, elapsed_ms: float) -> None:
         self.now_ms += elapsed_ms
         for batch in self.accumulator.ready(self.now_ms):
-            self.accumulator.start(batch)
+            start_batch(self.accumulator, batch)
             self.in_flight.append(batch)
-        self.accumulator.tick(self.now_ms)
+        self.accumulator.agenda.tick(self.now_ms)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def acknowledge(self, data: st.DataObject) -> None:
         batch = self.take_one(data)
         self.arrived[batch.partition] += values_of(batch)
-        self.accumulator.finish(batch, is_acknowledged=True)
+        self.accumulator.finish((batch,), is_acknowledged=True)
         batch.acknowledge(0, -1)
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def fail_and_try_again(self, data: st.DataObject) -> None:
-        self.accumulator.defer(self.take_one(data), None, self.now_ms + 3)
+        self.accumulator.defer(self.take_one(data), LOST, self.now_ms + 3)
 
     @rule()
     def hurry(self) -> None:
@@ -573,7 +571,11 @@ class AccumulatorModel(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded_and_accounted(self) -> None:
         batches = list(self.accumulator.batches())
-        assert self.accumulator.used_bytes == sum(each.granted_bytes for each in batches) <= MEMORY_BYTES
+        assert (
+            self.accumulator.topics.pool.used_bytes
+            == sum(each.granted_bytes for each in batches)
+            <= MEMORY_BYTES
+        )
         assert all(each.size_bytes <= each.granted_bytes for each in batches)
 
     @invariant()
@@ -586,9 +588,9 @@ class AccumulatorModel(RuleBasedStateMachine):
             self.accumulator.hurry()
             for batch in [*self.in_flight, *self.accumulator.ready(self.now_ms)]:
                 if batch not in self.in_flight:
-                    self.accumulator.start(batch)
+                    start_batch(self.accumulator, batch)
                 self.arrived[batch.partition] += values_of(batch)
-                self.accumulator.finish(batch, is_acknowledged=True)
+                self.accumulator.finish((batch,), is_acknowledged=True)
             self.in_flight = []
             if self.arrived == self.accepted:
                 break
@@ -604,6 +606,6 @@ TestAccumulator = AccumulatorModel.TestCase
 def test_a_batch_is_encoded_with_every_codec(codec: Codec):
     filling = accumulator()
     batch = append(filling, b"value" * 20).batch
-    filling.start(batch)
+    start_batch(filling, batch)
     (each,) = split_batches(batch.encode(codec, 1 << 20))
     assert (each.codec, decode(each).values_list()) == (codec, [b"value" * 20])

@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayka.client.producer.alarms import Alarms
-from rayka.client.producer.partition_queue import NEVER, PartitionQueue
+from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
+
+LIMITS = Limits(1_000, 1 << 20, linger_ms=0, delivery_timeout_ms=100)
 
 
 @pytest.fixture
 def queues() -> list[PartitionQueue]:
-    return [PartitionQueue(partition, 5) for partition in range(3)]
+    return [PartitionQueue(partition, LIMITS) for partition in range(3)]
 
 
 def add(alarms: Alarms, queue: PartitionQueue, ms: float) -> None:
@@ -57,7 +59,7 @@ def test_alarms_that_were_replaced_are_dropped(queues: list[PartitionQueue]):
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 50)), max_size=40), st.integers(0, 60))
 def test_exactly_the_alarms_that_count_ring(given_alarms: list[tuple[int, int]], now_ms: int):
-    alarms, queues = Alarms(), [PartitionQueue(partition, 5) for partition in range(5)]
+    alarms, queues = Alarms(), [PartitionQueue(partition, LIMITS) for partition in range(5)]
     for partition, ms in given_alarms:
         add(alarms, queues[partition], ms)
     last = dict(given_alarms)

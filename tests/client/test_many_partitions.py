@@ -5,11 +5,13 @@ import threading
 
 from rayka import Producer
 from rayka.client import io_thread
-from rayka.client.producer.accumulator import Accumulator, Limits, Moment
+from rayka.client.producer.accumulator import Accumulator, Moment
+from rayka.client.producer.agenda import APPENDING_MS
+from rayka.client.producer.dispatch import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
+from rayka.client.producer.partition_queue import Limits
 from rayka.client.producer.record_columns import Row
-from rayka.client.producer.sender import LEADER_BATCHES_MAX, REQUEST_BATCHES_MAX
 from rayka.protocol.membership import MetadataPartition
-from tests.client.support import QUICK, ScriptedCluster
+from tests.client.support import QUICK, OneLeader, ScriptedCluster, new_accumulator
 
 WAIT_S = 30
 
@@ -101,10 +103,67 @@ def test_a_busy_leader_that_lost_its_partitions_holds_nothing_back():
     assert set(cluster.asked[-2:]) == {2}
 
 
+BACKLOG = 5 * LEADER_BATCHES_MAX
+REQUEST_MS = 100
+FILLS_MS = (
+    REQUEST_MS * (BACKLOG - LEADER_BATCHES_MAX) / LEADER_BATCHES_MAX
+)  # what the leader takes for the others
+
+
+def backlog() -> tuple[Accumulator, OneLeader]:
+    """A record for each partition at 0 ms; the leader takes as many as it can, and answers the first request at 100."""
+    limits = Limits(1 << 20, 1 << 30, linger_ms=0, delivery_timeout_ms=120_000)
+    accumulator, leader = new_accumulator(limits, partitions=BACKLOG), OneLeader()
+    for partition in range(BACKLOG):
+        append(accumulator, partition, 0)
+    first, _ = leader.drain(accumulator, 0)[0]
+    leader.answer(accumulator, first, REQUEST_MS)
+    return accumulator, leader
+
+
+def append(accumulator: Accumulator, partition: int, now_ms: float) -> None:
+    assert accumulator.append("orders", partition, b"value", 50, Moment(now_ms, 1_000)) is not None
+
+
+def test_a_backlog_fills_while_records_come_as_long_as_the_leader_takes_for_it():
+    accumulator, leader = backlog()
+    append(accumulator, BACKLOG - 1, 100)
+    assert leader.drain(accumulator, 100) == ([], 100 + APPENDING_MS)
+    append(accumulator, BACKLOG - 1, FILLS_MS - 1)
+    assert leader.drain(accumulator, FILLS_MS - 1) == ([], FILLS_MS)
+    (request,), _ = leader.drain(accumulator, FILLS_MS)
+    assert [each.partition for each in request] == list(range(600, 900))
+
+
+def test_a_backlog_goes_on_when_no_more_records_come():
+    accumulator, leader = backlog()
+    append(accumulator, BACKLOG - 1, 100)
+    assert leader.drain(accumulator, 100 + APPENDING_MS)[0] != []
+
+
+def test_a_backlog_that_a_caller_waits_for_goes_on():
+    accumulator, leader = backlog()
+    append(accumulator, BACKLOG - 1, 100)
+    accumulator.hurry()
+    assert leader.drain(accumulator, 100)[0] != []
+
+
+def test_few_batches_that_wait_for_a_busy_leader_go_as_soon_as_it_takes_them():
+    limits = Limits(1 << 20, 1 << 30, linger_ms=0, delivery_timeout_ms=120_000)
+    accumulator, leader = new_accumulator(limits, partitions=BACKLOG), OneLeader()
+    for partition in range(LEADER_BATCHES_MAX + 1):
+        append(accumulator, partition, 0)
+    first, _ = leader.drain(accumulator, 0)[0]
+    leader.answer(accumulator, first, REQUEST_MS)
+    append(accumulator, LEADER_BATCHES_MAX, 100)
+    (request,), _ = leader.drain(accumulator, 100)
+    assert [len(each) for each in request] == [2]
+
+
 def test_a_waiting_batch_is_two_objects_to_the_garbage_collector():
     """With thousands of them each pass goes over all their containers: that was a quarter of a small batch's cost."""
-    accumulator = Accumulator(Limits(1 << 20, 1 << 30, linger_ms=5, delivery_timeout_ms=120_000))
-    accumulator.set_topic("orders", 1_000, 1 << 20)
+    limits = Limits(1 << 20, 1 << 30, linger_ms=5, delivery_timeout_ms=120_000)
+    accumulator = new_accumulator(limits, partitions=1_000)
     gc.collect()
     before = len(gc.get_objects())
     for partition in range(1_000):

@@ -4,14 +4,16 @@ from random import Random
 
 import pytest
 
-from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Accumulator, Limits, Moment
-from rayka.client.producer.partition_queue import PartitionQueue
+from rayka.client.producer.accumulator import Accumulator, Moment
+from rayka.client.producer.partition_queue import Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
 from rayka.client.producer.sequences import PRODUCER_EPOCH_MAX, Sequences
 from rayka.errors import ApiError, NetworkException, NotEnoughReplicas, OutOfOrderSequence, RecordTooLarge
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch
+from tests.client.support import new_accumulator, start_batch
 from tests.log.support import new_log, read_batches
 
 PRODUCER = 7
@@ -76,9 +78,7 @@ def test_a_failed_batch_before_an_acknowledged_one_leaves_no_gap() -> None:  # C
 def full_batches(count: int, *, in_flight_max: int = 5) -> tuple[Accumulator, list[ProducerBatch]]:
     """So many batches of one record for one partition, the first acknowledged, so that the epoch is known."""
     limits = Limits(RECORD_BYTES + 256, 1 << 20, 0, 1_000, is_idempotent=True, in_flight_max=in_flight_max)
-    filling = Accumulator(limits)
-    filling.producer_id = PRODUCER
-    filling.set_topic("orders", 1, 1 << 20)
+    filling = new_accumulator(limits, partitions=1, producer_id=PRODUCER)
     batches = []
     for number in range(count + 1):
         future = filling.append("orders", 0, b"%d" % number, RECORD_BYTES, Moment(0, 1))
@@ -95,7 +95,7 @@ def start(filling: Accumulator, *expected: ProducerBatch, now_ms: float = 0) -> 
     started = []
     while ready := filling.ready(now_ms):
         for batch in ready:
-            filling.start(batch)
+            start_batch(filling, batch)
             started.append(batch)
         if len(started) >= len(expected):
             break
@@ -103,7 +103,7 @@ def start(filling: Accumulator, *expected: ProducerBatch, now_ms: float = 0) -> 
 
 
 def end(filling: Accumulator, batch: ProducerBatch, *, is_acknowledged: bool = True) -> None:
-    filling.finish(batch, is_acknowledged=is_acknowledged)
+    filling.finish((batch,), is_acknowledged=is_acknowledged)
 
 
 def sequences_of(batches: list[ProducerBatch]) -> list[tuple[int, int] | None]:
@@ -123,9 +123,8 @@ def test_full_batches_of_a_partition_go_without_waiting_up_to_the_limit() -> Non
 
 
 def test_the_first_batch_of_a_producer_goes_alone() -> None:  # C5
-    filling = Accumulator(Limits(1_000, 1 << 20, 0, 1_000, is_idempotent=True, in_flight_max=5))
-    filling.producer_id = PRODUCER
-    filling.set_topic("orders", 1, 1 << 20)
+    limits = Limits(1_000, 1 << 20, 0, 1_000, is_idempotent=True, in_flight_max=5)
+    filling = new_accumulator(limits, partitions=1, producer_id=PRODUCER)
     futures = []
     for _ in range(2):
         futures.append(filling.append("orders", 0, b"x", 600, Moment(0, 1)))
@@ -166,7 +165,6 @@ def test_out_of_order_behind_a_batch_that_waits_changes_nothing() -> None:  # C1
     start(filling, *batches)
     filling.defer(batches[0], NotEnoughReplicas("as told"), 0)
     for batch in batches[1:]:
-        filling.on_out_of_order(batch)
         filling.defer(batch, OutOfOrderSequence("as told"), 0)
     assert sequences_of(batches) == [(0, 1), (0, 2), (0, 3)]
     assert filling.ready(0) == [batches[0]]
@@ -175,7 +173,6 @@ def test_out_of_order_behind_a_batch_that_waits_changes_nothing() -> None:  # C1
 def test_out_of_order_of_the_first_batch_begins_an_epoch_once_nothing_is_in_flight() -> None:  # C11
     filling, batches = full_batches(3)
     start(filling, *batches)
-    filling.on_out_of_order(batches[0])
     filling.defer(batches[0], OutOfOrderSequence("as told"), 0)
     assert filling.ready(0) == []
     filling.defer(batches[1], OutOfOrderSequence("as told"), 0)
@@ -195,11 +192,10 @@ def test_out_of_order_of_a_batch_that_did_not_go_first_is_tried_again_in_its_epo
     filling.defer(batches[0], NetworkException("lost"), 0)
     start(filling, batches[0])
     end(filling, batches[0])
-    filling.on_out_of_order(batches[1])  # answered long ago; a copy that came later may be in the log
+    # Answered long ago; a copy that came later may be in the log.
     filling.defer(batches[1], OutOfOrderSequence("as told"), 0)
     assert sequences_of(batches)[1] == (0, 2)
-    start(filling, batches[1])
-    filling.on_out_of_order(batches[1])  # this time it was alone
+    start(filling, batches[1])  # this time it is alone
     filling.defer(batches[1], OutOfOrderSequence("as told"), 0)
     assert sequences_of(batches)[1] is None
 
@@ -207,7 +203,7 @@ def test_out_of_order_of_a_batch_that_did_not_go_first_is_tried_again_in_its_epo
 def test_behind_a_batch_that_failed_retries_go_on_and_new_ones_wait() -> None:  # C11
     filling, batches = full_batches(3)
     for batch in batches[:2]:
-        filling.start(batch)
+        start_batch(filling, batch)
     end(filling, batches[0], is_acknowledged=False)
     assert filling.ready(0) == []
     filling.defer(batches[1], NetworkException("lost"), 0)
@@ -220,7 +216,7 @@ def test_behind_a_batch_that_failed_retries_go_on_and_new_ones_wait() -> None:  
 
 def test_a_gap_with_nothing_behind_it_begins_an_epoch() -> None:  # C11
     filling, batches = full_batches(2)
-    filling.start(batches[0])
+    start_batch(filling, batches[0])
     end(filling, batches[0], is_acknowledged=False)
     start(filling, batches[1])
     assert sequences_of(batches)[1] == (1, 0)
@@ -235,24 +231,23 @@ def test_a_batch_that_was_never_sent_leaves_no_gap() -> None:  # C11
 
 def test_a_new_producer_id_is_asked_for_when_the_epochs_are_used_up() -> None:  # C11, C12
     filling, batches = full_batches(2)
-    filling.start(batches[0])
+    start_batch(filling, batches[0])
     assert batches[0].sequence is not None
-    queue: PartitionQueue = filling._queue_of(batches[0])
+    queue: PartitionQueue = filling.topics.queue_of(batches[0])
     queue.sequences.producer_epoch = PRODUCER_EPOCH_MAX
     end(filling, batches[0], is_acknowledged=False)
-    assert filling.needs_producer_id
-    filling.producer_id = 8
-    filling.start(batches[1])
+    assert filling.identity.is_missing
+    filling.identity.producer_id = 8
+    start_batch(filling, batches[1])
     assert batches[1].sequence == ProducerSequence(8, 0, 0)
 
 
 def test_without_idempotence_one_batch_is_in_flight_and_none_has_a_sequence() -> None:
-    filling = Accumulator(Limits(1_000, 1 << 20, 0, 1_000))
-    filling.set_topic("orders", 1, 1 << 20)
+    filling = new_accumulator(Limits(1_000, 1 << 20, 0, 1_000), partitions=1)
     futures = [filling.append("orders", 0, b"x", 600, Moment(0, 1)) for _ in range(2)]
     batches = [each.batch for each in futures if each]
     batches[1].close()
-    assert not filling.needs_producer_id
+    assert not filling.identity.is_missing
     start(filling, batches[0])
     assert filling.ready(0) == []
     assert sequences_of(batches) == [None, None]
@@ -278,9 +273,8 @@ class Delivery:
     def __init__(self, random: Random) -> None:
         self.random = random
         limits = Limits(400, 1 << 20, 0, 200, is_idempotent=True, in_flight_max=random.randint(1, 5))
-        self.accumulator = Accumulator(limits)
-        self.accumulator.producer_id = PRODUCER
-        self.accumulator.set_topic("orders", 1, 1 << 20)
+        self.accumulator = new_accumulator(limits, partitions=1, producer_id=PRODUCER)
+        self.in_flight_max = limits.in_flight_max
         self.log: Log = new_log()[1]
         self.calls: list[Call] = []  # in the order of their sending
         self.now_ms = 0.0
@@ -299,11 +293,11 @@ class Delivery:
 
     def pump(self) -> None:
         self.now_ms += self.random.choice((1, 1, 1, 1, 2, 20, 100))
-        for batch in self.accumulator.expired(self.now_ms):
-            self.accumulator.finish(batch, is_acknowledged=False)
+        for batch in self.accumulator.agenda.expired(self.now_ms):
+            self.accumulator.finish((batch,), is_acknowledged=False)
         while ready := self.accumulator.ready(self.now_ms):
             for batch in ready:
-                self.accumulator.start(batch)
+                start_batch(self.accumulator, batch)
                 self.calls.append(Call(batch))
 
     def arrive(self) -> None:
@@ -338,16 +332,14 @@ class Delivery:
         self.calls.remove(call)
         is_out_of_order = isinstance(error, OutOfOrderSequence)
         if error is None:
-            self.accumulator.finish(call.batch, is_acknowledged=True)
+            self.accumulator.finish((call.batch,), is_acknowledged=True)
             for offset, value in enumerate(decode(call.sent).values_list(), call.base_offset):
                 self.acknowledged[offset] = value or b""
             return
-        if is_out_of_order:
-            self.accumulator.on_out_of_order(call.batch)
         if error.retriable or is_out_of_order:
             self.accumulator.defer(call.batch, error, self.now_ms + 1)
         else:
-            self.accumulator.finish(call.batch, is_acknowledged=False)
+            self.accumulator.finish((call.batch,), is_acknowledged=False)
 
     def finish(self) -> None:
         """From now on nothing goes wrong, and everything ends."""
@@ -364,7 +356,7 @@ class Delivery:
     def check_in_flight(self) -> None:
         """No more are under way than a broker knows again."""
         sent = [each for each in self.accumulator.batches() if each.sequence is not None]
-        assert len(sent) <= self.accumulator._limits.in_flight_max
+        assert len(sent) <= self.in_flight_max
         assert list(self.accumulator.batches())[: len(sent)] == sent
 
     def check_log(self) -> None:

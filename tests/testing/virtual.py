@@ -11,7 +11,8 @@ from typing import Any
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.accumulator import Moment
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
 from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import UnavailableError, UnknownTopicOrPartition
@@ -158,9 +159,8 @@ class VirtualProducer:
     def _append(self, number: int, value: bytes) -> None:
         cluster, sender = self._cluster, self._sender
         cluster.sim.data_history.begin(Send(CLIENT_ID, number, TOPIC, 0, value, -1, True, cluster.now_ms))
-        with sender.lock:
-            at = Moment(sender.now_ms(), 1_700_000_000_000)
-            future = sender.accumulator.append(TOPIC, 0, value, len(value) + RECORD_OVERHEAD_BYTES, at)
+        at = Moment(sender.now_ms(), 1_700_000_000_000)
+        future = sender.accumulator.append(TOPIC, 0, value, len(value) + RECORD_OVERHEAD_BYTES, at)
         assert future is not None
 
         def on_delivery(error: Exception | None, metadata: Any) -> None:
@@ -169,7 +169,6 @@ class VirtualProducer:
             self.offsets[number] = metadata.offset
 
         future.report_to(on_delivery)
-        sender.wake()
 
     def end(self) -> None:
         """Sends nothing more; returns when all is acknowledged."""

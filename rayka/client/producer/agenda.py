@@ -1,7 +1,7 @@
 """Which partitions of a producer are to be looked at, and when: work follows what is due, not how many there are.
 
 A partition is looked at because something about it changed, or because its alarm went off. When its leader takes no
-more requests it is held back, in order, until one of them has ended.
+more requests it is held back, in order, until one of them has ended. A part of the accumulator, guarded by its lock.
 
 Invariants: a partition with something to do now is pending or held back; one that waits for a moment has an alarm no
 later than that. An alarm may go off although nothing is due. Kafka: RecordAccumulator.ready and drain, which walk over
@@ -11,14 +11,17 @@ all partitions.
 from itertools import islice
 
 from rayka.client.producer.alarms import Alarms
-from rayka.client.producer.partition_queue import NEVER, PartitionQueue
+from rayka.client.producer.dispatch import REQUEST_BATCHES_MAX
+from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, PartitionQueue
+from rayka.client.producer.producer_batch import NOT_OPEN, ProducerBatch
 
 # Alarms that were replaced stay, up to this number and twice as many as are valid.
 _SPARE_ALARMS = 1_000
+APPENDING_MS = 20  # so long after a record more are expected
 
 
 class Agenda:
-    """See the module. Synchronous; guarded by the lock of its accumulator."""
+    """See the module."""
 
     def __init__(self) -> None:
         self._pending: dict[PartitionQueue, None] = {}
@@ -26,15 +29,24 @@ class Agenda:
         self._alarms = Alarms()
         self._held_back_alarms = Alarms()  # apart, as they ring much later
         self._alarm_count = 0  # of queues that have one
-        self.soonest_ms = NEVER  # no alarm rings before; known at once, unlike `next_ms`
+        self._soonest_alarm_ms = NEVER  # none rings before; known at once, without a search
 
     def __repr__(self) -> str:
         held_back = {node_id: len(queues) for node_id, queues in self._held_back.items()}
         return f"<Agenda pending={len(self._pending)} held_back={held_back} alarms={self._alarm_count}>"
 
+    # ---- Gathering ----
+
     def look_at(self, queue: PartitionQueue) -> None:
         """Something about it has changed."""
         self._pending[queue] = None
+
+    def look_behind(self, queue: PartitionQueue, batch: ProducerBatch | None) -> None:
+        """The batch is on its way, or with None its first is over: what is behind it may follow."""
+        if queue.last is batch:
+            self._pending.pop(queue, None)
+        else:
+            self._pending[queue] = None
 
     def forget(self, queue: PartitionQueue) -> None:
         """The partition is gone."""
@@ -51,7 +63,7 @@ class Agenda:
     def _add_alarm(self, alarms: Alarms, queue: PartitionQueue, ms: float) -> None:
         self._set_alarm(queue, ms)
         alarms.add(queue, ms)
-        self.soonest_ms = min(self.soonest_ms, ms)
+        self._soonest_alarm_ms = min(self._soonest_alarm_ms, ms)
         if len(alarms) > _SPARE_ALARMS + 2 * self._alarm_count:
             alarms.drop_replaced()
 
@@ -59,34 +71,65 @@ class Agenda:
         self._alarm_count += (ms < NEVER) - (queue.alarm_ms < NEVER)
         queue.alarm_ms = ms
 
+    @property
+    def soonest_ms(self) -> float:
+        """When the next look is due, or before; -1 for at once, NEVER if only an append can change anything."""
+        return -1 if self._pending else self._soonest_alarm_ms
+
+    # ---- Looking ----
+
     def pending(self, now_ms: float) -> list[PartitionQueue]:
-        """Those to be looked at now; each stays pending until it is `done` or held back."""
+        """Those to be looked at now; each stays pending until there is nothing to do, or until it is held back."""
         for alarms in (self._alarms, self._held_back_alarms):
             for queue in alarms.ring(now_ms):
                 self._set_alarm(queue, NEVER)
                 self._pending[queue] = None
         return list(self._pending)
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether any is to be looked at now."""
-        return bool(self._pending)
+    def ready(self, now_ms: float) -> list[tuple[PartitionQueue, ProducerBatch]]:
+        """Batches that may go now: of each partition the next one, if it does not pause or linger.
 
-    def done(self, queue: PartitionQueue) -> None:
-        """Nothing can be done with it until its alarm, or until something changes."""
-        self._pending.pop(queue, None)
+        Each is to be started, deferred or held back, else it is ready again.
+        """
+        following = ((queue, queue.next_to_go()) for queue in self.pending(now_ms))
+        return [(queue, batch) for queue, batch in following if batch and queue.due_ms(batch) <= now_ms]
 
-    def next_ms(self) -> float:
-        """When the next alarm rings; NEVER without one."""
-        self.soonest_ms = min(self._alarms.next_ms(), self._held_back_alarms.next_ms())
-        return self.soonest_ms
+    def expired(self, now_ms: float) -> list[ProducerBatch]:
+        """Of each partition the first batches, as far as they wait and have had their time; the caller ends them.
+
+        All of them, for `tick` tells no moment that has passed: one that is left would wait for whatever comes next.
+        """
+        return [batch for queue in self.pending(now_ms) for batch in queue.expired(now_ms)]
+
+    def tick(self, now_ms: float) -> float:
+        """When to look again, NEVER if only an answer or an append can change anything.
+
+        Sends the next append to a batch whose timestamp is too old through the lock, where it gets a new one.
+        """
+        for queue in self.pending(now_ms):
+            last, following = queue.last, queue.next_to_go()
+            if last is not None and last.limit_bytes >= 0 and last.stamped_ms + STAMP_AGE_MS <= now_ms:
+                last.limit_bytes = NOT_OPEN
+            self.set_alarm(queue, queue.next_event_ms(following, now_ms))
+            if following is None or queue.due_ms(following) > now_ms:
+                del self._pending[queue]
+        self._soonest_alarm_ms = min(self._alarms.next_ms(), self._held_back_alarms.next_ms())
+        return self._soonest_alarm_ms
 
     # ---- Leaders that take no more requests ----
 
-    def hold_back(self, queue: PartitionQueue, leader_id: int, until_ms: float) -> None:
-        """It has something to send, but its leader takes no more requests now; at the latest it is looked at then."""
-        self._pending.pop(queue, None)
+    def hold_back(self, queue: PartitionQueue, batch: ProducerBatch, leader_id: int, now_ms: float) -> None:
+        """The batch is ready, but the leader takes no more requests now: `ready` leaves it out until it is brought
+        back, or has had its time.
+        """
+        del self._pending[queue]
         self._held_back.setdefault(leader_id, {})[queue] = None
+        if queue.batches[-1].limit_bytes >= 0:  # its timestamp ages
+            until_ms = queue.next_event_ms(batch, now_ms)
+        elif queue.batches[0] is batch:
+            until_ms = queue.deadline_ms(batch)
+        else:
+            until_ms = NEVER  # the end of what is in flight before it brings it up
         if until_ms < queue.alarm_ms:
             self._add_alarm(self._held_back_alarms, queue, until_ms)
 
@@ -94,21 +137,31 @@ class Agenda:
         """Whether it waits for a leader."""
         return any(queue in queues for queues in self._held_back.values())
 
-    def waits_for(self, leader_id: int) -> bool:
-        """Whether anything waits for the leader."""
-        return leader_id in self._held_back
+    @property
+    def busy_leaders(self) -> list[int]:
+        """Those that partitions wait for."""
+        return list(self._held_back)
+
+    def backlog(self, leader_id: int) -> tuple[ProducerBatch | None, int]:
+        """How many batches wait for a busy leader, and the first of them if it fills on meanwhile: else None, and None
+        for so few that one request takes them.
+        """
+        queues = self._held_back[leader_id]
+        first = next(iter(queues)).next_to_go() if len(queues) > REQUEST_BATCHES_MAX else None
+        fills = first is not None and not first.is_closed and not first.is_urgent
+        return first if fills else None, len(queues)
 
     def bring_back(self, leader_id: int, count_max: int) -> None:
         """The leader takes requests: the first of those that wait for it are to be looked at, before all others."""
-        waiting = self._held_back.get(leader_id, {})
+        waiting = self._held_back[leader_id]
         first = dict.fromkeys(islice(waiting, count_max))
         for queue in first:
             del waiting[queue]
         if not waiting:
-            self._held_back.pop(leader_id, None)
+            del self._held_back[leader_id]
         self._pending = {**first, **self._pending}
 
     def bring_all_back(self) -> None:
         """Leaders may have changed."""
-        for leader_id in list(self._held_back):
-            self.bring_back(leader_id, len(self._held_back[leader_id]))
+        for leader_id, queues in list(self._held_back.items()):
+            self.bring_back(leader_id, len(queues))

@@ -15,20 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayka.client.consumer.record import Record
-from rayka.client.producer.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
-from rayka.client.producer.record_columns import Columns
+from rayka.client.producer.record_columns import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp
 from rayka.client.serializers import Serializer
 from rayka.errors import RecordTooLarge, SerializationError
-from rayka.protocol.batch_columns import binary_array, int64_array
+from rayka.protocol.batch_columns import as_binary, binary_array, int64_array, is_bytes_like
 from rayka.protocol.murmur2 import partitions_for_keys
 
 COLUMN_NAMES = ("key", "value", "timestamp", "headers", "partition")
 _ANY = -1
-_BYTES = (
-    pa.types.is_null, pa.types.is_binary, pa.types.is_string, pa.types.is_large_binary, pa.types.is_large_string,
-    pa.types.is_fixed_size_binary, pa.types.is_binary_view, pa.types.is_string_view,
-)  # fmt: skip
 Data: TypeAlias = pa.RecordBatch | pa.Table | Sequence[Any]
 
 
@@ -204,8 +199,8 @@ def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
     keys, headers = columns.get("key"), columns.get("headers")
     return Input(
         Columns(
-            _binary(columns["value"], "value"),
-            None if keys is None else _binary(keys, "key"),
+            as_binary(columns["value"], "value"),
+            None if keys is None else as_binary(keys, "key"),
             None if headers is None else _checked_headers(headers),
             _timestamps(columns.get("timestamp"), timestamp_ms),
         ),
@@ -238,28 +233,13 @@ def _header_array(headers: Sequence[Any]) -> pa.Array:
     )
 
 
-def _binary(array: pa.Array, name: str) -> pa.Array:
-    if array.type == pa.binary():
-        return array
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if not _is_bytes(array.type):
-        raise SerializationError(f"column {name!r}: expected binary or string, found {array.type}")
-    try:
-        return array.cast(pa.binary())
-    except pa.ArrowInvalid as error:
-        raise RecordTooLarge(f"column {name!r} exceeds 2 GiB; send it in parts: {error}") from error
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return any(holds(kind) for holds in _BYTES)
-
-
 def _checked_headers(array: pa.Array) -> pa.Array:
     is_list = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
     pair = array.type.value_type if is_list else None
     fields = list(pair) if pair is not None and pa.types.is_struct(pair) else []
-    if [each.name for each in fields] != ["key", "value"] or not all(_is_bytes(each.type) for each in fields):
+    if [each.name for each in fields] != ["key", "value"] or not all(
+        is_bytes_like(each.type) for each in fields
+    ):
         expected = "list<struct<key: string, value: binary>>"
         raise SerializationError(f"column 'headers': expected {expected}, found {array.type}")
     if array.flatten().flatten()[0].null_count:

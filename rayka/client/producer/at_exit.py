@@ -53,7 +53,8 @@ class _AtExit:
     def after_fork(self) -> None:
         """In a forked child: the producers are the parent's, which flushes them."""
         for sender in self._senders:
-            sender.accumulator.sticky.clear()  # else the quick way of `send` would take records that nothing sends
+            # Else the quick way of `send` would take records that nothing sends.
+            sender.accumulator.topics.sticky.clear()
         self._lock = threading.Lock()
         self._senders = WeakSet()
         self._pending.clear()
@@ -87,7 +88,7 @@ class _AtExit:
         self._flush()
         self._report()
         for sender in self._all():
-            sender.logs_failures = False
+            sender.outcomes.logs_failures = False
             with suppress(TimeoutError, RuntimeError):  # a callback blocks the IO thread
                 io_thread.run(sender.close(), _CLOSE_S)
 
@@ -100,11 +101,9 @@ class _AtExit:
         end_s = time.monotonic() + self._left_s
         senders = self._all()
         for sender in senders:
-            sender.logs_failures = False  # `_report` names them
-            with sender.lock:
-                waiting = [each for each in sender.accumulator.hurry() if each not in self._reported]
+            sender.outcomes.logs_failures = False  # `_report` names them
+            waiting = [each for each in sender.accumulator.hurry() if each not in self._reported]
             self._pending.update(dict.fromkeys(waiting, sender))
-            sender.wake()
         try:
             if self._pending:
                 wait_until_done(list(self._pending), self._left_s)
@@ -114,7 +113,7 @@ class _AtExit:
             end_s = 0.0
         self._left_s = max(0.0, end_s - time.monotonic())
         for sender in senders:
-            sender.logs_failures = True  # another thread may go on
+            sender.outcomes.logs_failures = True  # another thread may go on
 
     def _report(self) -> None:
         """Names what was not delivered, each batch once."""

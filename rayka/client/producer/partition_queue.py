@@ -1,4 +1,4 @@
-"""The batches of one partition on their way, and which of them may go next.
+"""The batches of one partition on their way, and which of them may go next, and when.
 
 Invariants: batches stand in the order of their records; those that were sent and are not over stand before all
 others; from the first of them on no more than `in_flight_max` were sent, those included that are over already, for
@@ -9,6 +9,7 @@ has them in order (C11). Without idempotence only the first may be in flight. Ka
 """
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import takewhile
 
 import msgspec
@@ -17,6 +18,19 @@ from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.sequences import Sequences
 
 NEVER = float("inf")
+STAMP_AGE_MS = 10  # how long records without a timestamp get that of the one before
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds the batches: bytes, and milliseconds."""
+
+    batch_bytes: int
+    memory_bytes: int
+    linger_ms: float
+    delivery_timeout_ms: float
+    is_idempotent: bool = False
+    in_flight_max: int = 1  # batches of one partition; more only with idempotence
 
 
 class PartitionQueue(msgspec.Struct, eq=False, gc=False):
@@ -25,7 +39,7 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     """
 
     partition: int
-    in_flight_max: int
+    limits: Limits
     batches: deque[ProducerBatch] = msgspec.field(default_factory=deque)
     not_before_ms: float = 0.0  # the end of the pause after a failure
     alarm_ms: float = NEVER  # the agenda's: when it is to be looked at
@@ -36,12 +50,10 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
         return f"<PartitionQueue {self.partition} {self.sequences!r} {list(self.batches)}>"
 
     @property
-    def first(self) -> ProducerBatch | None:
-        return self.batches[0] if self.batches else None
-
-    @property
     def last(self) -> ProducerBatch | None:
         return self.batches[-1] if self.batches else None
+
+    # ---- What may go ----
 
     def next_to_go(self) -> ProducerBatch | None:
         """The batch that is next, though perhaps not yet; None while only an answer or an append can change that."""
@@ -57,18 +69,44 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     def _may_follow(self, batch: ProducerBatch) -> bool:
         """Behind others that are in flight goes only what will not grow any more: an open batch fills meanwhile."""
         return (
-            self.sent_count - self.batches[0].number < self.in_flight_max
+            self.sent_count - self.batches[0].number < self.limits.in_flight_max
             and batch.sequence is None
             and (batch.is_closed or batch.is_urgent)
             and self.sequences.has_acknowledged
             and not self.sequences.may_have_gap
         )
 
-    def start(self, batch: ProducerBatch, producer_id: int) -> None:
-        """The batch goes for the first time, or anew: it gets its sequence."""
-        batch.sequence = self.sequences.assign(batch.left_count, producer_id)
-        batch.number = self.sent_count
-        self.sent_count += 1
+    def due_ms(self, batch: ProducerBatch) -> float:
+        """When the batch may go."""
+        if batch.is_closed or batch.is_urgent:
+            return self.not_before_ms
+        return max(self.not_before_ms, batch.created_ms + self.limits.linger_ms)
+
+    def deadline_ms(self, batch: ProducerBatch) -> float:
+        """When the batch is given up."""
+        return batch.created_ms + self.limits.delivery_timeout_ms
+
+    def expired(self, now_ms: float) -> list[ProducerBatch]:
+        """The first batches, as far as they wait and have had their time."""
+        begun_ms = now_ms - self.limits.delivery_timeout_ms
+        if not self.batches or self.batches[0].created_ms > begun_ms:
+            return []
+        return list(takewhile(lambda each: _waits(each) and each.created_ms <= begun_ms, self.batches))
+
+    def next_event_ms(self, following: ProducerBatch | None, now_ms: float) -> float:
+        """When time changes what is to be done for the partition, whose next batch is given, later than now."""
+        if not self.batches:
+            return NEVER
+        events_ms = []
+        if following is not None:
+            events_ms.append(self.due_ms(following))
+        if _waits(self.batches[0]):
+            events_ms.append(self.deadline_ms(self.batches[0]))
+        if self.batches[-1].limit_bytes >= 0:
+            events_ms.append(self.batches[-1].stamped_ms + STAMP_AGE_MS)
+        return min((each for each in events_ms if each > now_ms), default=NEVER)
+
+    # ---- The end of a batch ----
 
     def remove(self, batch: ProducerBatch) -> None:
         """The batch is over."""
@@ -76,14 +114,6 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
             self.not_before_ms = 0.0
         self.batches.remove(batch)
 
-    def settle(self) -> None:
-        """Something of the partition is not in flight any more: begins the next epoch if it is needed, and possible."""
-        if not (self.sequences.needs_new_epoch or self.sequences.may_have_gap):
-            return
-        sent = list(takewhile(lambda each: each.sequence is not None, self.batches))
-        if any(each.is_in_flight for each in sent):
-            return
-        if self.sequences.needs_new_epoch or not sent:
-            self.sequences.begin_next_epoch()
-            for batch in sent:
-                batch.sequence = None
+
+def _waits(batch: ProducerBatch) -> bool:
+    return not batch.is_in_flight and len(batch) > 0

@@ -1,7 +1,7 @@
 """The producer as people use it: sync, thread-safe, fast.
 
 `send` is written for few bytecodes: without key, headers and so on it appends to the open batch of the topic and
-takes no lock (`producer_batch` tells why that is safe). Everything else is the slow way, under the sender's lock.
+takes no lock (`producer_batch` tells why that is safe). Everything else is the slow way, under the accumulator's lock.
 Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
@@ -18,13 +18,14 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer import at_exit
-from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.accumulator import Moment
 from rayka.client.producer.arrow_input import Data, Piece, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
-from rayka.client.producer.record_columns import Row
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Row
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
 from rayka.client.producer.sender import Sender
+from rayka.client.producer.topic_queues import TopicQueues
 from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge
@@ -90,9 +91,8 @@ class Producer:
         self._value_serializer = serializer(self._config.value_serializer, "value_serializer")
         self._sender = Sender(resolve(cluster), self._config, Random())
         self._accumulator = self._sender.accumulator
-        self._lock = self._sender.lock
         # With a serializer no value is ready as it comes, so the quick way of `send` must find nothing.
-        self._sticky = {} if self._value_serializer else self._accumulator.sticky
+        self._sticky = {} if self._value_serializer else self._accumulator.topics.sticky
         largest_bytes = min(self._config.max_request_size, self._config.buffer_memory)
         self._record_bytes_max = largest_bytes - BATCH_OVERHEAD_BYTES
         at_exit.watch(self._sender)
@@ -111,7 +111,8 @@ class Producer:
 
     def __del__(self) -> None:
         if not self._is_closed and not io_thread.is_lost():
-            io_thread.call_soon(self._sender.finish_alone)  # first: warnings may be errors
+            # First, as warnings may be errors. On the loop, because a collection may run this under the lock.
+            io_thread.call_soon(self._accumulator.hurry)
             warnings.warn(
                 f"unclosed {self!r}; use `with`, or close it", ResourceWarning, stacklevel=2, source=self
             )
@@ -159,7 +160,8 @@ class Producer:
                     batch.size_bytes = size_bytes
                     future = DeliveryFuture(batch, value)
                     batch.records.append(future)
-                    return self._settled(future) if batch.is_sealed else future
+                    if not batch.is_sealed or self._accumulator.is_counted(future):
+                        return future
         row = Row(value, key, headers, timestamp_ms)
         return self._send(topic, row, partition, on_delivery)
 
@@ -176,14 +178,14 @@ class Producer:
         Waits and raises as `send`. When it raises BufferExhausted, the records before are on their way.
         """
         self._check_usable()
-        partition_count = self._partition_count(topic)
+        target = self._topic(topic)
         serializers = (self._key_serializer, self._value_serializer)
         runs = []
         for given in inputs_of(data, io_thread.wall_clock_ms(), serializers):
             if given.partitions is not None:
-                partition_count = self._count_with(topic, int(given.partitions.max()), partition_count)
-            placed = given.placed(partition_count, self._accumulator.last_sticky(topic))
-            room = self._accumulator.batch_bytes(topic) - BATCH_OVERHEAD_BYTES
+                target = self._topic_with(topic, int(given.partitions.max()))
+            placed = given.placed(len(target.queues), target.last_sticky)
+            room = target.batch_bytes - BATCH_OVERHEAD_BYTES
             for piece in pieces_of(placed, room, self._record_bytes_max):
                 runs.append((*self._add_columns(topic, piece), len(piece.columns.values)))
         return BatchFuture(runs)
@@ -195,9 +197,7 @@ class Producer:
         callback raised, and ClosedError.
         """
         self._check_usable()
-        with self._lock:
-            pending = self._accumulator.hurry()
-        self._finish(pending, timeout)
+        self._finish(self._accumulator.hurry(), timeout)
 
     def close(self, timeout: float | None = None) -> None:
         """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
@@ -205,36 +205,30 @@ class Producer:
         if self._is_closed or io_thread.is_lost():
             return
         io_thread.refuse("close")
-        with self._lock:
-            self._is_closed = True
-            pending = self._accumulator.close()
+        self._is_closed = True
         try:
-            self._finish(pending, timeout)
+            self._finish(self._accumulator.close(), timeout)
         finally:
             wait_for(self._sender.close(), _CLOSE_SLACK_S * 1000, caller=self)
 
     # ---- The slow way ----
 
     def _send(
-        self, topic: str, given: Row, partition: int | None, on_delivery: OnDelivery | None
+        self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
         self._check_usable()
-        partition_count = self._partition_count(topic)
-        value = as_bytes(given.value, self._value_serializer, "value")
-        key = as_bytes(given.key, self._key_serializer, "key")
-        row = Row(value, key, as_headers(given.headers), as_timestamp(given.timestamp_ms))
+        target = self._topic(topic)
+        row.value = as_bytes(row.value, self._value_serializer, "value")
+        row.key = as_bytes(row.key, self._key_serializer, "key")
+        row.headers, row.timestamp_ms = as_headers(row.headers), as_timestamp(row.timestamp_ms)
         if partition is not None:
-            self._count_with(topic, partition, partition_count)
-        elif key is not None:
-            partition = partition_for_key(key, partition_count)
+            self._topic_with(topic, partition)
+        elif row.key is not None:
+            partition = partition_for_key(row.key, len(target.queues))
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
         is_plain = row.key is None and not row.headers and row.timestamp_ms is None
-        return self._append(topic, partition, value if is_plain else row, on_delivery)
-
-    def _append(
-        self, topic: str, partition: int | None, slot: Any, on_delivery: OnDelivery | None = None
-    ) -> DeliveryFuture:
+        slot = row.value if is_plain else row
         size_bytes = size_of(slot)
         if size_bytes > self._record_bytes_max:
             raise RecordTooLarge(
@@ -242,29 +236,17 @@ class Producer:
                 f"max_request_size={self._config.max_request_size} and buffer_memory={self._config.buffer_memory} "
                 f"leave {self._record_bytes_max} for one"
             )
+        accumulator = self._accumulator
 
         def append() -> DeliveryFuture | None:
-            return self._accumulator.append(topic, partition, slot, size_bytes, self._moment())
+            at = Moment(self._sender.now_ms(), io_thread.wall_clock_ms())
+            return accumulator.append(topic, partition, slot, size_bytes, at, on_delivery=on_delivery)
 
-        with self._lock:
-            self._check_open()
-            filled_count = self._accumulator.filled_count
-            future = append() or self._when_there_is_memory(append)
-            if on_delivery is not None:
-                future.report_to(on_delivery)
-            self._sender.wake_in_time()  # only then may the batch be filled without the lock
-            if partition is None:
-                self._accumulator.open(future.batch)
-            has_filled = self._accumulator.filled_count != filled_count
-        if has_filled and not io_thread.is_current():
+        filled_count = accumulator.topics.filled_count
+        future = append() or self._when_there_is_memory(append)
+        if accumulator.topics.filled_count != filled_count and not io_thread.is_current():
             self._sender.let_send(_LET_SEND_S)
         return future
-
-    def _settled(self, future: DeliveryFuture) -> DeliveryFuture:
-        """The future itself if its record was counted when its batch was sealed meanwhile, else that of another try."""
-        with self._lock:
-            slot = future.slot
-        return future if type(slot) is int else self._append(future.batch.topic, None, slot)
 
     def _add_columns(self, topic: str, piece: Piece) -> tuple[ProducerBatch, int]:
         def add() -> tuple[ProducerBatch, int] | None:
@@ -272,24 +254,21 @@ class Producer:
                 topic, piece.partition, piece.columns, piece.size_bytes, self._sender.now_ms()
             )
 
-        with self._lock:
-            self._check_open()
-            added = add() or self._when_there_is_memory(add)
-        self._sender.wake()
-        return added
+        return add() or self._when_there_is_memory(add)
 
     def _when_there_is_memory(self, attempt: Callable[[], AddedT | None]) -> AddedT:
-        """Repeats the attempt as memory is freed. Holds the lock, but not while it waits."""
+        """Repeats the attempt as memory is freed."""
         io_thread.refuse("send, with the buffer full,")
         deadline_ms = self._sender.now_ms() + self._config.max_block_ms
         while (left_ms := deadline_ms - self._sender.now_ms()) > 0:
-            self._accumulator.hurry()
-            self._sender.wake()
-            self._sender.memory_freed.wait(left_ms / 1000)
-            self._check_usable()
+            freed_count = (
+                self._accumulator.freed_count
+            )  # before the attempt: what is freed behind it ends the wait
             added = attempt()
             if added is not None:
                 return added
+            self._accumulator.wait_for_memory(freed_count, left_ms / 1000)
+            self._check_usable()
         raise BufferExhausted(
             f"buffer_memory={self._config.buffer_memory} stayed full for max_block_ms={self._config.max_block_ms}: "
             f"cluster {self._sender.cluster_name!r} takes records slower than they are sent, or not at all"
@@ -300,50 +279,42 @@ class Producer:
     def _finish(self, pending: Sequence[ProducerBatch], timeout: float | None) -> None:
         if timeout is None:
             timeout = self._config.delivery_timeout_ms / 1000 + _CLOSE_SLACK_S
-        if pending:
-            self._sender.wake()
-            wait_until_done(pending, timeout)
+        wait_until_done(pending, timeout)
         io_thread.wait_for_turn(_CLOSE_SLACK_S)
-        error, self._sender.callback_error = self._sender.callback_error, None
+        outcomes = self._sender.outcomes
+        error, outcomes.callback_error = outcomes.callback_error, None
         # A caller's task would take this for its own cancellation.
         if isinstance(error, asyncio.CancelledError):
             raise RuntimeError("a delivery callback raised CancelledError") from error
         if error is not None:
             raise error
 
-    def _partition_count(self, topic: str) -> int:
-        if not isinstance(topic, str):
-            raise TypeError(f"topic: expected str, found {type(topic).__name__}")
-        count = self._accumulator.partition_count(topic)
-        while count is None:
-            wait_for(self._sender.learn_topic(topic), self._config.max_block_ms, caller=self)
-            count = self._accumulator.partition_count(topic)
-        return count
+    def _topic(self, name: str) -> TopicQueues:
+        """The topic, with its metadata. Raises as `learn_topic`, and TypeError."""
+        if not isinstance(name, str):
+            raise TypeError(f"topic: expected str, found {type(name).__name__}")
+        while (topic := self._accumulator.topics.get(name)) is None:
+            wait_for(self._sender.learn_topic(name), self._config.max_block_ms, caller=self)
+        return topic
 
-    def _count_with(self, topic: str, partition: int, partition_count: int) -> int:
-        """How many partitions the topic has, this one among them; the active controller is asked for one that is not
-        known yet. Raises NoSuchTopic.
+    def _topic_with(self, name: str, partition: int) -> TopicQueues:
+        """The topic, this partition among its own; the active controller is asked for one that is not known yet.
+        Raises NoSuchTopic.
         """
         if not isinstance(partition, int) or isinstance(partition, bool):
             raise TypeError(f"partition: expected int, found {type(partition).__name__}")
-        if partition >= partition_count and not io_thread.is_current():
-            wait_for(self._sender.renew_topic(topic), self._config.max_block_ms, caller=self)
-            partition_count = self._partition_count(topic)
-        if not 0 <= partition < partition_count:
+        topic = self._topic(name)
+        if partition >= len(topic.queues) and not io_thread.is_current():
+            wait_for(self._sender.renew_topic(name), self._config.max_block_ms, caller=self)
+            topic = self._topic(name)
+        if not 0 <= partition < len(topic.queues):
             raise NoSuchTopic(
-                f"partition {partition} of topic {topic!r} does not exist in cluster {self._sender.cluster_name!r}: "
-                f"it has {partition_count}, numbered from 0"
+                f"partition {partition} of topic {name!r} does not exist in cluster {self._sender.cluster_name!r}: "
+                f"it has {len(topic.queues)}, numbered from 0"
             )
-        return partition_count
+        return topic
 
     def _check_usable(self) -> None:
         forks.refuse()
-        self._check_open()
-
-    def _check_open(self) -> None:
-        """Under the lock when a record is added: behind a `close` in another thread it would never end."""
         if self._is_closed:
             raise ClosedError(f"{self!r}: make a new Producer")
-
-    def _moment(self) -> Moment:
-        return Moment(self._sender.now_ms(), io_thread.wall_clock_ms())

@@ -100,6 +100,11 @@ class ProducerBatch:
     def topic_partition(self) -> TopicPartition:
         return TopicPartition(self.topic, self.partition)
 
+    @property
+    def records_text(self) -> str:
+        """`1 record for orders-0`."""
+        return f"{len(self):,} record{'s' * (len(self) != 1)} for {self.topic_partition}"
+
     # ---- Gathering, under the lock ----
 
     def stamp(self, timestamp_ms: int, now_ms: float) -> None:
@@ -119,10 +124,6 @@ class ProducerBatch:
         self._chunks.append(columns)
         index, self.count = self.count, self.count + len(columns.values)
         return index
-
-    def takes(self, *, columns: bool) -> bool:
-        """Whether more can be added of this kind: a batch gathers either single records or columns."""
-        return not self.is_closed and bool(self.count) == columns
 
     def close(self) -> None:
         """Takes no more records."""
@@ -168,11 +169,6 @@ class ProducerBatch:
     def has_more_parts(self) -> bool:
         """Whether another part follows the one that is next."""
         return len(self._parts) > 1
-
-    @property
-    def encoded(self) -> np.ndarray | None:
-        """The part that is next, once `encode` was called."""
-        return self._parts[0] if self._parts else None
 
     def encode(self, codec: Codec, size_bytes_max: int) -> np.ndarray:
         """The part that is next, as one batch of the log, encoded once.

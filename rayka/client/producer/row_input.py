@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
-from rayka.client.producer.accumulator import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
-from rayka.client.producer.record_columns import Headers, Row
+from rayka.client.producer.record_columns import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Headers, Row
 from rayka.client.serializers import Serializer
 from rayka.errors import SerializationError
 

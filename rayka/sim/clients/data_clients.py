@@ -17,7 +17,8 @@ from typing import Any
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
-from rayka.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Moment
+from rayka.client.producer.accumulator import Moment
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
 from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import RaykaError, UnavailableError
@@ -165,7 +166,7 @@ class _Producer(_Client):
             await asyncio.sleep(self.random.expovariate(1) * pause_s)
             target = self.partitions[self.random.randrange(len(self.partitions))]
             try:
-                if sender.accumulator.partition_count(target.topic) is None:
+                if sender.accumulator.topics.get(target.topic) is None:
                     await sender.learn_topic(target.topic)
             except RaykaError as error:
                 self.tell("blocked", str(error)[:80])
@@ -181,15 +182,13 @@ class _Producer(_Client):
             self.process.node_id, self._count, target.topic, target.partition, value,
             self._config.acks, bool(self._config.enable_idempotence), now_ms,
         )  # fmt: skip
-        with sender.lock:
-            moment = Moment(sender.now_ms(), _EPOCH_MS + now_ms)
-            future = sender.accumulator.append(
-                target.topic, target.partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
-            )
+        moment = Moment(sender.now_ms(), _EPOCH_MS + now_ms)
+        future = sender.accumulator.append(
+            target.topic, target.partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
+        )
         if future is not None:
             self.owner.history.begin(send)
             future.report_to(partial(self._on_delivery, send))
-            sender.wake()
 
     def _on_delivery(self, send: Send, error: Exception | None, metadata: Any) -> None:
         if error is not None:

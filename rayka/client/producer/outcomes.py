@@ -1,0 +1,123 @@
+"""What an answer or a failure means: for batches, for the callbacks and futures of their records.
+
+A request that fails in a way that passes is repeated until `delivery_timeout_ms`: after a pause, or as soon as a new
+leader is known where it was the leader that failed. With idempotence the broker knows a repeated batch again; without,
+a request whose answer was lost may put its records into the log twice. Invariant: a batch ends exactly once. On the IO
+thread only. Kafka: Sender.completeBatch, Sender.failBatch (G18, C11).
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from rayka.client.producer.accumulator import Accumulator
+from rayka.client.producer.partition_leaders import PartitionLeaders
+from rayka.client.producer.producer_batch import Callback, ProducerBatch
+from rayka.client.retry import Backoff
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    InvalidMetadataError,
+    OutOfOrderSequence,
+    RaykaError,
+    RequestTimedOut,
+    error_for,
+)
+from rayka.ids import NO_NODE, node_name
+from rayka.protocol.produce import ProducePartitionResult
+
+NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
+_IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
+
+logger = logging.getLogger(__name__)
+
+
+class Outcomes:
+    """See the module. `callback_error` is what one of the application's callbacks raised, until it is raised again."""
+
+    def __init__(
+        self,
+        accumulator: Accumulator,
+        leaders: PartitionLeaders,
+        backoff: Backoff,
+        now_ms: Callable[[], float],
+        cluster_name: str,
+    ) -> None:
+        self.callback_error: BaseException | None = None
+        self.logs_failures = True
+        self._accumulator = accumulator
+        self._leaders = leaders
+        self._backoff = backoff
+        self._now_ms = now_ms
+        self._cluster_name = cluster_name
+
+    def on_answers(
+        self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
+    ) -> None:
+        """Takes those in the log first, and the lock once for all of them: a busy sending thread delays each
+        acquisition.
+        """
+        appended: list[tuple[ProducerBatch, ProducePartitionResult]] = []
+        for batch, result in zip(batches, results, strict=True):
+            if result.error_code in _IN_LOG:
+                self._leaders.on_settled(batch)
+                if not batch.has_more_parts or not self._go_on(batch, result):
+                    appended.append((batch, result))
+        self._accumulator.finish([batch for batch, _ in appended], is_acknowledged=True)
+        for batch, result in appended:
+            self._call_back(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
+        for batch, result in zip(batches, results, strict=True):
+            if result.error_code not in _IN_LOG:
+                where = f"{node_name(node_id)} of cluster {self._cluster_name!r}, {batch.topic_partition}"
+                error = error_for(result.error_code, f"{where}: {result.error_message}")
+                self.on_error(batch, error, node_id)
+
+    def _go_on(self, batch: ProducerBatch, result: ProducePartitionResult) -> bool:
+        return self._accumulator.go_on(batch, result.base_offset, result.log_append_time_ms)
+
+    def on_error(self, batch: ProducerBatch, error: ApiError, node_id: int) -> None:
+        """Another try later, or at once at a leader that is known by now, or the end."""
+        may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
+        if not may_retry or not self._accumulator.defer(batch, error, self.retry_ms(batch)):
+            self.end(batch, error)
+        elif isinstance(error, NO_LEADER_ERRORS):
+            if self._leaders.leader_of(batch) in (node_id, NO_NODE):
+                self._leaders.on_failed(batch)
+            else:
+                self._accumulator.on_new_leaders(batch.topic, (batch.partition,))
+
+    def on_unsent(self, batch: ProducerBatch, error: ApiError) -> None:
+        """It could not go: another try later, or the end."""
+        if not error.retriable:
+            self.end(batch, error)
+        else:
+            self._accumulator.defer(batch, error, self.retry_ms(batch))
+
+    def retry_ms(self, batch: ProducerBatch) -> float:
+        """When to try again after another failure of the batch."""
+        return self._now_ms() + self._backoff.pause_ms(batch.failure_count + 1)
+
+    def fail(self, batches: Sequence[ProducerBatch], error: RaykaError) -> None:
+        """They have failed for good; one that is in flight is ended by its answer."""
+        for batch in batches:
+            if not batch.is_in_flight:
+                self.end(batch, error)
+
+    def end(self, batch: ProducerBatch, error: Exception) -> None:
+        """It has failed for good."""
+        callbacks = batch.fail(error)
+        self._leaders.on_settled(batch)
+        self._accumulator.finish((batch,), is_acknowledged=False)
+        if self.logs_failures:
+            logger.warning("%s failed: %s", batch.records_text, error)
+        self._call_back(batch, callbacks)
+
+    def _call_back(self, batch: ProducerBatch, callbacks: Sequence[Callback]) -> None:
+        """Runs the application's code, which may raise anything. Outside of here a SystemExit would end the IO thread,
+        and a CancelledError the request with all its batches.
+        """
+        for callback in callbacks:
+            try:
+                callback()
+            except BaseException as error:
+                logger.exception("a delivery callback for %s raised", batch.topic_partition)
+                self.callback_error = self.callback_error or error

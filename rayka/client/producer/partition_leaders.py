@@ -1,0 +1,109 @@
+"""What a producer does when a leader is unknown, fails, or says nothing: asks for metadata, and goes on with the news.
+
+While a partition waits for another leader (`leader_watch`) the metadata of its topic are asked for at once and then
+again and again. A call that is not answered is given up as soon as the metadata say that the node leads none of its
+partitions any more (`call_watch`). On the IO thread only. Kafka: Metadata.requestUpdate.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.metadata import ClusterMetadata
+from rayka.client.producer.accumulator import Accumulator
+from rayka.client.producer.leader_watch import LeaderWatch
+from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.errors import ApiError
+from rayka.ids import NO_NODE
+from rayka.protocol.membership import MetadataTopic
+
+_PATIENCE = Patience(least_s=0.1, most_s=1.0)  # without an answer for so long, and metadata may tell why
+
+
+class PartitionLeaders:
+    """See the module. `run` starts a coroutine of the sender's; `on_gone` fails the batches of a topic that is gone."""
+
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        accumulator: Accumulator,
+        pause_ms: float,
+        run: Callable[[Coroutine[Any, Any, None]], object],
+        on_gone: Callable[[Sequence[ProducerBatch], ApiError], None],
+    ) -> None:
+        self.calls = CallWatch[Sequence[ProducerBatch]](_PATIENCE, self._on_silent)
+        self._metadata = metadata
+        self._accumulator = accumulator
+        self._pause_s = pause_ms / 1000
+        self._run = run
+        self._on_gone = on_gone
+        self._watch = LeaderWatch()
+        self._refreshing: dict[str, None] = {}
+        self._next_refreshes: dict[str, asyncio.TimerHandle] = {}
+
+    def __repr__(self) -> str:
+        return f"<PartitionLeaders {self._watch!r} refreshing={list(self._refreshing)}>"
+
+    def leader_of(self, batch: ProducerBatch) -> int:
+        """The node that leads its partition, or NO_NODE."""
+        known = self._metadata.partition(batch.topic, batch.partition)
+        return NO_NODE if known is None else known.leader_id
+
+    def on_failed(self, batch: ProducerBatch) -> None:
+        """The leader that is known, if any, did not take the batch."""
+        known = self._metadata.partition(batch.topic, batch.partition)
+        if known is not None:
+            self._watch.on_failed(batch.topic, known)
+        self.refresh(batch.topic)
+
+    def on_settled(self, batch: ProducerBatch) -> None:
+        """The leader took the batch, or it was given up."""
+        self._watch.on_settled(batch.topic, batch.partition)
+
+    def refresh(self, topic: str) -> None:
+        """Asks for the topic's metadata now, once."""
+        if topic not in self._refreshing:
+            timer = self._next_refreshes.pop(topic, None)
+            if timer is not None:
+                timer.cancel()
+            self._refreshing[topic] = None
+            self._run(self._refresh(topic))
+
+    def close(self) -> None:
+        """Asks no more."""
+        for timer in self._next_refreshes.values():
+            timer.cancel()
+
+    async def _refresh(self, topic: str) -> None:
+        before = _leader_ids(self._metadata.cached(topic))
+        try:
+            await self._metadata.refresh((topic,))
+        finally:
+            del self._refreshing[topic]
+        missing, known = self._metadata.missing(topic), self._metadata.cached(topic)
+        if missing is not None:
+            self._on_gone(self._accumulator.remove_topic(topic), missing)
+        elif known is not None:
+            led = self._watch.on_metadata(known)
+            if led or _leader_ids(known) != before:
+                self._accumulator.on_new_leaders(topic, led)
+        self.calls.give_up(self._is_in_vain)
+        if self._watch.is_watched(topic):
+            loop = asyncio.get_running_loop()
+            self._next_refreshes[topic] = loop.call_later(self._pause_s, self.refresh, topic)
+
+    def _on_silent(self, node_id: int, requests: list[Sequence[ProducerBatch]]) -> None:
+        """Others may know that it leads no more; perhaps they have said so already."""
+        self._metadata.nodes.doubt(node_id)
+        self.calls.give_up(self._is_in_vain)
+        open_requests = [each for each in requests if not self._is_in_vain(node_id, each)]
+        for topic in dict.fromkeys(each.topic for request in open_requests for each in request):
+            self.refresh(topic)
+
+    def _is_in_vain(self, node_id: int, request: Sequence[ProducerBatch]) -> bool:
+        return not any(self.leader_of(each) == node_id for each in request)
+
+
+def _leader_ids(topic: MetadataTopic | None) -> list[int]:
+    return [] if topic is None else [each.leader_id for each in topic.partitions]

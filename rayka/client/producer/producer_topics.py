@@ -1,0 +1,184 @@
+"""The topics of a producer: the queue of each partition, the batch there that takes records now, and its memory.
+
+A part of the accumulator, guarded by its lock. Invariants: at most one batch of a partition is open, the last one;
+memory is set aside for every batch before it grows. Kafka: RecordAccumulator.append, BufferPool.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+from rayka.client.metadata import NoSuchTopic
+from rayka.client.producer.agenda import Agenda
+from rayka.client.producer.buffer_pool import BufferPool
+from rayka.client.producer.partition_queue import Limits, PartitionQueue
+from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.record_columns import Columns
+from rayka.client.producer.topic_queues import TopicQueues
+
+FIRST_GRANT_BYTES = 1 << 10  # what a batch sets aside first, then as much again as it has
+GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most
+
+
+class ProducerTopics:
+    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now."""
+
+    def __init__(self, limits: Limits, agenda: Agenda) -> None:
+        self.sticky: dict[str, ProducerBatch] = {}
+        self.filled_count = 0  # batches closed because a record did not fit any more
+        self._limits = limits
+        self._agenda = agenda
+        self._topics: dict[str, TopicQueues] = {}
+        self.pool = BufferPool(limits.memory_bytes, partial(_batches, self._topics))
+
+    def __repr__(self) -> str:
+        return f"<ProducerTopics {list(self._topics)} {self.pool!r}>"
+
+    def __iter__(self) -> Iterator[ProducerBatch]:
+        """All batches that are not done."""
+        return _batches(self._topics)
+
+    # ---- Topics ----
+
+    def get(self, name: str) -> TopicQueues | None:
+        """None for one without metadata."""
+        return self._topics.get(name)
+
+    def queue_of(self, batch: ProducerBatch) -> PartitionQueue:
+        return self._topics[batch.topic].queues[batch.partition]
+
+    def holds(self, batch: ProducerBatch) -> bool:
+        """Whether the batch is one of its partition; after its topic was removed it is not."""
+        topic = self._topics.get(batch.topic)
+        if topic is None or batch.partition >= len(topic.queues):
+            return False
+        return batch in topic.queues[batch.partition].batches
+
+    def put(self, name: str, partition_count: int, message_bytes_max: int) -> list[ProducerBatch]:
+        """The topic as the metadata has it now; returns batches of partitions that are gone."""
+        topic = self._topics.setdefault(name, TopicQueues(self._limits))
+        gone = topic.queues[partition_count:]
+        for queue in gone:
+            if queue.last is not None:
+                self.close(queue.last)  # it may be open, or even the sticky one
+        topic.resize(partition_count, message_bytes_max)
+        return self._forget(gone)
+
+    def remove(self, name: str) -> list[ProducerBatch]:
+        """Forgets a topic that is gone; returns its batches."""
+        self.sticky.pop(name, None)
+        return self._forget(self._topics.pop(name).queues) if name in self._topics else []
+
+    def _forget(self, queues: list[PartitionQueue]) -> list[ProducerBatch]:
+        batches = [batch for queue in queues for batch in queue.batches]
+        for queue in queues:
+            self._agenda.forget(queue)
+        for batch in batches:
+            self.pool.release(batch)
+        return batches
+
+    # ---- The batches that fill ----
+
+    def for_record(
+        self, topic: str, partition: int | None, size_bytes: int, now_ms: float
+    ) -> ProducerBatch | None:
+        """The open batch that the record fits, or a new one; None when the memory for it is not there."""
+        target = self._target(topic, partition)
+        batch = self.sticky.get(topic) if partition is None else target.filling[partition]
+        if batch is not None and batch.size_bytes + size_bytes > target.batch_bytes:
+            self._fill_up(batch)
+            self.filled_count += 1
+            batch = None
+        if batch is None and partition is None:
+            partition = target.next_sticky()
+            batch = target.record_batch(partition, size_bytes)
+        if batch is not None:
+            return batch if self._grant(target, batch, size_bytes) else None
+        assert partition is not None, topic
+        batch = target.filling[partition] = self._new(target, topic, partition, size_bytes, now_ms)
+        return batch
+
+    def add_columns(
+        self, topic: str, partition: int | None, columns: Columns, size_bytes: int, now_ms: float
+    ) -> tuple[ProducerBatch, int] | None:
+        """Adds columns to the open batch that they fit, or to a new one: the batch and the index of the first; None
+        when the memory for them is not there.
+        """
+        target = self._target(topic, partition)
+        chosen = target.last_sticky if partition is None else partition
+        batch = target.column_batch(chosen, size_bytes)
+        if batch is None and partition is None:
+            chosen = target.next_sticky()
+            batch = target.column_batch(chosen, size_bytes)
+        if batch is not None and not self._grant(target, batch, size_bytes):
+            return None
+        batch = batch or self._new(target, topic, chosen, size_bytes, now_ms)
+        if batch is None:
+            return None
+        index = batch.add_columns(columns, size_bytes)
+        if index == 0 and 2 * batch.size_bytes > target.batch_bytes:
+            batch.close()  # one of its size would not fit beside it: no use to linger
+        self._agenda.look_at(target.queues[chosen])
+        return batch, index
+
+    def open(self, batch: ProducerBatch) -> None:
+        """The batch takes records without key and partition, without the lock, as far as its memory reaches."""
+        self.sticky[batch.topic] = batch
+        batch.limit_bytes = batch.granted_bytes
+
+    def close(self, batch: ProducerBatch) -> None:
+        """The batch takes no more records."""
+        batch.close()
+        if self.sticky.get(batch.topic) is batch:
+            del self.sticky[batch.topic]
+        filling = self._topics[batch.topic].filling
+        if filling[batch.partition] is batch:
+            filling[batch.partition] = None
+
+    def _fill_up(self, batch: ProducerBatch) -> None:
+        self.close(batch)
+        self._agenda.look_at(self.queue_of(batch))
+
+    def _new(
+        self, target: TopicQueues, topic: str, partition: int, size_bytes: int, now_ms: float
+    ) -> ProducerBatch | None:
+        needed = BATCH_OVERHEAD_BYTES + size_bytes
+        generous = max(needed, min(FIRST_GRANT_BYTES, target.batch_bytes))
+        granted = generous if self.pool.has_room(generous) else needed
+        if not self.pool.has_room(granted):
+            return None
+        queue = target.queues[partition]
+        if queue.last is not None and not queue.last.is_closed:
+            self._fill_up(queue.last)
+        batch = ProducerBatch(topic, partition, now_ms)
+        queue.batches.append(batch)
+        self.pool.reserve(batch, granted)
+        return batch
+
+    def _grant(self, target: TopicQueues, batch: ProducerBatch, size_bytes: int) -> bool:
+        """Sets aside what the batch needs to grow by size_bytes, in steps; False when the memory is not there."""
+        needed = batch.size_bytes + size_bytes - batch.granted_bytes
+        if needed <= 0:
+            return True
+        step = max(needed, min(batch.granted_bytes, GRANT_BYTES, target.batch_bytes - batch.granted_bytes))
+        if not self.pool.has_room(step):
+            step = needed
+        if not self.pool.has_room(step):
+            return False
+        self.pool.reserve(batch, step)
+        if batch.limit_bytes >= 0:
+            batch.limit_bytes = batch.granted_bytes
+        return True
+
+    def _target(self, topic: str, partition: int | None) -> TopicQueues:
+        known = self._topics.get(topic)
+        if known is None:
+            raise NoSuchTopic(f"topic {topic!r} was deleted")
+        if partition is not None and partition >= len(known.queues):
+            raise NoSuchTopic(f"topic {topic!r} was made anew with {len(known.queues)} partitions")
+        return known
+
+
+def _batches(topics: dict[str, TopicQueues]) -> Iterator[ProducerBatch]:
+    for topic in topics.values():
+        for queue in topic.queues:
+            yield from queue.batches
