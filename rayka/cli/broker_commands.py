@@ -13,14 +13,13 @@ from rayka.cli.groups import Group
 from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
 from rayka.cli.partition_commands import print_plan
 from rayka.cli.shared_options import (
-    admin_of,
+    Target,
     changes_of,
-    cluster_options,
     config_options,
     confirm,
     dry_run_option,
     is_dry_run,
-    json_option,
+    target_options,
     wait_options,
     yes_option,
 )
@@ -39,15 +38,14 @@ def broker() -> None:
 
 
 @broker.command("list")
-@cluster_options
-@json_option
-def list_brokers(name: str, address: str, as_json: bool) -> None:
+@target_options
+def list_brokers(target: Target) -> None:
     """List the registered brokers: state, rack, how many replicas they have and lead."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         found = admin.describe_cluster()
         unsure = [each.node_id for each in found.brokers if each.offline_data_dirs]
-        disks = admin.log_dirs(unsure, topics=()) if unsure and not as_json else []
-    if as_json:
+        disks = admin.log_dirs(unsure, topics=()) if unsure and not target.as_json else []
+    if target.as_json:
         print_json(found.to_dict()["brokers"])
         return
     print_brokers(found.brokers, disks)
@@ -55,14 +53,13 @@ def list_brokers(name: str, address: str, as_json: bool) -> None:
 
 @broker.command()
 @_broker_argument
-@cluster_options
-@json_option
-def describe(broker_id: int, name: str, address: str, as_json: bool) -> None:
+@target_options
+def describe(broker_id: int, target: Target) -> None:
     """Show the broker BROKER, its data directories, and what is in them."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         (disks,) = admin.log_dirs([broker_id])
         found = next(each for each in admin.describe_cluster().brokers if each.node_id == broker_id)
-    if as_json:
+    if target.as_json:
         from dataclasses import asdict
 
         print_json({**asdict(found), **disks.to_dict()})
@@ -74,20 +71,17 @@ def describe(broker_id: int, name: str, address: str, as_json: bool) -> None:
 @_broker_argument
 @wait_options
 @dry_run_option
-@cluster_options
-@json_option
-def drain(
-    broker_id: int, is_waiting: bool, timeout_s: float | None, name: str, address: str, as_json: bool
-) -> None:
+@target_options
+def drain(broker_id: int, is_waiting: bool, timeout_s: float | None, target: Target) -> None:
     """Move every replica off the broker BROKER, so that it can be removed."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         if is_dry_run():
-            print_plan(admin.drain_broker(broker_id, dry_run=True), admin.describe_topics(), as_json)
+            print_plan(admin.drain_broker(broker_id, dry_run=True), admin.describe_topics(), target.as_json)
             return
         plan = admin.drain_broker(broker_id)
         if is_waiting and plan:
             catch_up.wait_until_moved(admin, plan, timeout_s=timeout_s)
-    if as_json:
+    if target.as_json:
         moved = [{"topic": tp.topic, "partition": tp.partition, "replicas": to} for tp, to in plan.items()]
         print_json({"broker": broker_id, "is_empty": is_waiting or not plan, "moved": moved})
     elif is_waiting or not plan:
@@ -102,39 +96,31 @@ def drain(
 @broker.command()
 @_broker_argument
 @yes_option
-@cluster_options
-@json_option
-def remove(broker_id: int, is_sure: bool, name: str, address: str, as_json: bool) -> None:
+@target_options
+def remove(broker_id: int, is_sure: bool, target: Target) -> None:
     """End the broker BROKER, which was drained, for good.
 
     It is stopped and forgotten, and its directories are removed. Take it out of the spec's file, too: `rayka start`
     adds what is declared there.
     """
-    from rayka.cluster import Cluster
 
-    confirm(f"this ends broker {broker_id} of cluster {name} for good and removes its directories", is_sure)
-    with working(f"Removing broker {broker_id} …"):
-        Cluster.connect(name, address=address).remove_broker(broker_id)
-    if as_json:
-        print_json({"removed": broker_id})
-        return
-    click.echo(
-        f"broker {broker_id} is removed; take it out of the spec's file, or the next `rayka start` adds it again"
+    confirm(
+        f"this ends broker {broker_id} of cluster {target.name} for good and removes its directories", is_sure
     )
+    with working(f"Removing broker {broker_id} …"):
+        target.cluster().remove_broker(broker_id)
+    rest = "take it out of the spec's file, or the next `rayka start` adds it again"
+    target.report({"removed": broker_id}, f"broker {broker_id} is removed; {rest}")
 
 
 @broker.command()
 @_broker_argument
-@cluster_options
-@json_option
-def unregister(broker_id: int, name: str, address: str, as_json: bool) -> None:
+@target_options
+def unregister(broker_id: int, target: Target) -> None:
     """Forget the broker BROKER, which no spec has any more; `remove` does so, too."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         admin.unregister_broker(broker_id)
-    if as_json:
-        print_json({"unregistered": broker_id})
-        return
-    click.echo(f"broker {broker_id} is forgotten")
+    target.report({"unregistered": broker_id}, f"broker {broker_id} is forgotten")
 
 
 @broker.group()
@@ -145,15 +131,14 @@ def config() -> None:
 @config.command("describe")
 @click.argument("broker_name", metavar="BROKER|all")
 @click.option("--all", "is_all", is_flag=True, help="Defaults too.")
-@cluster_options
-@json_option
-def describe_config(broker_name: str, is_all: bool, name: str, address: str, as_json: bool) -> None:
+@target_options
+def describe_config(broker_name: str, is_all: bool, target: Target) -> None:
     """Show what was set for the broker BROKER, or for all of them."""
     chosen = _broker(broker_name)
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         values = list(admin.describe_configs(broker=chosen).values())
     values = [each for each in values if is_all or not each.is_default]
-    if as_json:
+    if target.as_json:
         print_json([each.to_dict() for each in values])
     elif values:
         print_configs(values)
@@ -164,24 +149,15 @@ def describe_config(broker_name: str, is_all: bool, name: str, address: str, as_
 @config.command("alter")
 @click.argument("broker_name", metavar="BROKER|all")
 @config_options
-@cluster_options
-@json_option
+@target_options
 def alter_config(
-    broker_name: str,
-    configs: tuple[str, ...],
-    deleted: tuple[str, ...],
-    name: str,
-    address: str,
-    as_json: bool,
+    broker_name: str, configs: tuple[str, ...], deleted: tuple[str, ...], target: Target
 ) -> None:
     """Change settings of the broker BROKER, or of all of them, while they run; all together or none."""
     chosen, changes = _broker(broker_name), changes_of(configs, deleted)
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         admin.alter_configs(changes, broker=chosen)
-    if as_json:
-        print_json(changes)
-        return
-    click.echo(f"altered {'all brokers' if broker_name == 'all' else f'broker {broker_name}'}")
+    target.report(changes, f"altered {'all brokers' if broker_name == 'all' else f'broker {broker_name}'}")
 
 
 def print_brokers(brokers: "Sequence[BrokerDescription]", disks: "Sequence[BrokerLogDirs]") -> None:

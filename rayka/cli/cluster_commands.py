@@ -9,11 +9,13 @@ import click
 
 from rayka.cli.output import Style, ids, print_json, print_table, size, working
 from rayka.cli.shared_options import (
+    Target,
     cluster_options,
     confirm,
     dry_run_option,
     is_dry_run,
     json_option,
+    target_options,
     yes_option,
 )
 
@@ -113,19 +115,17 @@ def stop(name: str, address: str, delete_data: bool, is_sure: bool, as_json: boo
 
 
 @click.command()
-@cluster_options
-@json_option
-def status(name: str, address: str, as_json: bool) -> int:
+@target_options
+def status(target: Target) -> int:
     """Show a cluster's nodes.
 
     The exit code is 0 only if all of them run, with all their directories. A broker that serves without one is
     `degraded`.
     """
-    from rayka.cluster import Cluster
 
-    with working(f"Asking cluster {name} …"):
-        description = Cluster.connect(name, address=address).describe()
-    if as_json:
+    with working(f"Asking cluster {target.name} …"):
+        description = target.cluster().describe()
+    if target.as_json:
         print_json(description)
     else:
         print_description(description)

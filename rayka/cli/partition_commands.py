@@ -10,12 +10,11 @@ from rayka.cli.groups import Group
 from rayka.cli.output import Style, counted, ids, print_json, print_table
 from rayka.cli.replica_plans import parse_json, parse_replicas
 from rayka.cli.shared_options import (
-    admin_of,
-    cluster_options,
+    Target,
     confirm,
     dry_run_option,
     is_dry_run,
-    json_option,
+    target_options,
     wait_options,
     yes_option,
 )
@@ -61,17 +60,14 @@ def partition() -> None:
 )
 @wait_options
 @dry_run_option
-@cluster_options
-@json_option
+@target_options
 def reassign(
     topic_name: str | None,
     replicas: tuple[str, ...],
     file: Path | None,
     is_waiting: bool,
     timeout_s: float | None,
-    name: str,
-    address: str,
-    as_json: bool,
+    target: Target,
 ) -> None:
     """Give partitions other replicas. The old ones serve until the new ones are in sync; then they go.
 
@@ -80,38 +76,36 @@ def reassign(
     from rayka.cli import catch_up
 
     plan = _plan(topic_name, replicas, file)
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         if is_dry_run():
-            print_plan(plan, admin.describe_topics(sorted({each.topic for each in plan})), as_json)
+            print_plan(plan, admin.describe_topics(sorted({each.topic for each in plan})), target.as_json)
             return
         catch_up.move(admin, plan, is_waiting=is_waiting, timeout_s=timeout_s)
-    _print_count("reassigned" if is_waiting else "reassigning", list(plan), as_json)
+    _report("reassigned" if is_waiting else "reassigning", list(plan), target)
 
 
 @partition.command()
 @_topic_option
-@cluster_options
-@json_option
-def cancel(topic_name: str | None, name: str, address: str, as_json: bool) -> None:
+@target_options
+def cancel(topic_name: str | None, target: Target) -> None:
     """Cancel the reassignments under way, of the topic or of all: the replicas are again what they were."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         cancelled = cancel_all(admin, topic_name)
-    _print_count("cancelled the reassignment of", cancelled, as_json)
+    _report("cancelled the reassignment of", cancelled, target)
 
 
 @partition.command()
 @_topic_option
-@cluster_options
-@json_option
-def reassignments(topic_name: str | None, name: str, address: str, as_json: bool) -> None:
+@target_options
+def reassignments(topic_name: str | None, target: Target) -> None:
     """Show the reassignments under way."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         found = [
             each
             for each in admin.list_partition_reassignments()
             if topic_name in (None, each.topic_partition.topic)
         ]
-    if as_json:
+    if target.as_json:
         print_json([each.to_dict() for each in found])
         return
     if not found:
@@ -132,17 +126,14 @@ def reassignments(topic_name: str | None, name: str, address: str, as_json: bool
     "--unclean", is_flag=True, help="Any live replica, where nobody leads: loses what it does not have."
 )
 @yes_option
-@cluster_options
-@json_option
+@target_options
 def elect_leaders(
     topic_name: str | None,
     numbers: tuple[int, ...],
     is_all: bool,
     unclean: bool,
     is_sure: bool,
-    name: str,
-    address: str,
-    as_json: bool,
+    target: Target,
 ) -> int:
     """Make the preferred replica, the first one, the leader. The exit code is 0 only if every one leads then."""
     if (topic_name is None) != is_all or (is_all and numbers):
@@ -150,10 +141,10 @@ def elect_leaders(
     if unclean:
         where = "all topics" if topic_name is None else f"topic {topic_name}"
         confirm(f"this loses records in partitions of {where} that only unreachable replicas have", is_sure)
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         chosen = None if topic_name is None else _partitions(admin, topic_name, numbers)
         outcomes = admin.elect_leaders(chosen, unclean=unclean)
-    if as_json:
+    if target.as_json:
         print_json([each.to_dict() for each in outcomes])
     elif outcomes:
         print_outcomes(outcomes)
@@ -231,14 +222,6 @@ def _partitions(admin: "Admin", topic_name: str, numbers: tuple[int, ...]) -> li
     return [TopicPartition(topic_name, each) for each in chosen]
 
 
-def _print_count(done: str, partitions: list[TopicPartition], as_json: bool) -> None:
-    if as_json:
-        print_json(
-            {
-                done.partition(" ")[0]: [
-                    {"topic": each.topic, "partition": each.partition} for each in partitions
-                ]
-            }
-        )
-        return
-    click.echo(f"{done} {counted(len(partitions), 'partition')}")
+def _report(done: str, partitions: list[TopicPartition], target: Target) -> None:
+    listed = [{"topic": each.topic, "partition": each.partition} for each in partitions]
+    target.report({done.partition(" ")[0]: listed}, f"{done} {counted(len(partitions), 'partition')}")

@@ -7,7 +7,7 @@ import click
 
 from rayka.cli.groups import Group
 from rayka.cli.output import Style, print_json, print_table, working
-from rayka.cli.shared_options import admin_of, cluster_options, confirm, json_option, yes_option
+from rayka.cli.shared_options import Target, cluster_options, confirm, target_options, yes_option
 
 if TYPE_CHECKING:
     from rayka.client.admin.admin_results import QuorumInfo, ReplicaState
@@ -28,14 +28,13 @@ def quorum() -> None:
 @click.option(
     "--replication", is_flag=True, help="Every replica: how far it is, and when it was last heard of."
 )
-@cluster_options
-@json_option
-def status(replication: bool, name: str, address: str, as_json: bool) -> None:
+@target_options
+def status(replication: bool, target: Target) -> None:
     """Show the leader, the voters and the observers."""
-    with admin_of(name, address, default_api_timeout_ms=_TIMEOUT_MS) as admin:
-        with working(f"Asking the controllers of {name} …"):
+    with target.admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
+        with working(f"Asking the controllers of {target.name} …"):
             info = admin.describe_quorum()
-    if as_json:
+    if target.as_json:
         print_json(info.to_dict())
     elif replication:
         print_replication(info)
@@ -54,7 +53,7 @@ def voters() -> None:
 @cluster_options
 def add(node_id: int, directory_id: UUID | None, name: str, address: str) -> None:
     """Make the controller NODE, which follows and has caught up, a voter."""
-    with admin_of(name, address, default_api_timeout_ms=_TIMEOUT_MS) as admin:
+    with Target(name, address).admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Adding voter {node_id} …"):
             admin.add_raft_voter(node_id, directory_id)
     click.echo(f"controller {node_id} votes")
@@ -68,7 +67,7 @@ def add(node_id: int, directory_id: UUID | None, name: str, address: str) -> Non
 def remove(node_id: int, directory_id: UUID | None, is_sure: bool, name: str, address: str) -> None:
     """Take the vote from the controller NODE; it may be dead."""
     confirm(f"this takes the vote from controller {node_id} of cluster {name}", is_sure)
-    with admin_of(name, address, default_api_timeout_ms=_TIMEOUT_MS) as admin:
+    with Target(name, address).admin(default_api_timeout_ms=_TIMEOUT_MS) as admin:
         with working(f"Removing voter {node_id} …"):
             admin.remove_raft_voter(node_id, directory_id)
     click.echo(f"controller {node_id} votes no more")

@@ -3,12 +3,17 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rayka.cli.output import print_json
+
 if TYPE_CHECKING:
     from rayka.client.admin.admin import Admin
+    from rayka.cluster import Cluster
 
 _DRY_RUN = "rayka.dry_run"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -27,6 +32,48 @@ def cluster_options(function: FunctionT) -> FunctionT:
 def json_option(function: FunctionT) -> FunctionT:
     """`--json`: for programs."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The running cluster that a command is about, and how the command answers."""
+
+    name: str
+    address: str
+    as_json: bool = False
+
+    def cluster(self) -> "Cluster":
+        """The cluster's handle."""
+        from rayka.cluster import Cluster
+
+        return Cluster.connect(self.name, address=self.address)
+
+    @contextmanager
+    def admin(self, **options: Any) -> "Iterator[Admin]":
+        """A client of the cluster; `options` are those of an `Admin`."""
+        from rayka.client.admin.admin import Admin
+
+        with Admin(cluster=self.cluster(), **options) as admin:
+            yield admin
+
+    def report(self, value: Any, sentence: str) -> None:
+        """What came of the command: values for a program, or a sentence for people."""
+        if self.as_json:
+            print_json(value)
+        else:
+            click.echo(sentence)
+
+
+def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--cluster`, `--address` and `--json`, as one `Target`."""
+
+    @cluster_options
+    @json_option
+    @wraps(function)
+    def command(*, name: str, address: str, as_json: bool, **given: Any) -> Any:
+        return function(target=Target(name, address, as_json), **given)
+
+    return command
 
 
 def config_options(function: FunctionT) -> FunctionT:
@@ -127,13 +174,3 @@ def key_and_value(text: str) -> tuple[str, str]:
     if not separator or not key:
         raise click.BadParameter(f"expected KEY=VALUE, found {text!r}", param_hint="--config")
     return key, value
-
-
-@contextmanager
-def admin_of(name: str, address: str, **options: Any) -> "Iterator[Admin]":
-    """A client of the running cluster of that name; `options` are those of an `Admin`."""
-    from rayka.client.admin.admin import Admin
-    from rayka.cluster import Cluster
-
-    with Admin(cluster=Cluster.connect(name, address=address), **options) as admin:
-        yield admin

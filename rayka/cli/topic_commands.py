@@ -9,13 +9,12 @@ import click
 from rayka.cli.groups import Group
 from rayka.cli.output import Style, ids, print_json, print_table
 from rayka.cli.shared_options import (
-    admin_of,
+    Target,
     changes_of,
-    cluster_options,
     config_options,
     confirm,
-    json_option,
     key_and_value,
+    target_options,
     yes_option,
 )
 
@@ -46,21 +45,18 @@ def topic() -> None:
 @click.option(
     "--if-not-exists", is_flag=True, help="Leave one that exists as it is; a warning says where it differs."
 )
-@cluster_options
-@json_option
+@target_options
 def create(
     topic_name: str,
     partitions: int | None,
     replication_factor: int | None,
     configs: tuple[str, ...],
     if_not_exists: bool,
-    name: str,
-    address: str,
-    as_json: bool,
+    target: Target,
 ) -> None:
     """Create the topic NAME."""
     values = dict(key_and_value(each) for each in configs)
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         created = admin.create_topic(
             topic_name,
             partitions=partitions,
@@ -68,20 +64,18 @@ def create(
             configs=values,
             if_not_exists=if_not_exists,
         )
-    if as_json:
-        print_json(created.to_dict())
-        return
-    click.echo(f"topic {topic_name} exists" if if_not_exists else f"created topic {topic_name}")
+    target.report(
+        created.to_dict(), f"topic {topic_name} exists" if if_not_exists else f"created topic {topic_name}"
+    )
 
 
 @topic.command("list")
-@cluster_options
-@json_option
-def list_topics(name: str, address: str, as_json: bool) -> None:
+@target_options
+def list_topics(target: Target) -> None:
     """List the topics' names."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         names = admin.list_topics()
-    if as_json:
+    if target.as_json:
         print_json(names)
         return
     for each in names:
@@ -91,19 +85,18 @@ def list_topics(name: str, address: str, as_json: bool) -> None:
 @topic.command()
 @click.argument("topic_name", metavar="[NAME]", required=False)
 @click.option("--under-replicated", is_flag=True, help="Only partitions with a replica that is not in sync.")
-@cluster_options
-@json_option
-def describe(topic_name: str | None, under_replicated: bool, name: str, address: str, as_json: bool) -> None:
+@target_options
+def describe(topic_name: str | None, under_replicated: bool, target: Target) -> None:
     """Show a topic's settings and partitions, or those of all topics: leader, replicas, and how far each is.
 
     lag: the records that each replica is behind its leader; ? where the broker does not answer. elr: replicas that are
     not in sync, but hold all that was acknowledged.
     """
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         topics = admin.describe_topics(None if topic_name is None else [topic_name])
     if under_replicated:
         topics = [each for each in topics if any(one.is_under_replicated for one in each.partitions)]
-    if as_json:
+    if target.as_json:
         plain = [each.to_dict() for each in topics]
         for found in plain if under_replicated else ():
             found["partitions"] = [one for one in found["partitions"] if one["is_under_replicated"]]
@@ -121,40 +114,25 @@ def describe(topic_name: str | None, under_replicated: bool, name: str, address:
 @topic.command()
 @_name_argument
 @config_options
-@cluster_options
-@json_option
-def alter(
-    topic_name: str,
-    configs: tuple[str, ...],
-    deleted: tuple[str, ...],
-    name: str,
-    address: str,
-    as_json: bool,
-) -> None:
+@target_options
+def alter(topic_name: str, configs: tuple[str, ...], deleted: tuple[str, ...], target: Target) -> None:
     """Change settings of the topic NAME, all together or none."""
     changes = changes_of(configs, deleted)
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         admin.alter_configs(changes, topic=topic_name)
-        now = admin.describe_topic(topic_name).configs if as_json else {}
-    if as_json:
-        print_json(now)
-        return
-    click.echo(f"altered topic {topic_name}")
+        now = admin.describe_topic(topic_name).configs if target.as_json else {}
+    target.report(now, f"altered topic {topic_name}")
 
 
 @topic.command("add-partitions")
 @_name_argument
 @click.argument("total", metavar="TOTAL", type=click.IntRange(min=1))
-@cluster_options
-@json_option
-def add_partitions(topic_name: str, total: int, name: str, address: str, as_json: bool) -> None:
+@target_options
+def add_partitions(topic_name: str, total: int, target: Target) -> None:
     """Add partitions, so that the topic NAME has TOTAL of them. Keys go to other partitions from then on."""
-    with admin_of(name, address) as admin:
+    with target.admin() as admin:
         described = admin.create_partitions(topic_name, total)
-    if as_json:
-        print_json(described.to_dict())
-        return
-    click.echo(f"topic {topic_name} has {total} partitions")
+    target.report(described.to_dict(), f"topic {topic_name} has {total} partitions")
 
 
 @topic.command("delete-records")
@@ -166,16 +144,9 @@ def add_partitions(topic_name: str, total: int, name: str, address: str, as_json
     "--partition", "-p", "numbers", multiple=True, type=click.IntRange(min=0), help="Which; all otherwise."
 )
 @yes_option
-@cluster_options
-@json_option
+@target_options
 def delete_records(
-    topic_name: str,
-    before: str,
-    numbers: tuple[int, ...],
-    is_sure: bool,
-    name: str,
-    address: str,
-    as_json: bool,
+    topic_name: str, before: str, numbers: tuple[int, ...], is_sure: bool, target: Target
 ) -> None:
     """Delete the oldest records of the topic NAME. They cannot be brought back."""
     from rayka.ids import TopicPartition
@@ -183,12 +154,12 @@ def delete_records(
     offset = _offset(before)
     which = "all committed records" if offset == _END else f"the records below offset {offset}"
     where = f"partition {ids(numbers)}" if numbers else "all partitions"
-    confirm(f"this deletes {which} in {where} of topic {topic_name} of cluster {name}", is_sure)
-    with admin_of(name, address) as admin:
+    confirm(f"this deletes {which} in {where} of topic {topic_name} of cluster {target.name}", is_sure)
+    with target.admin() as admin:
         chosen = numbers or range(len(admin.describe_topic(topic_name).partitions))
         found = admin.delete_records({TopicPartition(topic_name, each): offset for each in chosen})
     rows = [(tp.partition, low_watermark) for tp, low_watermark in found.items()]
-    if as_json:
+    if target.as_json:
         print_json([{"partition": number, "low_watermark": low} for number, low in rows])
         return
     print_table("First offsets", ("partition", "first offset"), rows)
@@ -197,17 +168,13 @@ def delete_records(
 @topic.command()
 @_name_argument
 @yes_option
-@cluster_options
-@json_option
-def delete(topic_name: str, is_sure: bool, name: str, address: str, as_json: bool) -> None:
+@target_options
+def delete(topic_name: str, is_sure: bool, target: Target) -> None:
     """Delete the topic NAME with all its records."""
-    confirm(f"this deletes topic {topic_name} of cluster {name} with all its records", is_sure)
-    with admin_of(name, address) as admin:
+    confirm(f"this deletes topic {topic_name} of cluster {target.name} with all its records", is_sure)
+    with target.admin() as admin:
         admin.delete_topic(topic_name)
-    if as_json:
-        print_json({"deleted": topic_name})
-        return
-    click.echo(f"deleted topic {topic_name}")
+    target.report({"deleted": topic_name}, f"deleted topic {topic_name}")
 
 
 def print_partitions(partitions: "list[PartitionDescription]") -> None:
