@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayka.actors import worker_python
 from rayka.actors.broker_actor import Broker
 from rayka.actors.controller_actor import Controller
-from rayka.actors.names import NAMESPACE, actor_name, running_node_ids
+from rayka.actors.names import NAMESPACE, actor_name, named, running_node_ids
 from rayka.actors.node_placement import Placement
 from rayka.actors.on_ray_node import HOST_LABEL, host_label
 from rayka.actors.ray_records import pending_actors
@@ -79,10 +79,7 @@ def _pin(ray_node_id: str) -> dict[str, Any]:
 
 def find(cluster_name: str, node_id: int) -> Any | None:
     """The handle of a node's actor; None when there is none of that name."""
-    try:
-        return ray.get_actor(actor_name(cluster_name, node_id), namespace=NAMESPACE)
-    except ValueError:
-        return None
+    return named(actor_name(cluster_name, node_id))
 
 
 async def await_made(cluster_name: str, handles: Mapping[int, Any], timeout_s: float) -> None:

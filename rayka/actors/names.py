@@ -29,6 +29,14 @@ def start_lock_name(cluster_name: str) -> str:
     return f"{cluster_name}/start"
 
 
+def named(name: str) -> Any | None:
+    """The handle of rayka's actor of that name; None when there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
 def wanted_node_ids(spec: ClusterSpec) -> tuple[int, ...]:
     """The nodes that a spec declares, ascending."""
     return tuple(spec.roles)

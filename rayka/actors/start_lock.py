@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from rayka.actors.names import NAMESPACE, start_lock_name
+from rayka.actors.names import NAMESPACE, named, start_lock_name
 from rayka.errors import UnavailableError
 
 _POLL_S = 0.1
@@ -38,11 +38,7 @@ def only_start(cluster_name: str, timeout_s: float) -> Iterator[None]:
 
 def is_starting(cluster_name: str) -> bool:
     """Whether a process starts this cluster just now."""
-    try:
-        ray.get_actor(start_lock_name(cluster_name), namespace=NAMESPACE)
-    except ValueError:
-        return False
-    return True
+    return named(start_lock_name(cluster_name)) is not None
 
 
 def _holder(cluster_name: str) -> Any:

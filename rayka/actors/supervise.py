@@ -8,7 +8,7 @@ import ray
 
 from rayka.actors import launch, worker_python
 from rayka.actors.cluster_record import ClusterRecord
-from rayka.actors.names import NAMESPACE, supervisor_name
+from rayka.actors.names import NAMESPACE, named, supervisor_name
 from rayka.actors.on_ray_node import live_ray_nodes
 from rayka.errors import UnavailableError
 
@@ -53,10 +53,7 @@ async def await_made(handle: Any, timeout_s: float) -> None:
 
 def find(cluster_name: str) -> Any | None:
     """The handle of a cluster's supervisor; None when there is none."""
-    try:
-        return ray.get_actor(supervisor_name(cluster_name), namespace=NAMESPACE)
-    except ValueError:
-        return None
+    return named(supervisor_name(cluster_name))
 
 
 async def kept_record(cluster_name: str, timeout_s: float) -> ClusterRecord | None:

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -22,43 +22,22 @@ INTERRUPTED = 130
 _OWNERS = frozenset(("demo", "start", "stop", "remove"))  # commands that make or end actors or a Ray
 
 
-class _Subcommand(NamedTuple):
-    module: str
-    attribute: str
-    help: str
-
-
+# By name: the module whose attribute of that name it is, and what the list of commands says.
 _SUBCOMMANDS = {
-    "demo": _Subcommand("rayka.cli.demo", "demo", "See it all at work on 336,776 real flights."),
-    "init": _Subcommand("rayka.cli.init", "init", "Write a cluster.yaml to start from."),
-    "start": _Subcommand("rayka.cli.cluster_commands", "start", "Start the cluster that a spec declares."),
-    "stop": _Subcommand("rayka.cli.cluster_commands", "stop", "Stop a cluster; its data stays."),
-    "status": _Subcommand("rayka.cli.cluster_commands", "status", "Show a cluster's nodes."),
-    "logs": _Subcommand("rayka.cli.logs", "logs", "Print what a node logged, and follow it."),
-    "topic": _Subcommand(
-        "rayka.cli.topic_commands", "topic", "Create, list, describe, alter and delete topics."
-    ),
-    "partition": _Subcommand(
-        "rayka.cli.partition_commands", "partition", "Give partitions other replicas or another leader."
-    ),
-    "broker": _Subcommand(
-        "rayka.cli.broker_commands", "broker", "List, describe, configure, drain and remove brokers."
-    ),
-    "quorum": _Subcommand(
-        "rayka.cli.quorum_commands", "quorum", "Show the controllers' quorum, and change who votes."
-    ),
-    "log": _Subcommand(
-        "rayka.cli.log_commands", "log", "Look into the files of logs, of a node that runs or not."
-    ),
-    "metadata": _Subcommand(
-        "rayka.cli.metadata_shell", "metadata", "Look into the metadata in a snapshot or a controller's log."
-    ),
-    "sim": _Subcommand(
-        "rayka.cli.sim", "sim", "Run a cluster on virtual time, under faults drawn from a seed."
-    ),
-    "doctor": _Subcommand(
-        "rayka.cli.doctor", "doctor", "Check this machine: Java, versions, disk, memory, Ray."
-    ),
+    "demo": ("rayka.cli.demo", "See it all at work on 336,776 real flights."),
+    "init": ("rayka.cli.init", "Write a cluster.yaml to start from."),
+    "start": ("rayka.cli.cluster_commands", "Start the cluster that a spec declares."),
+    "stop": ("rayka.cli.cluster_commands", "Stop a cluster; its data stays."),
+    "status": ("rayka.cli.cluster_commands", "Show a cluster's nodes."),
+    "logs": ("rayka.cli.logs", "Print what a node logged, and follow it."),
+    "topic": ("rayka.cli.topic_commands", "Create, list, describe, alter and delete topics."),
+    "partition": ("rayka.cli.partition_commands", "Give partitions other replicas or another leader."),
+    "broker": ("rayka.cli.broker_commands", "List, describe, configure, drain and remove brokers."),
+    "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change who votes."),
+    "log": ("rayka.cli.log_commands", "Look into the files of logs, of a node that runs or not."),
+    "metadata": ("rayka.cli.metadata_shell", "Look into the metadata in a snapshot or a controller's log."),
+    "sim": ("rayka.sim.command", "Run a cluster on virtual time, under faults drawn from a seed."),
+    "doctor": ("rayka.cli.doctor", "Check this machine: Java, versions, disk, memory, Ray."),
 }
 
 
@@ -67,15 +46,14 @@ class _LazyGroup(Group):
         return list(_SUBCOMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        chosen = _SUBCOMMANDS.get(cmd_name)
-        if chosen is None:
+        if cmd_name not in _SUBCOMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(chosen.module), chosen.attribute)
+        command: click.Command = getattr(importlib.import_module(_SUBCOMMANDS[cmd_name][0]), cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, each.help) for name, each in _SUBCOMMANDS.items()])
+            formatter.write_dl([(name, said) for name, (_, said) in _SUBCOMMANDS.items()])
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import reduce, wraps
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -19,19 +19,62 @@ _DRY_RUN = "rayka.dry_run"
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
-def cluster_options(function: FunctionT) -> FunctionT:
-    """`--cluster` and `--address`: which cluster, on which Ray."""
-    function = click.option(
-        "--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to use."
-    )(function)
-    return click.option("--cluster", "name", default="rayka", show_default=True, help="The cluster's name.")(
-        function
-    )
+def _all_of(*options: Callable[[FunctionT], FunctionT]) -> Callable[[FunctionT], FunctionT]:
+    """These options as one decorator; `--help` shows them in this order."""
+    return lambda function: reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
-def json_option(function: FunctionT) -> FunctionT:
-    """`--json`: for programs."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+# Which cluster, on which Ray.
+cluster_options = _all_of(
+    click.option("--cluster", "name", default="rayka", show_default=True, help="The cluster's name."),
+    click.option("--address", default="auto", show_default=True, metavar="HOST:PORT", help="The Ray to use."),
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+# Settings to change.
+config_options = _all_of(
+    click.option(
+        "--config",
+        "-c",
+        "configs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Kafka's name; may be given often.",
+    ),
+    click.option(
+        "--delete-config",
+        "deleted",
+        multiple=True,
+        metavar="KEY",
+        help="Back to the default; may be given often.",
+    ),
+)
+# How long to stay until replicas have caught up.
+wait_options = _all_of(
+    click.option(
+        "--wait/--no-wait",
+        "is_waiting",
+        default=True,
+        show_default=True,
+        help="Stay until the new replicas are in sync.",
+    ),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Wait no longer than this.",
+    ),
+)
+# Of a command that destroys something.
+yes_option = click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")
+# Of a command that makes a plan; see `is_dry_run`.
+dry_run_option = click.option(
+    "--dry-run",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda context, _, value: context.meta.update({_DRY_RUN: value}),
+    help="Print what would be done, and change nothing.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,59 +117,6 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(target=Target(name, address, as_json), **given)
 
     return command
-
-
-def config_options(function: FunctionT) -> FunctionT:
-    """`--config` and `--delete-config`: settings to change."""
-    function = click.option(
-        "--delete-config",
-        "deleted",
-        multiple=True,
-        metavar="KEY",
-        help="Back to the default; may be given often.",
-    )(function)
-    return click.option(
-        "--config",
-        "-c",
-        "configs",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Kafka's name; may be given often.",
-    )(function)
-
-
-def wait_options(function: FunctionT) -> FunctionT:
-    """`--wait/--no-wait` and `--timeout`: how long to stay until replicas have caught up."""
-    function = click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0),
-        metavar="SECONDS",
-        help="Wait no longer than this.",
-    )(function)
-    return click.option(
-        "--wait/--no-wait",
-        "is_waiting",
-        default=True,
-        show_default=True,
-        help="Stay until the new replicas are in sync.",
-    )(function)
-
-
-def yes_option(function: FunctionT) -> FunctionT:
-    """`--yes`: of a command that destroys something."""
-    return click.option("--yes", "-y", "is_sure", is_flag=True, help="Do not ask.")(function)
-
-
-def dry_run_option(function: FunctionT) -> FunctionT:
-    """`--dry-run`: of a command that makes a plan; see `is_dry_run`."""
-    return click.option(
-        "--dry-run",
-        is_flag=True,
-        expose_value=False,
-        callback=lambda context, _, value: context.meta.update({_DRY_RUN: value}),
-        help="Print what would be done, and change nothing.",
-    )(function)
 
 
 def is_dry_run() -> bool:

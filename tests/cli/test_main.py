@@ -148,7 +148,7 @@ def test_an_error_of_the_cluster_has_kafkas_number_and_the_public_name(
     def fail(as_json: bool) -> None:
         raise no_such_topic("a", "rayka", [])
 
-    monkeypatch.setitem(main._SUBCOMMANDS, "fail", main._Subcommand(__name__, "fail", ""))
+    monkeypatch.setitem(main._SUBCOMMANDS, "fail", (__name__, ""))
     monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(fail=fail))
     assert run(["fail", "--json"]) == 1
     error = json.loads(capsys.readouterr().err)["error"]
@@ -303,7 +303,7 @@ def test_ctrl_c_ends_with_130_and_no_traceback(home: dict[str, str]) -> None:
     script = (
         "import os, signal, sys, click\nfrom rayka.cli import main\n"
         "@main.rayka.command()\ndef wait(): os.kill(os.getpid(), signal.SIGINT); signal.pause()\n"
-        "main._SUBCOMMANDS['wait'] = main._Subcommand('__main__', 'wait', '')\n"
+        "main._SUBCOMMANDS['wait'] = ('__main__', '')\n"
         "sys.exit(main.run(['wait']))"
     )
     done = subprocess.run(
