@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from rayka.actors import worker_python
 from rayka.actors.names import NAMESPACE, named, start_lock_name
 from rayka.errors import UnavailableError
 
@@ -47,7 +48,12 @@ def _holder(cluster_name: str) -> Any:
     class Holder:
         """The actor."""
 
-    return ray.remote(Holder).options(name=start_lock_name(cluster_name), namespace=NAMESPACE, num_cpus=0)
+    return ray.remote(Holder).options(
+        name=start_lock_name(cluster_name),
+        namespace=NAMESPACE,
+        num_cpus=0,
+        runtime_env=worker_python.environment(()),
+    )
 
 
 def _taken(lock: Any) -> Any | None:

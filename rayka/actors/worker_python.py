@@ -24,10 +24,13 @@ def remember_match(ray_node_id: str) -> None:
 
 def environment(ray_node_ids: Collection[str]) -> dict[str, str]:
     """The `runtime_env` of an actor that may be on any of these Ray nodes."""
-    own = ray.get_runtime_context().get_node_id()
+    context = ray.get_runtime_context()
+    own = context.get_node_id()
     if own in ray_node_ids and own not in _matching and _runs_here(own):
         _matching.add(own)
-    return {} if _matching.issuperset(ray_node_ids) else {"py_executable": sys.executable}
+    # What is set for the whole process may bring a Python of its own: `uv run`, or packages for the job.
+    is_named = bool(context.runtime_env) or not _matching.issuperset(ray_node_ids)
+    return {"py_executable": sys.executable} if is_named else {}
 
 
 def _runs_here(own_ray_node_id: str) -> bool:

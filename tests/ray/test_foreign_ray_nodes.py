@@ -3,6 +3,7 @@ worker, one that Ray runs on with another Python. All are real; a `sitecustomize
 """
 
 import shutil
+import subprocess
 import sys
 import sysconfig
 import venv
@@ -177,6 +178,25 @@ def test_actors_run_in_workers_as_ray_starts_them_where_these_run_the_callers_in
         found = actors_of("plain")
         assert set(found) == {"plain/broker-1", "plain/controller-3001", "plain/supervisor", "plain/start"}
         assert not any(each.is_named for each in found.values()), found
+
+
+def test_the_interpreter_is_named_where_the_process_has_a_runtime_environment_of_its_own(
+    run: Callable[..., "subprocess.CompletedProcess[str]"],
+) -> None:
+    program = """
+import ray
+from rayka.actors.worker_python import environment
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, runtime_env=RUNTIME_ENV)
+print(environment([ray.get_runtime_context().get_node_id()]))
+"""
+    named = {"py_executable": sys.executable}
+    for own, expected in (
+        (None, {}),
+        ({"py_executable": "another"}, named),
+        ({"env_vars": {"A": "a"}}, named),
+    ):
+        done = run(sys.executable, "-c", program.replace("RUNTIME_ENV", repr(own)))
+        assert done.stdout.strip() == str(expected), done.stderr
 
 
 def test_nodes_run_with_the_callers_interpreter_where_ray_runs_with_another_one(
