@@ -5,6 +5,7 @@ lead, which epochs rise. Every topic is looked at, with or without records.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from rayka.errors import ConfigError
 from rayka.ids import NO_EPOCH, TopicIdPartition
@@ -15,8 +16,19 @@ from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import Replication, holds_committed, proposed_to
 from rayka.sim.world.machines import SimCluster
 
-_Images = tuple[MetadataImage, MetadataImage]  # before and after
-_Changed = tuple[TopicIdPartition, str, PartitionImage | None, PartitionImage]
+
+class _Change(NamedTuple):
+    """A partition that is another one in the next image; `old` is None when it is new there."""
+
+    key: TopicIdPartition
+    topic: str
+    images: tuple[MetadataImage, MetadataImage]  # before and after
+    old: PartitionImage | None
+    new: PartitionImage
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.key.partition}"
 
 
 class PartitionStates:
@@ -43,10 +55,10 @@ class PartitionStates:
             return
         if before.configs is not after.configs or before.topics is not after.topics:
             self._lower_floors(before, after)
-        for key, name, old, new in _changed(before, after):
-            self._check_state(name, after, new)
-            if old is not None:
-                self._check_change(key, name, (before, after), old, new)
+        for change in _changed(before, after):
+            self._check_state(change.name, after, change.new)
+            if change.old is not None:
+                self._check_change(change, change.old, change.new)
         if before.brokers is not after.brokers:
             self._check_fenced(after)
 
@@ -126,58 +138,40 @@ class PartitionStates:
 
     # ---- A change ----------------------------------------------------------------------------------------------------
 
-    def _check_change(
-        self,
-        key: TopicIdPartition,
-        name: str,
-        images: _Images,
-        old: PartitionImage,
-        new: PartitionImage,
-    ) -> None:
+    def _check_change(self, change: _Change, old: PartitionImage, new: PartitionImage) -> None:
         """B14: epochs rise; B40, B41: which replica is elected."""
         if new.partition_epoch <= old.partition_epoch or new.leader_epoch < old.leader_epoch:
-            self._report("partition-epochs", name, f"{old!r}, then {new!r}")
+            self._report("partition-epochs", change.name, f"{old!r}, then {new!r}")
         if new.leader_id != old.leader_id and new.leader_epoch == old.leader_epoch:
-            self._report("partition-epochs", name, f"another leader in the same epoch: {old!r}, then {new!r}")
-        truth = self._replication.truths.get(key)
+            self._report(
+                "partition-epochs", change.name, f"another leader in the same epoch: {old!r}, then {new!r}"
+            )
+        truth = self._replication.truths.get(change.key)
+        view = None
         if truth is not None:
             view = self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
-            if view is not None and new.leader_epoch == old.leader_epoch:
-                self._replica_checkers.check_maximal_isr(view)
-        if new.leader_epoch > old.leader_epoch:
-            self._check_elected(key, name, images, old, new)
+        if view is not None and new.leader_epoch == old.leader_epoch:
+            self._replica_checkers.check_maximal_isr(view)
+        joining = () if view is None else proposed_to(view, old.partition_epoch)
+        if new.leader_epoch > old.leader_epoch and not _is_eligible(old, new, joining):
+            self._check_unclean(change, old, new)
         if truth is not None:
             truth.fewest_replicas = min(truth.fewest_replicas, len(new.replicas))
-            self._on_members(key, old, new)
+            self._on_members(change.key, old, new)
             self._replication.expect_loss(truth, f"nobody else is left of {old!r}")
 
-    def _check_elected(
-        self,
-        key: TopicIdPartition,
-        name: str,
-        images: _Images,
-        old: PartitionImage,
-        new: PartitionImage,
-    ) -> None:
-        truth = self._replication.truths.get(key)
-        view = (
-            None if truth is None else self._replication.leader_view(truth, old.leader_id, old.leader_epoch)
-        )
-        joining = () if view is None else proposed_to(view, old.partition_epoch)
-        # One batch may hold several elections: one that was elected and fenced again is left in the ELR.
-        elected = {new.leader_id} if new.has_leader else {*new.isr, *new.eligible_leader_replicas}
-        if elected <= {*old.isr, *old.eligible_leader_replicas, *joining}:
-            return
-        topic = name.rpartition("-")[0]
+    def _check_unclean(self, change: _Change, old: PartitionImage, new: PartitionImage) -> None:
         others_are_gone = all(
-            _is_another_process(images, each) or self._is_registering(each)
+            _is_another_process(change, each) or self._is_registering(each)
             for each in old.isr + old.eligible_leader_replicas
         )
-        is_last_known = others_are_gone and elected == {*old.last_known_elr}
-        if not (is_last_known or topic in self.unclean_asked or self._is_unclean_allowed(images[0], topic)):
-            self._report("unclean-election", name, f"{old!r}, then {new!r}")
+        is_last_known = others_are_gone and _elected(new) == {*old.last_known_elr}
+        is_allowed = change.topic in self.unclean_asked or self._is_unclean_allowed(change)
+        truth = self._replication.truths.get(change.key)
+        if not (is_last_known or is_allowed):
+            self._report("unclean-election", change.name, f"{old!r}, then {new!r}")
         elif truth is not None:
-            self._cluster.trace.add(new.leader_id, "unclean", f"{name} in epoch {new.leader_epoch}")
+            self._cluster.trace.add(new.leader_id, "unclean", f"{change.name} in epoch {new.leader_epoch}")
             truth.awaits_loss = truth.awaits_loss or "unclean election"
 
     def _is_registering(self, broker_id: int) -> bool:
@@ -188,8 +182,8 @@ class PartitionStates:
         observed = broker.observed if broker is not None else None
         return observed is not None and observed.broker_epoch == NO_EPOCH
 
-    def _is_unclean_allowed(self, image: MetadataImage, topic: str) -> bool:
-        config = self._cluster.config.topic_config(image.topic_configs(topic))
+    def _is_unclean_allowed(self, change: _Change) -> bool:
+        config = self._cluster.config.topic_config(change.images[0].topic_configs(change.topic))
         return config.unclean_leader_election_enable or self._cluster.config.unclean_leader_election_enable
 
     def _on_members(self, key: TopicIdPartition, old: PartitionImage, new: PartitionImage) -> None:
@@ -209,13 +203,22 @@ class PartitionStates:
                 )
 
 
-def _is_another_process(images: _Images, broker_id: int) -> bool:
+def _elected(new: PartitionImage) -> set[int]:
+    """One batch may hold several elections: one that was elected and fenced again is left in the ELR."""
+    return {new.leader_id} if new.has_leader else {*new.isr, *new.eligible_leader_replicas}
+
+
+def _is_eligible(old: PartitionImage, new: PartitionImage, joining: tuple[int, ...]) -> bool:
+    return _elected(new) <= {*old.isr, *old.eligible_leader_replicas, *joining}
+
+
+def _is_another_process(change: _Change, broker_id: int) -> bool:
     """Whether the broker registered anew in between, in the batch in which it left the ELR."""
-    epochs = [each.brokers[broker_id].broker_epoch for each in images if broker_id in each.brokers]
-    return len({*epochs}) != 1
+    brokers = [each.brokers for each in change.images]
+    return len({each[broker_id].broker_epoch for each in brokers if broker_id in each}) != 1
 
 
-def _changed(before: MetadataImage, after: MetadataImage) -> Iterator[_Changed]:
+def _changed(before: MetadataImage, after: MetadataImage) -> Iterator[_Change]:
     """The partitions that are others now."""
     if before.topics is after.topics:
         return
@@ -226,4 +229,5 @@ def _changed(before: MetadataImage, after: MetadataImage) -> Iterator[_Changed]:
         for number, state in enumerate(topic.partitions):
             past = old.partitions[number] if old is not None and number < len(old.partitions) else None
             if past is not state:
-                yield TopicIdPartition(topic_id, number), f"{topic.name}-{number}", past, state
+                key = TopicIdPartition(topic_id, number)
+                yield _Change(key, topic.name, (before, after), past, state)
