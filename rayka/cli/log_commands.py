@@ -12,7 +12,7 @@ from rayka.cli.output import Style, counted, print_json, print_table, size
 from rayka.cli.shared_options import json_option
 
 if TYPE_CHECKING:
-    from rayka.cli.log_files import BatchDump, FileDump
+    from rayka.cli.file_dumps import BatchDump, FileDump
 
 _BATCH_COLUMNS = ("position", "offsets", "records", "epoch", "bytes", "codec", "kind", "crc")
 _RECORD_COLUMNS = ("offset", "timestamp", "key", "value")
@@ -37,7 +37,7 @@ def dump(
     Segments, indexes, leader epochs, snapshots and quorum states are read as they are, and nothing is changed: the node
     that they belong to may run.
     """
-    from rayka.cli.log_files import LogFiles
+    from rayka.cli.file_dumps import LogFiles
 
     files = LogFiles(with_records=with_records, as_metadata=as_metadata)
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rayka.cli.log_files import whole_batches
+from rayka.cli.file_dumps import whole_batches
 from rayka.errors import ApiError, StorageError
 from rayka.ids import METADATA_TOPIC
 from rayka.log.local_disk import LocalDisk
