@@ -79,10 +79,6 @@ class Disk(Protocol):
 
     def identity(self, path: str) -> FileIdentity: ...
 
-    def modified_ms(self, path: str) -> int:
-        """Wall-clock time of the last change, in milliseconds."""
-        ...
-
     def list(self, directory: str) -> list[str]:
         """Names in a directory, sorted."""
         ...
@@ -91,13 +87,9 @@ class Disk(Protocol):
         """Creates the directory and its missing parents; an existing one is fine."""
         ...
 
-    def remove_directory(self, path: str) -> None:
-        """Removes the directory with all that is in it."""
-        ...
-
     async def discard(self, path: str) -> None:
-        """As `remove_directory`, off the event loop, which many files or large ones would hold up. A directory that is
-        gone is passed over.
+        """Removes the directory with all that is in it, off the event loop, which many files or large ones would hold
+        up. One that is gone is passed over.
         """
         ...
 

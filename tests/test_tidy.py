@@ -37,6 +37,8 @@ ASYNC_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port: its sync runs in a thread",
     "rayka/log/durable.py": "the disk port's sync",
     "rayka/log/log_directory.py": "the disk port's sync",
+    "rayka/log/offset_checkpoints.py": "the disk port's sync",
+    "rayka/log/shutdown_files.py": "the disk port's sync",
     "rayka/raft/snapshot_store.py": "the disk port's sync",
     "rayka/protocol/caller.py": "the network port's call: the caller's end of the connection",
     "rayka/protocol/active_controller.py": "nodes and clients share it, and neither imports the other",

@@ -99,10 +99,6 @@ class LocalDisk:
             status = os.stat(path)
             return FileIdentity(device=status.st_dev, inode=status.st_ino, size_bytes=status.st_size)
 
-    def modified_ms(self, path: str) -> int:
-        with _StorageErrors("look at", path):
-            return os.stat(path).st_mtime_ns // 1_000_000
-
     def list(self, directory: str) -> list[str]:
         with _StorageErrors("list", directory):
             return sorted(os.listdir(directory))
@@ -163,11 +159,6 @@ class LocalDisk:
     def make_directory(self, path: str) -> None:
         with _StorageErrors("create directory", path):
             os.makedirs(path, exist_ok=True)
-
-    def remove_directory(self, path: str) -> None:
-        self._forget_under(path)
-        with _StorageErrors("remove directory", path):
-            shutil.rmtree(path)
 
     async def discard(self, path: str) -> None:
         self._forget_under(path)

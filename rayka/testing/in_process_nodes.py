@@ -171,7 +171,7 @@ class InProcessNodes:
             raise ValueError(f"node_id: expected a broker that does not run, found {node_name(node_id)}")
         settings = self._settings(node_id)
         for path in settings.data_dirs:
-            settings.disk.remove_directory(path)
+            await settings.disk.discard(path)
         await DataDirectories.format(settings)
 
     async def _stop_node(self, node_id: int) -> None:

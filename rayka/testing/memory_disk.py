@@ -13,13 +13,13 @@ import asyncio
 import errno
 import posixpath
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from random import Random
-from typing import Literal, NamedTuple, Union
+from typing import Literal, NamedTuple
 
 from rayka.errors import StorageError
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
 from rayka.ports import Buffer, FileIdentity, Lock
+from rayka.testing.memory_tree import Entry, Inode, MemoryDirectory, MemoryTree
 
 Operation = Literal["write", "read", "sync"]
 _DEVICE = -1  # no real file system has it, so no reader mistakes a path of this disk for a file of its own
@@ -31,84 +31,6 @@ class DurableFile(NamedTuple):
     inode: int
     data: bytearray
     synced_bytes: int
-
-
-class _Inode:
-    """One file's bytes; those below `synced_bytes` survive a power cut."""
-
-    __slots__ = ("before_cut", "cut_count", "data", "modified_ms", "number", "snapshot", "synced_bytes")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.data = bytearray()
-        self.before_cut = b""  # all that was there before a cut that is not synced
-        self.cut_count = 0
-        self.synced_bytes = 0
-        self.modified_ms = 0
-        self.snapshot = b""
-
-    def image(self) -> bytes:
-        """The bytes as they are now, shared by all that map the file before it grows."""
-        if len(self.snapshot) != len(self.data):
-            self.snapshot = bytes(self.data)
-        return self.snapshot
-
-    def cut(self, size_bytes: int) -> None:
-        """Takes off what lies behind."""
-        self.before_cut = self.before_cut or bytes(self.data)
-        self.cut_count += 1
-        del self.data[size_bytes:]
-        self.synced_bytes = min(self.synced_bytes, size_bytes)
-        self.snapshot = b""
-
-    def sync(self, size_bytes: int, cut_count: int) -> None:
-        """So many bytes are on the platter, and nothing of what these cuts took; a later cut came too late for it."""
-        if cut_count == self.cut_count:
-            self.synced_bytes = max(self.synced_bytes, size_bytes)
-            self.before_cut = b""
-
-    def lose_power(self, random: Random) -> None:
-        """Cuts the unsynced bytes at a random point. Behind it sometimes stands what was cut off before, sometimes the
-        file keeps its size and there are zeros instead.
-        """
-        size_bytes = len(self.data)
-        kept_bytes = random.randint(self.synced_bytes, size_bytes)
-        del self.data[kept_bytes:]
-        if self.before_cut and random.random() < 0.5:
-            self.data += self.before_cut[kept_bytes:]
-        elif random.random() < 0.25:
-            self.data += bytes(size_bytes - kept_bytes)
-        self.synced_bytes = len(self.data)
-        self.snapshot = self.before_cut = b""
-
-
-class _Directory:
-    """Names as the page cache has them, as the platter has them, and the changes in between, in order."""
-
-    __slots__ = ("durable", "entries", "journal")
-
-    def __init__(self) -> None:
-        self.entries: dict[str, _Entry] = {}
-        self.durable: dict[str, _Entry] = {}
-        self.journal: list[dict[str, _Entry | None]] = []
-
-    def change(self, changes: "dict[str, _Entry | None]") -> None:
-        _apply(self.entries, changes)
-        self.journal.append(changes)
-
-    def sync(self) -> None:
-        self.durable = dict(self.entries)
-        self.journal.clear()
-
-    def lose_power(self, random: Random) -> None:
-        """Keeps a random prefix of the unsynced changes: a journalling file system loses them in order."""
-        for changes in self.journal[: random.randint(0, len(self.journal))]:
-            _apply(self.durable, changes)
-        self.entries = dict(self.durable)
-        self.journal.clear()
-
-
-_Entry = Union[_Inode, _Directory]  # noqa: UP007 - a name used before both classes exist
 
 
 class _Fault:
@@ -127,12 +49,10 @@ class _Fault:
 
 
 class MemoryDisk:
-    """The `Disk` port in memory, with faults. `now_ms` is what files get as their time of change."""
+    """The `Disk` port in memory, with faults."""
 
     def __init__(self) -> None:
-        self.now_ms = 0
-        self._root = _Directory()
-        self._inode_count = 0
+        self._tree = MemoryTree()
         self._boot_count = 1
         self._locks: dict[str, _MemoryLock] = {}
         self._faults: list[_Fault] = []
@@ -157,10 +77,7 @@ class MemoryDisk:
         """
         self.process_crash()
         self._boot_count += 1
-        inodes: dict[int, _Inode] = {}
-        self._lose_names(self._root, random, inodes)
-        for inode in inodes.values():
-            inode.lose_power(random)
+        self._tree.lose_power(random)
 
     def fail(self, operation: Operation, where: str = "", times: int = 1) -> None:
         """The next operations of this kind on paths that contain `where` end with EIO; a failed write writes
@@ -183,53 +100,37 @@ class MemoryDisk:
 
     def flip_bit(self, path: str, position: int, bit: int = 0) -> None:
         """Bit rot: one bit of the file is different from now on, for readers that map it anew."""
-        inode = self._inode("flip", path)
+        inode = self._tree.inode("flip", path)
         inode.data[position] ^= 1 << bit
         inode.snapshot = b""
 
-    def unsynced_bytes(self, path: str) -> int:
-        """How many bytes of the file a power cut may take."""
-        inode = self._inode("look at", path)
-        return len(inode.data) - inode.synced_bytes
-
     def durable_names(self, directory: str) -> list[str]:
         """What the directory would hold after a power cut at its worst, ascending."""
-        found = self._find_durable(directory)
-        return sorted(found.durable) if isinstance(found, _Directory) else []
+        found = self._tree.find_durable(directory)
+        return sorted(found.durable) if isinstance(found, MemoryDirectory) else []
 
     def durable_file(self, path: str) -> DurableFile | None:
         """The file as a power cut at its worst would leave it."""
-        found = self._find_durable(path)
-        return (
-            DurableFile(found.number, found.data, found.synced_bytes) if isinstance(found, _Inode) else None
-        )
-
-    def _find_durable(self, path: str) -> _Entry | None:
-        current: _Entry | None = self._root
-        for name in _names(path):
-            current = current.durable.get(name) if isinstance(current, _Directory) else None
-        return current
+        found = self._tree.find_durable(path)
+        return DurableFile(found.number, found.data, found.synced_bytes) if isinstance(found, Inode) else None
 
     # ---- Looking -------------------------------------------------------------------------------------------
 
     def exists(self, path: str) -> bool:
-        return self._find(path) is not None
+        return self._tree.find(path) is not None
 
     def size(self, path: str) -> int:
-        return len(self._inode("look at", path).data)
+        return len(self._tree.inode("look at", path).data)
 
     def identity(self, path: str) -> FileIdentity:
-        inode = self._inode("look at", path)
+        inode = self._tree.inode("look at", path)
         return FileIdentity(device=_DEVICE, inode=inode.number, size_bytes=len(inode.data))
 
-    def modified_ms(self, path: str) -> int:
-        return self._inode("look at", path).modified_ms
-
     def list(self, directory: str) -> list[str]:
-        return sorted(self._directory("list", directory).entries)
+        return sorted(self._tree.directory("list", directory).entries)
 
     def free_bytes(self, path: str) -> int:
-        self._directory("look at", path)
+        self._tree.directory("look at", path)
         return self._free_bytes
 
     def boot_id(self) -> str:
@@ -239,18 +140,18 @@ class MemoryDisk:
 
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
         self._maybe_fail("read", "read", path)
-        return bytes(self._inode("read", path).data[position : position + size_bytes])
+        return bytes(self._tree.inode("read", path).data[position : position + size_bytes])
 
     def map(self, path: str) -> memoryview:
         self._maybe_fail("read", "map", path)
-        return memoryview(self._inode("map", path).image())
+        return memoryview(self._tree.inode("map", path).image())
 
     # ---- Writing -------------------------------------------------------------------------------------------
 
     def append(self, path: str, buffers: Sequence[Buffer]) -> int:
         self._maybe_fail("write", "append to", path)
-        entry = self._find(path)
-        inode = self._create("append to", path) if entry is None else self._inode("append to", path)
+        entry = self._tree.find(path)
+        inode = self._tree.create("append to", path) if entry is None else self._tree.inode("append to", path)
         position = len(inode.data)
         self._write(inode, "append to", path, b"".join(map(bytes, buffers)), self._torn.pop(path, None))
         return position
@@ -259,7 +160,7 @@ class MemoryDisk:
         self._maybe_fail("write", "write", path)
         aside = path + TEMPORARY_SUFFIX
         try:
-            self._write(self._create("write", aside), "write", path, bytes(data), None)
+            self._write(self._tree.create("write", aside), "write", path, bytes(data), None)
         except StorageError:
             self._give_back(aside)
             raise
@@ -272,10 +173,10 @@ class MemoryDisk:
     def copy_prefix_now(self, source: str, target: str, size_bytes: int) -> None:
         """`copy_prefix` for tests without an event loop."""
         self._maybe_fail("write", "copy", source)
-        data = bytes(self._inode("copy", source).data[:size_bytes])
+        data = bytes(self._tree.inode("copy", source).data[:size_bytes])
         if len(data) < size_bytes:
             raise storage_error("copy", source, errno.EIO)
-        copy = self._create("copy", target)
+        copy = self._tree.create("copy", target)
         try:
             self._write(copy, "copy", source, data, None)
         except StorageError:
@@ -285,19 +186,18 @@ class MemoryDisk:
 
     def cut(self, path: str, size_bytes: int) -> None:
         self._maybe_fail("write", "cut", path)
-        inode = self._inode("cut", path)
+        inode = self._tree.inode("cut", path)
         self._free_bytes += max(0, len(inode.data) - size_bytes)
         inode.cut(size_bytes)
 
     def _give_back(self, path: str) -> None:
         """The part of a file that was written takes no room."""
-        self._free_bytes += len(self._inode("remove", path).data)
+        self._free_bytes += len(self._tree.inode("remove", path).data)
         self.unlink(path)
 
-    def _write(self, inode: _Inode, action: str, path: str, data: bytes, torn_at: int | None) -> None:
+    def _write(self, inode: Inode, action: str, path: str, data: bytes, torn_at: int | None) -> None:
         kept_bytes = min(len(data), self._free_bytes, len(data) if torn_at is None else torn_at)
         inode.data += data[:kept_bytes]
-        inode.modified_ms = self.now_ms
         self._free_bytes -= kept_bytes
         if kept_bytes < len(data) or torn_at is not None:
             raise storage_error(action, path, errno.EIO if torn_at is not None else errno.ENOSPC)
@@ -305,19 +205,11 @@ class MemoryDisk:
     # ---- Names ---------------------------------------------------------------------------------------------
 
     def make_directory(self, path: str) -> None:
-        current = self._root
-        for name in _names(path):
-            if name not in current.entries:
-                current.change({name: _Directory()})
-            entry = current.entries[name]
-            if not isinstance(entry, _Directory):
-                raise storage_error("create directory", path, errno.ENOTDIR)
-            current = entry
+        self._tree.make_directory(path)
 
     def remove_directory(self, path: str) -> None:
-        self._directory("remove directory", path)
-        parent, name = self._parent("remove directory", path)
-        parent.change({name: None})
+        self._tree.directory("remove directory", path)
+        self._tree.remove("remove directory", path)
 
     async def discard(self, path: str) -> None:
         """File by file, so the process may end on the way."""
@@ -327,44 +219,31 @@ class MemoryDisk:
         for name in self.list(path):
             await asyncio.sleep(0)
             each = posixpath.join(path, name)
-            if isinstance(self._find(each), _Directory):
+            if isinstance(self._tree.find(each), MemoryDirectory):
                 await self.discard(each)
             else:
                 self.unlink(each)
         self.remove_directory(path)
 
     def rename(self, source: str, target: str) -> None:
-        entry = self._find(source)
-        if entry is None:
-            raise storage_error("rename", source, errno.ENOENT)
-        from_parent, from_name = self._parent("rename", source)
-        to_parent, to_name = self._parent("rename", target)
-        existing = to_parent.entries.get(to_name)
-        if isinstance(existing, _Directory) and (existing.entries or not isinstance(entry, _Directory)):
-            raise storage_error("rename", source, errno.ENOTEMPTY)
-        if from_parent is to_parent:
-            from_parent.change({from_name: None, to_name: entry})
-        else:
-            to_parent.change({to_name: entry})
-            from_parent.change({from_name: None})
+        self._tree.rename(source, target)
 
     def unlink(self, path: str) -> None:
-        self._inode("remove", path)
-        parent, name = self._parent("remove", path)
-        parent.change({name: None})
+        self._tree.inode("remove", path)
+        self._tree.remove("remove", path)
 
     def lock(self, path: str) -> Lock:
         if path in self._locks:
             raise StorageError(f"{path} is locked by another node of this process")
         if not self.exists(path):
-            self._create("lock", path)
+            self._tree.create("lock", path)
         lock = self._locks[path] = _MemoryLock(self._locks, path)
         return lock
 
     # ---- Durability ----------------------------------------------------------------------------------------
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:
-        wanted = _wanted(map(self._find, files))
+        wanted = _wanted(map(self._tree.find, files))
         await (
             self._while_syncing()
         )  # others run meanwhile, as on the real disk; what they write is not covered
@@ -376,69 +255,28 @@ class MemoryDisk:
 
     def sync_now(self, files: Sequence[str], directories: Sequence[str]) -> None:
         """`sync` for tests without an event loop."""
-        wanted = _wanted(map(self._find, files))
+        wanted = _wanted(map(self._tree.find, files))
         self._sync(wanted, files, directories)
 
     def _sync(
-        self, wanted: Sequence[tuple[_Inode, int, int]], files: Sequence[str], directories: Sequence[str]
+        self, wanted: Sequence[tuple[Inode, int, int]], files: Sequence[str], directories: Sequence[str]
     ) -> None:
         for path in (*files, *directories):
             self._maybe_fail("sync", "sync", path)
         for inode, size_bytes, cut_count in wanted:
             inode.sync(size_bytes, cut_count)
         for directory in directories:
-            entry = self._find(directory)
-            if isinstance(entry, _Directory):
+            entry = self._tree.find(directory)
+            if isinstance(entry, MemoryDirectory):
                 entry.sync()
         self._on_synced()
 
     def _on_synced(self) -> None:
         """Something more is durable."""
 
-    # ---- Tree ----------------------------------------------------------------------------------------------
-
-    def _find(self, path: str) -> _Entry | None:
-        current: _Entry | None = self._root
-        for name in _names(path):
-            if not isinstance(current, _Directory):
-                return None
-            current = current.entries.get(name)
-        return current
-
-    def _inode(self, action: str, path: str) -> _Inode:
-        entry = self._find(path)
-        if not isinstance(entry, _Inode):
-            raise storage_error(action, path, errno.ENOENT if entry is None else errno.EISDIR)
-        return entry
-
-    def _directory(self, action: str, path: str) -> _Directory:
-        entry = self._find(path)
-        if not isinstance(entry, _Directory):
-            raise storage_error(action, path, errno.ENOENT if entry is None else errno.ENOTDIR)
-        return entry
-
-    def _parent(self, action: str, path: str) -> tuple[_Directory, str]:
-        directory, name = posixpath.split(posixpath.normpath(path))
-        return self._directory(action, directory), name
-
-    def _create(self, action: str, path: str) -> _Inode:
-        parent, name = self._parent(action, path)
-        self._inode_count += 1
-        inode = _Inode(self._inode_count)
-        parent.change({name: inode})
-        return inode
-
     def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
         if self._faults and any(fault.strikes(operation, path) for fault in self._faults):
             raise storage_error(action, path, errno.EIO)
-
-    def _lose_names(self, directory: _Directory, random: Random, inodes: dict[int, _Inode]) -> None:
-        directory.lose_power(random)
-        for entry in directory.entries.values():
-            if isinstance(entry, _Directory):
-                self._lose_names(entry, random, inodes)
-            else:
-                inodes[entry.number] = entry
 
 
 class _MemoryLock:
@@ -451,19 +289,6 @@ class _MemoryLock:
             del self._locks[self._path]
 
 
-def _wanted(entries: Iterable[_Entry | None]) -> list[tuple[_Inode, int, int]]:
+def _wanted(entries: Iterable[Entry | None]) -> list[tuple[Inode, int, int]]:
     """What of these files a sync that begins now covers."""
-    return [(each, len(each.data), each.cut_count) for each in entries if isinstance(each, _Inode)]
-
-
-@lru_cache(maxsize=4096)
-def _names(path: str) -> tuple[str, ...]:
-    return tuple(name for name in posixpath.normpath(path).split("/") if name and name != ".")
-
-
-def _apply(entries: dict[str, _Entry], changes: dict[str, _Entry | None]) -> None:
-    for name, entry in changes.items():
-        if entry is None:
-            entries.pop(name, None)
-        else:
-            entries[name] = entry
+    return [(each, len(each.data), each.cut_count) for each in entries if isinstance(each, Inode)]

@@ -168,7 +168,7 @@ def test_directories_are_made_with_parents_listed_sorted_moved_and_removed(place
     disk.rename(f"{directory}/x", f"{directory}/z")
     assert disk.append(f"{directory}/z/y/a", [b"3"]) == 1
     assert not disk.exists(f"{directory}/x/y/a")
-    disk.remove_directory(f"{directory}/z")
+    asyncio.run(disk.discard(f"{directory}/z"))
     assert disk.list(directory) == []
 
 
@@ -191,7 +191,6 @@ def test_a_discarded_directory_is_gone_with_all_in_it_and_one_that_is_gone_is_pa
     [
         lambda disk, path: disk.size(path),
         lambda disk, path: disk.identity(path),
-        lambda disk, path: disk.modified_ms(path),
         lambda disk, path: disk.list(path),
         lambda disk, path: disk.read_at(path, 0, 1),
         lambda disk, path: disk.map(path),
@@ -201,7 +200,6 @@ def test_a_discarded_directory_is_gone_with_all_in_it_and_one_that_is_gone_is_pa
         lambda disk, path: copy_prefix(disk, path, path + "2", 1),
         lambda disk, path: disk.append(path + "/in/it", [b"x"]),
         lambda disk, path: disk.write(path + "/in/it", b"x"),
-        lambda disk, path: disk.remove_directory(path),
         lambda disk, path: disk.free_bytes(path),
         lambda disk, path: disk.lock(path + "/in/it"),
     ],

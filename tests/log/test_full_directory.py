@@ -7,7 +7,8 @@ import pytest
 from rayka.config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.log.log import Log
-from rayka.log.log_directory import BOOT_FILE, LogDirectory
+from rayka.log.log_directory import LogDirectory
+from rayka.log.shutdown_files import BOOT_FILE
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import (
     DIRECTORY_ID,
@@ -97,18 +98,18 @@ def test_checkpoints_that_find_no_room_stay_what_they_were_and_the_directory_sta
         run(directory.checkpoint(lambda: {ORDERS: 6}))
     assert (directory.full is not None, directory.failure) == (True, None)
     disk.process_crash()
-    assert open_directory(disk).high_watermark(ORDERS) == 2
+    assert open_directory(disk).checkpoints.high_watermarks.get(ORDERS) == 2
 
 
 def test_a_broker_epoch_that_finds_no_room_is_not_known_to_the_next_process() -> None:  # H3
     disk = formatted_disk()
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     disk.fill_up()
-    directory.record_broker_epoch(6)
+    directory.shutdown.record_broker_epoch(6)
     assert directory.full is not None
     disk.process_crash()
-    assert open_directory(disk).previous_broker_epoch == 5
+    assert open_directory(disk).shutdown.previous_broker_epoch == 5
 
 
 # ---- Logs that are opened anew ----
@@ -184,7 +185,7 @@ def test_a_failed_disk_that_keeps_what_its_next_start_must_not_believe_is_logged
     disk = Stuck()
     run(LogDirectory.format(disk, PATH, node_id=1, directory_id=DIRECTORY_ID))
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     directory.go_offline(StorageError("broken"))
     assert _said(caplog, logging.ERROR)[1] == (
         f"{PATH}: cannot remove {PATH}/{BOOT_FILE}; its next start may report a clean shutdown"
@@ -196,7 +197,7 @@ def test_a_failed_disk_that_cannot_even_say_so_is_logged_with_what_the_next_star
 ) -> None:  # H2
     disk = formatted_disk()
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     disk.fail("write", BOOT_FILE)
     directory.go_offline(StorageError("broken"))
     [warning] = _said(caplog, logging.WARNING)

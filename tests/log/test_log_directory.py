@@ -14,8 +14,9 @@ from rayka.log.checkpoint_files import LOG_START_OFFSET_FILE as STARTS_FILE
 from rayka.log.checkpoint_files import RECOVERY_POINT_FILE as POINTS_FILE
 from rayka.log.checkpoint_files import read_offsets as read_offsets_file
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE, LogDirectory
+from rayka.log.log_directory import LogDirectory
 from rayka.log.mapped_reader import MappedReader
+from rayka.log.shutdown_files import BOOT_FILE, CLEAN_SHUTDOWN_FILE
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import (
     DIRECTORY_ID,
@@ -116,17 +117,21 @@ def test_a_failed_open_leaves_no_lock(disk: MemoryDisk) -> None:
 
 def test_after_a_clean_shutdown_nothing_is_scanned_and_everything_is_durable(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     log = open_orders(directory)
     fill(log, 30, epoch=2)
     run(directory.close({ORDERS: 60}, broker_epoch=5))
     disk.power_loss(Random(3))
     again = open_directory(disk)  # B30
-    assert (again.was_clean_shutdown, again.previous_broker_epoch, again.known_broker_epoch) == (True, 5, 5)
+    assert (
+        again.shutdown.was_clean,
+        again.shutdown.previous_broker_epoch,
+        again.shutdown.known_broker_epoch,
+    ) == (True, 5, 5)
     assert not disk.exists(f"{PATH}/{CLEAN_SHUTDOWN_FILE}")
     log = open_orders(again)
     assert (log.recovery.scanned_bytes, read_offsets(log), log.latest_epoch) == (0, list(range(60)), 2)
-    assert (again.high_watermark(ORDERS), log.flushed_offset) == (60, 60)  # B4
+    assert (again.checkpoints.high_watermarks.get(ORDERS), log.flushed_offset) == (60, 60)  # B4
 
 
 def test_a_process_that_is_killed_before_it_registers_leaves_a_clean_shutdown_behind_as_it_was(
@@ -138,41 +143,41 @@ def test_a_process_that_is_killed_before_it_registers_leaves_a_clean_shutdown_be
     disk.power_loss(Random(3))
     open_directory(disk)
     disk.process_crash()
-    assert open_directory(disk).previous_broker_epoch == 5
+    assert open_directory(disk).shutdown.previous_broker_epoch == 5
     disk.power_loss(Random(3))
-    assert open_directory(disk).previous_broker_epoch == -1  # by now there may be something to lose
+    assert open_directory(disk).shutdown.previous_broker_epoch == -1  # by now there may be something to lose
 
 
 def test_a_killed_process_counts_as_clean_for_its_registration_and_its_logs_are_scanned(
     disk: MemoryDisk,
 ) -> None:
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     fill(open_orders(directory), 30)
     disk.process_crash()
     again = open_directory(disk)
     log = open_orders(again)
-    assert (again.was_clean_shutdown, again.previous_broker_epoch) == (False, 5)  # H3, design §4
+    assert (again.shutdown.was_clean, again.shutdown.previous_broker_epoch) == (False, 5)  # H3, design §4
     assert (log.recovery.scanned_bytes > 0, read_offsets(log)) == (True, list(range(60)))
 
 
 def test_after_a_failure_only_the_epoch_is_known(disk: MemoryDisk) -> None:  # H2, H3
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     directory.go_offline(StorageError("broken"))
-    directory.record_broker_epoch(6)  # says no more
+    directory.shutdown.record_broker_epoch(6)  # says no more
     disk.process_crash()
     again = open_directory(disk)
-    assert (again.previous_broker_epoch, again.known_broker_epoch) == (-1, 5)
+    assert (again.shutdown.previous_broker_epoch, again.shutdown.known_broker_epoch) == (-1, 5)
 
 
 def test_a_machine_that_lost_power_may_have_lost_records_and_says_so(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     disk.sync_now([f"{PATH}/{BOOT_FILE}"], [PATH])
     disk.power_loss(Random(0))
     again = open_directory(disk)
-    assert (again.previous_broker_epoch, again.known_broker_epoch) == (-1, 5)  # H3, H2
+    assert (again.shutdown.previous_broker_epoch, again.shutdown.known_broker_epoch) == (-1, 5)  # H3, H2
 
 
 def _damage(disk: MemoryDisk) -> None:
@@ -202,7 +207,7 @@ def test_under_another_boot_id_it_is_cut_also_by_the_second_process_that_tries(d
     fill(open_orders(directory), 30)
     _lose_only_the_page_cache(disk)
     _damage(disk)
-    open_directory(disk).record_broker_epoch(5)
+    open_directory(disk).shutdown.record_broker_epoch(5)
     disk.process_crash()  # before it opened the log
     log = open_orders(open_directory(disk))
     assert (log.log_end_offset, len(log.recovery.kept_paths) > 0) == (2, True)  # B31
@@ -257,13 +262,13 @@ def test_a_clean_shutdown_does_not_come_back_when_who_took_it_was_killed_before_
         open_directory(disk)
         disk.power_loss(Random(seed))
         again = open_directory(disk)
-        assert not again.was_clean_shutdown, seed
+        assert not again.shutdown.was_clean, seed
         run(again.close({}, broker_epoch=5))
 
 
 def test_a_torn_clean_shutdown_file_is_none(disk: MemoryDisk) -> None:
     disk.write(f"{PATH}/{CLEAN_SHUTDOWN_FILE}", b'{"version": 0, "brok')
-    assert not open_directory(disk).was_clean_shutdown
+    assert not open_directory(disk).shutdown.was_clean
 
 
 def test_a_directory_with_a_failed_log_is_not_shut_down_cleanly(disk: MemoryDisk) -> None:
@@ -273,12 +278,12 @@ def test_a_directory_with_a_failed_log_is_not_shut_down_cleanly(disk: MemoryDisk
     with pytest.raises(StorageError):
         fill(log, 1)
     run(directory.close({}, broker_epoch=5))
-    assert not open_directory(disk).was_clean_shutdown
+    assert not open_directory(disk).shutdown.was_clean
 
 
 def test_a_failed_sync_takes_the_directory_offline_for_good(disk: MemoryDisk) -> None:
     directory = open_directory(disk)
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     log = open_orders(directory)
     fill(log, 1)
     disk.fail("sync", "orders-0")
@@ -289,7 +294,7 @@ def test_a_failed_sync_takes_the_directory_offline_for_good(disk: MemoryDisk) ->
     assert (log.flushed_offset, repr(directory).endswith("offline>")) == (0, True)
     run(directory.close({}, broker_epoch=5))
     again = open_directory(disk)
-    assert (again.was_clean_shutdown, again.previous_broker_epoch) == (False, -1)
+    assert (again.shutdown.was_clean, again.shutdown.previous_broker_epoch) == (False, -1)
 
 
 # ---- Logs ----
@@ -306,7 +311,7 @@ def test_one_sync_makes_several_logs_durable(disk: MemoryDisk) -> None:
     run(directory.sync(logs))
     disk.power_loss(Random(1))
     again = open_directory(disk)
-    assert again.partitions() == {TopicPartition("orders", number): TOPIC_ID for number in range(3)}
+    assert again.partitions.all() == {TopicPartition("orders", number): TOPIC_ID for number in range(3)}
     for number in range(3):
         log = result_of(again.open_log(TopicPartition("orders", number), TOPIC_ID, SMALL, now_ms=0))
         assert read_offsets(log) == list(range(6))
@@ -322,7 +327,7 @@ def test_a_checkpoint_spares_the_next_start_the_scan_of_what_is_durable(disk: Me
     again = open_directory(disk)
     log = open_orders(again)
     assert 0 < log.recovery.scanned_bytes <= SMALL.segment_bytes
-    assert (again.high_watermark(ORDERS), log.flushed_offset) == (90, 120)
+    assert (again.checkpoints.high_watermarks.get(ORDERS), log.flushed_offset) == (90, 120)
 
 
 def test_a_checkpoint_is_written_by_each_process_and_then_when_something_has_changed(
@@ -352,7 +357,7 @@ def test_a_checkpoint_keeps_what_it_says_of_partitions_not_opened_yet(disk: Memo
     run(directory.close({ORDERS: 6}))
     again = open_directory(disk)
     run(again.checkpoint())
-    assert again.high_watermark(ORDERS) == 6
+    assert again.checkpoints.high_watermarks.get(ORDERS) == 6
 
 
 def test_a_directory_of_another_topic_of_that_name_is_refused(disk: MemoryDisk) -> None:
@@ -375,7 +380,11 @@ def test_a_deleted_log_is_gone_and_its_name_is_free(disk: MemoryDisk) -> None:
     fill(open_orders(directory), 3)
     run(directory.checkpoint(lambda: {ORDERS: 6}))
     directory.delete_log(ORDERS)
-    assert (directory.partitions(), directory.logs, directory.high_watermark(ORDERS)) == ({}, {}, None)
+    assert (
+        directory.partitions.all(),
+        directory.logs,
+        directory.checkpoints.high_watermarks.get(ORDERS),
+    ) == ({}, {}, None)
     log = result_of(directory.open_log(ORDERS, OTHER_TOPIC_ID, SMALL, now_ms=0))
     assert log.log_end_offset == 0
 
@@ -389,7 +398,7 @@ def test_a_new_log_has_no_files_before_its_first_record(disk: MemoryDisk) -> Non
         before, True, b"",
     )  # fmt: skip
     fill(log, 1, epoch=3)
-    assert directory.partitions() == {ORDERS: TOPIC_ID}
+    assert directory.partitions.all() == {ORDERS: TOPIC_ID}
     assert PATH in log.unsynced().directories
     disk.process_crash()
     again = open_orders(open_directory(disk))
@@ -404,9 +413,9 @@ def test_logs_without_records_are_checkpointed_closed_and_deleted_like_others(di
     log.truncate_to(0)
     run(directory.close({ORDERS: 0}))
     again = open_directory(disk)
-    assert (again.was_clean_shutdown, open_orders(again).log_end_offset) == (True, 0)
+    assert (again.shutdown.was_clean, open_orders(again).log_end_offset) == (True, 0)
     again.delete_log(ORDERS)
-    assert again.partitions() == {}
+    assert again.partitions.all() == {}
 
 
 def test_the_longest_topic_name_can_be_deleted() -> None:
@@ -421,7 +430,7 @@ def test_the_longest_topic_name_can_be_deleted() -> None:
             fill(result_of(directory.open_log(each, TOPIC_ID, SMALL, now_ms=0)), 1)
         for each in longest:
             directory.delete_log(each)
-        assert directory.partitions() == {}
+        assert directory.partitions.all() == {}
         directory.release()
 
     run(cycle())
@@ -470,8 +479,8 @@ def test_a_deleted_log_keeps_its_files_until_they_are_removed(disk: MemoryDisk) 
     assert f"{0:020d}.log" in disk.list(path)
     directory.release()
     again = open_directory(disk)
-    assert (again.partitions(), again.deleted) == ({}, [path])
-    run(again.remove_deleted(again.deleted))
+    assert (again.partitions.all(), again.partitions.deleted()) == ({}, [path])
+    run(again.remove_deleted(again.partitions.deleted()))
     assert not disk.exists(path)
 
 
@@ -522,10 +531,10 @@ def test_a_power_cut_leaves_a_deleted_log_whole_or_takes_it(disk: MemoryDisk, st
     run(delete_in_part())
     disk.power_loss(Random(steps))
     again = open_directory(disk)
-    if ORDERS in again.partitions():
+    if ORDERS in again.partitions.all():
         assert read_offsets(open_orders(again)) == list(range(60))
     else:
-        run(again.remove_deleted(again.deleted))
+        run(again.remove_deleted(again.partitions.deleted()))
         assert not [name for name in disk.list(PATH) if name.startswith("orders")]
 
 
@@ -542,7 +551,7 @@ def test_on_the_real_disk_a_directory_is_locked_closed_and_opened_again() -> Non
         await directory.close({ORDERS: 60}, broker_epoch=3)
         again = await LogDirectory.open(disk, path, node_id=1)
         log = result_of(again.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
-        assert (again.was_clean_shutdown, read_offsets(log)) == (True, list(range(60)))
+        assert (again.shutdown.was_clean, read_offsets(log)) == (True, list(range(60)))
         again.release()
 
     run(cycle())
@@ -559,4 +568,4 @@ def test_checkpoints_wait_for_each_other(disk: MemoryDisk) -> None:
 
     run(together())
     directory.release()
-    assert open_directory(disk).high_watermark(ORDERS) == 6
+    assert open_directory(disk).checkpoints.high_watermarks.get(ORDERS) == 6

@@ -100,7 +100,7 @@ def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(disk: L
     before = bytes(view)
     truncate(disk, log, 2)
     fill(log, 10, epoch=1)
-    disk.remove_directory(log.directory)
+    shutil.rmtree(log.directory)
     reader.close()
     assert bytes(view) == before
 

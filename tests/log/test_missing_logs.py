@@ -101,23 +101,23 @@ def test_who_goes_on_without_records_may_not_count_as_one_that_has_lost_nothing(
     marker: str,
 ) -> None:  # H3, B33
     disk, directory, _ = _filled()
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     disk.process_crash()
     disk.write(f"{LOG_PATH}/{marker}", b"")
     for _ in range(2):  # also when the next process ends before it has said so
         again = _open_directory(disk)
-        assert (again.previous_broker_epoch, again.known_broker_epoch) == (-1, 5)
+        assert (again.shutdown.previous_broker_epoch, again.shutdown.known_broker_epoch) == (-1, 5)
         disk.process_crash()
 
 
 def test_what_a_log_writes_itself_is_no_loss() -> None:  # H3
     disk, directory, log = _filled()
-    directory.record_broker_epoch(5)
+    directory.shutdown.record_broker_epoch(5)
     asyncio.run(directory.sync([log]))
     truncate(disk, log, 20)
     disk.process_crash()
     assert disk.exists(f"{LOG_PATH}/recovery-point-lowered")
-    assert _open_directory(disk).previous_broker_epoch == 5
+    assert _open_directory(disk).shutdown.previous_broker_epoch == 5
 
 
 def test_a_log_that_never_had_a_record_is_not_missed() -> None:

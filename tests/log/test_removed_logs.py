@@ -36,17 +36,21 @@ def test_a_log_that_is_set_aside_keeps_its_files_under_a_name_that_nothing_reads
     kept = directory.set_aside_log(ORDERS)
     assert kept == f"{PATH}/orders-0.{TOPIC_ID.hex}-stray"
     assert f"{0:020d}.log" in disk.list(kept)
-    assert (directory.logs, directory.partitions(), directory.high_watermark(ORDERS)) == ({}, {}, None)
+    assert (
+        directory.logs,
+        directory.partitions.all(),
+        directory.checkpoints.high_watermarks.get(ORDERS),
+    ) == ({}, {}, None)
     directory.release()
     again = open_directory(disk)
-    assert (again.partitions(), again.deleted, disk.exists(kept)) == ({}, [], True)
+    assert (again.partitions.all(), again.partitions.deleted(), disk.exists(kept)) == ({}, [], True)
 
 
 def test_setting_aside_a_log_that_is_not_there_moves_nothing() -> None:
     _, directory = _filled()
     other = TopicPartition("orders", 1)
     assert (directory.set_aside_log(other), directory.delete_log(other)) == (None, None)
-    assert directory.partitions() == {ORDERS: TOPIC_ID}
+    assert directory.partitions.all() == {ORDERS: TOPIC_ID}
 
 
 def test_the_name_of_a_log_that_was_set_aside_is_free_and_nothing_is_missed_in_the_next_one() -> None:
@@ -88,14 +92,14 @@ def test_a_log_that_is_gone_need_not_be_recovered_before_a_clean_shutdown(is_kep
     else:
         directory.delete_log(ORDERS)
     run(directory.close({}))
-    assert open_directory(disk).was_clean_shutdown
+    assert open_directory(disk).shutdown.was_clean
 
 
 def test_a_log_that_was_never_recovered_leaves_no_clean_shutdown() -> None:  # B30
     disk, _ = _filled()
     disk.process_crash()
     run(open_directory(disk).close({}))
-    assert not open_directory(disk).was_clean_shutdown
+    assert not open_directory(disk).shutdown.was_clean
 
 
 def test_what_is_forgotten_is_out_of_the_checkpoints_before_anything_else_happens() -> None:
@@ -105,7 +109,7 @@ def test_what_is_forgotten_is_out_of_the_checkpoints_before_anything_else_happen
     run(directory.checkpoint(lambda: {ORDERS: 1}))  # the least that can be saved
     run(directory.forget([ORDERS]))
     disk.power_loss(Random(0))
-    assert open_directory(disk).high_watermark(ORDERS) is None
+    assert open_directory(disk).checkpoints.high_watermarks.get(ORDERS) is None
 
 
 def test_forgetting_logs_of_which_nothing_is_saved_writes_nothing() -> None:
@@ -130,4 +134,4 @@ def test_a_clean_shutdown_that_names_no_epoch_is_clean_all_the_same() -> None:  
     disk = formatted_disk()
     disk.write(f"{PATH}/.kafka_cleanshutdown", b'{"version": 0}')
     directory = open_directory(disk)
-    assert (directory.was_clean_shutdown, directory.previous_broker_epoch) == (True, -1)
+    assert (directory.shutdown.was_clean, directory.shutdown.previous_broker_epoch) == (True, -1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
-from rayka.log.log_directory import BOOT_FILE, CLEAN_SHUTDOWN_FILE
+from rayka.log.shutdown_files import BOOT_FILE, CLEAN_SHUTDOWN_FILE
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest
 from rayka.protocol.topics import DeleteTopicsRequest

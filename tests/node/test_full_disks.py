@@ -167,7 +167,7 @@ def test_a_full_directory_is_described_as_full_and_not_as_offline() -> None:
         broker = await leading(disk)
         handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
         for is_full in (True, False):
-            [described] = handler.handle(DescribeLogDirsRequest(None)).directories
+            [described] = (await handler.handle(DescribeLogDirsRequest(None))).directories
             assert (described.is_full, "disk full" in described.error) == (is_full, is_full)
             assert broker.directories.full_paths() == ((DATA_DIR,) if is_full else ())
             assert broker.directories.offline_paths() == ()
@@ -287,7 +287,7 @@ def test_a_disk_that_fails_when_there_is_room_again_is_offline() -> None:  # F13
         disk = MemoryDisk()
         broker = await Broker.start(disk)
         disk.fill_up()
-        broker.directories.all[0].record_broker_epoch(BROKER_EPOCH + 1)
+        broker.directories.all[0].shutdown.record_broker_epoch(BROKER_EPOCH + 1)
         assert broker.directories.full_paths() == (DATA_DIR,)
         disk.fill_up(after_bytes=ROOM)
         disk.fail("write", ".rayka_boot")

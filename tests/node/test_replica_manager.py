@@ -460,7 +460,10 @@ def test_a_clean_shutdown_saves_the_high_watermarks_of_all_partitions_each_on_it
         await broker.directories.close(broker.replicas.logs.high_watermarks)
         again = await Broker.start(disk, data_dirs=paths)
         saved = [
-            {number: each.high_watermark(TopicPartition("orders", number)) for number in (0, 1)}
+            {
+                number: each.checkpoints.high_watermarks.get(TopicPartition("orders", number))
+                for number in (0, 1)
+            }
             for each in again.directories.all
         ]
         assert saved == [{0: 1, 1: None}, {0: None, 1: 2}]
@@ -484,7 +487,7 @@ def test_a_topic_that_is_created_again_does_not_get_the_high_watermark_of_the_on
         await other
         await settle()
         directory = broker.replica(topic_id=NEWER).directory
-        assert directory.high_watermark(TopicPartition("orders", 0)) == 0
+        assert directory.checkpoints.high_watermarks.get(TopicPartition("orders", 0)) == 0
         await broker.stop()
 
     run(main)

@@ -164,7 +164,7 @@ class ReplicaChanges:
             brokers=self._replicas.broker,
             replica_lag_time_max_ms=settings.config.replica_lag_time_max_ms,
         )
-        partition.load_high_watermark(directory.high_watermark(topic_partition))
+        partition.load_high_watermark(directory.checkpoints.high_watermarks.get(topic_partition))
         return Replica(partition, directory, self._logs.flushers[directory])
 
     def _reconfigure(self, delta: MetadataDelta, image: MetadataImage) -> None:

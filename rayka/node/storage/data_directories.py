@@ -66,13 +66,13 @@ class DataDirectories:
     @property
     def previous_broker_epoch(self) -> int:
         """The epoch since which no directory has lost anything; -1 when one may have, or they differ (H3)."""
-        epochs = {each.previous_broker_epoch for each in self.all}
+        epochs = {each.shutdown.previous_broker_epoch for each in self.all}
         return epochs.pop() if len(epochs) == 1 else NO_EPOCH
 
     @property
     def known_broker_epoch(self) -> int:
         """The latest epoch that a process registered these directories with, as far as they still know (H2)."""
-        return max(each.known_broker_epoch for each in self.all)
+        return max(each.shutdown.known_broker_epoch for each in self.all)
 
     def get(self, directory_id: UUID | None) -> LogDirectory | None:
         """The directory of this id, if it is one of these."""
@@ -114,13 +114,13 @@ class DataDirectories:
         one."""
         for directory in self.all:
             await directory.adopt_cluster_id(cluster_id)
-            directory.record_broker_epoch(broker_epoch)
+            directory.shutdown.record_broker_epoch(broker_epoch)
         self.broker_epoch = broker_epoch
 
     def record_broker_epoch(self, directory: LogDirectory) -> None:
         """Again, for one that had no room for it. Raises StorageError."""
         if self.broker_epoch != NO_EPOCH:
-            directory.record_broker_epoch(self.broker_epoch)
+            directory.shutdown.record_broker_epoch(self.broker_epoch)
 
     async def close(self, high_watermarks: Callable[[LogDirectory], Mapping[TopicPartition, int]]) -> None:
         """Leaves every directory cleanly shut down whose disk lets it; the others are recovered at the next

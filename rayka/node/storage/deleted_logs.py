@@ -39,7 +39,7 @@ class DeletedLogs:
         self._count = 0
         self._news = Signal()
         for directory in directories.all:
-            for path in directory.deleted:
+            for path in directory.partitions.deleted():
                 self.add(directory, path, 0)
 
     def __repr__(self) -> str:

@@ -183,7 +183,7 @@ class LogManager:
         """What was moved, and what is not in the metadata."""
         moved, strays = [], []
         for directory in self._directories.all:
-            for topic_partition, topic_id in directory.partitions().items():
+            for topic_partition, topic_id in directory.partitions.all().items():
                 state = _state_of(image, topic_partition, topic_id)
                 if state is None:
                     strays.append((directory, topic_partition))
@@ -206,7 +206,7 @@ class LogManager:
         for directory, logs in by_directory.items():
             if directory.failure is None:
                 with self._may_fail(directory):
-                    await directory.sync_epochs(logs)
+                    await directory.sync(logs, epochs_only=True)
 
     def high_watermarks(self, directory: LogDirectory) -> dict[TopicPartition, int]:
         """By partition, as the checkpoint has them (B4)."""

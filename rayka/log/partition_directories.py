@@ -1,0 +1,69 @@
+"""The directories of partitions in one data directory, by their names: `orders-3`, and those that are out of the way.
+
+Invariant: a name that was given up is free at once; what had it is kept under another until it is removed, or for good.
+Kafka: `LogManager.asyncDelete`, `UnifiedLog.logDeleteDirName`, `logStrayDirName` (F4).
+"""
+
+import posixpath
+import re
+from uuid import UUID
+
+from rayka.ids import TopicPartition
+from rayka.log.partition_metadata import PARTITION_METADATA_FILE, read_partition_metadata
+from rayka.ports import Disk
+
+DELETED_SUFFIX = "-delete"
+STRAY_SUFFIX = "-stray"
+# With partition, id and suffix they stay below the 255 bytes of a file's name.
+_TOPIC_CHARACTERS_MAX = 200
+_PARTITION_DIRECTORY = re.compile(r"(.+)-(\d+)")
+
+
+class PartitionDirectories:
+    """Which partitions have a directory here."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    def __repr__(self) -> str:
+        return f"<PartitionDirectories {self._path}>"
+
+    def all(self) -> dict[TopicPartition, UUID | None]:
+        """The partitions, their logs open or not, with their topics' ids where they are known."""
+        matches = map(_PARTITION_DIRECTORY.fullmatch, self._disk.list(self._path))
+        found = [TopicPartition(match[1], int(match[2])) for match in matches if match]
+        return {each: self.topic_id(each) for each in found}
+
+    def paths(self) -> list[str]:
+        """Their directories."""
+        names = self._disk.list(self._path)
+        return [posixpath.join(self._path, name) for name in names if _PARTITION_DIRECTORY.fullmatch(name)]
+
+    def deleted(self) -> list[str]:
+        """Directories of deleted logs that are yet to be removed."""
+        names = self._disk.list(self._path)
+        return [posixpath.join(self._path, name) for name in names if name.endswith(DELETED_SUFFIX)]
+
+    def path(self, topic_partition: TopicPartition) -> str:
+        return posixpath.join(self._path, f"{topic_partition.topic}-{topic_partition.partition}")
+
+    def topic_id(self, topic_partition: TopicPartition) -> UUID | None:
+        """The id of the topic that the directory is of; None where it does not say."""
+        path = posixpath.join(self.path(topic_partition), PARTITION_METADATA_FILE)
+        return read_partition_metadata(self._disk, path)
+
+    def rename(self, topic_partition: TopicPartition, suffix: str) -> str | None:
+        """Takes the directory out of the way if there is one; returns where it is now."""
+        path = self.path(topic_partition)
+        if not self._disk.exists(path):
+            return None
+        topic_id = self.topic_id(topic_partition)
+        name = f"{topic_partition.topic[:_TOPIC_CHARACTERS_MAX]}-{topic_partition.partition}"
+        stem = posixpath.join(self._path, f"{name}.{topic_id.hex if topic_id else 'unknown'}")
+        renamed, number = stem + suffix, 1
+        while self._disk.exists(renamed):  # a replica may go, come back, and go again
+            number += 1
+            renamed = f"{stem}.{number}{suffix}"
+        self._disk.rename(path, renamed)
+        return renamed
