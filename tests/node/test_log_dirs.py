@@ -7,9 +7,9 @@ from tests.node.fetch_support import append, commit, led, new_led
 from tests.node.replica_support import DATA_DIR, LEADER, Broker, run
 
 
-def described(broker: Broker, topics: tuple[str, ...] | None = None) -> tuple[LogDirDescription, ...]:
+async def described(broker: Broker, topics: tuple[str, ...] | None = None) -> tuple[LogDirDescription, ...]:
     handler = DescribeLogDirsHandler(broker.settings, broker.directories, broker.replicas)
-    return handler.handle(DescribeLogDirsRequest(topics)).directories
+    return (await handler.handle(DescribeLogDirsRequest(topics))).directories
 
 
 def test_every_replica_is_told_with_its_offsets_and_size() -> None:
@@ -19,7 +19,7 @@ def test_every_replica_is_told_with_its_offsets_and_size() -> None:
         append(broker, b"a", b"b", number=1)
         await commit(handler, 1, number=1)
         append(broker, b"c", number=1)
-        (directory,) = described(broker)
+        (directory,) = await described(broker)
         assert (directory.path, directory.error) == (DATA_DIR, "")
         assert directory.free_bytes > 0
         assert [(each.topic, each.partition, each.is_leader) for each in directory.replicas] == [
@@ -36,8 +36,8 @@ def test_every_replica_is_told_with_its_offsets_and_size() -> None:
 def test_only_the_topics_asked_for_are_told() -> None:
     async def main() -> None:
         broker, _ = await led(1)
-        assert [len(each.replicas) for each in described(broker, ("orders",))] == [1]
-        assert [len(each.replicas) for each in described(broker, ("flights",))] == [0]
+        assert [len(each.replicas) for each in await described(broker, ("orders",))] == [1]
+        assert [len(each.replicas) for each in await described(broker, ("flights",))] == [0]
         await broker.stop()
 
     run(main)
@@ -49,7 +49,7 @@ def test_a_replica_is_told_with_its_own_directory_and_a_failed_one_with_its_erro
         broker = await Broker.start(data_dirs=paths)
         await broker.apply(new_led(broker))
         broker.directories.all[1].go_offline(StorageError("the disk is gone"))
-        here, offline = described(broker)
+        here, offline = await described(broker)
         assert ([each.partition for each in here.replicas], here.error) == ([0], "")
         assert (offline.replicas, offline.error, offline.free_bytes) == ((), "the disk is gone", 0)
         await broker.stop()

@@ -322,7 +322,7 @@ def test_the_directories_of_a_broker_are_described_and_those_of_a_dead_one_not(
         cluster.restart(4)
     (log,) = one.directories[0].replicas
     assert (log.topic, log.log_end_offset, log.is_leader) == (name, 10, True)
-    assert one.directories[0].size_bytes == log.segments.size_bytes > 0
+    assert one.directories[0].size_bytes == log.size_bytes > 0
     assert one.to_dict()["directories"][0]["directory_id"] == str(one.directories[0].directory_id)
     assert (dead.directories, dead.error) == ((), "broker-4 cannot be reached: it is not running")
     with pytest.raises(BrokerIdNotRegistered, match="cluster 'flights' has no broker 9; it has 1, 2, 3, 4"):
