@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from rayka.config import TopicConfig
 from rayka.errors import InconsistentTopicId, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.checkpoint_files import LOG_START_OFFSET_FILE as STARTS_FILE
@@ -17,6 +18,7 @@ from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.log.mapped_reader import MappedReader
 from rayka.log.shutdown_files import BOOT_FILE, CLEAN_SHUTDOWN_FILE
+from rayka.log.slices import SLICE_BATCHES
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.directory_support import (
     DIRECTORY_ID,
@@ -557,6 +559,16 @@ def test_on_the_real_disk_a_directory_is_locked_closed_and_opened_again() -> Non
     run(cycle())
     disk.close()
     shutil.rmtree(root)
+
+
+def test_a_log_that_is_recovered_is_opened_in_several_turns_of_the_event_loop(disk: MemoryDisk) -> None:
+    directory = open_directory(disk)
+    fill(open_orders(directory, TopicConfig()), 3 * SLICE_BATCHES)
+    disk.process_crash()
+    opening = open_directory(disk).open_log(ORDERS, TOPIC_ID, TopicConfig(), now_ms=0)
+    for _ in range(3):
+        opening.send(None)  # it is not done
+    assert result_of(opening).log_end_offset == 6 * SLICE_BATCHES
 
 
 def test_checkpoints_wait_for_each_other(disk: MemoryDisk) -> None:
