@@ -119,11 +119,11 @@ def test_a_log_that_is_opened_anew_gets_another_shard(cluster: OnPartition) -> N
         before = broker.shards.get(REGISTERS_TOPIC, 0)
         key = (partition.topic_id, 0)
         # 1. The disk is full in the middle of an append. 2. The log is opened again, in the same leader epoch.
-        partition.log._failure = StorageError("half an append")
+        partition.log.failure = StorageError("half an append")
         assert broker._parts is not None
         broker._parts.replicas.parked.wake(key)
         await until(lambda: key not in broker.shards.shards)
-        partition.log._failure = None
+        partition.log.failure = None
         broker._parts.replicas.parked.wake(key)
         await until(lambda: broker.shards.shards.get(key) not in (None, before))
         assert await ask(cluster, Get("a")) == Register("1", 1)
