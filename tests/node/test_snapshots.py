@@ -200,8 +200,8 @@ def test_old_snapshots_and_the_log_before_the_earliest_go() -> None:  # A51
         node.kill()
         again = await started(disk, config=BrokerConfig(metadata_max_idle_interval_ms=0))  # removes nothing
         assert await _topics(again) == topics
-        assert again.quorum is not None
-        assert again.quorum.log.log_start_offset == earliest.offset
+        assert again.observed is not None
+        assert again.observed.quorum.log.log_start_offset == earliest.offset
         await again.stop()
 
     asyncio.run(scenario())
