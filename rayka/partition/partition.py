@@ -72,10 +72,6 @@ class Partition(ReplicaLog):
         return self.role.state.leader_epoch
 
     @property
-    def replicas(self) -> tuple[int, ...]:
-        return self.role.state.replicas
-
-    @property
     def isr(self) -> tuple[int, ...]:
         """The ISR as the controller has committed it; only a leader knows."""
         return self.role.isr.committed

@@ -97,7 +97,7 @@ class PartitionLeader:
 
     def maybe_increment_high_watermark(self, now_ms: int) -> bool:
         """Whether the high watermark rose: to what the maximal ISR has, if the ISR is large enough (B1)."""
-        if len(self.isr.committed) < self._effective_min_isr:
+        if len(self.isr.committed) < self.effective_min_isr:
             return False
         replica, log = self._replica, self._replica.log
         log_end_offset = log.log_end_offset
@@ -111,7 +111,8 @@ class PartitionLeader:
         return True
 
     @property
-    def _effective_min_isr(self) -> int:
+    def effective_min_isr(self) -> int:
+        """How many replicas must be in sync for records to be committed (B1)."""
         return min(self._replica.config.min_insync_replicas, len(self.state.replicas))
 
     def committed_offset(self, own_offset: int, log_end_offset: int, now_ms: int) -> int:
@@ -143,7 +144,7 @@ class PartitionLeader:
         when the disk fails.
         """
         replica, leader_epoch = self._replica, self.state.leader_epoch
-        if acks == ACKS_ALL and len(self.isr.committed) < self._effective_min_isr:
+        if acks == ACKS_ALL and len(self.isr.committed) < self.effective_min_isr:
             raise NotEnoughReplicas(self._too_few_replicas())
         batches = validate_batches(
             records, replica.config, where=str(replica.topic_partition), timestamp_ms=timestamp_ms
@@ -177,7 +178,7 @@ class PartitionLeader:
             return True
         if replica.high_watermark < appended.required_offset:
             return False
-        if len(self.isr.committed) < self._effective_min_isr:
+        if len(self.isr.committed) < self.effective_min_isr:
             raise NotEnoughReplicasAfterAppend(self._too_few_replicas())
         return True
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple
 
 from rayka.errors import CorruptRecord
+from rayka.ports import Buffer
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_header import RecordBatch, split_batches
 from rayka.shard.shard import RecordT
 
 
@@ -43,6 +44,12 @@ class RecordCodec(Generic[RecordT]):
         pairs = [self.encode(each) for each in records]
         has_keys = any(each.key is not None for each in pairs)
         return Columns([each.value for each in pairs], [each.key for each in pairs] if has_keys else None)
+
+    def committed(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
+        """The records of these batches from an offset on, each with its offset; a batch may begin before it."""
+        for batch in split_batches(records):
+            batch.check_crc("committed records")
+            yield from (each for each in self.records(batch) if each[0] >= first_offset)
 
     def records(self, batch: RecordBatch) -> Iterator[tuple[int, RecordT]]:
         """The records of a batch, each with its offset, decoded as they are asked for. The CRC is the caller's to

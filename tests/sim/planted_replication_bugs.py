@@ -318,7 +318,7 @@ REPLICATION_BUGS = [
     bug("acknowledges what the leader has", "acknowledged-early",
         planted(PartitionLeader, "is_acknowledged", does_not_wait), 1),
     bug("acknowledges before min ISR is checked", "isr-high-watermark",
-        planted(PartitionLeader, "_effective_min_isr", always(0)), 1),
+        planted(PartitionLeader, "effective_min_isr", always(0)), 1),
     bug("flush=batch does not wait for the disk", "flushed",
         all_of(planted(ReplicaLog, "is_flushed_in_batches", always(False)),
                planted(ReplicaLog, "needs_sync", always(False))), 1, FLUSHED),

@@ -73,12 +73,12 @@ class HostedShards:
 
     def update(self, image: MetadataImage) -> None:
         """Hosts the partitions that the metadata knows, and no others."""
-        wanted = {}
-        for name, shard_type in self._types.items():
-            topic = image.topics.get(name)
-            for number in range(len(topic.partitions) if topic is not None else 0):
-                place = _Place(shard_type, topic.topic_id if topic else UUID(int=0), number)
-                wanted[place.key] = place
+        wanted = {
+            (topic.topic_id, number): _Place(shard_type, topic.topic_id, number)
+            for name, shard_type in self._types.items()
+            if (topic := image.topics.get(name)) is not None
+            for number in range(len(topic.partitions))
+        }
         gone = [key for key in self._places if key not in wanted]
         new = [place for key, place in wanted.items() if key not in self._places]
         self._places = wanted
@@ -96,14 +96,14 @@ class HostedShards:
         unreadable: tuple[object, int] | None = None
         while key in self._places:
             replica = self._replicas.find(key)
-            if replica is None or unreadable == _reading(replica):
+            log = None
+            if replica is not None and unreadable != _reading(replica):
+                log = PartitionLog(
+                    self._replicas, replica, place.type.codec, news, self._settings.wall_clock_ms
+                )
+            if replica is None or log is None or log.failure is not None:
                 await news.wait(float("inf"))
-                continue
-            log = PartitionLog(self._replicas, replica, place.type.codec, news, self._settings.wall_clock_ms)
-            if log.failure is not None:
-                await news.wait(float("inf"))
-                continue
-            if not await self._run(place, log, replica):
+            elif not await self._run(place, log, replica):
                 unreadable = _reading(replica)
         self._replicas.parked.remove(news, [key])
         self._shards.pop(key, None)

@@ -21,7 +21,6 @@ from rayka.node.signal import Signal
 from rayka.partition.partition_leader import PartitionLeader
 from rayka.ports import Buffer
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
 from rayka.protocol.produce import ACKS_ALL
 from rayka.shard.shard import RecordT
 from rayka.shard.shard_records import RecordCodec
@@ -100,13 +99,11 @@ class PartitionLog(Generic[RecordT]):
         failure = self.failure
         if failure is not None:
             return str(failure)
-        partition = self._partition
-        needed = min(partition.config.min_insync_replicas, len(partition.replicas))
-        if partition.is_leader and len(partition.isr) < needed:
-            return (
-                f"of {partition.topic_partition} only {list(partition.isr)} are in sync, {needed} are needed"
-            )
-        return ""
+        leader = self._partition.role
+        if not isinstance(leader, PartitionLeader) or len(leader.isr.committed) >= leader.effective_min_isr:
+            return ""
+        in_sync, needed = list(leader.isr.committed), leader.effective_min_isr
+        return f"of {self._partition.topic_partition} only {in_sync} are in sync, {needed} are needed"
 
     # ---- Appending ---------------------------------------------------------------------------------------------------
 
@@ -160,9 +157,7 @@ class PartitionLog(Generic[RecordT]):
 
     def _decoded(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
         try:
-            for batch in split_batches(records):
-                batch.check_crc("committed records")
-                yield from (each for each in self._codec.records(batch) if each[0] >= first_offset)
+            yield from self._codec.committed(records, first_offset)
         except (CorruptRecord, UnsupportedVersion) as error:
             raise DamagedLog(
                 f"{self._log.name}: committed records from offset {first_offset} on: {error}"

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 from rayka.errors import ApiError, RequestTimedOut
 from rayka.ids import NO_EPOCH, NO_OFFSET, node_name
@@ -28,15 +28,14 @@ _RECORDS_PER_TURN = 1_000
 _logger = logging.getLogger(__name__)
 
 
-class _Loading(Generic[RecordT]):
+class _Loading(NamedTuple, Generic[RecordT]):
     """Records on their way into the shard, each with its offset; then it reaches up to `next_offset`, and the record
     before that is of this epoch.
     """
 
-    def __init__(self, records: Iterator[tuple[int, RecordT]], next_offset: int, last_epoch: int) -> None:
-        self.records = records
-        self.next_offset = next_offset
-        self.last_epoch = last_epoch
+    records: Iterator[tuple[int, RecordT]]
+    next_offset: int
+    last_epoch: int
 
 
 class ReplicatedShard(Generic[ShardT, RecordT]):

@@ -13,7 +13,6 @@ from rayka.ids import OffsetAndEpoch
 from rayka.node.clock import now_ms
 from rayka.node.quorum.quorum_driver import QuorumDriver
 from rayka.ports import Buffer
-from rayka.protocol.batch_header import split_batches
 from rayka.shard.shard import RecordT
 from rayka.shard.shard_records import RecordCodec
 
@@ -104,9 +103,7 @@ class QuorumLog(Generic[RecordT]):
 
     def _decoded(self, records: Buffer, first_offset: int) -> Iterator[tuple[int, RecordT]]:
         try:
-            for batch in split_batches(records):
-                batch.check_crc("committed records")
-                yield from (each for each in self._codec.records(batch) if each[0] >= first_offset)
+            yield from self._codec.committed(records, first_offset)
         except (CorruptRecord, UnsupportedVersion) as error:
             raise self._unreadable(f"committed records from offset {first_offset} on", error) from error
 

@@ -5,7 +5,6 @@ was asked last; whatever is wrong with one partition holds up that one alone. Ka
 processFetchRequest`, `ReplicaFetcherThread.processPartitionData` (B3, B22-B26).
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -17,6 +16,7 @@ from rayka.ids import node_name
 from rayka.log.local_directories import LocalDirectories
 from rayka.log.mapped_reader import copy_range
 from rayka.metadata.image import BrokerImage
+from rayka.node import clock
 from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_positions import FetchPositions, Followed, Hold
 from rayka.node.replication.replica import Replica
@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """Who is told what was done to a replica."""
+    """What is told of each change of a replica."""
 
     def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None: ...
 
@@ -65,14 +65,12 @@ class Shared(NamedTuple):
 class FetchAnswers:
     """The results of one leader, and those of looking up its offsets."""
 
-    def __init__(self, leader_id: int, shared: Shared, followed: FetchPositions) -> None:
+    def __init__(self, leader_id: int, shared: Shared, positions: FetchPositions) -> None:
         self._leader_id = leader_id
-        self._settings = shared.settings
-        self._tasks = shared.tasks
+        self._shared = shared
+        self._config = shared.settings.config
         self._host = shared.host
-        self._local = shared.local
-        self._truncations = shared.truncations
-        self._followed = followed
+        self._positions = positions
         self._delayed: list[Followed] = []
         self._lookups: list[Followed] = []
         self._failures = Repeats(_logger)
@@ -89,9 +87,9 @@ class FetchAnswers:
         async for result in in_turns(results, RESULTS_PER_TURN):
             size_bytes += result.size_bytes
             key = (result.topic_id, result.partition)
-            followed = self._followed.get(key)
+            followed = self._positions.get(key)
             if followed is None:
-                self._followed.maybe_end(key)
+                self._positions.maybe_end(key)
             else:
                 self._take(followed, result, is_fresh=followed.asked_in <= number)
         self._settle()
@@ -125,8 +123,8 @@ class FetchAnswers:
             return result.records
         copies = [copy for each in result.file_ranges if (copy := copy_range(each)) is not None]
         is_found = len(copies) == len(result.file_ranges)
-        if self._local is not None:
-            self._local.on_read(is_found=is_found)
+        if self._shared.local is not None:
+            self._shared.local.on_read(is_found=is_found)
         if not is_found:
             return NO_BYTES
         return copies[0] if len(copies) == 1 else np.concatenate(copies)
@@ -138,40 +136,40 @@ class FetchAnswers:
             records,
             high_watermark=result.high_watermark,
             log_start_offset=result.log_start_offset,
-            now_ms=_now_ms(),
+            now_ms=clock.now_ms(),
         )
         followed.on_answered()
         self._failures.succeeded(followed.key)
         self._errors.succeeded(followed.key)
         followed.is_behind = result.high_watermark > log.log_end_offset
-        self._followed.on_fetched(followed, records.size)
-        if records.size or log.log_start_offset != log_start_offset:
-            self._on_moved(followed, is_high_watermark_moved=is_moved)
-        elif is_moved:
-            self._host.on_follower_appended(followed.replica, is_high_watermark_moved=True)
-
-    def _on_moved(self, followed: Followed, *, is_high_watermark_moved: bool) -> None:
-        """The partition is to be asked for from another position."""
-        self._host.on_follower_appended(followed.replica, is_high_watermark_moved=is_high_watermark_moved)
-        self._followed.refresh(followed)
+        self._positions.on_fetched(followed, records.size)
+        is_elsewhere = bool(records.size) or log.log_start_offset != log_start_offset
+        if is_elsewhere or is_moved:
+            self._host.on_follower_appended(followed.replica, is_high_watermark_moved=is_moved)
+        if is_elsewhere:
+            self._positions.refresh(followed)
 
     # ---- Truncation ------------------------------------------------------------------------------------
 
     def _truncate(self, followed: Followed, truncate: Truncate) -> None:
         """At once where that is quick; otherwise the partition waits for it, and the others go on."""
         if truncate(None) is None:
-            followed.hold = Hold.NOTHING
-            self._on_moved(followed, is_high_watermark_moved=True)
+            self._on_truncated(followed)
         else:
-            self._followed.hold(followed, Hold.TRUNCATION)
+            self._positions.hold(followed, Hold.TRUNCATION)
             name = f"truncate {followed.partition.topic_partition}"
-            self._tasks.start(name, self._copy_and_truncate(followed, truncate))
+            self._shared.tasks.start(name, self._copy_and_truncate(followed, truncate))
+
+    def _on_truncated(self, followed: Followed) -> None:
+        self._host.on_follower_appended(followed.replica, is_high_watermark_moved=True)
+        self._positions.release(followed)
 
     async def _copy_and_truncate(self, followed: Followed, truncate: Truncate) -> None:
         try:
-            if await self._truncations.run(truncate, lambda: self._followed.get(followed.key) is followed):
-                followed.hold = Hold.NOTHING
-                self._on_moved(followed, is_high_watermark_moved=True)
+            if await self._shared.truncations.run(
+                truncate, lambda: self._positions.get(followed.key) is followed
+            ):
+                self._on_truncated(followed)
         except ApiError as error:
             self._on_refused(followed, error)
         except DiskFull as error:
@@ -188,10 +186,10 @@ class FetchAnswers:
     def _on_error(self, followed: Followed, result: FetchPartitionResult) -> None:
         match result.error_code:
             case ErrorCode.OFFSET_OUT_OF_RANGE:
-                self._followed.hold(followed, Hold.LOOKUP)
+                self._positions.hold(followed, Hold.LOOKUP)
                 self._lookups.append(followed)
             case ErrorCode.FENCED_LEADER_EPOCH:  # newer metadata is on its way
-                self._followed.hold(followed, Hold.METADATA)
+                self._positions.hold(followed, Hold.METADATA)
             case code:
                 self._errors.failed(followed.key, f"{followed!r}: {code.name}: {result.error_message}")
                 self._delayed.append(followed)
@@ -200,7 +198,7 @@ class FetchAnswers:
         """Nothing has changed. What came may have been damaged on its way here, or on the leader's disk; or there is no
         room for a copy.
         """
-        backoff_ms = self._settings.config.replica_fetch_backoff_ms
+        backoff_ms = self._config.replica_fetch_backoff_ms
         name, leader = followed.partition.topic_partition, node_name(self._leader_id)
         followed.problem = f"{name} cannot be copied from {leader}: {error}"
         self._failures.failed(followed.key, f"{followed.problem}; fetched again every {backoff_ms} ms")
@@ -210,9 +208,11 @@ class FetchAnswers:
     def _settle(self) -> None:
         delayed, self._delayed = self._delayed, []
         lookups, self._lookups = self._lookups, []
-        self._followed.delay(delayed, self._settings.config.replica_fetch_backoff_ms)
+        self._positions.delay(delayed, self._config.replica_fetch_backoff_ms)
         if lookups:
-            self._tasks.start(f"look up offsets on {node_name(self._leader_id)}", self._look_up(lookups))
+            self._shared.tasks.start(
+                f"look up offsets on {node_name(self._leader_id)}", self._look_up(lookups)
+            )
 
     # ---- Offsets out of range --------------------------------------------------------------------------
 
@@ -223,18 +223,18 @@ class FetchAnswers:
             for each in lookups
             for timestamp_ms in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
         )
-        request = ListOffsetsRequest(asked, replica_id=self._settings.node_id)
+        request = ListOffsetsRequest(asked, replica_id=self._shared.settings.node_id)
         try:
-            response = await self._settings.network.call(
-                self._leader_id, request, self._settings.config.replica_socket_timeout_ms
+            response = await self._shared.settings.network.call(
+                self._leader_id, request, self._config.replica_socket_timeout_ms
             )
         except ApiError as error:
             _logger.info("%r: no offsets: %s", self, error)
-            self._delayed += [each for each in lookups if self._followed.get(each.key) is each]
+            self._delayed += [each for each in lookups if self._positions.get(each.key) is each]
         else:
             found = iter(response.partitions)
             for each, earliest, latest in zip(lookups, found, found, strict=True):
-                if self._followed.get(each.key) is each:
+                if self._positions.get(each.key) is each:
                     self._on_offsets(each, earliest, latest)
         self._settle()
 
@@ -257,7 +257,3 @@ class FetchAnswers:
             )
         except StorageError as error:
             self._host.on_storage_error(followed.replica, error)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
+from rayka.node import clock
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.partition.partition import Partition
 from rayka.partition.partition_follower import PartitionFollower
@@ -161,7 +162,7 @@ class FetchPositions:
         if partition.needs_sync:
             followed.hold = Hold.SYNC
             followed.replica.flusher.request(partition)
-        elif followed.is_behind and self.is_throttled(partition) and self._quota.is_exceeded(_now_ms()):
+        elif followed.is_behind and self.is_throttled(partition) and self._quota.is_exceeded(clock.now_ms()):
             followed.hold = Hold.QUOTA
             self._release_later(SAMPLE_MS, (followed,), Hold.QUOTA)
 
@@ -176,7 +177,7 @@ class FetchPositions:
     def on_fetched(self, followed: Followed, size_bytes: int) -> None:
         """So much of it was fetched."""
         if size_bytes and self.is_throttled(followed.partition):
-            self._quota.record(size_bytes, _now_ms())
+            self._quota.record(size_bytes, clock.now_ms())
 
     # ---- Holding and releasing -------------------------------------------------------------------------
 
@@ -215,7 +216,3 @@ class FetchPositions:
         for followed in held:
             if self.get(followed.key) is followed and followed.hold is hold:
                 self.release(followed)
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

@@ -19,7 +19,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.turns import in_turns
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import PartitionLeader
-from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest, AlterPartitionResult
+from rayka.protocol.replica_reports import AlterPartitionItem, AlterPartitionRequest
 
 _logger = logging.getLogger(__name__)
 
@@ -79,18 +79,13 @@ class IsrChanges:
             return True
         self._failures.succeeded(None)
         for (partition, item), result in zip(sent.items(), response.partitions, strict=True):
-            self._on_result(partition, item, result)
+            leader = partition.role
+            if isinstance(leader, PartitionLeader):
+                again = leader.on_alter_partition(item, result, now_ms=clock.now_ms())
+                self._on_changed(partition)
+                if again is not None:
+                    self._propose_again(partition, again)
         return bool(self._wanted)
-
-    def _on_result(
-        self, partition: Partition, item: AlterPartitionItem, result: AlterPartitionResult
-    ) -> None:
-        leader = partition.role
-        if isinstance(leader, PartitionLeader):
-            again = leader.on_alter_partition(item, result, now_ms=clock.now_ms())
-            self._on_changed(partition)
-            if again is not None:
-                self._propose_again(partition, again)
 
     def _propose_again(self, partition: Partition, item: AlterPartitionItem) -> None:
         """Unless there is a newer one."""

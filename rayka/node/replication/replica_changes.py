@@ -15,6 +15,7 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.effective_configs import broker_config, topic_config
 from rayka.metadata.image import MetadataImage, PartitionImage
+from rayka.node import clock
 from rayka.node.replication.leadership_log import log_leadership
 from rayka.node.replication.replica import PartitionKey, Replica, Unusable, key_of
 from rayka.node.replication.replica_manager import ReplicaManager
@@ -133,7 +134,7 @@ class ReplicaChanges:
             if replica is None:
                 replica = await self._open(topic_partition, each.topic_id, state, image)
                 self._replicas.add(replica)
-            replica.partition.update_state(state, now_ms=_now_ms())
+            replica.partition.update_state(state, now_ms=clock.now_ms())
         except StorageError as error:
             replica = self._replicas.find(key)
             if replica is not None and isinstance(replica.partition.log.failure, DiskFull):
@@ -154,7 +155,7 @@ class ReplicaChanges:
     ) -> Replica:
         settings = self._settings
         config = topic_config(image, settings.config, topic_partition.topic, settings.node_id)
-        directory, log = await self._logs.open(topic_partition, topic_id, state, config, _now_ms())
+        directory, log = await self._logs.open(topic_partition, topic_id, state, config, clock.now_ms())
         partition = Partition(
             topic_partition,
             topic_id,
@@ -239,7 +240,7 @@ class ReplicaChanges:
         """Whether the replica has a log again that takes changes."""
         partition = replica.partition
         try:
-            await self._logs.reopen(replica, _now_ms())
+            await self._logs.reopen(replica, clock.now_ms())
         except DamagedLog as error:
             replica.directory.drop_damaged_log(partition.topic_partition)
             self._replicas.give_up(key_of(partition), partition.topic_partition, state, error)
@@ -249,7 +250,3 @@ class ReplicaChanges:
             replica.flusher.forget(partition)
             return True
         return False
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)

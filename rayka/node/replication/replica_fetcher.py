@@ -18,7 +18,7 @@ from rayka.ids import node_name
 from rayka.node.repeats import Repeats
 from rayka.node.replication.fetch_answers import FetchAnswers, Shared
 from rayka.node.replication.fetch_positions import FetchPositions
-from rayka.node.replication.replica import PartitionKey, Replica
+from rayka.node.replication.replica import Replica
 from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchRequest, FetchResponse
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import Ending
@@ -34,10 +34,10 @@ class ReplicaFetcher:
         self._leader_id = leader_id
         self._shared = shared
         self._config = shared.settings.config
-        self._followed = FetchPositions(
+        self.positions = FetchPositions(
             shared.settings.node_id, self._config.replica_fetch_max_bytes, shared.quota, self._on_ready
         )
-        self._results = FetchAnswers(leader_id, shared, self._followed)
+        self._results = FetchAnswers(leader_id, shared, self.positions)
         self._wake = asyncio.Event()
         self._has_news = False  # something to ask for that no request asks for yet
         self._is_bulk = False  # the last answer was so large that the next one will be, too
@@ -47,36 +47,19 @@ class ReplicaFetcher:
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<ReplicaFetcher from {node_name(self._leader_id)} partitions={len(self._followed)}>"
+        return f"<ReplicaFetcher from {node_name(self._leader_id)} partitions={len(self.positions)}>"
 
     # ---- What to follow --------------------------------------------------------------------------------
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to follow."""
-        return len(self._followed) == 0
-
-    def problems(self) -> list[str]:
-        """What cannot be copied, and why, one line each."""
-        return self._followed.problems()
 
     def follow(self, replica: Replica) -> None:
         """From where its log ends, in the epoch that it is in now (B17)."""
         self._end_pause()
-        self._followed.follow(replica)
-
-    def unfollow(self, key: PartitionKey) -> None:
-        """What is still to come of it is ignored."""
-        self._followed.unfollow(key)
-
-    def on_synced(self, key: PartitionKey) -> None:
-        """What was appended is on the disk."""
-        self._followed.on_synced(key)
+        self.positions.follow(replica)
 
     def close(self) -> None:
         """Follows nothing any more; a call that is under way is left to itself."""
         self._is_closed = True
-        self._followed.clear()
+        self.positions.clear()
         self._end_pause()
         self._wake.set()
 
@@ -98,14 +81,14 @@ class ReplicaFetcher:
         """A second request only to overtake the first with news."""
         if self._is_closed or self._pause is not None or self._taken_count:
             return False
-        stream = self._followed.stream
+        stream = self.positions.stream
         if stream.is_waiting:
             return self._has_news and stream.may_overtake
-        return stream.may_follow and self._followed.is_any_wanted
+        return stream.may_follow and self.positions.is_any_wanted
 
     def _send(self) -> None:
         self._has_news = False
-        number, session = self._followed.next_request()
+        number, session = self.positions.next_request()
         exchange = self._exchange(number, self._request(session))
         self._shared.tasks.start(f"fetch from {node_name(self._leader_id)}", exchange)
 
@@ -114,7 +97,7 @@ class ReplicaFetcher:
         is_first = session.session_epoch == FIRST_SESSION_EPOCH
         max_wait_ms = self._config.replica_fetch_wait_max_ms
         return FetchRequest(
-            max_wait_ms=0 if is_first and not self._followed.stream.has_no_sessions else max_wait_ms,
+            max_wait_ms=0 if is_first and not self.positions.stream.has_no_sessions else max_wait_ms,
             min_bytes=self._config.replica_fetch_min_bytes,
             max_bytes=self._config.replica_fetch_response_max_bytes,
             partitions=session.partitions,
@@ -141,7 +124,7 @@ class ReplicaFetcher:
         try:
             response = await self._shared.settings.network.call(self._leader_id, request, timeout_ms)
         except ApiError as error:
-            self._on_end(self._followed.stream.on_failure(number), str(error))
+            self._on_end(self.positions.stream.on_failure(number), str(error))
         else:
             await self._on_response(number, response)
         finally:
@@ -151,7 +134,7 @@ class ReplicaFetcher:
         """What an overtaken request brings is as true. Nothing is asked for before all of it is taken, since the rest
         would be sent again.
         """
-        ending = self._followed.stream.on_response(number, response)
+        ending = self.positions.stream.on_response(number, response)
         if ending is Ending.ANSWERED:
             self._failures.succeeded(None)
             self._taken_count += 1

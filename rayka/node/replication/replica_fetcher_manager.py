@@ -52,16 +52,16 @@ class ReplicaFetcherManager:
         """What was appended to the partition is on the disk."""
         assigned = self._assigned.get(key_of(partition))
         if assigned is not None:
-            self._fetchers[assigned[0]].on_synced(key_of(partition))
+            self._fetchers[assigned[0]].positions.on_synced(key_of(partition))
 
     def problems(self) -> list[str]:
         """What cannot be copied, and why, one line each."""
-        return [problem for each in self._fetchers.values() for problem in each.problems()]
+        return [problem for each in self._fetchers.values() for problem in each.positions.problems()]
 
     def _unassign(self, key: PartitionKey) -> None:
         assigned = self._assigned.pop(key, None)
         if assigned is not None:
-            self._fetchers[assigned[0]].unfollow(key)
+            self._fetchers[assigned[0]].positions.unfollow(key)
 
     def _fetcher(self, leader_id: int) -> ReplicaFetcher:
         fetcher = self._fetchers.get(leader_id)
@@ -71,7 +71,7 @@ class ReplicaFetcherManager:
         return fetcher
 
     def _close_idle(self) -> None:
-        for leader_id in [key for key, fetcher in self._fetchers.items() if fetcher.is_idle]:
+        for leader_id in [key for key, fetcher in self._fetchers.items() if not fetcher.positions]:
             self._fetchers.pop(leader_id).close()
 
 

@@ -5,7 +5,6 @@ the node restarts, and the others go on; when it is full they are read. `Replica
 Kafka: `ReplicaManager`. Left out: moving a partition between directories.
 """
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from uuid import UUID
@@ -25,6 +24,7 @@ from rayka.log.local_directories import LocalDirectories
 from rayka.log.local_disk import LocalDisk
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from rayka.node import clock
 from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.parked import Parked
 from rayka.node.replication.fetch_answers import Shared
@@ -203,7 +203,7 @@ class ReplicaManager:
 
     def on_synced(self, partitions: Sequence[Partition]) -> None:
         """What these logs held is durable: more may be committed."""
-        now_ms = _now_ms()
+        now_ms = clock.now_ms()
         for partition in partitions:
             partition.maybe_increment_high_watermark(now_ms)
             self.fetchers.on_synced(partition)
@@ -220,7 +220,3 @@ class ReplicaManager:
     def wake(self, partition: Partition) -> None:
         """Requests that wait for the partition look again."""
         self.parked.wake(key_of(partition))
-
-
-def _now_ms() -> int:
-    return int(asyncio.get_running_loop().time() * 1000)
