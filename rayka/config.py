@@ -472,8 +472,19 @@ def _check_controllers(count: int) -> int:
     return count
 
 
+def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
+    first, last = ports
+    if not 0 < first <= last < 1 << 16:
+        raise ValueError("expected the first and the last port, between 1 and 65535")
+    return ports
+
+
 class ClusterSpec(_Config):
-    """The whole cluster, declared: what `cluster.yaml` holds."""
+    """The whole cluster, declared: what `cluster.yaml` holds.
+
+    With the transport `auto` the nodes serve hot calls over sockets of their own, on a port of `transport_ports` (the
+    first and the last one, by default any that is free); with `ray` nothing listens, and every call is a remote method.
+    """
 
     name: str = Field(default="rayka", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$")
     controllers: Annotated[int, AfterValidator(_check_controllers)] = Field(
@@ -485,6 +496,8 @@ class ClusterSpec(_Config):
     data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = "~/.rayka"
     ray: RaySpec = RaySpec()
     resources: Resources = Resources()
+    transport: Literal["auto", "ray"] = "auto"
+    transport_ports: Annotated[tuple[int, int], AfterValidator(_check_ports)] | None = None
     config: BrokerConfig = BrokerConfig()
 
     @field_validator("config")

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypedDict
 Acks = Literal["all", -1, 0, 1, "-1", "0", "1"]
 CompressionType = Literal["none", "gzip", "lz4", "zstd"]
 AutoOffsetReset = Literal["earliest", "latest", "none"]
+Transport = Literal["auto", "ray"]
 SerializerName = Literal["bytes", "string", "json", "msgpack"]
 
 
@@ -89,4 +90,6 @@ class ClusterFields(TypedDict, total=False):
     data_dir: str | list[str]
     ray: Mapping[str, Any]
     resources: Mapping[str, Any]
+    transport: Transport
+    transport_ports: Sequence[int] | None
     config: Mapping[str, Any]

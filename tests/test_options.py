@@ -27,7 +27,7 @@ TABLES: dict[str, tuple[type, Any]] = {
 }
 CLIENTS = ("Producer", "Consumer", "Admin")
 # Where a user writes something else than what the program works with.
-TAKEN_AS = {"acks", "compression_type", "nodes", "data_dir", "ray", "resources", "config"}
+TAKEN_AS = {"acks", "compression_type", "nodes", "data_dir", "ray", "resources", "config", "transport_ports"}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -37,6 +37,10 @@ class NodeActor:
         """What this actor was made from and which process it is."""
         return self._shell.process()
 
+    async def open_lane(self) -> bytes:
+        """Where this actor serves its direct lane, and a ticket for one connection to it: an encoded `LaneOffer`."""
+        return self._shell.open_lane()
+
     async def stop(self) -> None:
         """Stops the node under control. The actor is to be ended then."""
         await self._shell.stop()

@@ -52,7 +52,7 @@ class Placement:
             data_dirs=self.directories,
             config=self.spec.config,
             disk=disk,
-            network=RayNetwork(self.spec.name),
+            network=RayNetwork(self.spec.name, transport=self.spec.transport),
             random=Random(SystemRandom().getrandbits(64)),
             wall_clock_ms=wall_clock_ms,
             crash=crash,

@@ -1,4 +1,8 @@
-"""The network port over Ray's remote methods: the lane that always works.
+"""The network port: hot calls by the direct lane to a node where there is one, all else by Ray's remote methods.
+
+A direct lane is opened beside the calls, which go by Ray meanwhile, and again when it breaks. Both lanes carry the same
+numbered calls of one caller, so their order is the inbox's, whichever of them a call took; a lane that breaks fails
+its calls, and the caller opens a new connection epoch as after any failure.
 
 Actors are found by name and kept until a call to one fails otherwise than by the answer of a live process; then the
 name is looked up again. An actor that Ray restarts keeps its handle; one that was made anew, on a machine that came
@@ -9,6 +13,7 @@ anything is awaited, but for those that need a look-up: they wait for the same o
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from random import SystemRandom
 from typing import Any, TypeVar
 
@@ -20,22 +25,30 @@ from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
 from rayka.actors.ray_head import ConnectionId, check_head, connection_id
 from rayka.errors import NetworkException, UnknownServerError
 from rayka.ids import random_uuid
+from rayka.options import Transport
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
+from rayka.protocol.wire import decode
+from rayka.transport.greeting import LaneOffer
+from rayka.transport.lane import fits
+from rayka.transport.lanes import Node, lanes_of_this_loop
 
 ResponseT = TypeVar("ResponseT")
+_OFFER_TIMEOUT_S = 10.0
 
 
 class RayNetwork:
     """Calls of one client or node to the nodes of one cluster, on the event loop it is first used on.
 
-    With `for_client`, calls that need a Ray which has ended raise RayEnded, so that no client retries them.
+    With the transport `ray` no direct lane is used. With `for_client`, calls that need a Ray which has ended raise
+    RayEnded, so that no client retries them.
     """
 
-    def __init__(self, cluster_name: str, *, for_client: bool = False) -> None:
+    def __init__(self, cluster_name: str, *, for_client: bool = False, transport: Transport = "auto") -> None:
         self._cluster_name = cluster_name
         self._caller = Caller(random_uuid(SystemRandom()))
         self._for_client = for_client
+        self._is_direct = transport == "auto"
         self._actors = self._of(None)
 
     def __repr__(self) -> str:
@@ -60,8 +73,16 @@ class RayNetwork:
         return running_node_ids(self._cluster_name)
 
     async def _send(self, call: Call) -> Answer:
-        name, arguments = actor_name(self._cluster_name, call.node_id), pack_call(call.header, call.request)
-        actors = self._current_actors()
+        name, actors = actor_name(self._cluster_name, call.node_id), self._current_actors()
+        if self._is_direct and call.is_hot and fits(call):
+            node, ask = Node(self._cluster_name, call.node_id), partial(_ask_for_lane, actors, name)
+            lane = lanes_of_this_loop().get(actors.connection, node, ask)
+            if lane is not None:
+                return await lane.send(call)
+        return await self._send_by_ray(call, name, actors)
+
+    async def _send_by_ray(self, call: Call, name: str, actors: NamedActors) -> Answer:
+        arguments = pack_call(call.header, call.request)
         handle = actors.known(name) or await _look_up(actors, name)
         try:
             sent = getattr(handle, call.api.name).remote(*arguments)
@@ -93,6 +114,16 @@ class RayNetwork:
 
     def _of(self, connection: ConnectionId | None) -> NamedActors:
         return NamedActors(connection, for_client=self._for_client)
+
+
+async def _ask_for_lane(actors: NamedActors, name: str) -> LaneOffer:
+    """Where the node serves its lane. Raises NetworkException."""
+    handle = actors.known(name) or await _look_up(actors, name)
+    try:
+        async with asyncio.timeout(_OFFER_TIMEOUT_S):
+            return decode(LaneOffer, await handle.open_lane.remote())
+    except Exception as error:
+        raise NetworkException(f"{name} {_reason(error)}") from error
 
 
 async def _look_up(actors: NamedActors, name: str) -> Any:

@@ -34,6 +34,8 @@ from rayka.node.inbox import Inbox, Node
 from rayka.node.settings import NodeSettings
 from rayka.protocol.membership import NodeState, StatusResponse
 from rayka.protocol.wire import Failure, encode
+from rayka.transport.greeting import LaneOffer
+from rayka.transport.lane_server import LaneServer
 
 _RETRY_FIRST_S, _RETRY_MAX_S = 1.0, 60.0
 
@@ -72,6 +74,7 @@ class NodeShell:
         self._host = ray.util.get_node_ip_address()
         self._node: StartableNode | None = None
         self._inbox: Inbox | None = None
+        self._lanes: LaneServer | None = None
         self._state = NodeState.STARTING
         self._detail = ""
         self._starting = asyncio.get_running_loop().create_task(self._run(), name="start")
@@ -98,6 +101,10 @@ class NodeShell:
         context = ray.get_runtime_context()
         return NodeProcess(self._placement, os.getpid(), context.get_worker_id(), context.get_node_id())
 
+    def open_lane(self) -> bytes:
+        """An encoded `LaneOffer`; without addresses while the node does not run."""
+        return encode(LaneOffer("", "", 0, b"") if self._lanes is None else self._lanes.offer()).body
+
     async def stop(self) -> None:
         """Stops the node under control, or the attempts to start it; nothing is left to do but end the process.
 
@@ -107,7 +114,9 @@ class NodeShell:
         await asyncio.wait([self._starting])
         if self._node is not None:
             await self._node.stop()
-        self._node, self._inbox = None, None
+        if self._lanes is not None:
+            self._lanes.close()
+        self._node, self._inbox, self._lanes = None, None, None
         self._state = NodeState.SHUTTING_DOWN
         self._disk.close()
 
@@ -141,10 +150,18 @@ class NodeShell:
             node.kill()
             self._fail(str(error))
             return False
+        self._serve_lanes(self._inbox)
         _logger.info(
             "%s runs on Ray node %s, process %d", self._name, self._placement.ray_node_id, os.getpid()
         )
         return True
+
+    def _serve_lanes(self, inbox: Inbox) -> None:
+        spec = self._placement.spec
+        if spec.transport == "auto":
+            first, last = spec.transport_ports or (0, 0)
+            self._lanes = LaneServer(inbox.handle)
+            self._lanes.start(self._host, range(first, last + 1))
 
     def _fail(self, reason: str) -> None:
         _logger.error("%s did not start: %s", self._name, reason)

@@ -79,5 +79,5 @@ def _setting_difference(running: ClusterSpec, wanted: ClusterSpec) -> str:
 
 
 def _settings(spec: ClusterSpec) -> dict[str, Any]:
-    values = {"name": spec.name, "resources": spec.resources.model_dump()}
+    values = {"name": spec.name, "transport": spec.transport, "resources": spec.resources.model_dump()}
     return {**values, **{dotted(key): value for key, value in spec.config.model_dump(mode="json").items()}}

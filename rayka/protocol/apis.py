@@ -8,6 +8,7 @@ from enum import Flag, auto
 from functools import cached_property
 from typing import Any, get_args
 
+from rayka.ids import METADATA_TOPIC_ID
 from rayka.ports import Message, Request
 from rayka.protocol import (
     configs,
@@ -40,13 +41,14 @@ def _accept(request: Any) -> None:
 @dataclass(frozen=True)
 class Api:
     """One remote method. `check` raises the ApiError that refuses a request which no state could make right; a node
-    calls it before its handler.
+    calls it before its handler. What is hot takes the direct lane where there is one.
     """
 
     name: str
     request_type: type[Request[Any]]
     served_by: ServedBy
     check: Callable[[Any], None] = _accept
+    is_hot: bool = False
 
     @cached_property
     def response_type(self) -> type[Message]:
@@ -57,16 +59,16 @@ class Api:
 
 
 APIS: tuple[Api, ...] = (
-    Api("produce", produce.ProduceRequest, BROKER, produce.check_produce),
-    Api("fetch", fetch.FetchRequest, BROKER | QUORUM, fetch.check_fetch),
-    Api("list_offsets", fetch.ListOffsetsRequest, BROKER),
-    Api("init_producer_id", producer_ids.InitProducerIdRequest, BROKER),
+    Api("produce", produce.ProduceRequest, BROKER, produce.check_produce, is_hot=True),
+    Api("fetch", fetch.FetchRequest, BROKER | QUORUM, fetch.check_fetch, is_hot=True),
+    Api("list_offsets", fetch.ListOffsetsRequest, BROKER, is_hot=True),
+    Api("init_producer_id", producer_ids.InitProducerIdRequest, BROKER, is_hot=True),
     Api("delete_records", partition_admin.DeleteRecordsRequest, BROKER),
     Api("describe_log_dirs", partition_admin.DescribeLogDirsRequest, BROKER),
-    Api("metadata", membership.MetadataRequest, BROKER | CONTROLLER),
+    Api("metadata", membership.MetadataRequest, BROKER | CONTROLLER, is_hot=True),
     Api("status", membership.StatusRequest, BROKER | CONTROLLER),
     Api("register_broker", membership.RegisterBrokerRequest, CONTROLLER, membership.check_register_broker),
-    Api("heartbeat", membership.HeartbeatRequest, CONTROLLER, membership.check_heartbeat),
+    Api("heartbeat", membership.HeartbeatRequest, CONTROLLER, membership.check_heartbeat, is_hot=True),
     Api(
         "alter_partition",
         replica_reports.AlterPartitionRequest,
@@ -117,3 +119,13 @@ _API_BY_REQUEST: dict[type, Api] = {api.request_type: api for api in APIS}
 def api_of(request: Request[Any]) -> Api:
     """The API that a request belongs to."""
     return _API_BY_REQUEST[type(request)]
+
+
+def is_hot(request: Request[Any]) -> bool:
+    """Whether the call takes the direct lane where there is one. Fetches of the metadata log do not: what keeps the
+    quorum together stays on Ray (design §4).
+    """
+    is_of_quorum = isinstance(request, fetch.FetchRequest) and any(
+        each.topic_id == METADATA_TOPIC_ID for each in request.partitions[:1]
+    )
+    return api_of(request).is_hot and not is_of_quorum

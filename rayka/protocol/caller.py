@@ -17,7 +17,7 @@ from uuid import UUID
 from rayka.errors import ErrorCode, NetworkException, RequestTimedOut
 from rayka.ids import node_name
 from rayka.ports import Request
-from rayka.protocol.apis import Api, api_of
+from rayka.protocol.apis import Api, api_of, is_hot
 from rayka.protocol.connection import CallNumber, Outbound
 from rayka.protocol.wire import Encoded, Failure, Payload, RequestHeader, decode, encode
 
@@ -26,13 +26,16 @@ ResponseT = TypeVar("ResponseT")
 
 
 class Call(NamedTuple):
-    """One call on its way: the remote method's name and its arguments. `header` and `request` are bodies."""
+    """One call on its way: the remote method's name and its arguments. `header` and `request` are bodies. A hot
+    call takes the direct lane where there is one.
+    """
 
     node_id: int
     api: Api
     number: CallNumber
     header: bytes
     request: Encoded
+    is_hot: bool = False
 
 
 Send = Callable[[Call], Awaitable[Answer]]
@@ -80,7 +83,7 @@ class Caller:
             connection = self._connections[node_id] = Outbound(self._caller_id)
         number = connection.next_call()
         header = encode(RequestHeader(call=number, timeout_ms=timeout_ms)).body
-        return Call(node_id, api_of(request), number, header, encode(request))
+        return Call(node_id, api_of(request), number, header, encode(request), is_hot(request))
 
     def decode_answer(self, call: Call, answer: Answer) -> Any:
         """The response; its arrays are views of the payload. Raises the ApiError that was answered

@@ -1,0 +1,178 @@
+"""Frames of the direct lane: one call or one answer each, cut out of a stream of bytes. Synchronous, no IO.
+
+A frame is a prefix of fixed size, a head (API name, header and body of the message) and a payload (the records). What
+arrives in small pieces is collected in a buffer that all streams of an event loop share, so an idle stream holds none;
+a head or payload that does not fit there is received into memory of its own, which becomes the message's without a
+copy.
+Invariants: no memory is set aside for a frame before its sizes were checked; a payload begins at a multiple of eight
+bytes, as batches do. Kafka: `NetworkReceive`, `socket.request.max.bytes`.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+import numpy as np
+
+from rayka.errors import RaykaError
+from rayka.protocol.wire import Payload
+
+_PREFIX = Struct("<QQIIBB6x")  # request id, payload bytes, header bytes, body bytes, kind, API name bytes
+PREFIX_BYTES = _PREFIX.size
+SCRATCH_BYTES = 64 << 10
+HEAD_BYTES_MAX = 16 << 20
+CALL_PAYLOAD_BYTES_MAX = 128 << 20
+ANSWER_PAYLOAD_BYTES_MAX = 1 << 30
+_JOINED_BYTES_MAX = 8 << 10  # copying these costs less than a buffer more in a system call
+_NOTHING = np.empty(0, dtype=np.uint8)
+
+
+class Kind(IntEnum):
+    """What a frame is. A failure is an answer without a payload: its body is a `Failure`."""
+
+    CALL = 1
+    ANSWER = 2
+    FAILURE = 3
+
+
+class BrokenStream(RaykaError):
+    """What arrived is no frame, or one that is too large: nothing after it can be understood."""
+
+
+class Frame(NamedTuple):
+    """One call, or one answer; of an answer `api_name` and `header` are empty."""
+
+    kind: Kind
+    request_id: int
+    api_name: str
+    header: bytes
+    body: bytes
+    payload: np.ndarray
+
+
+def encode_frame(
+    kind: Kind, request_id: int, body: bytes, payload: Payload, *, api_name: str = "", header: bytes = b""
+) -> list[bytes | np.ndarray]:
+    """The frame as buffers to be sent one after another; the payload is referred to, not copied."""
+    buffers = payload if isinstance(payload, list) else [payload]
+    name = api_name.encode()
+    payload_bytes = sum(len(each) for each in buffers)
+    prefix = _PREFIX.pack(request_id, payload_bytes, len(header), len(body), kind, len(name))
+    if payload_bytes <= _JOINED_BYTES_MAX:
+        return [b"".join((prefix, name, header, body, *(bytes(each) for each in buffers)))]
+    return [b"".join((prefix, name, header, body)), *(each for each in buffers if len(each))]
+
+
+class _Sizes(NamedTuple):
+    request_id: int
+    payload_bytes: int
+    header_bytes: int
+    body_bytes: int
+    kind: int
+    name_bytes: int
+
+    @property
+    def head_bytes(self) -> int:
+        return self.name_bytes + self.header_bytes + self.body_bytes
+
+
+class FrameReader:
+    """Cuts the bytes of one stream into frames: receive into `room()`, then iterate over `on_received(count)`."""
+
+    __slots__ = ("_head", "_partial", "_payload", "_payload_bytes_max", "_received", "_scratch", "_sizes")
+
+    def __init__(self, scratch: memoryview, payload_bytes_max: int) -> None:
+        self._scratch = scratch
+        self._payload_bytes_max = payload_bytes_max
+        self._partial = b""  # the beginning of a frame that the scratch buffer held
+        self._sizes: _Sizes | None = None  # of a frame that is received into memory of its own
+        self._head = bytearray()
+        self._payload = _NOTHING
+        self._received = 0
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the stream may end here without a frame being cut off."""
+        return self._sizes is None and not self._partial
+
+    def room(self) -> memoryview:
+        """Where the next bytes are to be received; used before any other reader's `room` is asked for."""
+        if self._sizes is None:
+            partial = len(self._partial)
+            self._scratch[:partial] = self._partial
+            return self._scratch[partial:]
+        if self._received < len(self._head):
+            return memoryview(self._head)[self._received :]
+        return self._payload.data[self._received - len(self._head) :]
+
+    def on_received(self, count: int) -> Iterator[Frame]:
+        """The frames that are complete now. Raises BrokenStream."""
+        if self._sizes is None:
+            yield from self._cut(self._scratch[: len(self._partial) + count])
+            return
+        self._received += count
+        if self._received == len(self._head) + self._payload.size:
+            sizes, head, payload = self._sizes, self._head, self._payload
+            self._sizes, self._head, self._payload, self._received = None, bytearray(), _NOTHING, 0
+            yield _frame(sizes, memoryview(head), _read_only(payload))
+
+    def _cut(self, data: memoryview) -> Iterator[Frame]:
+        self._partial = b""
+        position = 0
+        while len(data) - position >= PREFIX_BYTES:
+            sizes = self._checked(_Sizes(*_PREFIX.unpack_from(data, position)))
+            begin = position + PREFIX_BYTES
+            middle = begin + sizes.head_bytes
+            end = middle + sizes.payload_bytes
+            if end > len(data):
+                if end - position > len(self._scratch):
+                    self._receive_apart(sizes, data[begin:])
+                    return
+                break
+            payload = np.frombuffer(bytes(data[middle:end]), dtype=np.uint8)
+            yield _frame(sizes, data[begin:middle], payload)
+            position = end
+        self._partial = bytes(data[position:])
+
+    def _checked(self, sizes: _Sizes) -> _Sizes:
+        if sizes.kind not in _KINDS:
+            raise BrokenStream(f"expected a frame, found one of kind {sizes.kind}")
+        for what, found, bound in (
+            ("head", sizes.head_bytes, HEAD_BYTES_MAX),
+            ("payload", sizes.payload_bytes, self._payload_bytes_max),
+        ):
+            if found > bound:
+                raise BrokenStream(f"a frame's {what}: expected at most {bound} bytes, found {found}")
+        return sizes
+
+    def _receive_apart(self, sizes: _Sizes, data: memoryview) -> None:
+        """The frame is larger than the scratch buffer: from now on it is received where it stays."""
+        self._sizes, self._received = sizes, len(data)
+        self._head = bytearray(sizes.head_bytes)
+        self._payload = np.empty(sizes.payload_bytes, dtype=np.uint8)
+        head = data[: sizes.head_bytes]
+        self._head[: len(head)] = head
+        records = data[sizes.head_bytes :]
+        self._payload.data[: len(records)] = records
+
+
+_KINDS = frozenset(int(each) for each in Kind)
+
+
+def _frame(sizes: _Sizes, head: memoryview, payload: np.ndarray) -> Frame:
+    after_name = sizes.name_bytes
+    after_header = after_name + sizes.header_bytes
+    return Frame(
+        Kind(sizes.kind),
+        sizes.request_id,
+        bytes(head[:after_name]).decode("utf-8", "replace"),
+        bytes(head[after_name:after_header]),
+        bytes(head[after_header:]),
+        payload,
+    )
+
+
+def _read_only(payload: np.ndarray) -> np.ndarray:
+    payload.flags.writeable = False
+    return payload

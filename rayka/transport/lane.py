@@ -1,0 +1,140 @@
+"""The caller's end of a direct lane to one node: calls out, answers in, in any order.
+
+Invariants: each call ends once, by its answer or by the end of the lane; a call that its caller no longer waits for is
+forgotten, and its answer dropped. Whether a call that the lane's end cut off was executed is not known, as with Ray.
+"""
+
+import asyncio
+import socket
+
+from rayka.errors import NetworkException
+from rayka.ids import node_name
+from rayka.protocol.caller import Answer, Call
+from rayka.transport.frames import (
+    ANSWER_PAYLOAD_BYTES_MAX,
+    CALL_PAYLOAD_BYTES_MAX,
+    SCRATCH_BYTES,
+    Frame,
+    FrameReader,
+    Kind,
+    encode_frame,
+)
+from rayka.transport.greeting import GREETING_S, WELCOME, LaneOffer, greeting, receive_exactly
+from rayka.transport.stream import End, Stream, tune
+
+
+class Lane:
+    """See the module; made by `open_lane`. Belongs to the event loop that it was opened on."""
+
+    def __init__(self, node_id: int, connection: socket.socket, scratch: memoryview) -> None:
+        self.node_id = node_id
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._next_id = 0
+        self._end = ""
+        self._stream = Stream(connection, FrameReader(scratch, ANSWER_PAYLOAD_BYTES_MAX), self)
+
+    def __repr__(self) -> str:
+        state = f"closed: {self._end}" if self._end else "open"
+        return f"<Lane to {node_name(self.node_id)} waiting={len(self._waiting)} {state}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may be sent."""
+        return self._stream.is_open
+
+    async def send(self, call: Call) -> Answer:
+        """The node's answer. The call is sent before anything is awaited. Raises NetworkException."""
+        if not self._stream.is_open:
+            raise self._broken()
+        request_id = self._next_id
+        self._next_id += 1
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = answer
+        self._stream.send(
+            encode_frame(
+                Kind.CALL,
+                request_id,
+                call.request.body,
+                call.request.payload(),
+                api_name=call.api.name,
+                header=call.header,
+            )
+        )
+        try:
+            result: Answer = await answer
+        finally:
+            self._waiting.pop(request_id, None)
+        return result
+
+    def on_frame(self, frame: Frame) -> None:
+        """An answer arrived; dropped when nothing waits for it any more."""
+        waiting = self._waiting.get(frame.request_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result((frame.body, None if frame.kind is Kind.FAILURE else frame.payload))
+
+    def on_closed(self, reason: End, detail: str) -> None:
+        """What waits for an answer fails."""
+        self._end = f"{reason}: {detail}" if detail else str(reason)
+        for each in self._waiting.values():
+            if not each.done():
+                each.set_exception(self._broken())
+
+    def close(self) -> None:
+        """Ends the lane."""
+        self._stream.close(End.HERE)
+
+    def abandon(self) -> None:
+        """Lets go of this process's copy of the socket, after a fork."""
+        self._stream.abandon()
+
+    def _broken(self) -> NetworkException:
+        return NetworkException(f"the lane to {node_name(self.node_id)} ended: {self._end}")
+
+
+def fits(call: Call) -> bool:
+    """Whether a lane takes a call of this size."""
+    return sum(each.size for each in call.request.buffers) <= CALL_PAYLOAD_BYTES_MAX
+
+
+async def open_lane(node_id: int, offer: LaneOffer, scratch: memoryview | None = None) -> Lane:
+    """A lane to a node, over the machine's own socket where the node lives here, else over TCP.
+
+    Raises NetworkException when neither can be reached in time, or the ticket is not taken.
+    """
+    problem: OSError | None = None
+    for family, address in _addresses(offer):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)
+            async with asyncio.timeout(GREETING_S):
+                await _greet(connection, address, offer.ticket)
+            return Lane(node_id, connection, scratch or memoryview(bytearray(SCRATCH_BYTES)))
+        except (OSError, NetworkException) as error:
+            connection.close()
+            if isinstance(error, NetworkException):
+                raise
+            problem = error
+        except BaseException:
+            connection.close()
+            raise
+    reason = (
+        problem.strerror or "no answer in time" if problem else "it serves none that can be reached from here"
+    )
+    raise NetworkException(f"{node_name(node_id)} has no lane for this process: {reason}")
+
+
+async def _greet(connection: socket.socket, address: bytes | tuple[str, int], ticket: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, address)
+    tune(connection)
+    await loop.sock_sendall(connection, greeting(ticket))
+    await receive_exactly(connection, len(WELCOME))
+
+
+def _addresses(offer: LaneOffer) -> list[tuple[socket.AddressFamily, bytes | tuple[str, int]]]:
+    addresses: list[tuple[socket.AddressFamily, bytes | tuple[str, int]]] = []
+    if offer.local_name and hasattr(socket, "AF_UNIX"):
+        addresses.append((socket.AF_UNIX, b"\0" + offer.local_name.encode()))
+    if offer.port:
+        addresses.append((socket.AF_INET, (offer.host, offer.port)))
+    return addresses

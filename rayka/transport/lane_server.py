@@ -1,0 +1,225 @@
+"""A node's end of its direct lanes: connections that show a ticket, their calls handed to the node's inbox.
+
+Invariants: nothing is read of a connection but its greeting until its ticket was taken; of one connection calls are
+handed over in the order in which they arrived; the calls of one connection that are not answered hold at most
+`UNANSWERED_BYTES_MAX` of records, and one frame: then nothing more is read from it. What is refused or cut off is
+counted by reason. Kafka: `SocketServer`.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from rayka.errors import NetworkException
+from rayka.node.repeats import Repeats
+from rayka.protocol.caller import Answer
+from rayka.protocol.wire import Payload
+from rayka.transport.frames import (
+    CALL_PAYLOAD_BYTES_MAX,
+    SCRATCH_BYTES,
+    BrokenStream,
+    Frame,
+    FrameReader,
+    Kind,
+    encode_frame,
+)
+from rayka.transport.greeting import (
+    GREETING_BYTES,
+    GREETING_S,
+    WELCOME,
+    LaneOffer,
+    Tickets,
+    receive_exactly,
+    ticket_of,
+)
+from rayka.transport.stream import End, Stream, tune
+
+CONNECTIONS_MAX = 10_000
+GREETINGS_MAX = 1_000
+UNANSWERED_BYTES_MAX = 64 << 20
+UNANSWERED_CALLS_MAX = 10_000
+_BACKLOG = 1_000
+
+Handle = Callable[[str, bytes, bytes, Payload], Awaitable[Answer]]
+
+_logger = logging.getLogger(__name__)
+
+
+class LaneServer:
+    """See the module. Belongs to the event loop that it was started on."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+        self._tickets = Tickets()
+        self._listening: list[socket.socket] = []
+        self._accepting: dict[asyncio.Task[None], None] = {}
+        self._greeting: dict[asyncio.Task[None], socket.socket] = {}
+        self._connections: dict[_Connection, None] = {}
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._local_name = ""
+        self._host, self._port = "", 0
+        self._repeats = Repeats(_logger)
+        self.cut_off: Counter[str] = Counter()  # connections that were refused or ended, by the reason
+
+    def __repr__(self) -> str:
+        where = ", ".join(str(each.getsockname()) for each in self._listening)
+        return f"<LaneServer {where or 'closed'} connections={len(self._connections)}>"
+
+    def start(self, host: str, ports: Sequence[int] = (0,)) -> None:
+        """Listens on this machine's own socket, and on the first free port of `ports` at `host`, where one is."""
+        if sys.platform == "linux":
+            self._local_name = f"rayka-{secrets.token_hex(16)}"
+            self._listen(socket.AF_UNIX, b"\0" + self._local_name.encode())
+        self._host = host
+        for port in ports:
+            try:
+                self._port = self._listen(socket.AF_INET, (host, port)).getsockname()[1]
+                return
+            except OSError as error:
+                _logger.debug("port %d of %s: %s", port, host, error)
+        _logger.warning(
+            "no port for direct calls from other machines: none of %s is free; they go by Ray", ports
+        )
+
+    def offer(self) -> LaneOffer:
+        """Where this server listens, with a new ticket."""
+        ticket = self._tickets.issue(asyncio.get_running_loop().time())
+        return LaneOffer(self._local_name, self._host, self._port, ticket)
+
+    def close(self) -> None:
+        """Ends all connections; what they asked for goes on without an answer."""
+        for task in (*self._accepting, *self._greeting):
+            task.cancel()
+        for each in self._listening:
+            each.close()
+        self._listening.clear()
+        for connection in list(self._connections):
+            connection.close()
+
+    # ---- Connections -----------------------------------------------------------------------------------------------
+
+    def _listen(self, family: socket.AddressFamily, address: bytes | tuple[str, int]) -> socket.socket:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family == socket.AF_INET:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
+            listening.setblocking(False)
+        except BaseException:
+            listening.close()
+            raise
+        self._listening.append(listening)
+        task = asyncio.get_running_loop().create_task(self._accept(listening), name="accept")
+        self._accepting[task] = None
+        task.add_done_callback(self._accepting.pop)
+        return listening
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:  # no descriptor is left, or the caller has gone already
+                self._refuse("it could not be accepted", error.strerror or "")
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._greeting) >= GREETINGS_MAX or len(self._connections) >= CONNECTIONS_MAX:
+                self._refuse("there are too many")
+                connection.close()
+                continue
+            task = loop.create_task(self._welcome(connection), name="greeting")
+            self._greeting[task] = connection
+            task.add_done_callback(self._greeting.pop)
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        is_welcome = False
+        try:
+            async with asyncio.timeout(GREETING_S):
+                is_welcome = await self._has_ticket(connection)
+        except (OSError, NetworkException):
+            self._refuse("it showed no ticket in time")
+        finally:
+            if not is_welcome:
+                connection.close()
+        if is_welcome:
+            reader = FrameReader(self._scratch, CALL_PAYLOAD_BYTES_MAX)
+            self._connections[_Connection(connection, reader, self._handle, self._on_closed)] = None
+
+    async def _has_ticket(self, connection: socket.socket) -> bool:
+        loop = asyncio.get_running_loop()
+        ticket = ticket_of(await receive_exactly(connection, GREETING_BYTES))
+        if ticket is None or not self._tickets.take(ticket, loop.time()):
+            self._refuse("it showed no valid ticket")
+            return False
+        tune(connection)
+        await loop.sock_sendall(connection, WELCOME)
+        return True
+
+    def _on_closed(self, connection: "_Connection", reason: End, detail: str) -> None:
+        self._connections.pop(connection, None)
+        if reason not in (End.BY_PEER, End.HERE):
+            self._refuse(reason, detail)
+
+    def _refuse(self, reason: str, detail: str = "") -> None:
+        self.cut_off[reason] += 1
+        self._repeats.failed(
+            reason, f"a direct connection was cut off: {reason}" + (f": {detail}" if detail else "")
+        )
+
+
+class _Connection:
+    """One caller's connection, and what it waits for."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        reader: FrameReader,
+        handle: Handle,
+        on_closed: "Callable[[_Connection, End, str], None]",
+    ) -> None:
+        self._handle = handle
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._unanswered_bytes = 0
+        self._is_paused = False
+        self._stream = Stream(connection, reader, self)
+
+    def close(self) -> None:
+        self._stream.close(End.HERE)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind is not Kind.CALL:
+            raise BrokenStream("expected a call, found an answer")
+        self._unanswered_bytes += frame.payload.size
+        task = self._loop.create_task(self._execute(frame), name=frame.api_name)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        self._hold_back()
+
+    def on_closed(self, reason: End, detail: str) -> None:
+        """Calls that were taken go on: whether they are executed must not depend on their caller."""
+        self._on_closed(self, reason, detail)
+
+    async def _execute(self, frame: Frame) -> None:
+        request_id, size = frame.request_id, frame.payload.size
+        answering = self._handle(frame.api_name, frame.header, frame.body, frame.payload)
+        del frame  # the node lets go of a request's records before it answers
+        try:
+            body, payload = await answering
+        finally:
+            self._unanswered_bytes -= size
+        kind = Kind.ANSWER if payload is not None else Kind.FAILURE
+        self._stream.send(encode_frame(kind, request_id, body, b"" if payload is None else payload))
+        self._hold_back()
+
+    def _hold_back(self) -> None:
+        is_full = self._unanswered_bytes >= UNANSWERED_BYTES_MAX or len(self._tasks) >= UNANSWERED_CALLS_MAX
+        if is_full is not self._is_paused:
+            self._is_paused = is_full
+            (self._stream.pause_reading if is_full else self._stream.resume_reading)()

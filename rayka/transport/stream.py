@@ -1,0 +1,189 @@
+"""One connected socket of the direct lane: frames out without a copy, frames in to a callback.
+
+What is sent within one turn of the event loop leaves in one system call. Invariants: frames leave in the order of
+`send`; what waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut off; `on_closed` is
+called once, whatever ends the stream. Kafka: `KafkaChannel`.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from itertools import islice
+from typing import Protocol
+
+from rayka.ports import Buffer
+from rayka.transport.frames import BrokenStream, Frame, FrameReader
+
+TURN_BYTES_MAX = 1 << 20  # sent in one turn of the event loop: about 0.3 ms
+QUEUED_BYTES_MAX = 256 << 20
+STALLED_S = 30.0
+_BUFFERS_A_CALL = 256  # below IOV_MAX
+
+
+class End(StrEnum):
+    """Why a stream ended; counted by these."""
+
+    BY_PEER = "the peer closed its connection"
+    HALF_A_FRAME = "the peer closed its connection in the middle of a frame"
+    BROKEN = "the connection broke"
+    NO_FRAME = "what arrived is no frame, or too large a one"
+    SLOW_PEER = "the peer does not take what is sent"
+    HERE = "it was closed on this side"
+
+
+class StreamOwner(Protocol):
+    """What is told of the frames and of the end of a stream."""
+
+    def on_frame(self, frame: Frame) -> None: ...
+
+    def on_closed(self, reason: "End", detail: str) -> None: ...
+
+
+class Stream:
+    """See the module. Belongs to the event loop that it was made on."""
+
+    def __init__(self, connection: socket.socket, reader: FrameReader, owner: StreamOwner) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket = connection
+        self._reader = reader
+        self._owner = owner
+        self._queue: deque[memoryview] = deque()
+        self._queued_bytes = 0
+        self._is_flush_due = False
+        self._is_writing = False
+        self._stall: asyncio.TimerHandle | None = None
+        self.is_open = True
+        connection.setblocking(False)
+        self._loop.add_reader(connection, self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Stream {'open' if self.is_open else 'closed'} queued={self._queued_bytes}>"
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Sends a frame; without effect on a stream that is closed."""
+        if not self.is_open:
+            return
+        for each in buffers:
+            self._queue.append(memoryview(each))  # type: ignore[arg-type]  # numpy declares no buffer before 3.12
+            self._queued_bytes += len(each)
+        if self._queued_bytes > QUEUED_BYTES_MAX:
+            self.close(End.SLOW_PEER, f"{self._queued_bytes} bytes wait")
+        elif not self._is_flush_due and not self._is_writing:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def pause_reading(self) -> None:
+        """No frame is taken until `resume_reading`; the peer's sends fill its own memory then."""
+        if self.is_open:
+            self._loop.remove_reader(self._socket)
+
+    def resume_reading(self) -> None:
+        """Undoes `pause_reading`."""
+        if self.is_open:
+            self._loop.add_reader(self._socket, self._on_readable)
+
+    def close(self, reason: End, detail: str = "") -> None:
+        """Ends the stream; what was not sent yet is dropped."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        if self._stall is not None:
+            self._stall.cancel()
+        self._socket.close()
+        self._queue.clear()
+        self._owner.on_closed(reason, detail)
+
+    def abandon(self) -> None:
+        """Lets go of the socket without a word to the event loop or the peer; for a forked child."""
+        self.is_open = False
+        self._socket.close()
+
+    # ---- Receiving -------------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            count = self._socket.recv_into(self._reader.room())
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.close(End.BROKEN, error.strerror or "")
+            return
+        if not count:
+            self.close(End.BY_PEER if self._reader.is_between_frames else End.HALF_A_FRAME)
+            return
+        try:
+            for frame in self._reader.on_received(count):
+                self._owner.on_frame(frame)
+                if not self.is_open:
+                    return
+        except BrokenStream as error:
+            self.close(End.NO_FRAME, str(error))
+
+    # ---- Sending ---------------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Sends what is queued, up to a bound; the rest when the socket has room again."""
+        self._is_flush_due = False
+        if not self.is_open:
+            return
+        sent = 0
+        try:
+            while self._queue and sent < TURN_BYTES_MAX:
+                sent += self._send_some()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self.close(End.BROKEN, error.strerror or "")
+            return
+        self._wait_for_room(has_sent=sent > 0)
+
+    def _send_some(self) -> int:
+        count = left = self._socket.sendmsg(list(islice(self._queue, _BUFFERS_A_CALL)))
+        self._queued_bytes -= count
+        while left:
+            first = self._queue[0]
+            if left < len(first):
+                self._queue[0] = first[left:]
+                break
+            left -= len(first)
+            self._queue.popleft()
+        return count
+
+    def _wait_for_room(self, *, has_sent: bool) -> None:
+        if bool(self._queue) is not self._is_writing:
+            self._is_writing = bool(self._queue)
+            if self._is_writing:
+                self._loop.add_writer(self._socket, self._flush)
+            else:
+                self._loop.remove_writer(self._socket)
+        if self._stall is not None and (has_sent or not self._queue):
+            self._stall.cancel()
+            self._stall = None
+        if self._queue and self._stall is None:
+            self._stall = self._loop.call_later(STALLED_S, self._on_stalled)
+
+    def _on_stalled(self) -> None:
+        self.close(End.SLOW_PEER, f"nothing was taken for {STALLED_S:g} s")
+
+
+def tune(connection: socket.socket) -> None:
+    """Small frames leave at once, and a machine that is gone is noticed within seconds."""
+    if connection.family == socket.AF_UNIX:
+        return
+    options = (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPIDLE", None), 5),
+        (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPINTVL", None), 1),
+        (socket.IPPROTO_TCP, getattr(socket, "TCP_KEEPCNT", None), 5),
+        (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", None), 10_000),
+    )
+    for level, option, value in options:
+        if option is not None:
+            with suppress(OSError):
+                connection.setsockopt(level, option, value)

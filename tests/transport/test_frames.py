@@ -1,0 +1,114 @@
+"""Frames: cut out of a stream of bytes however it arrives, and bounded before memory is set aside."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayka.transport.frames import (
+    CALL_PAYLOAD_BYTES_MAX,
+    HEAD_BYTES_MAX,
+    PREFIX_BYTES,
+    BrokenStream,
+    Frame,
+    FrameReader,
+    Kind,
+    encode_frame,
+)
+
+SCRATCH = 256
+FRAMES = st.tuples(
+    st.sampled_from(Kind),
+    st.integers(0, 2**64 - 1),
+    st.sampled_from(["", "produce", "fetch"]),
+    st.binary(max_size=80),
+    st.binary(max_size=400),
+    st.lists(st.binary(max_size=9_000), max_size=3),
+)
+
+
+def encoded(frame: Frame) -> bytes:
+    return b"".join(
+        bytes(each)
+        for each in encode_frame(
+            frame.kind,
+            frame.request_id,
+            frame.body,
+            frame.payload,
+            api_name=frame.api_name,
+            header=frame.header,
+        )
+    )
+
+
+def received(stream: bytes, sizes: list[int], payload_bytes_max: int = CALL_PAYLOAD_BYTES_MAX) -> list[Frame]:
+    """The frames that come of a stream which arrives in pieces of these sizes, over and over."""
+    reader = FrameReader(memoryview(bytearray(SCRATCH)), payload_bytes_max)
+    frames, position, turn = [], 0, 0
+    while position < len(stream):
+        room = reader.room()
+        piece = stream[position : position + min(sizes[turn % len(sizes)], len(room))]
+        room[: len(piece)] = piece
+        frames.extend(reader.on_received(len(piece)))
+        position, turn = position + len(piece), turn + 1
+    assert reader.is_between_frames
+    return frames
+
+
+@given(st.lists(FRAMES, max_size=6), st.lists(st.integers(1, 700), min_size=1, max_size=5))
+def test_a_stream_gives_the_frames_that_were_sent_however_it_is_cut(
+    parts: list[tuple[Kind, int, str, bytes, bytes, list[bytes]]], sizes: list[int]
+) -> None:
+    frames = [
+        Frame(kind, request_id, name, header, body, np.frombuffer(b"".join(buffers), dtype=np.uint8))
+        for kind, request_id, name, header, body, buffers in parts
+    ]
+    found = received(b"".join(encoded(each) for each in frames), sizes)
+    assert [each[:5] for each in found] == [each[:5] for each in frames]
+    assert [bytes(each.payload) for each in found] == [bytes(each.payload) for each in frames]
+    assert all(each.payload.ctypes.data % 8 == 0 for each in found)
+
+
+@given(st.binary(max_size=2_000), st.lists(st.integers(1, 300), min_size=1, max_size=5))
+def test_what_is_no_frame_ends_the_stream_or_waits_for_more(garbage: bytes, sizes: list[int]) -> None:
+    reader = FrameReader(memoryview(bytearray(SCRATCH)), 1_000)
+    position, turn = 0, 0
+    try:
+        while position < len(garbage):
+            room = reader.room()
+            assert 0 < len(room) <= HEAD_BYTES_MAX
+            piece = garbage[position : position + min(sizes[turn % len(sizes)], len(room))]
+            room[: len(piece)] = piece
+            for frame in reader.on_received(len(piece)):
+                assert frame.kind in Kind
+                assert frame.payload.size <= 1_000
+            position, turn = position + len(piece), turn + 1
+    except BrokenStream:
+        pass
+
+
+@pytest.mark.parametrize(("payload_bytes", "body_bytes"), [(2**63, 0), (4 << 30, 0), (0, 2**32 - 1)])
+def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
+    payload_bytes: int, body_bytes: int
+) -> None:
+    prefix = encoded(Frame(Kind.CALL, 1, "", b"", b"", np.empty(0, dtype=np.uint8)))
+    sizes = payload_bytes.to_bytes(8, "little") + bytes(4) + body_bytes.to_bytes(4, "little")
+    hostile = prefix[:8] + sizes + prefix[24:]
+    assert len(hostile) == PREFIX_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(BrokenStream, match=r"expected at most \d+ bytes, found \d+"):
+            received(hostile, [64])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_frame_of_the_largest_size_is_taken_and_one_byte_more_is_not() -> None:
+    records = np.arange(1_000, dtype=np.uint8)
+    frame = Frame(Kind.ANSWER, 7, "", b"", b"body", records)
+    assert received(encoded(frame), [100], payload_bytes_max=1_000)[0].payload.tolist() == records.tolist()
+    with pytest.raises(BrokenStream):
+        received(encoded(frame), [100], payload_bytes_max=999)

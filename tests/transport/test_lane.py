@@ -1,0 +1,390 @@
+"""A lane between two ends in one process: over the machine's own socket, and over TCP."""
+
+import asyncio
+import socket
+
+import numpy as np
+import pytest
+
+from rayka.errors import ErrorCode, NetworkException
+from rayka.protocol.caller import Answer
+from rayka.protocol.wire import Failure, Payload, encode
+from rayka.transport import lane_server, stream
+from rayka.transport.frames import Kind, encode_frame
+from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, WELCOME, LaneOffer, Tickets, greeting
+from rayka.transport.lane import open_lane
+from rayka.transport.lane_server import LaneServer
+from rayka.transport.stream import End
+from tests.transport.lane_support import (
+    NODE_ID,
+    call,
+    connected,
+    echo,
+    offer,
+    raw_connection,
+    run,
+    served,
+    until,
+)
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("over_tcp", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 5_000, 300_000, 20 * MIB])
+def test_a_call_is_answered_with_its_records(over_tcp: bool, size: int) -> None:
+    async def body() -> None:
+        records = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+        async with connected(over_tcp=over_tcp) as (_, lane):
+            answer, payload = await lane.send(call(b"question", records.tobytes()))
+            assert answer == b"produce|header|question"
+            assert np.array_equal(payload, records)
+
+    run(body())
+
+
+def test_several_buffers_arrive_as_one_payload() -> None:
+    async def body() -> None:
+        async with connected() as (_, lane):
+            _, payload = await lane.send(call(b"", b"a" * MIB, b"b" * MIB))
+            assert bytes(payload) == b"a" * MIB + b"b" * MIB
+
+    run(body())
+
+
+def test_a_failure_is_an_answer_without_payload() -> None:
+    async def fail(*_: object) -> Answer:
+        return encode(Failure(ErrorCode.INVALID_REQUEST, "no")).body, None
+
+    async def body() -> None:
+        async with connected(fail) as (_, lane):
+            _, payload = await lane.send(call())
+            assert payload is None
+
+    run(body())
+
+
+def test_answers_come_in_the_order_in_which_the_node_has_them() -> None:
+    gates = {b"0": asyncio.Event(), b"1": asyncio.Event()}
+
+    async def gated(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        await gates[body].wait()
+        return body, payload
+
+    async def body() -> None:
+        async with connected(gated) as (_, lane):
+            first, second = (asyncio.ensure_future(lane.send(call(each))) for each in gates)
+            gates[b"1"].set()
+            assert (await second)[0] == b"1"
+            assert not first.done()
+            gates[b"0"].set()
+            assert (await first)[0] == b"0"
+
+    run(body())
+
+
+def test_calls_are_handed_over_in_the_order_in_which_they_were_sent() -> None:
+    started: list[int] = []
+
+    async def note(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        started.append(int(body))
+        return body, payload
+
+    async def body() -> None:
+        async with connected(note) as (_, lane):
+            sizes = (0, 300_000, 5, 2 * MIB, 9_000)
+            calls = [call(b"%d" % number, bytes(sizes[number % 5])) for number in range(50)]
+            await asyncio.gather(*(lane.send(each) for each in calls))
+
+    run(body())
+    assert started == list(range(50))
+
+
+def test_a_call_that_nothing_waits_for_any_more_does_not_disturb_the_others() -> None:
+    async def slow(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        await asyncio.sleep(0.05)
+        return body, payload
+
+    async def body() -> None:
+        async with connected(slow) as (_, lane):
+            given_up = asyncio.ensure_future(lane.send(call(b"given up")))
+            kept = asyncio.ensure_future(lane.send(call(b"kept")))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            assert (await kept)[0] == b"kept"
+            assert "waiting=0" in repr(lane)
+
+    run(body())
+
+
+# ---- The end of a lane ---------------------------------------------------------------------------------------------
+
+
+def test_when_the_node_ends_what_waits_fails_and_nothing_more_is_sent() -> None:
+    async def never(*_: object) -> Answer:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def body() -> None:
+        async with served(never) as server:
+            lane = await open_lane(NODE_ID, offer(server))
+            waiting = asyncio.ensure_future(lane.send(call()))
+            await until(lambda: "waiting=1" in repr(lane))
+            for task in [each for each in asyncio.all_tasks() if each.get_name() == "produce"]:
+                task.cancel()
+            server.close()
+            with pytest.raises(NetworkException, match=r"broker-1 ended: the peer closed"):
+                await waiting
+            assert not lane.is_open
+            with pytest.raises(NetworkException, match="ended"):
+                await lane.send(call())
+
+    run(body())
+
+
+def test_a_call_goes_on_when_its_caller_is_gone() -> None:
+    gate, executed = asyncio.Event(), []
+
+    async def slow(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        await gate.wait()
+        executed.append(body)
+        return body, payload
+
+    async def body() -> None:
+        async with connected(slow) as (server, lane):
+            sent = asyncio.ensure_future(lane.send(call(b"x")))
+            await until(lambda: any(each.get_name() == "produce" for each in asyncio.all_tasks()))
+            lane.close()
+            with pytest.raises(NetworkException):
+                await sent
+            await until(lambda: "connections=0" in repr(server))
+            gate.set()
+            await until(lambda: executed == [b"x"])
+
+    run(body())
+
+
+def test_a_forked_child_keeps_no_socket_of_its_parent() -> None:
+    async def body() -> None:
+        async with connected() as (server, lane):
+            lane.abandon()
+            await until(lambda: "connections=0" in repr(server))
+
+    run(body())
+
+
+# ---- Without a valid ticket ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shown", [bytes(GREETING_BYTES), MAGIC + bytes(32), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2]
+)
+def test_a_connection_without_a_valid_ticket_is_closed_before_anything_else_is_read(shown: bytes) -> None:
+    async def body() -> None:
+        async with served() as server:
+            connection = await raw_connection(server)
+            loop = asyncio.get_running_loop()
+            frame = encode_frame(Kind.CALL, 1, b"", b"", api_name="produce")
+            await loop.sock_sendall(connection, shown + bytes(frame[0]))
+            assert await _rest(connection) == b""
+            assert server.cut_off["it showed no valid ticket"] == 1
+            assert "connections=0" in repr(server)
+            connection.close()
+
+    run(body())
+
+
+def test_a_ticket_is_valid_once() -> None:
+    async def body() -> None:
+        async with served() as server:
+            once = offer(server)
+            lane = await open_lane(NODE_ID, once)
+            with pytest.raises(NetworkException, match="ticket is not valid"):
+                await open_lane(NODE_ID, once)
+            assert (await lane.send(call()))[0]
+            lane.close()
+
+    run(body())
+
+
+def test_a_ticket_expires_and_the_oldest_gives_way() -> None:
+    tickets = Tickets()
+    first = tickets.issue(0.0)
+    assert not tickets.take(first, 1_000.0)
+    second = tickets.issue(0.0)
+    later = [tickets.issue(1.0) for _ in range(TICKETS_MAX)]
+    assert not tickets.take(second, 1.0)
+    assert tickets.take(later[0], 1.0)
+    assert not tickets.take(later[0], 1.0)
+
+
+def test_a_connection_that_shows_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_server, "GREETING_S", 0.05)
+
+    async def body() -> None:
+        async with served() as server:
+            connection = await raw_connection(server)
+            connection.send(b"rayka")
+            assert await _rest(connection) == b""
+            assert server.cut_off["it showed no ticket in time"] == 1
+            connection.close()
+
+    run(body())
+
+
+def test_a_node_that_serves_no_lane_is_said_so() -> None:
+    async def body() -> None:
+        with pytest.raises(NetworkException, match="broker-1 has no lane for this process"):
+            await open_lane(NODE_ID, LaneOffer("", "", 0, b""))
+        with pytest.raises(
+            NetworkException, match="broker-1 has no lane for this process: Connection refused"
+        ):
+            await open_lane(NODE_ID, LaneOffer("rayka-gone", "", 0, bytes(32)))
+
+    run(body())
+
+
+# ---- Hostile peers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff" * 64,
+        bytes(encode_frame(Kind.ANSWER, 1, b"", b"")[0]),
+        (4 << 30).to_bytes(8, "little") * 2 + bytes(8) + b"\x01" + bytes(7),
+    ],
+)
+def test_what_is_no_call_ends_its_own_connection_and_no_other(sent: bytes) -> None:
+    async def body() -> None:
+        async with connected() as (server, lane):
+            connection = await _greeted(server)
+            connection.send(sent)
+            assert await _rest(connection) == b""
+            assert (await lane.send(call(b"still here")))[0].endswith(b"still here")
+            connection.close()
+
+    run(body())
+
+
+def test_half_a_frame_is_counted_when_its_connection_ends() -> None:
+    async def body() -> None:
+        async with served() as server:
+            connection = await _greeted(server)
+            connection.send(bytes(encode_frame(Kind.CALL, 1, b"body", b"", api_name="produce")[0])[:-1])
+            connection.close()
+            await until(lambda: server.cut_off[End.HALF_A_FRAME] == 1)
+
+    run(body())
+
+
+def test_unanswered_calls_of_one_connection_hold_a_bounded_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_server, "UNANSWERED_BYTES_MAX", 3 * MIB)
+    gate, held, most = asyncio.Event(), 0, 0
+
+    async def hold(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        nonlocal held, most
+        held += len(payload)
+        most = max(most, held)
+        await gate.wait()
+        held -= len(payload)
+        return body, b""
+
+    async def body() -> None:
+        async with connected(hold) as (_, lane):
+            sent = [asyncio.ensure_future(lane.send(call(b"", bytes(MIB)))) for _ in range(12)]
+            await until(lambda: held >= 3 * MIB)
+            gate.set()
+            await asyncio.gather(*sent)
+
+    run(body())
+    assert most <= 4 * MIB
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream, "STALLED_S", 0.1)
+
+    async def answer_much(_: str, __: bytes, body: bytes, ___: Payload) -> Answer:
+        return body, np.empty(8 * MIB if body == b"much" else 1, dtype=np.uint8)
+
+    async def body() -> None:
+        async with connected(answer_much) as (server, lane):
+            connection = await _greeted(server)
+            connection.send(bytes(encode_frame(Kind.CALL, 1, b"much", b"", api_name="fetch")[0]))
+            await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
+            assert (await lane.send(call(b"little")))[0] == b"little"
+            connection.close()
+
+    run(body())
+
+
+def test_what_waits_for_a_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "QUEUED_BYTES_MAX", 4 * MIB)
+
+    async def answer_much(_: str, __: bytes, body: bytes, ___: Payload) -> Answer:
+        return body, np.empty(3 * MIB, dtype=np.uint8)
+
+    async def body() -> None:
+        async with served(answer_much) as server:
+            connection = await _greeted(server)
+            for number in range(3):
+                connection.send(bytes(encode_frame(Kind.CALL, number, b"", b"", api_name="fetch")[0]))
+            await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
+            connection.close()
+
+    run(body())
+
+
+def test_connections_beyond_the_bound_are_refused_and_those_that_are_open_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_server, "CONNECTIONS_MAX", 2)
+
+    async def body() -> None:
+        async with connected() as (server, lane):
+            second = await open_lane(NODE_ID, offer(server))
+            with pytest.raises(NetworkException):
+                await open_lane(NODE_ID, offer(server, over_tcp=True))
+            assert server.cut_off["there are too many"] == 1
+            second.close()
+            assert (await lane.send(call()))[0]
+
+    run(body())
+
+
+def test_a_port_that_is_taken_is_passed_over() -> None:
+    async def body() -> None:
+        async with served() as server:
+            taken = server.offer().port
+            other = LaneServer(echo)
+            other.start("127.0.0.1", (taken, 0))
+            assert other.offer().port not in (0, taken)
+            other.close()
+            await until(lambda: sum(each.get_name() == "accept" for each in asyncio.all_tasks()) == 2)
+
+    run(body())
+
+
+# ---- Helpers -------------------------------------------------------------------------------------------------------
+
+
+async def _greeted(server: LaneServer) -> socket.socket:
+    connection = await raw_connection(server)
+    connection.send(greeting(server.offer().ticket))
+    assert await asyncio.get_running_loop().sock_recv(connection, len(WELCOME)) == WELCOME
+    return connection
+
+
+async def _rest(connection: socket.socket) -> bytes:
+    """What the peer sends until it closes; a reset is an end, too."""
+    received = b""
+    try:
+        while some := await asyncio.get_running_loop().sock_recv(connection, 1_000):
+            received += some
+    except ConnectionError:
+        pass
+    return received
