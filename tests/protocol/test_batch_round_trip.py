@@ -239,7 +239,7 @@ def test_the_extremes_of_64_bits_round_trip() -> None:
 
 
 def test_an_array_of_numbers_is_refused() -> None:
-    with pytest.raises(SerializationError, match="of binary or string type, found int64"):
+    with pytest.raises(SerializationError, match="expected binary or string, found int64"):
         encode_batch(pa.array([1, 2]), timestamps_ms=0)
 
 
