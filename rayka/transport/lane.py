@@ -72,6 +72,9 @@ class Lane:
         if waiting is not None and not waiting.done():
             waiting.set_result((frame.body, None if frame.kind is Kind.FAILURE else frame.payload))
 
+    def on_sent(self) -> None:
+        """Callers bound what they send by themselves."""
+
     def on_closed(self, reason: End, detail: str) -> None:
         """What waits for an answer fails."""
         self._end = f"{reason}: {detail}" if detail else str(reason)

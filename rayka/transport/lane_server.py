@@ -1,8 +1,8 @@
 """A node's end of its direct lanes: connections that show a ticket, their calls handed to the node's inbox.
 
 Invariants: nothing is read of a connection but its greeting until its ticket was taken; of one connection calls are
-handed over in the order in which they arrived; the calls of one connection that are not answered hold at most
-`UNANSWERED_BYTES_MAX` of records, and one frame: then nothing more is read from it. What is refused or cut off is
+handed over in the order in which they arrived; from a connection whose calls and answers on their way hold
+`HELD_BYTES_MAX` of records nothing more is read. What is refused or cut off is
 counted by reason. Kafka: `SocketServer`.
 """
 
@@ -40,7 +40,7 @@ from rayka.transport.stream import End, Stream, tune
 
 CONNECTIONS_MAX = 10_000
 GREETINGS_MAX = 1_000
-UNANSWERED_BYTES_MAX = 64 << 20
+HELD_BYTES_MAX = 64 << 20
 UNANSWERED_CALLS_MAX = 10_000
 _BACKLOG = 1_000
 
@@ -218,8 +218,12 @@ class _Connection:
         self._stream.send(encode_frame(kind, request_id, body, b"" if payload is None else payload))
         self._hold_back()
 
+    def on_sent(self) -> None:
+        self._hold_back()
+
     def _hold_back(self) -> None:
-        is_full = self._unanswered_bytes >= UNANSWERED_BYTES_MAX or len(self._tasks) >= UNANSWERED_CALLS_MAX
+        held_bytes = self._unanswered_bytes + self._stream.queued_bytes
+        is_full = held_bytes >= HELD_BYTES_MAX or len(self._tasks) >= UNANSWERED_CALLS_MAX
         if is_full is not self._is_paused:
             self._is_paused = is_full
             (self._stream.pause_reading if is_full else self._stream.resume_reading)()

@@ -18,7 +18,7 @@ from rayka.ports import Buffer
 from rayka.transport.frames import BrokenStream, Frame, FrameReader
 
 TURN_BYTES_MAX = 1 << 20  # sent in one turn of the event loop: about 0.3 ms
-QUEUED_BYTES_MAX = 256 << 20
+QUEUED_BYTES_MAX = 1 << 30
 STALLED_S = 30.0
 _BUFFERS_A_CALL = 256  # below IOV_MAX
 
@@ -39,6 +39,10 @@ class StreamOwner(Protocol):
 
     def on_frame(self, frame: Frame) -> None: ...
 
+    def on_sent(self) -> None:
+        """Less waits to be sent than before."""
+        ...
+
     def on_closed(self, reason: "End", detail: str) -> None: ...
 
 
@@ -51,7 +55,7 @@ class Stream:
         self._reader = reader
         self._owner = owner
         self._queue: deque[memoryview] = deque()
-        self._queued_bytes = 0
+        self.queued_bytes = 0  # wait to be sent
         self._is_flush_due = False
         self._is_writing = False
         self._stall: asyncio.TimerHandle | None = None
@@ -60,7 +64,7 @@ class Stream:
         self._loop.add_reader(connection, self._on_readable)
 
     def __repr__(self) -> str:
-        return f"<Stream {'open' if self.is_open else 'closed'} queued={self._queued_bytes}>"
+        return f"<Stream {'open' if self.is_open else 'closed'} queued={self.queued_bytes}>"
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Sends a frame; without effect on a stream that is closed."""
@@ -68,9 +72,9 @@ class Stream:
             return
         for each in buffers:
             self._queue.append(memoryview(each))  # type: ignore[arg-type]  # numpy declares no buffer before 3.12
-            self._queued_bytes += len(each)
-        if self._queued_bytes > QUEUED_BYTES_MAX:
-            self.close(End.SLOW_PEER, f"{self._queued_bytes} bytes wait")
+            self.queued_bytes += len(each)
+        if self.queued_bytes > QUEUED_BYTES_MAX:
+            self.close(End.SLOW_PEER, f"{self.queued_bytes} bytes wait")
         elif not self._is_flush_due and not self._is_writing:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)
@@ -141,10 +145,11 @@ class Stream:
             self.close(End.BROKEN, error.strerror or "")
             return
         self._wait_for_room(has_sent=sent > 0)
+        self._owner.on_sent()
 
     def _send_some(self) -> int:
         count = left = self._socket.sendmsg(list(islice(self._queue, _BUFFERS_A_CALL)))
-        self._queued_bytes -= count
+        self.queued_bytes -= count
         while left:
             first = self._queue[0]
             if left < len(first):

@@ -281,7 +281,7 @@ def test_half_a_frame_is_counted_when_its_connection_ends() -> None:
 def test_unanswered_calls_of_one_connection_hold_a_bounded_number_of_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_server, "UNANSWERED_BYTES_MAX", 3 * MIB)
+    monkeypatch.setattr(lane_server, "HELD_BYTES_MAX", 3 * MIB)
     gate, held, most = asyncio.Event(), 0, 0
 
     async def hold(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
@@ -317,6 +317,38 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_others_are_served(
             connection.send(bytes(encode_frame(Kind.CALL, 1, b"much", b"", api_name="fetch")[0]))
             await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
             assert (await lane.send(call(b"little")))[0] == b"little"
+            connection.close()
+
+    run(body())
+
+
+def test_from_a_reader_that_is_slow_no_more_calls_are_taken_until_it_has_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_server, "HELD_BYTES_MAX", 2 * MIB)
+    taken = 0
+
+    async def answer_much(_: str, __: bytes, body: bytes, ___: Payload) -> Answer:
+        nonlocal taken
+        taken += 1
+        return body, np.empty(16 * MIB, dtype=np.uint8)
+
+    async def body() -> None:
+        async with served(answer_much) as server:
+            connection, loop = await _greeted(server), asyncio.get_running_loop()
+            question = bytes(encode_frame(Kind.CALL, 1, b"", b"", api_name="fetch")[0])
+            connection.send(question)
+            await until(lambda: taken == 1)
+            await asyncio.sleep(0.01)
+            for _ in range(2):
+                connection.send(question)
+                await asyncio.sleep(0.01)
+            assert taken == 1
+            left = 3 * 16 * MIB
+            while left > 0:
+                left -= len(await loop.sock_recv(connection, MIB))
+            assert taken == 3
+            assert not server.cut_off
             connection.close()
 
     run(body())
