@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -23,6 +22,7 @@ from rayka.actors import worker_python
 from rayka.errors import RaykaError, UnavailableError
 
 JOB_TIMEOUT_S = 60.0
+_CLOCKS_DIFFER_S = 60.0  # at most, between machines
 HOST_LABEL = (
     "rayka.io/host"  # `ray start --labels rayka.io/host=NAME`: which machine, and so which disk, this is
 )
@@ -75,7 +75,7 @@ def run_on(ray_node_id: str, job: Callable[P, ResultT], *args: P.args, **kwargs:
     """
     if ray_node_id == own_ray_node_id():
         return job(*args, **kwargs)
-    errand = _Errand(ray_node_id, partial(job, *args, **kwargs))
+    errand = _Errand(ray_node_id, partial(job, *args, **kwargs), JOB_TIMEOUT_S)
     _await_all([errand], JOB_TIMEOUT_S)
     try:
         return errand.result()
@@ -102,7 +102,7 @@ def run_on_all(
     """
     own, deadline_s = own_ray_node_id(), time.monotonic() + timeout_s
     run = partial(job, *args, **kwargs)
-    errands = {each: _Errand(each, run) for each in ray_node_ids if each != own}
+    errands = {each: _Errand(each, run, timeout_s) for each in ray_node_ids if each != own}
     here = _in_thread(run) if own in ray_node_ids else None
     _await_all(errands.values(), timeout_s)
     answers: Answers[ResultT] = Answers({}, {})
@@ -113,8 +113,7 @@ def run_on_all(
     ):
         _hanging.append(here)
     for ray_node_id, errand in errands.items():
-        if not answers.add(ray_node_id, errand.result):
-            errand.cancel()
+        answers.add(ray_node_id, errand.result)
     return answers
 
 
@@ -124,11 +123,15 @@ class _Errand(Generic[ResultT]):
     It goes to a worker as Ray starts one there by itself. One whose interpreter was named costs twice as much to start,
     since Ray starts another process first to read the name, and Ray has none in stock. So the interpreter is named only
     when the worker has turned out to run another one than this process, or one without rayka.
+
+    A job for which there is no worker in time does not begin when there is one. It is not cancelled: a task that ends
+    at that moment ends the caller's process (Ray 2.60: "Tried to complete task that was not pending").
     """
 
-    def __init__(self, ray_node_id: str, job: Callable[[], ResultT]) -> None:
+    def __init__(self, ray_node_id: str, job: Callable[[], ResultT], timeout_s: float) -> None:
         self._ray_node_id = ray_node_id
         self._job = job
+        self._not_after_s = time.time() + timeout_s + _CLOCKS_DIFFER_S
         # A task inherits what is named for this process: `uv run` may do so, and an actor's process has its own named.
         self._is_named = bool(ray.get_runtime_context().runtime_env.get("py_executable"))
         self.task = self._send()
@@ -153,11 +156,6 @@ class _Errand(Generic[ResultT]):
         result: ResultT = ray.get(self.task, timeout=0)
         return result
 
-    def cancel(self) -> None:
-        """Else the job would run whenever there is a worker."""
-        with suppress(ray.exceptions.RayError):
-            ray.cancel(self.task, force=True)
-
     def _send(self) -> Any:
         options: dict[str, Any] = {"runtime_env": {"py_executable": sys.executable}} if self._is_named else {}
         remote = ray.remote(_run_with).options(
@@ -166,11 +164,15 @@ class _Errand(Generic[ResultT]):
             scheduling_strategy=NodeAffinitySchedulingStrategy(self._ray_node_id, soft=False),
             **options,
         )
-        return remote.remote(None if self._is_named else sys.prefix, self._job)
+        return remote.remote(None if self._is_named else sys.prefix, self._not_after_s, self._job)
 
 
-def _run_with(prefix: str | None, job: Callable[[], ResultT]) -> ResultT:
-    """Runs in the worker; `prefix` is where the interpreter is that it has to have, if that matters."""
+def _run_with(prefix: str | None, not_after_s: float, job: Callable[[], ResultT]) -> ResultT:
+    """Runs in the worker; `prefix` is where the interpreter is that it has to have, if that matters. By the wall clock
+    in seconds it begins no later than `not_after_s`.
+    """
+    if time.time() > not_after_s:
+        raise TimeoutError("the job's time was over before there was a worker for it")
     if prefix not in (None, sys.prefix):
         raise OSError(f"the worker runs the Python in {sys.prefix}, expected that in {prefix}")
     return job()

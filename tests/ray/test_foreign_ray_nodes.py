@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster as RayNodes
 
-from rayka.actors import launch
+from rayka.actors import launch, on_ray_node
 from rayka.actors.found_directories import look_at
 from rayka.actors.on_ray_node import own_ray_node_id, run_on, run_on_all
 from rayka.actors.ray_internals import part
@@ -96,6 +98,15 @@ def test_all_ray_nodes_are_asked_and_one_that_starts_no_worker_holds_up_no_other
     answers = run_on_all([silent, *able], 12, look_at, [str(tmp_path)])
     assert sorted(answers.results) == sorted(able)
     assert "no free worker" in answers.failures[silent]
+
+
+def test_a_job_for_which_there_was_no_worker_in_time_does_not_begin() -> None:
+    """It waits at Ray still: to cancel it can end the caller's process."""
+    begun: list[str] = []
+    on_ray_node._run_with(None, time.time() + 60, partial(begun.append, "in time"))
+    with pytest.raises(TimeoutError, match="before there was a worker"):
+        on_ray_node._run_with(None, time.time() - 1, partial(begun.append, "late"))
+    assert begun == ["in time"]
 
 
 def interpreters() -> tuple[str, bool]:
