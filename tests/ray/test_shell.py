@@ -17,6 +17,7 @@ from rayka.config import ClusterSpec
 from rayka.errors import BrokerNotAvailable, InvalidRequest, StorageError
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message
+from rayka.protocol.apis import BROKER
 from rayka.protocol.caller import Answer
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
 from rayka.protocol.wire import Failure, RequestHeader, decode, encode
@@ -24,6 +25,8 @@ from rayka.protocol.wire import Failure, RequestHeader, decode, encode
 
 class Node:
     """Starts when `refusals` is empty; raises the last of them before."""
+
+    serves = BROKER
 
     def __init__(self, settings: NodeSettings, refusals: list[Exception]) -> None:
         self.settings = settings
@@ -37,7 +40,7 @@ class Node:
 
     def kill(self) -> None: ...
 
-    async def status(self, _: StatusRequest) -> StatusResponse:
+    async def handle(self, _: StatusRequest) -> StatusResponse:
         return StatusResponse(1, (), NodeState.RUNNING, 0, "", ())
 
 
