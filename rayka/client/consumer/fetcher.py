@@ -146,8 +146,10 @@ class Fetcher:
         await self._wait_for_news(timeout_ms / 1000, silence_ms_max / 1000)
         if self._is_closed or not self.state.buffer.has_news():
             return False
-        deliver(self.state.buffer.take())
-        self._loop.wake()
+        try:
+            deliver(self.state.buffer.take())
+        finally:  # a partition whose error was raised is asked again, too
+            self._loop.wake()
         return True
 
     async def _wait_for_news(self, timeout_s: float, silence_s_max: float) -> None:
