@@ -1,15 +1,15 @@
 """The supervisor's actor made and ended; the class itself is in `supervisor`."""
 
 import asyncio
+import sys
 from contextlib import suppress
 from typing import Any
 
 import ray
 
-from rayka.actors import launch, worker_python
+from rayka.actors import launch
 from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.names import NAMESPACE, named, supervisor_name
-from rayka.actors.on_ray_node import live_ray_nodes
 from rayka.errors import UnavailableError
 
 _STOP_TIMEOUT_S = 15.0
@@ -34,9 +34,10 @@ def create(record: ClusterRecord) -> Any:
             max_restarts=-1,
             max_task_retries=0,
             num_cpus=0,
-            runtime_env=worker_python.environment(live_ray_nodes()),
+            # It may be restarted on a Ray node that joined later, whose workers run another Python.
+            runtime_env={"py_executable": sys.executable},
         )
-        .remote(worker_python.Checked(record))
+        .remote(record)
     )
 
 

@@ -8,7 +8,6 @@ that is pinned to one by its id is restarted with the same. A Python that is not
 import os
 import sys
 from collections.abc import Collection
-from typing import Any
 
 import ray
 
@@ -44,23 +43,3 @@ def _runs_here(own_ray_node_id: str) -> bool:
         for each in arguments
         if each.startswith(workers)
     )
-
-
-class Checked:
-    """An argument for an actor that Ray may restart on another Ray node than it was made on.
-
-    A process with another Python, as one without rayka, cannot read it; Ray then makes the actor elsewhere, while an
-    exception of the constructor would end the actor for good.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _read, (sys.prefix, self.value)
-
-
-def _read(prefix: str, value: Any) -> Any:
-    if sys.prefix != prefix:
-        raise OSError(f"the worker runs the Python in {sys.prefix}, expected that in {prefix}")
-    return value

@@ -188,7 +188,8 @@ def test_actors_run_in_workers_as_ray_starts_them_where_these_run_the_callers_in
         wait_until(lambda: len(actors_of("plain")) == 4)
         found = actors_of("plain")
         assert set(found) == {"plain/broker-1", "plain/controller-3001", "plain/supervisor", "plain/start"}
-        assert not any(each.is_named for each in found.values()), found
+        named = [name for name, each in found.items() if each.is_named]
+        assert named == ["plain/supervisor"]  # it may be restarted on any Ray node
 
 
 def test_the_interpreter_is_named_where_the_process_has_a_runtime_environment_of_its_own(
@@ -224,17 +225,3 @@ def test_nodes_run_with_the_callers_interpreter_where_ray_runs_with_another_one(
             lambda: "away/broker-1" in (found := actors_of("away")) and found["away/broker-1"].pid != former
         )
         running(cluster)
-
-
-def test_a_supervisor_restarts_where_its_interpreter_is(
-    machines: Machines, add_with_other_python: Callable[[str], str], tmp_path: Path
-) -> None:
-    run_on_all(machines.ray_node_ids, 60, interpreters)
-    with Cluster.start(name="home", data_dir=str(tmp_path)):
-        other = add_with_other_python("")
-        for _ in range(4):
-            former = actors_of("home")["home/supervisor"]
-            assert not former.is_named
-            kill(former.pid)
-            wait_until(lambda former=former: actors_of("home").get("home/supervisor", former) != former)
-            assert actors_of("home")["home/supervisor"].ray_node_id != other
