@@ -9,8 +9,8 @@ stands behind it, and on what may have broken it (`damage`):
   tail. It is cut: later segments are removed, newest first, then the file is cut in place, since no reader was given
   a batch that is not whole, and a power cut ended all readers. That takes no room: a disk may be full. A crash in the
   middle of that is recovered from again.
-- of an earlier epoch than the batch before it, and a power cut may have brought back what a truncation in place had
-  taken off: cut as well, and kept as in the next case.
+- of an earlier epoch than the batch before it or than `leader-epoch-checkpoint` knows of at its offset, and a power
+  cut may have brought back what a truncation in place had taken off: cut as well, and kept as in the next case.
 - whole batches behind it, and a power cut may have torn the log anywhere: cut as well, but what is cut is
   kept beside as `<segment>.log.cut`, which nothing here reads or removes.
 - otherwise it is bit rot, and nothing is cut: the batch stays in its place, and readers find it broken; or,
@@ -217,11 +217,11 @@ class _Scan:
 
     @property
     def _rising_from(self) -> int:
-        """From which offset on a batch of an earlier epoch than the one before it counts as cut off.
+        """From which offset on a batch of an earlier epoch than had begun there counts as cut off.
 
-        1. A truncation in place takes off batches that were never synced. 2. New ones, of a later epoch, are appended.
-        3. Power is lost before the file system's journal has the cut, and the file keeps its old size. 4. Where a new
-        batch ends an old one begins: whole, its offsets in order, and of records that no leader has.
+        1. A truncation in place takes off batches that were never synced. 2. A later epoch begins, and new batches may
+        be appended. 3. Power is lost before the file system's journal has the cut, and the file keeps its old size.
+        4. Where the log ended an old batch begins: whole, its offsets in order, and of records that no leader has.
         """
         return self._suspect.from_offset if self._suspect.tearing in _POWER_CUTS else _BEYOND_ALL
 
@@ -229,7 +229,9 @@ class _Scan:
         if segment.next_offset < self._rising_from:
             return False
         batch = batch_at(view, segment.size_bytes)
-        return batch is not None and batch.leader_epoch < self._last_epoch
+        if batch is None:
+            return False
+        return batch.leader_epoch < max(self._last_epoch, self._epochs.epoch_of(batch.base_offset))
 
     def _is_complete(self, number: int) -> bool:
         """Whether the next segment begins where this one ends; otherwise what is behind the hole is to be cut."""
@@ -361,11 +363,15 @@ def _note_whole_batches(
             return last_epoch, False
         if crc32c(view[position + CRC_START : stop]) != crc:
             return last_epoch, False
-        if epoch < last_epoch and segment.next_offset >= rising_from:
-            return last_epoch, False
-        last_epoch = epoch
         if epoch > epochs.latest_epoch:
             epochs.assign(epoch, base_offset)
+        elif (
+            epoch < epochs.latest_epoch
+            and segment.next_offset >= rising_from
+            and epoch < max(last_epoch, epochs.epoch_of(base_offset))
+        ):
+            return last_epoch, False
+        last_epoch = epoch
         segment.note(
             BatchPosition(position, stop - position, base_offset, base_offset + last_delta, max_timestamp_ms)
         )

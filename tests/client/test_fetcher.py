@@ -299,6 +299,22 @@ def test_what_the_leader_says_is_out_of_range_is_an_error_without_a_policy() -> 
     consume_alone([{"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}], seek_and_poll, auto_offset_reset="none")
 
 
+def test_a_partition_whose_error_is_raised_late_is_asked_again() -> None:  # G16
+    async def raise_late(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
+        await fetcher.seek({ORDERS: 99})
+        await fetcher.poll(0, list)
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            await fetcher.state.buffer.news.wait()
+        for _ in range(100):  # the loop has nothing left to ask, and waits
+            await asyncio.sleep(0)
+        with pytest.raises(OffsetOutOfRange):
+            await fetcher.poll(TIMEOUT_MS, list)
+        await scripted.until_all_asked()
+        assert [each.offset for each in scripted.asked] == [99, 99]
+
+    consume_alone([{"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}], raise_late, auto_offset_reset="none")
+
+
 def test_after_a_while_the_leader_is_asked_who_is_nearest() -> None:  # G15
     async def until_asked_again(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
         async with asyncio.timeout(TIMEOUT_MS / 1000):

@@ -300,6 +300,30 @@ def test_a_batch_of_an_earlier_epoch_right_behind_what_was_synced_is_cut_and_kep
     assert len(again.recovery.kept_paths) == 1
 
 
+@pytest.mark.parametrize("tearing", [Tearing.TAIL, Tearing.ANYWHERE])
+def test_a_batch_from_before_an_epoch_that_had_begun_at_its_offset_is_cut_and_kept(tearing: Tearing) -> None:
+    """The truncation in place was lost, and what had followed it, but not the file of the epochs (B20)."""
+    disk, log = new_log()
+    fill(log, 3, epoch=1)
+    sync(disk, log)
+    log.assign_epoch(2, 6)
+    disk.append(segment_path(0), [bytes(placed(6, epoch=1).view)])
+    again = open_log(disk, recovery_point=6, tearing=tearing)
+    assert (read_offsets(again), again.latest_epoch) == (list(range(6)), 1)
+    assert len(again.recovery.kept_paths) == 1
+
+
+def test_a_batch_that_contradicts_the_file_of_the_epochs_stays_where_no_power_cut_can_have_brought_it() -> (
+    None
+):
+    disk, log = new_log()
+    fill(log, 3, epoch=1)
+    log.assign_epoch(2, 4)
+    disk.process_crash()
+    again = open_log(disk)
+    assert (read_offsets(again), again.recovery.kept_paths) == (list(range(6)), ())
+
+
 def test_a_crash_in_the_middle_of_cutting_is_recovered_from() -> None:
     disk, _ = _filled()
     bases = segment_bases(disk)
