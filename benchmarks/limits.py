@@ -7,10 +7,14 @@ alone, this module prints them.
 import mmap
 import os
 import random
+import socket
 import statistics
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.bare_sockets import BareCalls, bare_copies, echo_over_tcp, echo_over_unix
 from benchmarks.harness import Row, median_of
 
 
@@ -137,6 +142,60 @@ def _one_fsync(descriptor: int, data: bytes) -> float:
     return seconds(lambda: os.fsync(descriptor))
 
 
+def sendfile_rate(path: Path, chunk_bytes: int = 1 << 20) -> float:
+    """Bytes/s from a file in the page cache to a thread that receives, over a Unix socket, without a copy here."""
+    sender, receiver = socket.socketpair()
+    size_bytes = path.stat().st_size
+    with sender, receiver, path.open("rb") as file:
+        receiving = threading.Thread(target=_receive, args=(receiver, size_bytes))
+        receiving.start()
+
+        def send() -> None:
+            position = 0
+            while position < size_bytes:
+                position += os.sendfile(sender.fileno(), file.fileno(), position, chunk_bytes)
+            receiving.join()
+
+        return size_bytes / seconds(send)
+
+
+def _receive(connection: socket.socket, left_bytes: int) -> None:
+    buffer = bytearray(1 << 20)
+    while left_bytes:
+        left_bytes -= connection.recv_into(buffer)
+
+
+def copy_file_range_rate(path: Path, chunk_bytes: int = 1 << 20) -> float:
+    """Bytes/s from one file to the end of another, new one, by the kernel."""
+    size_bytes, target = path.stat().st_size, path.with_suffix(".copy")
+    with path.open("rb") as source, target.open("wb", buffering=0) as copy:
+
+        def copy_all() -> None:
+            left_bytes = size_bytes
+            while left_bytes:
+                left_bytes -= os.copy_file_range(source.fileno(), copy.fileno(), min(chunk_bytes, left_bytes))
+
+        taken_s = seconds(copy_all)
+    target.unlink()
+    return size_bytes / taken_s
+
+
+def file_append_rate(directory: Path, sizes: Sequence[int], *, files: int) -> float:
+    """Bytes/s of one process that appends buffers of these sizes to some new files in turn."""
+    buffers = {size: random.Random(4).randbytes(size) for size in sizes}
+    with tempfile.TemporaryDirectory(dir=directory) as name:
+        descriptors = [os.open(f"{name}/{number}", os.O_WRONLY | os.O_CREAT) for number in range(files)]
+
+        def append() -> None:
+            for number, size in enumerate(sizes):
+                os.write(descriptors[number % files], buffers[size])
+
+        taken_s = seconds(append)
+        for each in descriptors:
+            os.close(each)
+    return sum(sizes) / taken_s
+
+
 # ---- Ray ----
 
 
@@ -231,7 +290,7 @@ class NoopActor:
 # ---- Alone ----
 
 
-def run(*, quick: bool = False) -> list[Row]:
+def run(*, quick: bool = False) -> Iterator[Row]:
     """The limits by themselves. Those of Ray need a running Ray, so `benchmarks.client` reports them."""
     rounds = 3 if quick else 7
     values = payloads(10_000, 100)
@@ -239,25 +298,37 @@ def run(*, quick: bool = False) -> list[Row]:
         directory = Path(name)
         file = directory / "data"
         file.write_bytes(random.Random(3).randbytes(64 << 20))
-        return [
-            _row(
-                "pyarrow.array(values)", "10,000 x 100 B", lambda: arrow_encode(values), "records/s", rounds
-            ),
-            _row(
-                "append to a list, two-slot handle",
-                "100 B",
-                lambda: append_loop(values, 20),
-                "records/s",
-                rounds,
-            ),
-            _row(
-                "one slotted object per record", "100 B", lambda: record_loop(values, 20), "records/s", rounds
-            ),
-            _row("memory copy", "256 MB", memory_copy, "B/s", rounds),
-            _row("CRC-32C of a mapped file", "64 MB", lambda: (64 << 20) / crc_pass(file), "B/s", rounds),
-            _row("fsync p50", "4 KB appended", lambda: fsync_p50(directory), "s", rounds),
-        ]
+        for what, settings, unit, measure in (
+            ("pyarrow.array(values)", "10,000 x 100 B", "records/s", partial(arrow_encode, values)),
+            ("append to a list, two-slot handle", "100 B", "records/s", partial(append_loop, values, 20)),
+            ("one slotted object per record", "100 B", "records/s", partial(record_loop, values, 20)),
+            ("memory copy", "256 MB", "B/s", memory_copy),
+            ("CRC-32C of a mapped file", "64 MB", "B/s", lambda: (64 << 20) / crc_pass(file)),
+            ("fsync p50", "4 KB appended", "s", partial(fsync_p50, directory)),
+            ("sendfile over a Unix socket", "64 MB, 1 MB at a time", "B/s", partial(sendfile_rate, file)),
+            ("copy_file_range", "64 MB, 1 MB at a time", "B/s", partial(copy_file_range_rate, file)),
+        ):
+            yield Row(what=what, settings=settings, unit=unit, value=median_of(measure, rounds=rounds))
+        for where, make in (
+            ("echo over a Unix socket", partial(echo_over_unix, directory)),
+            ("echo over TCP", echo_over_tcp),
+            ("copies for one replica", partial(bare_copies, directory, replicas=1)),
+            ("copies for three replicas", partial(bare_copies, directory, replicas=3)),
+        ):
+            with closing(make()) as calls:
+                yield from _call_rows(where, calls, rounds=rounds, seconds_long=0.2 if quick else 1.0)
 
 
-def _row(what: str, settings: str, measure: Callable[[], float], unit: str, rounds: int) -> Row:
-    return Row(what=what, settings=settings, value=median_of(measure, rounds=rounds), unit=unit)
+def _call_rows(name: str, calls: BareCalls, *, rounds: int, seconds_long: float) -> Iterator[Row]:
+    """What plain asyncio sockets between processes reach."""
+    measures: tuple[tuple[str, str, Callable[[], float]], ...] = (
+        ("1 KB, one in flight, p50", "s", lambda: statistics.median(calls.round_trips(1000, 200))),
+        (
+            "1 KB, 200 in flight",
+            "requests/s",
+            lambda: calls.call_rate(1000, in_flight=200, seconds_long=seconds_long),
+        ),
+        ("1 MB, 5 in flight, one way", "B/s", lambda: calls.byte_rate([1 << 20] * 50, in_flight=5)),
+    )
+    for settings, unit, measure in measures:
+        yield Row(what=name, settings=settings, unit=unit, value=median_of(measure, rounds=rounds))

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.bare_sockets import bare_copies
 from benchmarks.gaps import Acknowledgements, Seen, Shares
 from benchmarks.harness import Bar, Row, amount, compare
 from benchmarks.report import Report, print_table, write_json, write_readme
@@ -144,3 +146,12 @@ def test_shares_are_those_of_the_gap_at_the_election_and_not_of_a_longer_one() -
     shares = Shares.of(acknowledgements, known=Seen(0.01, 0.004), led=Seen(0.03, 0.004))
     assert str(shares).startswith("detection 0 ms (0%), election 10 ms (33%), client 20 ms (67%)")
     assert acknowledgements.longest_gap_s == 0.95
+
+
+def test_the_bare_copies_are_in_three_files_once_they_are_acknowledged(tmp_path: Path) -> None:
+    with closing(bare_copies(tmp_path, replicas=3)) as calls:
+        calls.round_trips(1_000, count=3)
+        calls.byte_rate([1 << 20] * 5, in_flight=5)
+        copies = [path.read_bytes() for path in sorted(tmp_path.glob("*.log"))]
+    assert [len(each) for each in copies] == [3_000 + 5 * (1 << 20)] * 3
+    assert len(set(copies)) == 1
