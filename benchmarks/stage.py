@@ -95,7 +95,7 @@ class WatchedCluster:
     def name(self) -> str:
         return self._cluster.name
 
-    def network(self) -> "WatchedNetwork":
+    def network(self, transport: str = "auto") -> "WatchedNetwork":
         return WatchedNetwork(self._cluster.network(), self)
 
     def calls(self) -> str:

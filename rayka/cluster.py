@@ -39,7 +39,7 @@ from rayka.actors.start_lock import only_start
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, role_of
-from rayka.options import ClusterFields
+from rayka.options import ClusterFields, Transport
 
 if TYPE_CHECKING:
     from rayka.actors.shell import NodeProcess
@@ -123,9 +123,9 @@ class Cluster:
         """The brokers that this `start` added to a cluster that ran already; none of them has a replica yet."""
         return self._added_brokers
 
-    def network(self) -> RayNetwork:
-        """A new caller to the cluster's nodes, for one client."""
-        return RayNetwork(self._name, for_client=True)
+    def network(self, transport: Transport = "auto") -> RayNetwork:
+        """A new caller to the cluster's nodes, for one client; with `ray` it takes no direct lane."""
+        return RayNetwork(self._name, for_client=True, transport=transport)
 
     def describe(self) -> ClusterDescription:
         """The nodes and what is in the cluster. Raises ClusterNotFound when the cluster was stopped."""

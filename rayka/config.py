@@ -302,10 +302,13 @@ def _compression(value: Any) -> Any:
 
 
 class _ClientConfig(_Config):
+    """What all clients have. `transport` is rayka's own: with `ray` a client takes no direct lane."""
+
     request_timeout_ms: int = Field(default=30_000, ge=1)
     retry_backoff_ms: int = Field(default=100, ge=1)
     retry_backoff_max_ms: int = Field(default=1_000, ge=1)
     metadata_max_age_ms: int = Field(default=300_000, ge=1)
+    transport: Literal["auto", "ray"] = "auto"
 
     @classmethod
     def given(cls, config: Mapping[str, Any] | None, options: Mapping[str, Any], *, what: str) -> Self:

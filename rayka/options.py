@@ -37,6 +37,7 @@ class ClientOptions(TypedDict, total=False):
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     metadata_max_age_ms: int
+    transport: Transport
 
 
 class AdminOptions(ClientOptions, total=False):

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from rayka import forks
 from rayka.config import AdminConfig, ConsumerConfig, ProducerConfig
+from rayka.options import Transport
 from rayka.ports import Network
 
 DEFAULT_CLUSTER = "rayka"
@@ -23,8 +24,11 @@ class ClusterHandle(Protocol):
         """The cluster's name, for messages."""
         ...
 
-    def network(self) -> Network:
-        """A new caller to the cluster's nodes. Its calls are awaited on the client's loop."""
+    def network(self, transport: Transport = "auto") -> Network:
+        """A new caller to the cluster's nodes, which takes no direct lane with the transport `ray`.
+
+        Its calls are awaited on the client's loop.
+        """
         ...
 
 

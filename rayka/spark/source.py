@@ -46,8 +46,8 @@ class RaykaDataSource(DataSource):  # type: ignore[misc]
     """`spark.read.format("rayka")`: columns key, value, topic, partition, offset, timestamp, timestampType [headers].
 
     Options: cluster, rayAddress, subscribe, startingOffsets, endingOffsets, includeHeaders, columns, failOnDataLoss,
-    minPartitions. Register it on any session with `spark.dataSource.register(RaykaDataSource)`; `rayka.spark.init`
-    registers it with its own Ray as the default.
+    minPartitions, transport. Register it on any session with `spark.dataSource.register(RaykaDataSource)`;
+    `rayka.spark.init` registers it with its own Ray as the default.
     """
 
     default_ray_address: ClassVar[str] = ""
@@ -96,7 +96,8 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
         from rayka.spark.topic_client import TopicClient
         from rayka.spark.worker_connection import find_cluster
 
-        return TopicClient(find_cluster(self._options.cluster, self._ray_address))
+        cluster = find_cluster(self._options.cluster, self._ray_address)
+        return TopicClient(cluster, self._options.transport)
 
     async def _plan(self, client: "TopicClient") -> list[InputPartition]:
         from rayka.spark.topic_client import available_ranges, located

@@ -14,12 +14,13 @@ from types import MappingProxyType
 import msgspec
 
 from rayka.errors import ConfigError
+from rayka.options import Transport
 from rayka.spark.schema import COLUMNS, HEADERS_COLUMN
 
 DEFAULT_CLUSTER = "rayka"
 _KNOWN = (
     "cluster", "rayAddress", "subscribe", "startingOffsets", "endingOffsets", "includeHeaders", "columns",
-    "failOnDataLoss", "minPartitions",
+    "failOnDataLoss", "minPartitions", "transport",
 )  # fmt: skip
 _NOT_YET = (
     "subscribePattern", "assign", "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp",
@@ -53,6 +54,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
     columns: tuple[str, ...] = COLUMNS
     fail_on_data_loss: bool = True
     min_partitions: int = 0
+    transport: Transport = "auto"
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "ReadOptions":
@@ -70,6 +72,7 @@ class ReadOptions(msgspec.Struct, frozen=True):
             columns=_columns(values),
             fail_on_data_loss=_boolean(values, "failOnDataLoss", default=True),
             min_partitions=_count(values, "minPartitions"),
+            transport=_transport(values),
         )
 
 
@@ -124,6 +127,14 @@ def _boolean(values: Mapping[str, str], option: str, *, default: bool) -> bool:
     if text.lower() not in _BOOLEANS:
         raise ConfigError(f'rayka source: option "{option}" is "true" or "false", found {text!r}')
     return _BOOLEANS[text.lower()]
+
+
+def _transport(values: Mapping[str, str]) -> Transport:
+    text = values.get("transport", "auto")
+    match text.lower():
+        case "auto" | "ray" as known:
+            return known
+    raise ConfigError(f'rayka source: option "transport" is "auto" or "ray", found {text!r}')
 
 
 def _count(values: Mapping[str, str], option: str) -> int:

@@ -28,6 +28,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.log.mapped_reader import is_local_directory
+from rayka.options import Transport
 from rayka.protocol.fetch import (
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
@@ -61,10 +62,10 @@ class TopicDeleted(NoSuchTopic):
 class TopicClient:
     """Metadata, offsets and fetches for one query. All methods belong to the IO loop."""
 
-    def __init__(self, handle: ClusterHandle) -> None:
+    def __init__(self, handle: ClusterHandle, transport: Transport = "auto") -> None:
         config, random = AdminConfig(), Random()
         self._cluster = handle.name
-        self._network = handle.network()
+        self._network = handle.network(transport)
         self._metadata = ClusterMetadata(self._network, handle.name, config, random)
         self._leaders = LeaderCalls(self._network, self._metadata)
 

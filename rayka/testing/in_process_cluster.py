@@ -16,6 +16,7 @@ from rayka import forks
 from rayka.client import io_thread
 from rayka.config import BrokerConfig
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, node_name
+from rayka.options import Transport
 from rayka.ports import Disk
 from rayka.protocol.membership import MetadataPartition
 from rayka.testing.in_process_network import InProcessNetwork
@@ -93,8 +94,8 @@ class InProcessCluster:
     def name(self) -> str:
         return self.nodes.name
 
-    def network(self) -> InProcessNetwork:
-        """A new caller to the nodes; its calls are awaited on the IO thread."""
+    def network(self, transport: Transport = "auto") -> InProcessNetwork:
+        """A new caller to the nodes; its calls are awaited on the IO thread. No call leaves this process."""
         return self.nodes.network()
 
     def describe(self) -> InProcessDescription:

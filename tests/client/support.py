@@ -64,7 +64,7 @@ class ScriptedCluster:
         self._gate: asyncio.Event | None = None
         self._held = Event()
 
-    def network(self) -> "ScriptedCluster":
+    def network(self, transport: str = "auto") -> "ScriptedCluster":
         return self
 
     async def node_ids(self) -> Sequence[int]:

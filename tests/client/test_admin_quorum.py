@@ -57,7 +57,7 @@ class Controllers:
         self.changed: list[Any] = []
         self.observers = (replica(1, 90),)
 
-    def network(self) -> "Controllers":
+    def network(self, transport: str = "auto") -> "Controllers":
         return self
 
     async def node_ids(self) -> Sequence[int]:

@@ -35,7 +35,7 @@ class DeafNetwork:
 class DeafCluster:
     name = "deaf"
 
-    def network(self) -> DeafNetwork:
+    def network(self, transport: str = "auto") -> DeafNetwork:
         return DeafNetwork()
 
 

@@ -68,7 +68,7 @@ class ScriptedBrokers:
         self._is_asked = asyncio.Event()
         self._sessions: dict[int, FetchPartition | None] = {}
 
-    def network(self) -> "ScriptedBrokers":
+    def network(self, transport: str = "auto") -> "ScriptedBrokers":
         return self
 
     async def node_ids(self) -> Sequence[int]:

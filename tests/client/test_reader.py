@@ -32,7 +32,7 @@ class Cluster(Brokers):
         self.by_time = by_time
         self.is_recreated_when_asked = False
 
-    def network(self) -> "Cluster":
+    def network(self, transport: str = "auto") -> "Cluster":
         return self
 
     async def call(self, node_id: int, request: Any, timeout_ms: int) -> Any:

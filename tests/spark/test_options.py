@@ -17,10 +17,12 @@ def test_subscribe_alone_reads_everything_there_is_without_headers():
 def test_names_of_options_have_no_case_because_spark_lowers_them():
     options = ReadOptions.parse(
         {"SUBSCRIBE": "a", "includeheaders": "True", "failondataloss": "false", "rayaddress": "x:1"}
+        | {"transport": "RAY"}
     )
     assert options.columns == (*COLUMNS, "headers")
     assert not options.fail_on_data_loss
     assert options.ray_address == "x:1"
+    assert options.transport == "ray"
 
 
 def test_offsets_may_be_given_by_partition_as_json():
@@ -60,6 +62,7 @@ def test_columns_come_in_the_order_asked_for():
         ({"subscribe": "a", "columns": ""}, '"columns" is empty'),
         ({"subscribe": "a", "includeHeaders": "yes"}, '"true" or "false", found \'yes\''),
         ({"subscribe": "a", "minPartitions": "0"}, "at least 1, found '0'"),
+        ({"subscribe": "a", "transport": "tcp"}, '"auto" or "ray", found \'tcp\''),
         ({"subscribe": "a", "startingOffsets": "latest"}, "it would read nothing"),
         ({"subscribe": "a", "endingOffsets": "earliest"}, "it would read nothing"),
         ({"subscribe": "a", "startingOffsets": "12"}, 'JSON such as {"a":{"0":12,"1":-2}}, found \'12\''),

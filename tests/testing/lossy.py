@@ -22,7 +22,7 @@ class LossyCluster:
         self._random = Random(seed)
         self.name = cluster.name
 
-    def network(self) -> "LossyNetwork":
+    def network(self, transport: str = "auto") -> "LossyNetwork":
         return LossyNetwork(self._cluster, self._random)
 
 

@@ -528,7 +528,7 @@ class OnceUnavailable:
         self._cluster = cluster
         self._failures = [UnavailableError("not now")]
 
-    def network(self):
+    def network(self, transport="auto"):
         network = self._cluster.network()
 
         async def call(node_id, request, timeout_ms):

@@ -46,7 +46,7 @@ class Watched:
         self.fetches: list[Fetch] = []
         self._network = cluster.network()
 
-    def network(self) -> "Watched":
+    def network(self, transport: str = "auto") -> "Watched":
         return self
 
     async def node_ids(self) -> Sequence[int]:

@@ -43,7 +43,7 @@ class Watched:
         self.asked: list[int] = []
         self._network = cluster.network()
 
-    def network(self) -> "Watched":
+    def network(self, transport: str = "auto") -> "Watched":
         return self
 
     async def node_ids(self) -> Sequence[int]:

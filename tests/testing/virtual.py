@@ -53,7 +53,7 @@ class VirtualCluster:
         self.run(self.network().call(CONTROLLER, CreateTopicsRequest((topic,)), _PATIENCE_MS))
         self.go_on(500)
 
-    def network(self) -> "CountingNetwork":
+    def network(self, transport: str = "auto") -> "CountingNetwork":
         return CountingNetwork(self, self.sim.network.port(self._process))
 
     # ---- Time ----

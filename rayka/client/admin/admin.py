@@ -50,6 +50,7 @@ class Admin:
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
+        transport: "auto" | "ray" = "auto"
 
     `default_api_timeout_ms` bounds every call.
     Every call raises UnavailableError when no controller answers in time, and ClosedError; an argument of a wrong type

@@ -29,7 +29,7 @@ class AsyncAdmin(AdminPart):
 
     def __init__(self, handle: ClusterHandle, config: AdminConfig, random: Random) -> None:
         self.cluster_name = handle.name
-        metadata = ClusterMetadata(handle.network(), handle.name, config, random)
+        metadata = ClusterMetadata(handle.network(config.transport), handle.name, config, random)
         super().__init__(metadata, config.default_api_timeout_ms)
         self.quorum = AsyncQuorumAdmin(metadata, self.timeout_ms)
         self.partitions = AsyncPartitionAdmin(metadata, self.timeout_ms)

@@ -55,6 +55,7 @@ class Consumer:
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
+        transport: "auto" | "ray" = "auto"
 
     A callable deserializer takes bytes. With `local_reads`, which is rayka's own, segments on this machine are mapped
     instead of being sent. With `client_rack` a replica in that rack is read, if it is in sync; without it, one in the

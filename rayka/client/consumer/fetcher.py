@@ -41,7 +41,7 @@ class Fetcher:
         metadata: ClusterMetadata | None = None,
     ) -> None:
         """`metadata`: shared by fetchers of the same topics one after another; else the fetcher has its own."""
-        network = self._network = SilenceWatch(handle.network(), handle.name)
+        network = self._network = SilenceWatch(handle.network(config.transport), handle.name)
         self.metadata = metadata or ClusterMetadata(network, handle.name, config, random)
         self.leaders = LeaderCalls(network, self.metadata)
         self.state = FetchState(

@@ -143,7 +143,8 @@ class Reader:
     async def _bounds(
         self, topics: list[str], start: Bound, end: Bound
     ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        network, config, random = self._handle.network(), self._config, Random()
+        config, random = self._config, Random()
+        network = self._handle.network(config.transport)
         metadata = self._metadata = ClusterMetadata(network, self._handle.name, config, random)
         leaders = LeaderCalls(network, metadata)
 

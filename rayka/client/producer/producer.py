@@ -59,6 +59,7 @@ class Producer:
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
+        transport: "auto" | "ray" = "auto"
 
     A callable serializer takes what was sent and returns bytes. `enable_idempotence=None` is True with `acks="all"` and
     at most 5 in flight.

@@ -61,7 +61,7 @@ class Sender:
         self._codec = Codec[config.compression_type.upper()]
         self._backoff = Backoff.of(config, random)
         self._loop = loop or io_thread.loop()
-        self._network = handle.network()
+        self._network = handle.network(config.transport)
         self._metadata = ClusterMetadata(self._network, handle.name, config, random, on_topic=self._set_topic)
         self._dispatch = Dispatch(
             self._metadata,

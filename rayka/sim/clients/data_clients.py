@@ -23,6 +23,7 @@ from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import RaykaError, UnavailableError
 from rayka.ids import TopicPartition
+from rayka.options import Transport
 from rayka.ports import Network
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.data_history import DataHistory, Send, Session
@@ -50,7 +51,7 @@ class SimHandle:
     def name(self) -> str:
         return "sim"
 
-    def network(self) -> Network:
+    def network(self, transport: Transport = "auto") -> Network:
         return self._network.port(self._process)
 
 
