@@ -159,14 +159,14 @@ class ClientBenchmarks:
     def _poll_arrow_remote(self, topic: str, count: int) -> Row:
         watched = WatchedCluster(self._cluster, is_remote=True)
         measured = self._poll_arrow(watched, topic, count)
-        cpu = self._cpu_a_megabyte(lambda: _drain_arrow(watched, topic, count), self._gives, watched)
+        cpu = self._cpu_a_megabyte(lambda: drain_arrow(watched, topic, count), self._gives, watched)
         note = f"{watched.calls()}; {cpu}"
         return measured.row("poll_arrow, remote", "100 B", "B/s", GIVES, bar=Bar(0.5), note=note)
 
     def _poll_arrow(self, watched: WatchedCluster, topic: str, count: int) -> Comparison:
         def rate() -> float:
             watched.forget()
-            taken_s = _drain_arrow(watched, topic, count)
+            taken_s = drain_arrow(watched, topic, count)
             return sum(watched.sizes) / taken_s
 
         rate()
@@ -174,7 +174,7 @@ class ClientBenchmarks:
 
     def _poll_arrow_local(self, topic: str, count: int) -> Row:
         watched = WatchedCluster(self._cluster)
-        rate = median_of(lambda: count / _drain_arrow(watched, topic, count), rounds=self._rounds)
+        rate = median_of(lambda: count / drain_arrow(watched, topic, count), rounds=self._rounds)
         note = (
             "file ranges, mapped by the reader; CRCs checked" if not watched.sizes else "answered with BYTES"
         )
@@ -253,7 +253,7 @@ class ClientBenchmarks:
         return self._noop.give_rate(watched.sizes, in_flight=watched.in_flight_max)
 
 
-def _drain_arrow(cluster: WatchedCluster, topic: str, count: int) -> float:
+def drain_arrow(cluster: WatchedCluster, topic: str, count: int) -> float:
     """Seconds from the first poll_arrow until so many records came."""
     with rayka.Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
         started = time.perf_counter()

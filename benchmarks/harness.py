@@ -6,11 +6,12 @@ against the mean of the limit before and after it.
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 Measure = Callable[[], float]
+FigureT = TypeVar("FigureT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the report. `share` is value / limit, both in `unit`; so is `peer`, and `ratio` is value / peer."""
+    """One line of the report. `share` is value / limit, both in `unit`; so is `peer`, and `ratio` is value / peer.
+    `bar` is what the share must reach, `ratio_bar` what the ratio must.
+    """
 
     what: str
     value: float
@@ -40,6 +43,7 @@ class Row:
     share: float | None = None
     bar: Bar | None = None
     peer: float | None = None
+    ratio_bar: Bar | None = None
     note: str = ""
 
     @property
@@ -48,13 +52,16 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """None where there is no bar."""
-        return None if self.bar is None or self.share is None else self.bar.is_met(self.share)
+        """None where there is no bar, or nothing to hold against it."""
+        pairs = ((self.bar, self.share), (self.ratio_bar, self.ratio))
+        met = [bar.is_met(found) for bar, found in pairs if bar is not None and found is not None]
+        return all(met) if met else None
 
     def as_json(self) -> dict[str, Any]:
         return {
             **asdict(self),
             "bar": None if self.bar is None else str(self.bar),
+            "ratio_bar": None if self.ratio_bar is None else str(self.ratio_bar),
             "is_met": self.is_met,
             "ratio": self.ratio,
         }
@@ -97,6 +104,26 @@ def compare(value: Measure, limit: Measure, *, rounds: int = 5) -> Comparison:
         limits.append(limit())
     shares = [each / ((limits[i] + limits[i + 1]) / 2) for i, each in enumerate(values)]
     return Comparison(statistics.median(values), statistics.median(limits), statistics.median(shares))
+
+
+def in_turn(measures: Mapping[str, Callable[[], FigureT]], *, rounds: int) -> dict[str, list[FigureT]]:
+    """What each measured, by its name: all in turn, round for round, after one round that warms up."""
+    for measure in measures.values():
+        measure()
+    taken: dict[str, list[FigureT]] = {name: [] for name in measures}
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            taken[name].append(measure())
+    return taken
+
+
+def median_share(values: Sequence[float], limits: Sequence[float]) -> float:
+    """The median of the rounds' shares."""
+    return statistics.median(value / limit for value, limit in zip(values, limits, strict=True))
+
+
+def quantile(figures: Sequence[float], share: float) -> float:
+    return sorted(figures)[int(len(figures) * share)]
 
 
 # ---- Figures as people say them ----

@@ -12,7 +12,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -170,6 +170,54 @@ class Kafka:
 
         return send
 
+    def single_record_rate(
+        self, topic: str, size_bytes: int, *, in_flight: int, is_idempotent: bool, seconds_long: float
+    ) -> float:
+        """Records/s with so many unacknowledged, each a request of its own, acks=all.
+
+        An idempotent producer has at most five requests in flight to a broker; another one as many as there are
+        records.
+        """
+        in_flight_max = 5 if is_idempotent else in_flight
+        one_a_request = {"batch.num.messages": 1, "max.in.flight.requests.per.connection": in_flight_max}
+        producer = self._producer(
+            linger_ms=0, acks="all", more={"enable.idempotence": is_idempotent, **one_a_request}
+        )
+        value, sent, done = bytes(size_bytes), 0, 0
+
+        def on_acknowledged() -> None:
+            nonlocal done
+            done += 1
+
+        began = time.perf_counter()
+        while time.perf_counter() < began + seconds_long:
+            while sent < done + in_flight:
+                producer.produce(topic, value, on_delivery=_reporting(on_acknowledged))
+                sent += 1
+            producer.poll(0.01)
+        rate = done / (time.perf_counter() - began)
+        assert producer.flush(60) == 0
+        return rate
+
+    def both_ends(self, topic: str) -> tuple[Callable[[bytes], None], Callable[[], list[bytes]]]:
+        """A function that sends a value at once, acks=all, and one that gives those that arrive from now on."""
+        from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+
+        producer = self._producer(linger_ms=0, acks="all")
+        producer.list_topics(topic, 10)
+        consumer = Consumer({"bootstrap.servers": self._address, "group.id": f"{topic}-end"})
+        consumer.assign([TopicPartition(topic, 0, OFFSET_END)])
+
+        def send(value: bytes) -> None:
+            producer.produce(topic, value, partition=0)
+            producer.poll(0)
+
+        def poll() -> list[bytes]:
+            message = consumer.poll(0.1)
+            return [] if message is None or message.error() else [message.value()]
+
+        return send, poll
+
     def consume_rate(self, topic: str, count: int) -> float:
         """Records/s of `consume(10000)` from the first to the last of so many records, values looked at."""
         consumer = self._consumer(topic)
@@ -180,13 +228,13 @@ class Kafka:
         consumer.close()
         return count / taken_s
 
-    def _producer(self, *, linger_ms: int, acks: str = "1") -> Any:
+    def _producer(self, *, linger_ms: int, acks: str = "1", more: Mapping[str, Any] | None = None) -> Any:
         from confluent_kafka import Producer
 
         promises = {"acks": acks, "enable.idempotence": acks == "all", "retry.backoff.ms": 50}
         batching = {"linger.ms": linger_ms, "batch.size": 1_000_000, "batch.num.messages": 100_000}
         queue = {"queue.buffering.max.messages": 2_000_000, "queue.buffering.max.kbytes": 1 << 20}
-        return Producer({"bootstrap.servers": self._address, **promises, **batching, **queue})
+        return Producer({"bootstrap.servers": self._address, **promises, **batching, **queue, **(more or {})})
 
     def _consumer(self, topic: str) -> Any:
         from confluent_kafka import Consumer, TopicPartition

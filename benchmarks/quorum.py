@@ -41,19 +41,19 @@ _numbers = count()
 def run(*, quick: bool = False) -> Iterator[Row]:
     rounds = 2 if quick else 5
     with local_ray() as directory:
-        machine = _Machine(directory)
+        machine = Machine(directory)
         with running_cluster(directory) as cluster:
-            yield _commits(cluster, machine, rounds, voters=1)
+            yield commits(cluster, machine, rounds, voters=1)
             yield _thousand_partitions(cluster, rounds)
         with running_cluster(directory, controllers=3) as cluster:
-            yield _commits(cluster, machine, rounds, voters=3)
+            yield commits(cluster, machine, rounds, voters=3)
             yield _failover(cluster, rounds)
             yield _handover(cluster, machine, rounds)
         machine.close()
         yield from image.rows(directory, rounds)
 
 
-class _Machine:
+class Machine:
     """What one call and one fsync take here, now, when there is a pause before each as there is before a commit."""
 
     def __init__(self, directory: Path) -> None:
@@ -79,7 +79,8 @@ class _Machine:
 # ---- Commits -------------------------------------------------------------------------------------------------------
 
 
-def _commits(cluster: rayka.Cluster, machine: _Machine, rounds: int, *, voters: int) -> Row:
+def commits(cluster: rayka.Cluster, machine: Machine, rounds: int, *, voters: int) -> Row:
+    """What a commit takes at the median, beside the actor calls and syncs that it cannot do without."""
     round_trips, fsyncs = {1: (1.0, 1.5), 3: (3.0, 2.5)}[voters]
     network = cluster.network()
     with rayka.Admin(cluster=cluster) as admin:
@@ -158,7 +159,7 @@ def _failover(cluster: rayka.Cluster, rounds: int) -> Row:
     )
 
 
-def _handover(cluster: rayka.Cluster, machine: _Machine, rounds: int) -> Row:
+def _handover(cluster: rayka.Cluster, machine: Machine, rounds: int) -> Row:
     def stopping(node_id: int) -> Callable[[], object]:
         return launch.find(cluster.name, node_id).stop.remote
 

@@ -9,7 +9,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import count
@@ -22,7 +22,7 @@ import ray
 import rayka
 from benchmarks.bare_replication import BareReplication
 from benchmarks.gaps import Acknowledgements, Seen, Shares, acknowledgements_around, watch
-from benchmarks.harness import Bar, Row, amount
+from benchmarks.harness import Bar, Row, amount, quantile
 from benchmarks.kafka import Kafka, running_kafka
 from benchmarks.limits import NoopActor, payloads, seconds
 from benchmarks.stage import local_ray, pid_of, running_cluster
@@ -148,9 +148,9 @@ class _Replication:
         measured = list(zip(ours, bare, limits, strict=True))[1:]  # the first warms up
         limit = statistics.median(limits[1:])
         for name, share, bar in (("p50", 0.5, 3.5), ("p99", 0.99, 8.0)):
-            mine = _quantile([each for taken, _, _ in measured for each in taken], share)
-            alone = _quantile([each for _, taken, _ in measured for each in taken], share)
-            of_rounds = [_quantile(taken, share) / its_limit for taken, _, its_limit in measured]
+            mine = quantile([each for taken, _, _ in measured for each in taken], share)
+            alone = quantile([each for _, taken, _ in measured for each in taken], share)
+            of_rounds = [quantile(taken, share) / its_limit for taken, _, its_limit in measured]
             yield Row(
                 what=f"produce acks=all {name}",
                 settings=f"1 KB, {BROKERS} replicas, one record in flight",
@@ -160,7 +160,7 @@ class _Replication:
                 limit_what="round trip p50 of a no-op actor, same bytes",
                 share=statistics.median(of_rounds),
                 bar=Bar(bar, at_most=True),
-                peer=_quantile(theirs, share) if theirs else None,
+                peer=quantile(theirs, share) if theirs else None,
                 note=f"the bare calls over Ray, no log, no client: {amount(alone, 's')} = {alone / limit:.3g} x",
             )
 
@@ -354,7 +354,3 @@ def _led_by(network: Network, asked_id: int, topic: str, leader_id: int) -> list
 
 def _listed(figures: list[float]) -> str:
     return ", ".join(f"{each:.2f}" for each in figures)
-
-
-def _quantile(figures: Sequence[float], share: float) -> float:
-    return sorted(figures)[int(len(figures) * share)]

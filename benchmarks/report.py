@@ -92,12 +92,17 @@ def _markdown(rows: Sequence[Row]) -> list[str]:
 
 
 def _figures(rows: Sequence[Row]) -> list[str]:
-    """The columns of figures: those of a peer only where somebody has one."""
-    return ["value", "limit", "share", "bar", *(["peer", "ratio"] if _has_peer(rows) else [])]
+    """The columns of figures: those of a peer, and the bar of its ratio, only where a row has one."""
+    of_peers = ["peer", "ratio", *(["its bar"] if _has_ratio_bar(rows) else [])] if _has_peer(rows) else []
+    return ["value", "limit", "share", "bar", *of_peers]
 
 
 def _has_peer(rows: Sequence[Row]) -> bool:
     return any(row.peer is not None for row in rows)
+
+
+def _has_ratio_bar(rows: Sequence[Row]) -> bool:
+    return any(row.ratio_bar is not None for row in rows)
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -106,6 +111,8 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     cells = [row.what, row.settings, amount(row.value, row.unit), limit, share, str(row.bar or "")]
     if _has_peer(rows):
         cells += ["", ""] if row.peer is None else [amount(row.peer, row.unit), f"{row.ratio:.2f}"]
+        if _has_ratio_bar(rows):
+            cells.append(str(row.ratio_bar or ""))
     return cells
 
 

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 
 import rayka
+from rayka.options import Transport
 from rayka.ports import Network, Request
 from rayka.protocol.fetch import FetchRequest, FetchResponse
 from rayka.protocol.produce import ProduceRequest
@@ -44,11 +45,15 @@ def local_ray() -> Iterator[Path]:
 
 
 @contextmanager
-def running_cluster(directory: Path, *, controllers: int = 1, brokers: int = 1) -> Iterator[rayka.Cluster]:
+def running_cluster(
+    directory: Path, *, controllers: int = 1, brokers: int = 1, transport: Transport = "auto"
+) -> Iterator[rayka.Cluster]:
     """Controllers and brokers on the Ray of this process."""
-    name = f"bench-{controllers}-{brokers}"
+    name = f"bench-{controllers}-{brokers}-{transport}"
     counts = {"controllers": controllers, "brokers": brokers}
-    with rayka.Cluster.start(name=name, data_dir=str(directory / name), **counts) as cluster:
+    with rayka.Cluster.start(
+        name=name, data_dir=str(directory / name), transport=transport, **counts
+    ) as cluster:
         yield cluster
 
 

@@ -5,13 +5,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
+from queue import Queue
 
 import pytest
 from rich.console import Console
 
 from benchmarks.bare_sockets import bare_copies
+from benchmarks.end_to_end import latencies
 from benchmarks.gaps import Acknowledgements, Seen, Shares
-from benchmarks.harness import Bar, Row, amount, compare
+from benchmarks.harness import Bar, Row, amount, compare, in_turn, median_share
 from benchmarks.report import Report, print_table, write_json, write_readme
 
 
@@ -46,6 +48,20 @@ def test_a_bar_is_reached_from_its_side(bar: Bar, share: float, is_met: bool, te
 
 def test_a_row_without_a_bar_is_neither_met_nor_missed() -> None:
     assert Row(what="a", value=1, unit="s", share=0.1).is_met is None
+
+
+def test_a_row_with_two_bars_is_met_when_both_are() -> None:
+    fast = Bar(0.8, at_most=True)
+    assert Row(what="a", value=1, unit="s", share=0.7, bar=Bar(0.6), peer=2, ratio_bar=fast).is_met is True
+    assert Row(what="a", value=1, unit="s", share=0.5, bar=Bar(0.6), peer=2, ratio_bar=fast).is_met is False
+    assert Row(what="a", value=1, unit="s", share=0.7, bar=Bar(0.6), peer=1, ratio_bar=fast).is_met is False
+    assert Row(what="a", value=1, unit="s", ratio_bar=fast).is_met is None  # no peer ran
+
+
+def test_sides_are_measured_in_turn_after_a_round_that_does_not_count() -> None:
+    taken = in_turn({"limit": drifting(0, 100, 50), "ours": drifting(0, 40, 30)}, rounds=2)
+    assert taken == {"limit": [100, 50], "ours": [40, 30]}
+    assert median_share(taken["ours"], taken["limit"]) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -155,3 +171,11 @@ def test_the_bare_copies_are_in_three_files_once_they_are_acknowledged(tmp_path:
         copies = [path.read_bytes() for path in sorted(tmp_path.glob("*.log"))]
     assert [len(each) for each in copies] == [3_000 + 5 * (1 << 20)] * 3
     assert len(set(copies)) == 1
+
+
+def test_latencies_are_those_of_this_run_and_of_each_record() -> None:
+    arrived: Queue[bytes] = Queue()
+    arrived.put(bytes(100))  # of a run before
+    taken = latencies(arrived.put, lambda: [arrived.get(timeout=10)], size_bytes=100, rate=10_000, count=20)
+    assert len(taken) == 20
+    assert min(taken) > 0
