@@ -1,6 +1,7 @@
 """The producer's brain: order, memory, partitioning, linger."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from threading import Thread
 
 import pyarrow as pa
 import pytest
@@ -16,10 +17,11 @@ from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Columns,
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, split_batches
-from tests.client.support import hold_back, new_accumulator, start_batch
+from tests.client.support import OneLeader, hold_back, new_accumulator, start_batch
 
 RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES
 VALUE = bytes(100)
+WAIT_S = 10.0
 LOST = RequestTimedOut("lost")
 
 
@@ -47,6 +49,14 @@ def append(
     future = to.append("orders", partition, value, size_bytes, Moment(now_ms, timestamp_ms))
     assert future is not None
     return future
+
+
+def append_to_open(to: Accumulator, timestamp_ms: int = 1) -> ProducerBatch:
+    """The batch of two records, the second of which finds the sender woken and opens it."""
+    append(to, timestamp_ms=timestamp_ms)
+    batch = append(to, timestamp_ms=timestamp_ms).batch
+    assert batch.limit_bytes == batch.granted_bytes
+    return batch
 
 
 def values_of(batch: ProducerBatch) -> list[bytes | None]:
@@ -275,7 +285,7 @@ def test_a_batch_behind_one_in_flight_is_held_back_without_an_alarm():
 
 def test_the_timestamp_of_a_batch_that_is_held_back_ages():
     filling = accumulator(linger_ms=0)
-    batch = append(filling, now_ms=0).batch
+    batch = append_to_open(filling)
     assert filling.ready(0) == [batch]
     hold_back(filling, batch, 0)
     assert filling.agenda.tick(0) == STAMP_AGE_MS
@@ -344,18 +354,68 @@ def test_of_a_topic_made_anew_with_fewer_partitions_no_open_batch_is_left_that_t
     assert filling.topics.pool.used_bytes == others[0].granted_bytes
 
 
+def with_wake(wake: Callable[[], object]) -> Accumulator:
+    made = Accumulator(Limits(10_000, 1 << 20, linger_ms=5, delivery_timeout_ms=1_000), wake)
+    made.set_topic("orders", 1, 1 << 20)
+    return made
+
+
 def test_a_batch_opens_as_far_as_its_memory_reaches_once_the_sender_is_woken():
-    limits_when_woken: list[int] = []
-
-    def wake() -> None:
-        limits_when_woken.extend(each.limit_bytes for each in filling.topics)
-
-    filling = Accumulator(Limits(10_000, 1 << 20, linger_ms=5, delivery_timeout_ms=1_000), wake)
-    filling.set_topic("orders", 1, 1 << 20)
+    wake_ups: list[None] = []
+    filling = with_wake(lambda: wake_ups.append(None))
     batch = append(filling).batch
-    assert limits_when_woken == [-1]
+    assert len(wake_ups) == 1
+    assert batch.limit_bytes < 0
+    append(filling)
+    assert len(wake_ups) == 1
     assert batch.limit_bytes == batch.granted_bytes
     assert filling.topics.sticky == {"orders": batch}
+
+
+def test_the_lock_is_free_when_the_sender_is_woken():
+    free: list[bool] = []
+
+    def wake() -> None:
+        looking = Thread(target=filling.batches, daemon=True)
+        looking.start()
+        looking.join(WAIT_S)
+        free.append(not looking.is_alive())
+
+    filling = with_wake(wake)
+    append(filling)
+    filling.hurry()
+    assert free == [True, True]
+
+
+def test_a_wake_up_that_was_interrupted_is_made_up_for_by_the_next_record():
+    wake_ups: list[None] = []
+
+    def wake() -> None:
+        wake_ups.append(None)
+        if len(wake_ups) == 1:
+            raise KeyboardInterrupt
+
+    filling = with_wake(wake)
+    with pytest.raises(KeyboardInterrupt):
+        append(filling)
+    batch = append(filling).batch
+    assert len(wake_ups) == 2
+    assert batch.limit_bytes < 0
+
+
+def test_a_wake_up_that_ends_after_the_drain_it_asked_for_does_not_stand_for_the_next():
+    wake_ups: list[None] = []
+
+    def wake() -> None:
+        wake_ups.append(None)
+        OneLeader().drain(filling, now_ms=0)  # on the IO thread, before the appender goes on
+
+    filling = with_wake(wake)
+    filling.set_topic("orders", 2, 1 << 20)
+    append(filling, partition=0)
+    filling.hurry()
+    append(filling, partition=1)
+    assert len(wake_ups) == 3
 
 
 def test_a_late_record_is_seen_to_be_outside_a_sealed_batch():
@@ -374,15 +434,15 @@ def test_a_late_record_is_seen_to_be_outside_a_sealed_batch():
 
 def test_an_old_timestamp_sends_the_next_record_through_the_lock_for_a_new_one():
     filling = accumulator(linger_ms=1_000)
-    batch = append(filling, now_ms=0, timestamp_ms=500).batch
+    batch = append_to_open(filling, timestamp_ms=500)
     assert filling.agenda.tick(0) == STAMP_AGE_MS
     filling.agenda.tick(STAMP_AGE_MS)
     assert batch.limit_bytes < 0
     append(filling, now_ms=STAMP_AGE_MS, timestamp_ms=510)
     start_batch(filling, batch)
     (decoded,) = (decode(each) for each in split_batches(batch.encode(Codec.NONE, 1 << 20)))
-    assert decoded.timestamps_ms.tolist() == [500, 510]
-    assert [batch.timestamp_of(index) for index in range(2)] == [500, 510]
+    assert decoded.timestamps_ms.tolist() == [500, 500, 510]
+    assert [batch.timestamp_of(index) for index in range(3)] == [500, 500, 510]
 
 
 # ---- Contents ----
@@ -429,6 +489,7 @@ def test_rows_of_one_moment_have_one_timestamp():
 
 def test_a_row_that_begins_an_open_batch_leaves_a_timestamp_for_the_values_behind_it():
     filling = accumulator()
+    append(filling, partition=1)  # wakes the sender, so that the row opens a batch
     row = Row(b"row", None, [("source", None)])
     first = filling.append("orders", None, row, 50, Moment(3, 3))
     assert first is not None

@@ -48,6 +48,8 @@ class Accumulator:
         self._backlog_ms_max = limits.delivery_timeout_ms / 4
         self._wake = wake
         self._looks_ms = NEVER  # when the sender drains, if nothing wakes it earlier
+        self._drain_count = 0
+        self._woken_in = -1  # how many drains there had been at the last wake-up
         self._appended_ms = -NEVER
         self._is_closed = False
         self._lock = threading.Lock()
@@ -101,24 +103,40 @@ class Accumulator:
                     slot.timestamp_ms = at.timestamp_ms
             elif batch.limit_bytes < 0:
                 batch.stamp(at.timestamp_ms, at.now_ms)
-            if partition is None and batch.limit_bytes < 0:
-                batch.stamp(at.timestamp_ms, at.now_ms)  # also of values to come, which take no lock
-                self.agenda.set_alarm(self.topics.queue_of(batch), at.now_ms + STAMP_AGE_MS)
             if not batch.records:
-                queue = self.topics.queue_of(batch)
-                if queue.batches[0] is batch:  # else the end of another brings it up
-                    self.agenda.set_alarm(queue, batch.created_ms + self._linger_ms)
+                self._look_in_time(batch)
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
             future = DeliveryFuture(batch, slot)
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
-            self._wake_in_time()
+            is_wake_up_due = self._is_wake_up_due
             if partition is None:
-                # Only now: a batch that fills without the lock before the wake-up would linger without end.
-                self.topics.open(batch)
-            return future
+                self.topics.sticky[topic] = batch
+                if not is_wake_up_due:
+                    # Not before: a batch that fills without the lock and without a wake-up would linger without end.
+                    self._open(batch, at)
+        if is_wake_up_due:
+            self._wake_up()
+        return future
+
+    def _look_in_time(self, batch: ProducerBatch) -> None:
+        """The batch has its first record: it is looked at when it has lingered."""
+        queue = self.topics.queue_of(batch)
+        if queue.batches[0] is not batch:  # the end of another brings it up
+            return
+        if self._linger_ms:
+            self.agenda.set_alarm(queue, batch.created_ms + self._linger_ms)
+        else:
+            self.agenda.look_at(queue)
+
+    def _open(self, batch: ProducerBatch, at: Moment) -> None:
+        """The batch takes values without the lock from now on, with this timestamp."""
+        if batch.limit_bytes < 0:
+            batch.stamp(at.timestamp_ms, at.now_ms)
+            self.agenda.set_alarm(self.topics.queue_of(batch), at.now_ms + STAMP_AGE_MS)
+        self.topics.open(batch)
 
     def is_counted(self, future: DeliveryFuture) -> bool:
         """Whether its batch, which was sealed meanwhile, has the record, which was added without the lock."""
@@ -135,8 +153,8 @@ class Accumulator:
         with self._lock:
             self._check_open()
             added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms)
-            self._wake_in_time()
-            return added
+        self._wake_in_time()
+        return added
 
     def wait_for_memory(self, freed_count: int, timeout_s: float) -> None:
         """Sends what is here, and waits until memory was freed more than `freed_count` times."""
@@ -149,13 +167,23 @@ class Accumulator:
         if self._is_closed:
             raise ClosedError("the producer is closed: make a new Producer")
 
+    @property
+    def _is_wake_up_due(self) -> bool:
+        """Whether something is due before the sender looks, and no wake-up is on its way."""
+        return self.agenda.soonest_ms < self._looks_ms and self._woken_in != self._drain_count
+
     def _wake_in_time(self) -> None:
         """The sender looks before what is here is due."""
-        soonest_ms = self.agenda.soonest_ms
-        if soonest_ms < self._looks_ms:
-            self._wake()
-            # After the wake-up: an interrupt between the two then costs only another wake-up.
-            self._looks_ms = soonest_ms
+        if self._is_wake_up_due:
+            self._wake_up()
+
+    def _wake_up(self) -> None:
+        """Without the lock, which the sender takes first thing. An interrupt behind the wake-up, or a drain that begins
+        then, costs only another wake-up.
+        """
+        drain_count = self._drain_count
+        self._wake()
+        self._woken_in = drain_count
 
     # ---- Sending ----
 
@@ -168,9 +196,9 @@ class Accumulator:
                 queue = self.topics.queue_of(batch)
                 if not self.agenda.is_held_back(queue):  # else it has lingered already
                     self.agenda.look_at(queue)
-            if waiting:
-                self._wake()
-            return waiting
+        if waiting:
+            self._wake_up()
+        return waiting
 
     def close(self) -> list[ProducerBatch]:
         """Takes no more records; returns all batches that hold some."""
@@ -180,11 +208,17 @@ class Accumulator:
                 self.topics.close(batch)
         return self.hurry()
 
+    @property
+    def has_more_to_send(self) -> bool:
+        """Whether an answer lets something go: else the next drain can wait for its time."""
+        return self.agenda.has_work
+
     def drain(self, now_ms: float, dispatch: Dispatch) -> tuple[list[ProducerBatch], float]:
         """Starts what is ready, as far as leaders take it; returns batches that have had their time, to be failed, and
         when to drain again: NEVER if only an answer or an append can change anything.
         """
         with self._lock:
+            self._drain_count += 1
             expired = self.agenda.expired(now_ms)
             for batch in expired:
                 self._finish(batch, is_acknowledged=False)
@@ -277,7 +311,7 @@ class Accumulator:
                     queues[partition].not_before_ms = 0.0
                     self.agenda.look_at(queues[partition])
             self.agenda.bring_all_back()
-            self._wake_in_time()
+        self._wake_in_time()
 
     def go_on(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int) -> bool:
         """The log has a part of a batch; False unless another part is to go now."""

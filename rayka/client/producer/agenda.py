@@ -42,9 +42,13 @@ class Agenda:
         self._pending[queue] = None
 
     def look_behind(self, queue: PartitionQueue, batch: ProducerBatch | None) -> None:
-        """The batch is on its way, or with None its first is over: what is behind it may follow."""
+        """The batch is on its way, or with None its first is over: what is behind it may follow. Where nothing is, no
+        time changes anything.
+        """
         if queue.last is batch:
             self._pending.pop(queue, None)
+            if queue.alarm_ms < NEVER:
+                self._set_alarm(queue, NEVER)
         else:
             self._pending[queue] = None
 
@@ -78,13 +82,26 @@ class Agenda:
 
     # ---- Looking ----
 
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to look at, without an alarm, or something that waits for a leader."""
+        return bool(self._pending or self._held_back)
+
     def pending(self, now_ms: float) -> list[PartitionQueue]:
         """Those to be looked at now; each stays pending until there is nothing to do, or until it is held back."""
+        if self._soonest_alarm_ms <= now_ms:
+            self._ring(now_ms)
+        return list(self._pending)
+
+    def _ring(self, now_ms: float) -> None:
         for alarms in (self._alarms, self._held_back_alarms):
             for queue in alarms.ring(now_ms):
                 self._set_alarm(queue, NEVER)
                 self._pending[queue] = None
-        return list(self._pending)
+        self._find_soonest_alarm()
+
+    def _find_soonest_alarm(self) -> None:
+        self._soonest_alarm_ms = min(self._alarms.next_ms(), self._held_back_alarms.next_ms())
 
     def ready(self, now_ms: float) -> list[tuple[PartitionQueue, ProducerBatch]]:
         """Batches that may go now: of each partition the next one, if it does not pause or linger.
@@ -113,7 +130,7 @@ class Agenda:
             self.set_alarm(queue, queue.next_event_ms(following, now_ms))
             if following is None or queue.due_ms(following) > now_ms:
                 del self._pending[queue]
-        self._soonest_alarm_ms = min(self._alarms.next_ms(), self._held_back_alarms.next_ms())
+        self._find_soonest_alarm()
         return self._soonest_alarm_ms
 
     # ---- Leaders that take no more requests ----

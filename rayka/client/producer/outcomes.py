@@ -44,6 +44,7 @@ class Outcomes:
     ) -> None:
         self.callback_error: BaseException | None = None
         self.logs_failures = True
+        self._to_call_back: list[tuple[ProducerBatch, Sequence[Callback]]] = []
         self._accumulator = accumulator
         self._leaders = leaders
         self._backoff = backoff
@@ -54,7 +55,7 @@ class Outcomes:
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
     ) -> None:
         """Takes those in the log first, and the lock once for all of them: a busy sending thread delays each
-        acquisition.
+        acquisition. Then `call_back` is to be called: a thread that waits runs only once this one has nothing to do.
         """
         appended: list[tuple[ProducerBatch, ProducePartitionResult]] = []
         for batch, result in zip(batches, results, strict=True):
@@ -64,12 +65,20 @@ class Outcomes:
                     appended.append((batch, result))
         self._accumulator.finish([batch for batch, _ in appended], is_acknowledged=True)
         for batch, result in appended:
-            self._call_back(batch, batch.acknowledge(result.base_offset, result.log_append_time_ms))
+            callbacks = batch.acknowledge(result.base_offset, result.log_append_time_ms)
+            if callbacks:
+                self._to_call_back.append((batch, callbacks))
         for batch, result in zip(batches, results, strict=True):
             if result.error_code not in _IN_LOG:
                 where = f"{node_name(node_id)} of cluster {self._cluster_name!r}, {batch.topic_partition}"
                 error = error_for(result.error_code, f"{where}: {result.error_message}")
                 self.on_error(batch, error, node_id)
+
+    def call_back(self) -> None:
+        """Tells of the batches that were acknowledged."""
+        acknowledged, self._to_call_back = self._to_call_back, []
+        for batch, callbacks in acknowledged:
+            self._call_back(batch, callbacks)
 
     def _go_on(self, batch: ProducerBatch, result: ProducePartitionResult) -> bool:
         return self._accumulator.go_on(batch, result.base_offset, result.log_append_time_ms)

@@ -217,7 +217,9 @@ class Sender:
             for batch in started:
                 if not batch.is_done and batch.is_in_flight:  # cancelled
                     self._end_by_close(batch)
-        self._pump()
+            if self._timer is not None or self.accumulator.has_more_to_send:
+                self._pump()
+            self.outcomes.call_back()
 
     def _encoded(self, started: list[ProducerBatch]) -> tuple[list[ProducerBatch], list[ProducePartition]]:
         """Those that can be encoded, and what the request has for each; the others fail."""
