@@ -43,12 +43,15 @@ class Lane:
         return self._stream.is_open
 
     async def send(self, call: Call) -> Answer:
-        """The node's answer. The call is sent before anything is awaited. Raises NetworkException."""
+        """The node's answer. The call is sent before anything is awaited: at once when no other is under way, else
+        together with those that follow in this turn of the event loop. Raises NetworkException.
+        """
         if not self._stream.is_open:
             raise self._broken()
         request_id = self._next_id
         self._next_id += 1
         answer = asyncio.get_running_loop().create_future()
+        is_idle = not self._waiting
         self._waiting[request_id] = answer
         self._stream.send(
             encode_frame(
@@ -58,7 +61,8 @@ class Lane:
                 call.request.payload(),
                 api_name=call.api.name,
                 header=call.header,
-            )
+            ),
+            at_once=is_idle,
         )
         try:
             result: Answer = await answer

@@ -1,6 +1,6 @@
 """One connected socket of the direct lane: frames out without a copy, frames in to a callback.
 
-What is sent within one turn of the event loop leaves in one system call. Invariants: frames leave in the order of
+What is sent within one turn of the event loop leaves in one system call, unless it is to go at once. Invariants: frames leave in the order of
 `send`; what waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut off; `on_closed` is
 called once, whatever ends the stream. Kafka: `KafkaChannel`.
 """
@@ -66,8 +66,10 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream {'open' if self.is_open else 'closed'} queued={self.queued_bytes}>"
 
-    def send(self, buffers: Sequence[Buffer]) -> None:
-        """Sends a frame; without effect on a stream that is closed."""
+    def send(self, buffers: Sequence[Buffer], *, at_once: bool = False) -> None:
+        """Sends a frame; without effect on a stream that is closed. `at_once` is for one that no other will follow: it
+        does not wait for the end of the turn.
+        """
         if not self.is_open:
             return
         for each in buffers:
@@ -76,8 +78,11 @@ class Stream:
         if self.queued_bytes > QUEUED_BYTES_MAX:
             self.close(End.SLOW_PEER, f"{self.queued_bytes} bytes wait")
         elif not self._is_flush_due and not self._is_writing:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
+            if at_once:
+                self._flush()
+            else:
+                self._is_flush_due = True
+                self._loop.call_soon(self._flush)
 
     def pause_reading(self) -> None:
         """No frame is taken until `resume_reading`; the peer's sends fill its own memory then."""
