@@ -1,8 +1,8 @@
 """One connected socket of the direct lane: frames out without a copy, frames in to a callback.
 
-What is sent within one turn of the event loop leaves in one system call, unless it is to go at once. Invariants: frames leave in the order of
-`send`; what waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut off; `on_closed` is
-called once, whatever ends the stream. Kafka: `KafkaChannel`.
+What is sent within one turn of the event loop leaves in one system call, unless it is to go at once. Invariants: frames
+leave in the order of `send`; what waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut
+off; `on_closed` is called once, whatever ends the stream. Kafka: `KafkaChannel`.
 """
 
 import asyncio

@@ -10,9 +10,9 @@ from rayka.errors import ErrorCode, NetworkException
 from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
-from rayka.transport.frames import Kind, encode_frame
+from rayka.transport.frames import SCRATCH_BYTES, Kind, encode_frame
 from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, WELCOME, LaneOffer, Tickets, greeting
-from rayka.transport.lane import open_lane
+from rayka.transport.lane import Lane, open_lane
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.stream import End
 from tests.transport.lane_support import (
@@ -98,6 +98,23 @@ def test_calls_are_handed_over_in_the_order_in_which_they_were_sent() -> None:
 
     run(body())
     assert started == list(range(50))
+
+
+def test_a_call_leaves_at_once_when_no_other_is_under_way_and_else_with_those_of_its_turn() -> None:
+    async def body() -> None:
+        near, far = socket.socketpair()
+        with far:
+            far.setblocking(False)
+            lane = Lane(NODE_ID, near, memoryview(bytearray(SCRATCH_BYTES)))
+            calls = [asyncio.ensure_future(lane.send(call(b"%d" % number))) for number in range(3)]
+            await asyncio.sleep(0)  # each of them has run
+            frame_bytes = len(far.recv(MIB))
+            await asyncio.sleep(0)
+            assert len(far.recv(MIB)) == 2 * frame_bytes
+            lane.close()
+            await asyncio.gather(*calls, return_exceptions=True)
+
+    run(body())
 
 
 def test_a_call_that_nothing_waits_for_any_more_does_not_disturb_the_others() -> None:

@@ -123,9 +123,12 @@ class Sender:
         if self._is_closed:
             coroutine.close()
             return
+        self._start(coroutine).add_done_callback(self._tasks.pop)
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        return task
 
     # ---- Topics ----
 
@@ -155,7 +158,7 @@ class Sender:
         for batch in expired:
             self.outcomes.end(batch, self._too_late(batch))
         for node_id, batches in self._dispatch.take_requests():
-            self._run(self._produce(node_id, batches))
+            self._start(self._produce(node_id, batches))
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if next_ms == NEVER else self._loop.call_at(next_ms / 1000, self._pump)
@@ -220,6 +223,8 @@ class Sender:
             if self._timer is not None or self.accumulator.has_more_to_send:
                 self._pump()
             self.outcomes.call_back()
+            # A callback of the task would be one more turn of the loop, and the thread that was told waits for it.
+            self._tasks.pop(asyncio.current_task(self._loop), None)  # type: ignore[arg-type]
 
     def _encoded(self, started: list[ProducerBatch]) -> tuple[list[ProducerBatch], list[ProducePartition]]:
         """Those that can be encoded, and what the request has for each; the others fail."""
