@@ -30,7 +30,7 @@ from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import fits
+from rayka.transport.lane import takes
 from rayka.transport.lanes import Node, lanes_of_this_loop
 
 ResponseT = TypeVar("ResponseT")
@@ -74,7 +74,7 @@ class RayNetwork:
 
     async def _send(self, call: Call) -> Answer:
         name, actors = actor_name(self._cluster_name, call.node_id), self._current_actors()
-        if self._is_direct and call.is_hot and fits(call):
+        if self._is_direct and takes(call):
             node, ask = Node(self._cluster_name, call.node_id), partial(_ask_for_lane, actors, name)
             lane = lanes_of_this_loop().get(actors.connection, node, ask)
             if lane is not None:

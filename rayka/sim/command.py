@@ -116,6 +116,9 @@ def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
         sends = ", ".join(f"{count} {name}" for name, count in outcome.sends.items() if count)
         click.echo(f"records     {sends or 'none'}; {outcome.polled_count} read")
         click.echo(f"losses      in {outcome.loss_count} partitions, all of them legal")
+    if options.lanes.share:
+        lanes = ", ".join(f"{count} {name}" for name, count in outcome.lanes.items())
+        click.echo(f"lanes       {lanes}")
     click.echo(f"committed   up to offset {outcome.committed_end}")
     click.echo(f"events      {outcome.event_count}")
     click.echo(

@@ -32,6 +32,20 @@ class TopicPlan:
     configs: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """The direct lanes of a run; without any it is as with the transport `ray`."""
+
+    share: float = 0.0  # of the pairs of a caller and a node that get one
+    latency_ms: float = 0.1
+    jitter_ms: float = 0.1
+    breaks: float = 0.0  # of the calls, while which their lane breaks
+    death_news_ms: float = 0.0  # how much later than a message Ray tells of the end of a process
+
+
+NO_LANES = LanePlan()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOptions:
     """One run. `faults_per_minute` 0 is a cluster without faults."""
@@ -57,6 +71,7 @@ class SimOptions:
     jitter_ms: float = 1.0
     loss: float = 0.0
     duplication: float = 0.0
+    lanes: LanePlan = NO_LANES
     sync_ms: float = 2.0
     steps_per_turn: int = STEPS_PER_TURN  # of a long request to the controller
     config: dict[str, Any] = field(default_factory=dict)
@@ -125,6 +140,7 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["fault_kinds"] = tuple(kind for kind in drawn["fault_kinds"] if kind not in DAMAGING)
         drawn["config"]["controller_quorum_auto_join_enable"] = False
     drawn |= _apart(seed, drawn["fault_kinds"])
+    drawn["lanes"] = _lanes(seed)
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     if drawn["combined"]:
         drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
@@ -143,6 +159,18 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "steps_per_turn": random.choice((1, 2, STEPS_PER_TURN)),
         "registers": random.choice((0, 0, 0, 2)),
     }
+
+
+def _lanes(seed: int) -> LanePlan:
+    """Drawn for itself, too. A lane may be slower than Ray, so that calls of either way overtake those of the other."""
+    random = Random(f"lanes swarm {seed}")
+    return LanePlan(
+        share=random.choice((0.0, 0.5, 1.0, 1.0)),
+        latency_ms=random.choice((0.1, 1.0, 20.0)),
+        jitter_ms=random.choice((0.01, 1.0, 20.0)),
+        breaks=random.choice((0.0, 0.001, 0.01, 0.05)),
+        death_news_ms=random.choice((0.0, 100.0, 1_000.0)),
+    )
 
 
 def _at_rest(config: dict[str, Any]) -> dict[str, Any]:

@@ -66,6 +66,7 @@ class Outcome(msgspec.Struct, frozen=True):
     committed_end: int
     operations: dict[str, int]
     sends: dict[str, int] = {}
+    lanes: dict[str, int] = {}
     polled_count: int = 0
     loss_count: int = 0
     violation: Violation | None = None
@@ -258,6 +259,7 @@ class Simulation:
             committed_end=self.ledger.end,
             operations=self.history.counts(),
             sends=self.data_history.counts(),
+            lanes=dict(self.network.lanes.counts),
             polled_count=self.data_history.polled_count,
             loss_count=sum(each.has_lost for each in self.replication.truths.values()),
             violation=violation,

@@ -98,9 +98,9 @@ class Lane:
         return NetworkException(f"the lane to {node_name(self.node_id)} ended: {self._end}")
 
 
-def fits(call: Call) -> bool:
-    """Whether a lane takes a call of this size."""
-    return sum(each.size for each in call.request.buffers) <= CALL_PAYLOAD_BYTES_MAX
+def takes(call: Call) -> bool:
+    """Whether a call goes by a lane where there is one: a hot one that is not too large for it."""
+    return call.is_hot and sum(each.size for each in call.request.buffers) <= CALL_PAYLOAD_BYTES_MAX
 
 
 async def open_lane(node_id: int, offer: LaneOffer, scratch: memoryview | None = None) -> Lane:

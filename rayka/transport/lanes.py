@@ -8,13 +8,15 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Hashable
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from rayka.errors import RaykaError
+from rayka.protocol.caller import Answer, Call
 from rayka.transport.frames import SCRATCH_BYTES
 from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lane, open_lane
+from rayka.transport.lane import open_lane
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 60.0
 _PAUSE_UNSERVED_S = 2.0  # a node that is about to start serves its lane soon
@@ -22,6 +24,20 @@ _PAUSE_UNSERVED_S = 2.0  # a node that is about to start serves its lane soon
 _logger = logging.getLogger(__name__)
 
 Ask = Callable[[], Awaitable[LaneOffer]]
+Open = Callable[[int, LaneOffer], Awaitable["OpenedLane"]]
+
+
+class OpenedLane(Protocol):
+    """A `Lane`, or a simulated one."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    async def send(self, call: Call) -> Answer: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
 class Node(NamedTuple):
@@ -32,12 +48,14 @@ class Node(NamedTuple):
 
 
 class Lanes:
-    """See the module. All of them belong to one connection of this process to Ray, and end with it."""
+    """See the module. All of them belong to one connection of this process to Ray, and end with it. `open_one`
+    connects to a node; without it sockets do, into memory that these lanes share.
+    """
 
-    def __init__(self) -> None:
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+    def __init__(self, open_one: Open | None = None) -> None:
+        self._open_one = open_one or partial(open_lane, scratch=memoryview(bytearray(SCRATCH_BYTES)))
         self._connection: Hashable = None
-        self._lanes: dict[Node, Lane] = {}
+        self._lanes: dict[Node, OpenedLane] = {}
         self._opening: dict[Node, asyncio.Task[None]] = {}
         self._pauses_s: dict[Node, float] = {}
         self._not_before_s: dict[Node, float] = {}
@@ -45,7 +63,7 @@ class Lanes:
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())} opening={len(self._opening)}>"
 
-    def get(self, connection: Hashable, node: Node, ask: Ask) -> Lane | None:
+    def get(self, connection: Hashable, node: Node, ask: Ask) -> OpenedLane | None:
         """The lane to a node; None while there is none: then one is opened, with what `ask` gives."""
         if connection != self._connection:
             self.close()
@@ -80,7 +98,7 @@ class Lanes:
         try:
             offer = await ask()
             if offer.ticket:
-                self._lanes[node] = await open_lane(node.node_id, offer, self._scratch)
+                self._lanes[node] = await self._open_one(node.node_id, offer)
                 self._pauses_s.pop(node, None)
             else:
                 self._pause(node, _PAUSE_UNSERVED_S)

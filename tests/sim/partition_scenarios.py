@@ -310,10 +310,10 @@ class Scenario:
     def _cut(self, *links: str) -> Iterator[str]:
         if len(links) == 2:
             a, b = map(int, links)
-            self.sim.network.cut([(a, b), (b, a)])
+            self.sim.network.links.cut([(a, b), (b, a)])
         else:
             sender, receiver = map(int, links[0].split("->"))
-            self.sim.network.cut([(sender, receiver)])
+            self.sim.network.links.cut([(sender, receiver)])
         return iter(())
 
     def _mend(self) -> Iterator[str]:

@@ -6,11 +6,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.sim.run_options import swarm
+from rayka.sim.run_options import NO_LANES, swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0
-_PLAIN: dict[str, Any] = {"topics": (), "combined": False, "steps_per_turn": STEPS_PER_TURN, "registers": 0}
+_PLAIN: dict[str, Any] = {
+    "topics": (),
+    "combined": False,
+    "steps_per_turn": STEPS_PER_TURN,
+    "registers": 0,
+    "lanes": NO_LANES,
+}
 SEARCHED_MAX = 60
 
 

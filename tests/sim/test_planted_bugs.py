@@ -1,14 +1,18 @@
 """Each planted bug is caught, by the checker that names it, with the seed that is known to show it."""
 
+from dataclasses import replace
+
 import pytest
 
+from rayka.sim.run_options import NO_LANES
 from rayka.sim.simulation import Verdict
 from tests.sim.planted_bugs import PLANTED_BUGS
+from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
 from tests.sim.planting import PlantedBug, search
 
-ALL_BUGS = [*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS]
+ALL_BUGS = [*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS]
 
 
 @pytest.mark.parametrize("bug", ALL_BUGS, ids=[bug.name for bug in ALL_BUGS])
@@ -23,10 +27,19 @@ def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:
 
 
 @pytest.mark.parametrize(
-    "bug", [PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0]], ids=lambda bug: bug.name
+    "bug",
+    [PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0], LANE_BUGS[0]],
+    ids=lambda bug: bug.name,
 )
 def test_without_the_bug_the_same_run_is_well(bug: PlantedBug) -> None:
     outcome = bug.run_without(bug.seed)
+    assert outcome.verdict is Verdict.OK, outcome
+
+
+@pytest.mark.parametrize("bug", LANE_BUGS, ids=[bug.name for bug in LANE_BUGS])
+def test_without_lanes_the_bugs_of_lanes_do_not_show(bug: PlantedBug) -> None:
+    """So it is the lanes of these runs that show them."""
+    outcome = replace(bug, chosen=bug.chosen | {"lanes": NO_LANES}).run(bug.seed)
     assert outcome.verdict is Verdict.OK, outcome
 
 

@@ -102,7 +102,7 @@ class Script:
     def part(self, one: Iterable[int], other: Iterable[int]) -> None:
         """Cuts all links between two groups, both ways."""
         there = [(a, b) for a in one for b in other]
-        self.sim.network.cut([*there, *((b, a) for a, b in there)])
+        self.sim.network.links.cut([*there, *((b, a) for a, b in there)])
 
     def isolate(self, node_id: int) -> None:
         self.part([node_id], [each for each in self.sim.network.all_ids if each != node_id])

@@ -6,6 +6,7 @@ the seven of Kafka's `RaftEventSimulationTest` (kafka.md §3.1, I1-I7), and what
 """
 
 from collections.abc import Callable, Mapping
+from uuid import UUID
 
 import msgspec
 
@@ -34,8 +35,11 @@ from rayka.sim.checks.ledger import Ledger, difference
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process
 from rayka.sim.trace import Trace
+from rayka.sim.world.exchange import Endpoint
 from rayka.sim.world.machines import Machine
 from rayka.sim.world.simulated_disk import SimDisk
+
+_NO_CALL = (-1, -1)
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -64,6 +68,7 @@ class Checkers:
         self.heard_us: dict[tuple[int, int], int] = {}  # by leader and follower: the last fetch
         self.homes: dict[ReplicaKey, tuple[Machine, SimDisk]] = {}  # each replica's machine, and its disk
         self.on_produced: Callable[[int, ProduceRequest, ProduceResponse], None] = lambda *_: None
+        self._sent: dict[tuple[UUID, int], tuple[int, int]] = {}  # by caller and node: the last call's place
         self._votes: dict[tuple[ReplicaKey, int], ReplicaKey] = {}
         self._elections: dict[int, ElectionState] = {}  # by node: what its disk said last
 
@@ -101,6 +106,26 @@ class Checkers:
             self._check_vote(process, request.replica, request.replica, request.replica_epoch)
         elif isinstance(request, FetchRequest) and is_of_quorum(request):
             self._check_fetch(process, request.partitions[0].fetch_offset)
+
+    def on_send(self, process: Process, call: Call) -> None:
+        """A call leaves its caller: each of its numbers does so once, in their order, whichever ways they take."""
+        number = call.number
+        place, key = (number.epoch, number.number), (number.caller_id, call.node_id)
+        before = self._sent.get(key, _NO_CALL)
+        self._sent[key] = place
+        if place <= before and self.is_enabled:
+            self.report("call-number", process.node_id, f"{call.api.name} {place} is sent after {before}")
+
+    def on_start(self, endpoint: Endpoint, call: Call) -> None:
+        """The handler of a call begins: of one caller each call does so once, in the order of their numbers."""
+        number = call.number
+        place = (number.epoch, number.number)
+        before = endpoint.last_started.get(number.caller_id, _NO_CALL)
+        endpoint.last_started[number.caller_id] = place
+        if place <= before and self.is_enabled:
+            self.report(
+                "call-order", endpoint.process.node_id, f"{call.api.name} {place} starts after {before}"
+            )
 
     def on_deliver(self, process: Process, caller_id: int, call: Call) -> None:
         """A request reached a node."""

@@ -7,9 +7,9 @@ from random import Random
 
 from rayka.sim.loop import START_US
 from rayka.sim.world.faults import DAMAGING, Fault, FaultKind
+from rayka.sim.world.links import Link
 from rayka.sim.world.machines import Machine, SimCluster
 from rayka.sim.world.repairs import Repairs
-from rayka.sim.world.simulated_network import Link
 
 
 class Injector:
@@ -84,13 +84,13 @@ class Injector:
 
     def _cut(self, fault: Fault, machine: Machine) -> None:
         links = _links(fault, self._network.all_ids)
-        self._network.cut(links)
-        self._later(fault, self._network.mend, links)
+        self._network.links.cut(links)
+        self._later(fault, self._network.links.mend, links)
 
     def _clog(self, fault: Fault, machine: Machine) -> None:
         link = (fault.node_id, fault.peer_ids[0])
-        self._network.clog(link, 20 + fault.amount * 2_000)
-        self._later(fault, self._network.clog, link, 0.0)
+        self._network.links.clog(link, 20 + fault.amount * 2_000)
+        self._later(fault, self._network.links.clog, link, 0.0)
 
     # ---- Disks and clocks --------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from rayka.ids import node_name, random_uuid
 from rayka.node.broker_node import BrokerNode
 from rayka.node.combined_node import CombinedNode
 from rayka.node.controller_node import ControllerNode
-from rayka.node.inbox import Inbox
 from rayka.node.node_observation import ObservedBroker
 from rayka.node.quorum.format import format_controller, format_first_voters, metadata_directory
 from rayka.node.settings import NodeSettings, combined_controller_directory, controller_settings
@@ -237,7 +236,7 @@ class SimCluster:
         while True:
             settings = self._settings(machine, process)
             node = machine.node = machine.make_node(settings)
-            self.network.attach(process, Inbox(node), context)
+            self.network.attach(process, node, context)
             self.trace.add(machine.node_id, "start", f"#{process.incarnation}")
             try:
                 await node.start()
@@ -263,6 +262,7 @@ class SimCluster:
         if machine.life is not None:
             machine.life.cancel()
         self.network.detach(node_id, is_silent=is_silent)
+        self.network.lanes.on_caller_gone(process)
         if machine.node is not None:
             machine.node.kill()
         (machine.swapped_with or machine).disk.process_crash()

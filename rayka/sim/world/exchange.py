@@ -1,0 +1,81 @@
+"""One call on its way in a simulation, and the process that takes calls: what Ray's way and the direct lane share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any, Protocol
+from uuid import UUID
+
+from rayka.errors import NetworkException
+from rayka.ids import node_name
+from rayka.node.inbox import Inbox, Node
+from rayka.node.settings import NodeSettings
+from rayka.ports import Message
+from rayka.protocol.apis import ServedBy
+from rayka.protocol.caller import Answer, Call
+from rayka.sim.process import Process
+
+
+class WayBack(Protocol):
+    """What brings the answer of a call: the way that the call came."""
+
+    def answer(self, exchange: "Exchange", answer: Answer) -> None: ...
+
+
+class Exchange:
+    """One call: its answer to come, and how many copies of it may still bring it."""
+
+    __slots__ = ("answer", "call", "caller", "copies", "text", "way")
+
+    def __init__(
+        self, caller: Process, call: Call, answer: "asyncio.Future[Answer]", way: WayBack, by: str = ""
+    ) -> None:
+        self.caller = caller
+        self.call = call
+        self.answer = answer
+        self.way = way
+        self.copies = 1
+        number = call.number  # the text stands in each of its lines in the trace
+        self.text = f"{call.api.name} {caller.node_id}->{call.node_id} #{number.epoch}:{number.number}{by}"
+
+    def is_awaited(self) -> bool:
+        """Whether its caller is there, and has not learned what came of it."""
+        return self.caller.is_alive and not self.answer.done()
+
+    def fail(self, cause: str) -> None:
+        """Its caller learns that it broke off."""
+        self.answer.set_exception(
+            NetworkException(f"{node_name(self.call.node_id)} cannot be reached: {cause}")
+        )
+
+
+class Endpoint:
+    """A process that takes calls, and those that it has not answered yet. Of each caller it knows which call started
+    last. It is the node of its own inbox, so that it sees calls start.
+    """
+
+    def __init__(
+        self, process: Process, node: Node, context: Context, on_start: "Callable[[Endpoint, Call], None]"
+    ) -> None:
+        self.process = process
+        self.context = context
+        self.open: dict[asyncio.Task[Answer], Exchange] = {}
+        self.last_started: dict[UUID, tuple[int, int]] = {}
+        self._node = node
+        self._on_start = on_start
+        self.inbox = Inbox(self)
+
+    @property
+    def settings(self) -> NodeSettings:
+        return self._node.settings
+
+    @property
+    def serves(self) -> ServedBy:
+        return self._node.serves
+
+    def handle(self, request: Any) -> Awaitable[Message]:
+        """The inbox starts a call."""
+        task: asyncio.Task[Any] | None = asyncio.current_task()
+        assert task is not None, "calls are handed to the inbox in tasks of their own"
+        self._on_start(self, self.open[task].call)
+        return self._node.handle(request)

@@ -1,0 +1,248 @@
+"""The direct lanes of a simulation: a second way for hot calls, in order within itself, which opens late and breaks.
+
+`Lanes`, which decides whether there is a lane, opens it beside the calls and pauses after failures, is the real one;
+below it sockets are drawn. A lane loses and doubles nothing. Where a link is cut its messages wait and are sent again
+at growing intervals, until the lane breaks. When it breaks, at either end, its calls fail at once; of what was on its
+way a part from the beginning may still arrive, and nothing after that. So calls of the two ways overtake each other,
+and a call of a lane that has ended may be the last to arrive. All chance is drawn for each pair of caller and node from
+a random of its own.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+
+from rayka.errors import NetworkException
+from rayka.ids import node_name
+from rayka.protocol.caller import Answer, Call
+from rayka.sim.loop import VirtualLoop
+from rayka.sim.process import Process
+from rayka.sim.run_options import SimOptions
+from rayka.sim.trace import Trace
+from rayka.sim.world.exchange import Endpoint, Exchange
+from rayka.sim.world.links import Link, Links
+from rayka.sim.world.pipe import STALLED_US, Kind, Pair, Pipe
+from rayka.transport.greeting import LaneOffer
+from rayka.transport.lane import takes
+from rayka.transport.lanes import Lanes, Node
+
+_REFUSED_SHARE = 0.1  # of the attempts to open a lane that can be opened
+
+
+class SimLanes:
+    """All direct lanes of one simulation. `counts` says what became of them and of their calls."""
+
+    def __init__(self, loop: VirtualLoop, options: SimOptions, trace: Trace, links: Links) -> None:
+        self.loop = loop
+        self.links = links
+        self.context = Context()  # messages on their way belong to no process
+        self.breaks = options.lanes.breaks
+        self.counts: dict[str, int] = dict.fromkeys(("opened", "refused", "ended", "calls", "cut off"), 0)
+        self.endpoints: dict[int, Endpoint] = {}
+        self.deliver: Callable[[Endpoint, Exchange], None] = lambda endpoint, exchange: None
+        self.trace = trace
+        self._options = options
+        self._pairs: dict[Link, Pair] = {}
+        self._of: dict[Process, Lanes] = {}
+        self._open_lanes: dict[SimLane, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<SimLanes {list(self._open_lanes)}>"
+
+    def say(self, pair: Pair, what: str) -> None:
+        """A line in the trace."""
+        self.trace.add(pair.there[0], "lane", f"{pair} {what}")
+
+    def lane_of(self, caller: Process, call: Call) -> "SimLane | None":
+        """The lane that this call takes; None: it goes by Ray, and a lane is opened where there can be one."""
+        if not self._options.lanes.share or not takes(call):
+            return None
+        pair = self._pair(caller.node_id, call.node_id)
+        if pair.kind is Kind.NOT_WANTED:
+            return None
+        lanes = self._of.get(caller)
+        if lanes is None:
+            lanes = self._of[caller] = Lanes(lambda node_id, offer: self._open(caller, node_id, offer))
+        lane = lanes.get(None, Node("sim", call.node_id), partial(self._ask, pair))
+        assert lane is None or isinstance(lane, SimLane)
+        return lane
+
+    def on_node_gone(self, endpoint: Endpoint, *, is_silent: bool) -> None:
+        """The node's process has ended: its sockets close, unless the whole machine is gone."""
+        for lane in [each for each in self._open_lanes if each.endpoint is endpoint]:
+            lane.on_node_gone(is_silent=is_silent)
+
+    def on_caller_gone(self, caller: Process) -> None:
+        """A process that has ended has no lanes any more."""
+        lanes = self._of.pop(caller, None)
+        if lanes is not None:
+            lanes.close()
+
+    def on_ended(self, lane: "SimLane", cause: str, cut_off: int) -> None:
+        """A lane's calls have failed."""
+        self._open_lanes.pop(lane, None)
+        self.counts["ended"] += 1
+        self.counts["cut off"] += cut_off
+        self.say(lane.pair, f"ended with {cut_off} calls on their way: {cause}")
+
+    # ---- Opening -----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, pair: Pair) -> LaneOffer:
+        """The remote method `open_lane`; calls go by Ray meanwhile."""
+        options = self._options
+        await asyncio.sleep(
+            2 * (options.latency_ms + pair.random.expovariate(1.0) * options.jitter_ms) / 1000
+        )
+        endpoint = self._endpoint(pair)
+        ticket = f"{endpoint.process.incarnation}".encode()
+        return LaneOffer("", "", 0, b"" if pair.kind is Kind.NOT_SERVED else ticket)
+
+    async def _open(self, caller: Process, node_id: int, offer: LaneOffer) -> "SimLane":
+        """Connects, shows the ticket and is welcome."""
+        pair = self._pair(caller.node_id, node_id)
+        await asyncio.sleep((pair.delay_us() + pair.delay_us()) / 1e6)
+        endpoint = self._endpoint(pair)
+        is_valid = offer.ticket == f"{endpoint.process.incarnation}".encode()
+        if pair.kind is Kind.UNREACHABLE or not is_valid or pair.random.random() < _REFUSED_SHARE:
+            raise self._refused(pair)
+        lane = SimLane(self, pair, caller, endpoint)
+        self._open_lanes[lane] = None
+        self.counts["opened"] += 1
+        self.say(pair, "is open")
+        return lane
+
+    def _endpoint(self, pair: Pair) -> Endpoint:
+        endpoint = self.endpoints.get(pair.node_id)
+        if endpoint is None or self.links.is_cut(pair.there) or self.links.is_cut(pair.back):
+            raise self._refused(pair)
+        return endpoint
+
+    def _refused(self, pair: Pair) -> NetworkException:
+        self.counts["refused"] += 1
+        self.say(pair, "cannot be opened")
+        return NetworkException(f"{node_name(pair.node_id)} has no lane for this process")
+
+    def _pair(self, caller_id: int, node_id: int) -> Pair:
+        pair = self._pairs.get((caller_id, node_id))
+        if pair is None:
+            pair = self._pairs[caller_id, node_id] = Pair(self._options, caller_id, node_id)
+        return pair
+
+
+class SimLane:
+    """One lane, both of its ends: as `rayka.transport.lane.Lane` to its caller."""
+
+    def __init__(self, lanes: SimLanes, pair: Pair, caller: Process, endpoint: Endpoint) -> None:
+        self.pair = pair
+        self.endpoint = endpoint
+        self._lanes = lanes
+        self._caller = caller
+        self._waiting: dict[Exchange, None] = {}
+        self._end = ""
+        self._has_node_ended = False
+        self._there = Pipe(lanes.loop, lanes.links, pair, is_back=False, on_stalled=self._on_stalled)
+        self._back = Pipe(lanes.loop, lanes.links, pair, is_back=True, on_stalled=self._on_stalled)
+
+    def __repr__(self) -> str:
+        return f"<SimLane {self.pair} waiting={len(self._waiting)} {self._end or 'open'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its caller may send calls."""
+        return not self._end
+
+    async def send(self, call: Call) -> Answer:
+        """The node's answer; the call is sent before anything is awaited. Raises NetworkException."""
+        lanes, random = self._lanes, self.pair.random
+        exchange = Exchange(self._caller, call, lanes.loop.create_future(), self, " by lane")
+        if self._end:
+            exchange.fail(self._end)
+            return await exchange.answer
+        lanes.trace.add(self._caller.node_id, "send", f"{exchange.text} {len(call.request.body)} bytes")
+        lanes.counts["calls"] += 1
+        self._waiting[exchange] = None
+        self._there.put(self._deliver, exchange)
+        if random.random() < lanes.breaks:
+            self._break_soon()
+        try:
+            return await exchange.answer
+        finally:
+            self._waiting.pop(exchange, None)
+
+    def answer(self, exchange: Exchange, answer: Answer) -> None:
+        """The node has answered; whether anything waits for it is seen at the caller's end."""
+        if not self._has_node_ended and not self._end:
+            self._back.put(self._on_answer, exchange, answer)
+
+    def close(self) -> None:
+        """The caller ends it."""
+        self._end_here("it was closed on this side")
+
+    def abandon(self) -> None:
+        raise AssertionError("no process of a simulation forks")
+
+    def on_node_gone(self, *, is_silent: bool) -> None:
+        """The node's process has ended. A machine that is gone does not say so, and is noticed within seconds."""
+        if is_silent:
+            self._has_node_ended = True
+            self._there.stop()
+            self._back.stop()
+            self._later(int(self.pair.random.uniform(0.1, 1.0) * STALLED_US), self._end_here, "no sign of it")
+        else:
+            self._end_there("its process ended")
+
+    # ---- Messages ----------------------------------------------------------------------------------------------------
+
+    def _deliver(self, exchange: Exchange) -> None:
+        now_there = self._lanes.endpoints.get(self.pair.node_id)
+        if now_there is self.endpoint:
+            self._lanes.deliver(self.endpoint, exchange)
+        elif now_there is not None:  # a process that has begun since knows nothing of this lane
+            self._back.put(self._end_here, "it was reset")
+
+    def _on_answer(self, exchange: Exchange, answer: Answer) -> None:
+        if exchange.is_awaited():
+            self._lanes.trace.add(self._caller.node_id, "answered", exchange.text)
+            exchange.answer.set_result(answer)
+
+    # ---- Ends --------------------------------------------------------------------------------------------------------
+
+    def _break_soon(self) -> None:
+        """Perhaps before the call arrives, perhaps while it is executed, perhaps while its answer is on its way."""
+        random = self.pair.random
+        end = random.choice((self._end_here, self._end_there))
+        self._later(int(random.random() * 4 * self.pair.delay_us()), end, "it broke")
+
+    def _later(self, delay_us: int, end: Callable[[str], None], cause: str) -> None:
+        loop = self._lanes.loop
+        loop.call_at_us(loop.now_us + delay_us, end, cause, context=self._lanes.context)
+
+    def _on_stalled(self) -> None:
+        self._has_node_ended = True
+        self._there.stop()
+        self._end_here("nothing was taken for a while")
+
+    def _end_here(self, cause: str) -> None:
+        """The caller's end closes: its calls fail now; a part of what it sent may arrive yet."""
+        if self._end:
+            return
+        self._end = cause
+        self._there.cut_short()
+        self._back.stop()
+        self._fail_all()
+
+    def _end_there(self, cause: str) -> None:
+        """The node's end closes: nothing arrives there any more; the caller learns it after the answers before it."""
+        if not self._has_node_ended:
+            self._has_node_ended = True
+            self._there.stop()
+            self._back.cut_short()
+            self._back.put(self._end_here, cause)
+
+    def _fail_all(self) -> None:
+        cut_off = [each for each in self._waiting if each.is_awaited()]
+        self._lanes.on_ended(self, self._end, len(cut_off))
+        for exchange in cut_off:
+            self._lanes.trace.add(self._caller.node_id, "broken", f"{exchange.text}: {self._end}")
+            exchange.fail(f"the lane ended: {self._end}")
