@@ -20,6 +20,7 @@ from rayka.cli.demo_places import demo_cluster, demo_directory, demo_ray
 from rayka.cli.narrator import Narrator, Step
 from rayka.cli.output import Count, print_json, print_table
 from rayka.errors import UnavailableError
+from rayka.options import Transport
 from rayka.spark.session import require_spark
 from rayka_demo.delays import demo_spark, query
 from rayka_demo.flights import (
@@ -68,7 +69,7 @@ class Outcome(msgspec.Struct):
         return bool(self.spark_skipped) or self.delays_from_spark == self.delays_from_csv
 
 
-def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
+def run_demo(*, keep: bool, with_spark: bool, as_json: bool, transport: Transport = "auto") -> bool:
     """Runs the demo and tells it on standard output; whether everything came out as it went in."""
     _clean_up_on_sigterm()
     narrator = Narrator(Console(quiet=as_json))
@@ -77,7 +78,7 @@ def run_demo(*, keep: bool, with_spark: bool, as_json: bool) -> bool:
     if outcome.spark_skipped and with_spark:
         narrator.say(f"Without Spark: {outcome.spark_skipped}")
     with ExitStack() as stack:
-        data_dir = _run(narrator, outcome, stack, keep=keep)
+        data_dir = _run(narrator, outcome, stack, transport, keep=keep)
         if keep:
             stack.close()
         else:
@@ -106,7 +107,7 @@ def _why_no_spark(with_spark: bool) -> str:
     return ""
 
 
-def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) -> str:
+def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, transport: Transport, *, keep: bool) -> str:
     with _timed(narrator, outcome, "Reading the flights of 2013") as step:
         flights = load_flights()
         records = flight_records(flights)
@@ -118,7 +119,7 @@ def _run(narrator: Narrator, outcome: Outcome, stack: ExitStack, *, keep: bool) 
         step.detail = stack.enter_context(demo_ray(directory, keep=keep))
     _clean_up_on_sigterm()  # again: Ray puts a handler of its own there, which aborts
     with _timed(narrator, outcome, "Starting a cluster") as step:
-        cluster = stack.enter_context(demo_cluster(outcome.cluster, directory, keep=keep))
+        cluster = stack.enter_context(demo_cluster(outcome.cluster, directory, transport, keep=keep))
         step.detail = f"{cluster.name!r} in {directory}"
     _publish(narrator, outcome, cluster, records)
     _consume(narrator, outcome, cluster, size_bytes=records.nbytes)

@@ -1,6 +1,10 @@
 """`rayka demo`: the command. What it does is in `rayka_demo.story`, imported late so that `--help` answers at once."""
 
+from typing import get_args
+
 import click
+
+from rayka.options import Transport
 
 
 @click.command()
@@ -11,7 +15,13 @@ import click
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the outcome as one JSON object and nothing else."
 )
-def demo(keep: bool, no_spark: bool, as_json: bool) -> int:
+@click.option(
+    "--transport",
+    type=click.Choice(get_args(Transport)),
+    default="auto",
+    help="Whether hot calls take direct lanes, or all go by Ray.",
+)
+def demo(keep: bool, no_spark: bool, as_json: bool, transport: Transport) -> int:
     """Send 336,776 real flights through a topic, read them back, and analyse them with Spark.
 
     Uses the running Ray or starts one, makes a cluster of three brokers in a temporary directory, publishes the flights
@@ -23,4 +33,4 @@ def demo(keep: bool, no_spark: bool, as_json: bool) -> int:
     find_flights("demo" if no_spark else "demo,spark")
     from rayka_demo.story import run_demo
 
-    return 0 if run_demo(keep=keep, with_spark=not no_spark, as_json=as_json) else 1
+    return 0 if run_demo(keep=keep, with_spark=not no_spark, as_json=as_json, transport=transport) else 1

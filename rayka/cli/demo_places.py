@@ -13,6 +13,7 @@ from rayka.actors import ray_connection, ray_process
 from rayka.cli.cluster_commands import end_ray, ensure_ray
 from rayka.cluster import Cluster
 from rayka.errors import RaykaError
+from rayka.options import Transport
 
 BROKER_COUNT = 3
 
@@ -51,7 +52,7 @@ def demo_ray(directory: str, *, keep: bool) -> Iterator[str]:
 
 
 @contextmanager
-def demo_cluster(name: str, directory: str, *, keep: bool) -> Iterator[Cluster]:
+def demo_cluster(name: str, directory: str, transport: Transport, *, keep: bool) -> Iterator[Cluster]:
     """A cluster of that name with its data in the directory: three brokers, so that one may be killed, and one
     controller, which is up sooner than three. Raises ClusterExists when there is one already.
     """
@@ -59,6 +60,7 @@ def demo_cluster(name: str, directory: str, *, keep: bool) -> Iterator[Cluster]:
         name=name,
         brokers=BROKER_COUNT,
         data_dir=directory,
+        transport=transport,
         config={"default.replication.factor": BROKER_COUNT, "min.insync.replicas": BROKER_COUNT - 1},
     )
     try:

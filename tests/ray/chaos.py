@@ -1,15 +1,17 @@
 """Kills brokers, controllers and whole Ray nodes at random while producers and consumers run; then looks what is left.
 
-    python -m tests.ray.chaos --minutes 10 --seed 7
+    python -m tests.ray.chaos --minutes 10 --seed 7 --transport ray
 
 Six nodes of a cluster (three brokers, three controllers) live on three Ray nodes, with three replicas of everything and
-Kafka's timeouts. In the end every acknowledged record must be read exactly at its offset, none twice, those of a key in
-their order, and nothing that a consumer read meanwhile may have changed. Exit code 1 when something is wrong.
+Kafka's timeouts. With the transport `auto`, direct lanes are cut off at brokers and under clients, too. In the end
+every acknowledged record must be read exactly at its offset, none twice, those of a key in their order, and nothing
+that a consumer read meanwhile may have changed. Exit code 1 when something is wrong.
 """
 
 import argparse
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -18,12 +20,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import get_args
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
+import ray
+
 import rayka
+from rayka.actors.names import actor_name
 from rayka.cluster import Cluster
 from rayka.ids import Role
+from rayka.options import Transport
+from tests.ray.lane_sockets import cut_at_node, cut_one
 from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.sender import Sender
 from tests.ray.support import kill
@@ -35,6 +43,8 @@ TOPICS = ("first", "second")  # a producer for each
 _PAUSE_S = 0.004
 _HEAL_S = 180
 _WEIGHTS = {"broker": 5, "controller": 3, "machine": 2}
+_CUT = "lanes"  # a kind of fault where there are any
+_CUT_WEIGHT, _CUTS = 4, 8
 
 
 class Reader(threading.Thread):
@@ -80,12 +90,19 @@ class Chaos:
     """One run on a cluster that is up."""
 
     def __init__(
-        self, cluster: Cluster, machines: Machines, random: Random, say: Callable[[str], None]
+        self,
+        cluster: Cluster,
+        machines: Machines,
+        random: Random,
+        say: Callable[[str], None],
+        *,
+        has_lanes: bool,
     ) -> None:
         self._cluster = cluster
         self._machines = machines
         self._random = random
         self._say = say
+        self._weights = _WEIGHTS | ({_CUT: _CUT_WEIGHT} if has_lanes else {})
         self._return_at: float | None = None
         self._began = time.monotonic()
         self.outcome = Outcome()
@@ -106,11 +123,11 @@ class Chaos:
 
     def _kinds(self) -> Iterator[str]:
         """Each kind once in the beginning, so that a short run has all of them."""
-        first = list(_WEIGHTS)
+        first = list(self._weights)
         self._random.shuffle(first)
         yield from first
         while True:
-            yield self._random.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+            yield self._random.choices(list(self._weights), list(self._weights.values()))[0]
 
     def _fault(self, kind: str) -> None:
         if kind == "machine" and self._return_at is None:
@@ -122,6 +139,9 @@ class Chaos:
             self._return_at = time.monotonic() + self._random.uniform(5, 25)
             self._note("machine", f"Ray node {ray_node_id[:6]} with nodes {lost}")
             return
+        if kind == _CUT:
+            self._cut_lanes()
+            return
         role = Role.CONTROLLER if kind == "controller" else Role.BROKER
         nodes = [each for each in self._cluster.describe().nodes if role in each.roles and each.pid]
         if nodes:
@@ -132,9 +152,22 @@ class Chaos:
                 return
             self._note(role.value, f"process {chosen.pid} of {chosen.actor_name}")
 
+    def _cut_lanes(self) -> None:
+        """Of a broker, and of the clients of this process."""
+        brokers = [each.node_id for each in self._cluster.describe().nodes if Role.BROKER in each.roles]
+        node_id = self._random.choice(brokers)
+        count = sum(cut_one(socket.socket.getpeername, self._random) for _ in range(_CUTS))
+        try:
+            there = sum(
+                cut_at_node(self._cluster, node_id, self._random.getrandbits(32)) for _ in range(_CUTS)
+            )
+        except (ray.exceptions.RayError, ValueError):
+            there = 0  # it is down just now
+        self._note(_CUT, f"{count} of clients, {there} at {actor_name(self._cluster.name, node_id)}")
+
     def _note(self, kind: str, text: str) -> None:
         self.outcome.faults.append((kind, time.monotonic()))
-        self._say(f"{time.monotonic() - self._began:6.1f} s  killed {kind:10} {text}")
+        self._say(f"{time.monotonic() - self._began:6.1f} s  {kind:10} {text}")
 
     def _maybe_return(self) -> None:
         if self._return_at is not None and time.monotonic() >= self._return_at:
@@ -166,18 +199,25 @@ class Chaos:
             self.outcome.problems.append(f"nodes live on Ray nodes that are gone: {astray}")
 
 
-def run(seconds: float, seed: int, say: Callable[[str], None] = print) -> Outcome:
+def run(
+    seconds: float, seed: int, say: Callable[[str], None] = print, *, transport: Transport = "auto"
+) -> Outcome:
     """A cluster, its clients, and faults for so many seconds; leaves nothing running."""
     data_dir = tempfile.mkdtemp(prefix="chaos-")
     try:
         with connected_ray(head_cpus=0) as rays:
-            return _run_on(Machines(rays, MACHINES), data_dir, seconds, seed, say)
+            return _run_on(Machines(rays, MACHINES), data_dir, seconds, seed, say, transport)
     finally:
         shutil.rmtree(data_dir, ignore_errors=True)  # what was killed may still write there
 
 
 def _run_on(
-    machines: Machines, data_dir: str, seconds: float, seed: int, say: Callable[[str], None]
+    machines: Machines,
+    data_dir: str,
+    seconds: float,
+    seed: int,
+    say: Callable[[str], None],
+    transport: Transport,
 ) -> Outcome:
     cluster = Cluster.start(
         name="chaos",
@@ -185,13 +225,15 @@ def _run_on(
         controllers=MACHINES,
         resources=ON_MACHINES,
         data_dir=data_dir,
+        transport=transport,
         config={"default.replication.factor": MACHINES, "min.insync.replicas": 2},
     )
     say(f"seed {seed}: nodes on Ray nodes { ({each: home[:6] for each, home in homes(cluster).items()}) }")
     with rayka.Admin(cluster=cluster) as admin:
         for topic in TOPICS:
             admin.create_topic(topic, partitions=PARTITIONS)
-    outcome = _run_clients(Chaos(cluster, machines, Random(seed), say), cluster, seconds)
+    chaos = Chaos(cluster, machines, Random(seed), say, has_lanes=transport == "auto")
+    outcome = _run_clients(chaos, cluster, seconds)
     cluster.stop()
     return outcome
 
@@ -244,10 +286,10 @@ def table(outcome: Outcome, seconds: float) -> str:
     """What a person reads."""
     counts = Counter(kind for kind, _ in outcome.faults)
     lines = [
-        f"| killed in {seconds / 60:g} min | times | longest pause of writing, median | worst |",
+        f"| killed or cut off in {seconds / 60:g} min | times | longest pause of writing, median | worst |",
         "|---|---|---|---|",
     ]
-    for kind in _WEIGHTS:
+    for kind in (*_WEIGHTS, _CUT):
         gaps = sorted(outcome.gaps_s.get(kind, [0.0]))
         lines.append(f"| {kind} | {counts[kind]} | {gaps[len(gaps) // 2]:.2f} s | {gaps[-1]:.2f} s |")
     lines += [
@@ -265,9 +307,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--transport", choices=get_args(Transport), default="auto")
     arguments = parser.parse_args()
     seed = Random().getrandbits(32) if arguments.seed is None else arguments.seed
-    outcome = run(arguments.minutes * 60, seed, lambda text: print(text, flush=True))
+    outcome = run(
+        arguments.minutes * 60, seed, lambda text: print(text, flush=True), transport=arguments.transport
+    )
     print(table(outcome, arguments.minutes * 60))
     return 1 if outcome.problems else 0
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.ray, pytest.mark.lane, pytest.mark.timeout(480)]
 _TIMEOUT_S = 420
 
 
@@ -25,6 +25,8 @@ def test_a_minute_of_chaos_loses_nothing_and_ends_whole(environment: dict[str, s
     killed = {
         kind: int(times) for kind, times in re.findall(r"^\| (\w+) \| (\d+) \|", done.stdout, re.MULTILINE)
     }
-    assert all(killed[kind] >= 1 for kind in ("broker", "controller", "machine")), "every kind of fault"
+    assert all(killed[kind] >= 1 for kind in ("broker", "controller", "machine", "lanes")), (
+        "every kind of fault"
+    )
     assert "came back as Ray node" in done.stdout
     assert "Every acknowledged record is where it was acknowledged" in done.stdout

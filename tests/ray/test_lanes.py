@@ -1,119 +1,244 @@
 """Direct lanes between real processes: used for hot calls, cut at random, and done without."""
 
-import asyncio
-import random
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from threading import Event
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import ray
 
 import rayka
-from rayka import Admin, Producer
-from rayka.actors import launch
-from rayka.client import io_thread
 from rayka.cluster import Cluster
-from rayka.protocol.wire import decode
-from rayka.transport.greeting import LaneOffer
-from rayka.transport.lane import Lane
-from rayka.transport.lanes import Node, lanes_of_this_loop
+from rayka.options import Transport
+from rayka.spark.source import RangePartition, RaykaReader
+from rayka.spark.source_options import ReadOptions
+from rayka.transport.stream import End
+from tests.ray.lane_sockets import (
+    calls_by_ray,
+    connected_to,
+    cut_at_node,
+    cut_here,
+    ends,
+    offered,
+)
+from tests.ray.sender import Sender
 from tests.ray.support import kill, pid_of, running, wait_until
 
-pytestmark = pytest.mark.lane
-CUTS, ROUND = 8, 1_000
+pytestmark = [pytest.mark.lane, pytest.mark.ray]
+BROKERS = (1, 2, 3)
+CONFIG = {"default.replication.factor": 3, "min.insync.replicas": 2}
+ONLY_DIRECT = pytest.mark.parametrize("lanes", ["auto"], indirect=True)
+ROUNDS, LARGE = 3, b"x" * 900_000
 
 
-def lane_to(cluster: Cluster, node_id: int) -> Lane | None:
-    """The open lane of this process's clients to a node."""
+@dataclass(frozen=True)
+class Lanes:
+    """A cluster of three brokers, and its transport."""
 
-    async def find() -> Lane | None:
-        lane = lanes_of_this_loop()._lanes.get(Node(cluster.name, node_id))
-        return lane if lane is not None and lane.is_open else None
+    cluster: Cluster
+    transport: Transport
 
-    return io_thread.run(find(), 10)
+
+@pytest.fixture(scope="module", params=["auto", "ray"])
+def lanes(
+    ray_address: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Lanes]:
+    directory = str(tmp_path_factory.mktemp("lanes"))
+    name = f"lanes-{request.param}"
+    with Cluster.start(
+        name=name, brokers=3, data_dir=directory, config=CONFIG, transport=request.param
+    ) as cluster:
+        yield Lanes(cluster, request.param)
 
 
 @contextmanager
-def cut_at_random(cluster: Cluster, seed: int) -> Iterator[list[Lane]]:
-    """Meanwhile the lanes of this process's clients are cut, a random one every few milliseconds; gives those cut."""
-    cut: list[Lane] = []
-    is_over = Event()
+def cut_at_random(lanes: Lanes, seed: int) -> Iterator[list[int]]:
+    """Meanwhile clients' lanes are cut in this process, and those of clients and followers at the brokers.
 
-    async def cut_lanes() -> None:
-        chance = random.Random(seed)
-        while not is_over.is_set():
-            await asyncio.sleep(chance.uniform(0.0, 0.05))
-            lanes = [
-                each
-                for node, each in lanes_of_this_loop()._lanes.items()
-                if node.cluster_name == cluster.name
-            ]
-            for lane in chance.sample(lanes, min(1, len(lanes))):
-                if lane.is_open:
-                    lane.close()
-                    cut.append(lane)
+    Gives how many of the latter, in a list.
+    """
+    is_over, at_nodes = threading.Event(), [0]
+    with ThreadPoolExecutor(2) as pool:
+        here = pool.submit(cut_here, is_over, seed)
 
-    task = asyncio.run_coroutine_threadsafe(cut_lanes(), io_thread.loop())
+        def cut_there() -> None:
+            number = seed
+            while not is_over.is_set():
+                number += 1
+                at_nodes[0] += cut_at_node(lanes.cluster, BROKERS[number % len(BROKERS)], number)
+
+        there = pool.submit(cut_there)
+        try:
+            yield at_nodes
+        finally:
+            is_over.set()
+            count = here.result(30)
+            there.result(60)
+    assert (count > 0) == (at_nodes[0] > 0) == (lanes.transport == "auto")
+
+
+def topic_of(cluster: Cluster, name: str, partitions: int = 1) -> str:
+    with rayka.Admin(cluster) as admin:
+        admin.create_topic(name, partitions=partitions)
+    return name
+
+
+def leader_of(cluster: Cluster, topic: str) -> int:
+    with rayka.Admin(cluster) as admin:
+        return int(admin.describe_topic(topic).partitions[0].leader_id)
+
+
+# ---- With lanes and without ----------------------------------------------------------------------------------------
+
+
+def test_lanes_that_are_cut_at_both_ends_while_records_are_sent_and_read_leave_each_once_and_in_order(
+    lanes: Lanes,
+) -> None:
+    topic = topic_of(lanes.cluster, "cut", partitions=3)
+    sender = Sender(lanes.cluster, topic)
+    read: dict[int, list[int]] = {}
+    with cut_at_random(lanes, 1):
+        sender.start()
+        with rayka.Consumer(
+            topic, cluster=lanes.cluster, auto_offset_reset="earliest", local_reads=False
+        ) as consumer:
+            for _ in range(ROUNDS):
+                sender.await_acknowledged(500)
+                for record in consumer.poll(timeout_ms=500, max_records=100_000):
+                    read.setdefault(record.partition, []).append(record.offset)
+            sender.stop()
+            while sum(map(len, read.values())) < len(sender.acknowledged):
+                for record in consumer.poll(timeout_ms=500, max_records=100_000):
+                    read.setdefault(record.partition, []).append(record.offset)
+    records = sender.check()
+    assert len(records) == len(sender.acknowledged)
+    assert all(offsets == list(range(len(offsets))) for offsets in read.values())
+
+
+def test_a_broker_that_is_killed_is_found_again_and_nothing_is_lost(lanes: Lanes) -> None:
+    topic = topic_of(lanes.cluster, "killed")
+    sender = Sender(lanes.cluster, topic, pause_s=0.002)
+    sender.start()
     try:
-        yield cut
+        sender.await_acknowledged(100)
+        kill(pid_of(lanes.cluster, leader_of(lanes.cluster, topic)))
+        sender.await_acknowledged(300)
     finally:
-        is_over.set()
-        task.result(30)
+        sender.stop()
+    running(lanes.cluster)
+    sender.check()
 
 
-def test_clients_use_a_lane_and_find_the_next_process_by_ray_when_it_ends(cluster: Cluster) -> None:
-    with Admin(cluster) as admin:
-        admin.create_topic("hot")
-    with Producer(cluster) as producer:
-        acknowledged = 0
+def test_a_client_beside_one_with_the_other_transport_is_not_disturbed(lanes: Lanes) -> None:
+    topic = topic_of(lanes.cluster, "both")
+    leader = leader_of(lanes.cluster, topic)
+    with (
+        rayka.Producer(lanes.cluster) as auto,
+        rayka.Producer(lanes.cluster, transport="ray") as by_ray,
+    ):
+        offset = 0
 
-        def has_lane_after_sending(but: Lane | None = None) -> bool:
-            nonlocal acknowledged
-            assert producer.send("hot", b"%d" % acknowledged).result(60).offset == acknowledged
-            acknowledged += 1
-            return lane_to(cluster, 1) not in (None, but)
+        def send(producer: rayka.Producer) -> None:
+            nonlocal offset
+            assert producer.send(topic, b"x").result(60).offset == offset
+            offset += 1
 
-        wait_until(has_lane_after_sending)
-        first = lane_to(cluster, 1)
-        kill(pid_of(cluster, 1))
-        wait_until(lambda: has_lane_after_sending(but=first))
-    running(cluster)
-    values = [each.value for each in rayka.read("hot", cluster=cluster)]
-    assert values == [b"%d" % number for number in range(acknowledged)]
+        def is_direct() -> bool:
+            send(auto)
+            return connected_to(lanes.cluster, leader) == 1
+
+        if lanes.transport == "auto":
+            wait_until(is_direct)
+        before = calls_by_ray(lanes.cluster, leader).get("produce", 0)
+        for _ in range(20):
+            send(by_ray)
+            send(auto)
+        carried = calls_by_ray(lanes.cluster, leader)["produce"] - before
+        assert carried == (20 if lanes.transport == "auto" else 40)
+    assert len(list(rayka.read(topic, cluster=lanes.cluster, transport="ray"))) == offset
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_lanes_that_are_cut_while_records_are_sent_and_read_leave_each_record_once_and_in_order(
-    cluster: Cluster, seed: int
+def test_with_the_transport_ray_nothing_listens(lanes: Lanes) -> None:
+    offer = offered(lanes.cluster, 1)
+    assert (bool(offer.ticket), bool(offer.port)) == ((lanes.transport == "auto"),) * 2
+
+
+# ---- With lanes ----------------------------------------------------------------------------------------------------
+
+
+@ONLY_DIRECT
+def test_a_frame_that_is_cut_in_the_middle_is_counted_and_its_records_arrive_once(lanes: Lanes) -> None:
+    direct = lanes.cluster
+    topic = topic_of(direct, "half")
+    leader = leader_of(direct, topic)
+    with rayka.Producer(direct, linger_ms=0) as producer, cut_at_random(lanes, 7):
+        sent = 0
+
+        def is_half_a_frame_counted() -> bool:
+            nonlocal sent
+            futures = [producer.send(topic, LARGE) for _ in range(20)]
+            assert [each.result(60).offset for each in futures] == list(range(sent, sent + 20))
+            sent += 20
+            return ends(direct, leader).get(End.HALF_A_FRAME, 0) > 0
+
+        wait_until(is_half_a_frame_counted)
+    assert sum(1 for _ in rayka.read(topic, cluster=direct)) == sent
+
+
+def sends_by_ray(cluster: Cluster, topic: str) -> int:
+    """Produces until there is a lane, and then twenty records: how many of these went by Ray."""
+    leader = leader_of(cluster, topic)
+    with rayka.Producer(cluster) as producer:
+
+        def is_direct() -> bool:
+            producer.send(topic, b"first").result(60)
+            return connected_to(cluster, leader) == 1
+
+        wait_until(is_direct)
+        before = calls_by_ray(cluster, leader).get("produce", 0)
+        for number in range(20):
+            producer.send(topic, b"%d" % number).result(60)
+        return calls_by_ray(cluster, leader).get("produce", 0) - before
+
+
+@ONLY_DIRECT
+def test_the_clients_of_a_ray_task_and_of_an_actor_use_lanes(lanes: Lanes) -> None:
+    name = lanes.cluster.name
+    topic = topic_of(lanes.cluster, "tasks")
+
+    @ray.remote
+    def task() -> int:
+        return sends_by_ray(Cluster.connect(name), topic)
+
+    @ray.remote
+    class Actor:
+        def send(self) -> int:
+            return sends_by_ray(Cluster.connect(name), topic)
+
+    actor: Any = Actor.remote()  # type: ignore[attr-defined]
+    assert ray.get([task.remote(), actor.send.remote()], timeout=60) == [0, 0]
+
+
+@ONLY_DIRECT
+@pytest.mark.parametrize("transport", ["auto", "ray"])
+def test_what_a_task_of_spark_reads_of_another_machines_broker_comes_by_the_lane(
+    lanes: Lanes, ray_address: str, transport: str
 ) -> None:
-    topic = f"cut-{seed}"
-    with Admin(cluster) as admin:
-        admin.create_topic(topic)
-    with cut_at_random(cluster, seed) as cut:
-        with Producer(cluster, linger_ms=0, batch_size=2_000) as producer:
-            sent = 0
-            while len(cut) < CUTS:
-                futures = [producer.send(topic, b"%d" % number) for number in range(sent, sent + ROUND)]
-                assert [each.result(60).offset for each in futures] == list(range(sent, sent + ROUND))
-                sent += ROUND
-        cut.clear()
-        read: list[int] = []
-        while len(cut) < CUTS:
-            records = rayka.read(topic, cluster=cluster, local_reads=False)
-            read = [int(each.value or b"") for each in records]
-            assert read == list(range(sent))
-
-
-def test_with_the_transport_ray_nothing_listens_and_everything_works(
-    start: Callable[..., Cluster], tmp_path: Path
-) -> None:
-    cluster = start(data_dir=str(tmp_path), transport="ray")
-    offer = ray.get(launch.find(cluster.name, 1).open_lane.remote())
-    assert decode(LaneOffer, offer).ticket == b""
-    with Admin(cluster) as admin:
-        admin.create_topic("cold")
-    with Producer(cluster) as producer:
-        assert producer.send("cold", b"x").result(60).offset == 0
-    assert lane_to(cluster, 1) is None
+    direct = lanes.cluster
+    topic = topic_of(direct, f"spark-{transport}")
+    assert sends_by_ray(direct, topic) == 0
+    leader = leader_of(direct, topic)
+    options = ReadOptions.parse({"subscribe": topic, "cluster": direct.name, "transport": transport})
+    reader = RaykaReader(options, ray_address, 1)
+    before = calls_by_ray(direct, leader).get("fetch", 0)
+    rows = sum(
+        batch.num_rows
+        for each in reader.partitions()
+        for batch in reader.read(RangePartition(each.offsets, ()))  # type: ignore[attr-defined]
+    )
+    carried = calls_by_ray(direct, leader).get("fetch", 0) - before
+    assert rows >= 20
+    assert (carried > 0) == (transport == "ray")

@@ -54,7 +54,7 @@ def test_the_demo_gets_out_what_it_put_in(demo):
 
 
 def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
-    process = demo("--no-spark")
+    process = demo("--no-spark", "--transport", "ray")
     for line in process.stdout:
         if line.startswith("Starting a cluster"):
             directory = Path(line.split()[-3])

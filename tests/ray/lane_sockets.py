@@ -1,0 +1,131 @@
+"""The sockets of direct lanes as the operating system shows them: found, cut off, and counted, in any process.
+
+A cut is a `shutdown` of the socket under the code that uses it: what was half sent stays half sent.
+"""
+
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
+from typing import Any
+
+import ray
+from ray import cloudpickle
+
+from rayka.actors import launch
+from rayka.cluster import Cluster
+from rayka.protocol.wire import decode
+from rayka.transport.greeting import LaneOffer
+
+_SERVED = b"\0rayka-"
+_PAUSE_S_MAX = 0.05
+# Actors have no tests to import.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def lane_sockets(side: Callable[[socket.socket], Any], name: bytes = _SERVED) -> list[socket.socket]:
+    """Copies of this process's sockets of lanes on this machine, by the name that `side` of them has."""
+    found, seen = [], set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{number}")
+            if target.startswith("socket:") and target not in seen:  # a copy may have a number of the list
+                seen.add(target)
+                each = socket.socket(fileno=os.dup(int(number)))
+                if _address(side, each).startswith(name):
+                    found.append(each)
+                else:
+                    each.close()
+    return found
+
+
+def _address(side: Callable[[socket.socket], Any], each: socket.socket) -> bytes:
+    with suppress(OSError):
+        address = side(each)
+        return address if isinstance(address, bytes) else b""
+    return b""
+
+
+def connected_to(cluster: Cluster, node_id: int) -> int:
+    """How many sockets of this process are lanes to a node."""
+    sockets = lane_sockets(socket.socket.getpeername, b"\0" + offered(cluster, node_id).local_name.encode())
+    for each in sockets:
+        each.close()
+    return len(sockets)
+
+
+def offered(cluster: Cluster, node_id: int) -> LaneOffer:
+    """Where a node serves its lane; a ticket goes to waste."""
+    return decode(LaneOffer, ray.get(launch.find(cluster.name, node_id).open_lane.remote(), timeout=30))
+
+
+def cut_one(side: Callable[[socket.socket], Any], chance: random.Random) -> int:
+    """Cuts one of the lanes of this process off; how many that are."""
+    sockets = lane_sockets(side)
+    connected = [each for each in sockets if _is_connected(each)]
+    chosen = chance.sample(connected, min(1, len(connected)))
+    for each in chosen:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+    for each in sockets:
+        each.close()
+    return len(chosen)
+
+
+def _is_connected(each: socket.socket) -> bool:
+    with suppress(OSError):
+        each.getpeername()
+        return True
+    return False
+
+
+def cut_here(is_over: Event, seed: int) -> int:
+    """Cuts lanes of this process's clients, one every few milliseconds, until it is over; how many."""
+    chance, count = random.Random(seed), 0
+    while not is_over.wait(chance.uniform(0.0, _PAUSE_S_MAX)):
+        count += cut_one(socket.socket.getpeername, chance)
+    return count
+
+
+def cut_at_node(cluster: Cluster, node_id: int, seed: int) -> int:
+    """Cuts one lane that a node serves, to a client or another node; how many that are."""
+
+    def cut(_: Any) -> int:
+        return cut_one(socket.socket.getsockname, random.Random(seed))
+
+    return in_actor(cluster, node_id, cut)
+
+
+def ends(cluster: Cluster, node_id: int) -> dict[str, int]:
+    """How often the node's server refused or ended a connection, by the reason."""
+
+    def look(actor: Any) -> dict[str, int]:
+        return dict(actor._shell._lanes.cut_off)
+
+    return in_actor(cluster, node_id, look)
+
+
+def calls_by_ray(cluster: Cluster, node_id: int) -> dict[str, int]:
+    """How many calls of each API the node's remote methods have carried since this was first asked."""
+
+    def count(actor: Any) -> dict[str, int]:
+        shell = actor._shell
+        if not hasattr(shell, "counts"):
+            shell.counts, handle = {}, shell.handle
+
+            async def counted(api_name: str, call: Any) -> Any:
+                shell.counts[api_name] = shell.counts.get(api_name, 0) + 1
+                return await handle(api_name, call)
+
+            shell.handle = counted
+        return dict(shell.counts)
+
+    return in_actor(cluster, node_id, count)
+
+
+def in_actor(cluster: Cluster, node_id: int, function: Callable[..., Any]) -> Any:
+    """What the function gives in the process of a node, on its event loop, of the node's actor."""
+    return ray.get(launch.find(cluster.name, node_id).__ray_call__.remote(function), timeout=30)
