@@ -29,7 +29,7 @@ from benchmarks.stage import WatchedCluster, cpu_seconds, local_ray, running_clu
 from rayka.options import Transport
 
 REPLICAS, MIN_ISR, PARTITIONS, MANY_PARTITIONS = 3, 2, 6, 48
-IN_FLIGHT, RATE = 200, 1_000
+IN_FLIGHT, RATE, KAFKA_PRODUCERS = 200, 1_000, 10
 TRANSPORTS: tuple[Transport, ...] = ("auto", "ray")
 LIMIT, KAFKA = "limit", "kafka"
 COPIES = "the same copies over plain asyncio sockets"
@@ -346,12 +346,13 @@ def _single_records(stage: _Stage) -> Iterator[Row]:
             rate_by_port, stage.clusters[transport], topic, in_flight=IN_FLIGHT, seconds_long=seconds_long
         ),
         lambda kafka: kafka.single_record_rate(
-            topic, 1000, in_flight=IN_FLIGHT, is_idempotent=False, seconds_long=seconds_long
+            topic, 1000, in_flight=IN_FLIGHT, producers=KAFKA_PRODUCERS, seconds_long=seconds_long
         ),
     )
     note = (
-        "by the network port, each request with one record of one partition, not idempotent; Kafka: not idempotent, "
-        f"batch.num.messages=1, linger 0, {IN_FLIGHT} unacknowledged, and as many requests in flight to a broker"
+        "by the network port, each request with one record of one partition, not idempotent, all over one connection "
+        f"to each broker; Kafka: {KAFKA_PRODUCERS} producers of one process share the {IN_FLIGHT} records, not "
+        "idempotent, batch.num.messages=1, linger 0, because its broker takes one request of a connection at a time"
     )
     settings = f"1 KB, {IN_FLIGHT} in flight, 3 replicas, acks=all, {PARTITIONS} partitions"
     yield from _rows(
@@ -386,7 +387,7 @@ def _single_records_of_a_producer(stage: _Stage) -> Iterator[Row]:
         lambda: stage.bare.call_rate(1000, in_flight=IN_FLIGHT, seconds_long=seconds_long),
         ours,
         lambda kafka: kafka.single_record_rate(
-            topic, 1000, in_flight=IN_FLIGHT, is_idempotent=True, seconds_long=seconds_long
+            topic, 1000, in_flight=IN_FLIGHT, producers=1, seconds_long=seconds_long
         ),
     )
     note = (
@@ -418,14 +419,11 @@ def _end_to_end(stage: _Stage) -> Iterator[Row]:
 
         return lambda: measure(partial(producer.send, topic), poll)
 
-    ends: list[Any] = []
+    ends = None if stage.kafka is None else stage.stack.enter_context(stage.kafka.both_ends(topic))
 
-    def theirs(kafka: Kafka) -> list[float]:
-        if not ends:
-            ends.extend(kafka.both_ends(topic))
-        return measure(*ends)
-
-    taken = stage.sides(lambda: stage.bare.round_trips(1000, 40 * stage.scale), ours, theirs)
+    taken = stage.sides(
+        lambda: stage.bare.round_trips(1000, 40 * stage.scale), ours, lambda _: measure(*ends or ())
+    )
     settings = f"{RATE:,} records/s of 1 KB, 3 replicas, acks=all, linger 0, 1 partition"
     bars = {"p50": Bar(0.5, at_most=True), "p99": Bar(0.5, at_most=True)}
     limit = f"one acknowledgement of {COPIES}, one in flight"

@@ -171,42 +171,42 @@ class Kafka:
         return send
 
     def single_record_rate(
-        self, topic: str, size_bytes: int, *, in_flight: int, is_idempotent: bool, seconds_long: float
+        self, topic: str, size_bytes: int, *, in_flight: int, producers: int, seconds_long: float
     ) -> float:
         """Records/s with so many unacknowledged, each a request of its own, acks=all.
 
-        An idempotent producer has at most five requests in flight to a broker; another one as many as there are
-        records.
+        A single producer is idempotent, with at most five requests in flight to a broker. Several are not; they share
+        the records. A broker takes the next request of a connection when it has answered the one before, so what helps
+        Kafka is more connections.
         """
-        in_flight_max = 5 if is_idempotent else in_flight
+        in_flight_max = 5 if producers == 1 else in_flight
         one_a_request = {"batch.num.messages": 1, "max.in.flight.requests.per.connection": in_flight_max}
-        producer = self._producer(
-            linger_ms=0, acks="all", more={"enable.idempotence": is_idempotent, **one_a_request}
-        )
-        value, sent, done = bytes(size_bytes), 0, 0
-
-        def on_acknowledged() -> None:
-            nonlocal done
-            done += 1
-
-        began = time.perf_counter()
+        more = {"enable.idempotence": producers == 1, **one_a_request}
+        clients = [
+            _Loader(self._producer(linger_ms=0, acks="all", more=more), topic) for _ in range(producers)
+        ]
+        for client in clients:
+            client.fill(bytes(size_bytes), in_flight // producers)
+        for client in clients:
+            client.flush()  # connects to all brokers
+        began, before = time.perf_counter(), sum(each.done for each in clients)
         while time.perf_counter() < began + seconds_long:
-            while sent < done + in_flight:
-                producer.produce(topic, value, on_delivery=_reporting(on_acknowledged))
-                sent += 1
-            producer.poll(0.01)
-        rate = done / (time.perf_counter() - began)
-        assert producer.flush(60) == 0
+            for client in clients:
+                client.fill(bytes(size_bytes), in_flight // producers)
+        rate = (sum(each.done for each in clients) - before) / (time.perf_counter() - began)
+        for client in clients:
+            client.flush()
         return rate
 
-    def both_ends(self, topic: str) -> tuple[Callable[[bytes], None], Callable[[], list[bytes]]]:
-        """A function that sends a value at once, acks=all, and one that gives those that arrive from now on."""
-        from confluent_kafka import OFFSET_END, Consumer, TopicPartition
+    @contextmanager
+    def both_ends(self, topic: str) -> Iterator[tuple[Callable[[bytes], None], Callable[[], list[bytes]]]]:
+        """A function that sends a value at once, acks=all, and one that gives what arrives."""
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
         producer = self._producer(linger_ms=0, acks="all")
         producer.list_topics(topic, 10)
         consumer = Consumer({"bootstrap.servers": self._address, "group.id": f"{topic}-end"})
-        consumer.assign([TopicPartition(topic, 0, OFFSET_END)])
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
 
         def send(value: bytes) -> None:
             producer.produce(topic, value, partition=0)
@@ -216,7 +216,11 @@ class Kafka:
             message = consumer.poll(0.1)
             return [] if message is None or message.error() else [message.value()]
 
-        return send, poll
+        try:
+            yield send, poll
+        finally:
+            consumer.close()
+            producer.flush(10)
 
     def consume_rate(self, topic: str, count: int) -> float:
         """Records/s of `consume(10000)` from the first to the last of so many records, values looked at."""
@@ -246,6 +250,29 @@ class Kafka:
         partitions = consumer.list_topics(topic, 10).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
         return consumer
+
+
+class _Loader:
+    """One producer with a number of records on their way."""
+
+    def __init__(self, producer: Any, topic: str) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._sent = 0
+        self.done = 0
+
+    def fill(self, value: bytes, in_flight: int) -> None:
+        """Hears what was acknowledged, and sends as many again."""
+        self._producer.poll(0.0005)
+        while self._sent < self.done + in_flight:
+            self._producer.produce(self._topic, value, on_delivery=_reporting(self._on_acknowledged))
+            self._sent += 1
+
+    def flush(self) -> None:
+        assert self._producer.flush(60) == 0
+
+    def _on_acknowledged(self) -> None:
+        self.done += 1
 
 
 def _reporting(on_acknowledged: Callable[[], None]) -> Callable[[Any, Any], None]:

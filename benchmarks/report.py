@@ -110,7 +110,8 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     share = "" if row.share is None else share_text(row.share, is_duration=row.unit == "s")
     cells = [row.what, row.settings, amount(row.value, row.unit), limit, share, str(row.bar or "")]
     if _has_peer(rows):
-        cells += ["", ""] if row.peer is None else [amount(row.peer, row.unit), f"{row.ratio:.2f}"]
+        cells += ["" if row.peer is None else amount(row.peer, row.unit)]
+        cells.append("" if row.ratio is None else f"{row.ratio:.2f}")
         if _has_ratio_bar(rows):
             cells.append(str(row.ratio_bar or ""))
     return cells

@@ -100,8 +100,8 @@ class WatchedCluster:
     def name(self) -> str:
         return self._cluster.name
 
-    def network(self, transport: str = "auto") -> "WatchedNetwork":
-        return WatchedNetwork(self._cluster.network(), self)
+    def network(self, transport: Transport = "auto") -> "WatchedNetwork":
+        return WatchedNetwork(self._cluster.network(transport), self)
 
     def calls(self) -> str:
         """What was counted, in words."""
