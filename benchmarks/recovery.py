@@ -54,7 +54,7 @@ def _write_log(disk: LocalDisk, directory: str, size_bytes: int, batch_bytes: in
     while log.segments.size_bytes < size_bytes:
         log.append_as_leader([batch], 0, now_ms=0)
     assert len(log.segments) == 1
-    return log.file_ranges(0, max_bytes=1, end_offset=log.log_end_offset).ranges[0].path
+    return log.segments.first.path
 
 
 def _recover(disk: LocalDisk, directory: str, size_bytes: int) -> None:

@@ -4,6 +4,8 @@ A node uses asyncio and these, nothing else, so the simulator can run it on virt
 faulty disk. Real ones: `rayka.actors.ray_network`, `rayka.log.local_disk`; in-process: `rayka.testing`.
 """
 
+import socket
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -56,6 +58,39 @@ class FileIdentity(Message, frozen=True, array_like=True):
     size_bytes: int
 
 
+class FileSlice(ABC):
+    """Bytes of a file that are read, or sent from where they are, when their turn comes.
+
+    A slice keeps its file open, so removing, renaming or replacing the file meanwhile changes nothing. Cutting it in
+    place would: a file is not cut within a slice that was given. The file is let go of with the slice.
+    """
+
+    __slots__ = ("path", "position", "size")
+
+    def __init__(self, path: str, position: int, size: int) -> None:
+        self.path = path
+        self.position = position
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path} {self.position}+{self.size}>"
+
+    @abstractmethod
+    def identity(self) -> FileIdentity:
+        """Which file it is cut from."""
+
+    @abstractmethod
+    def read(self) -> np.ndarray:
+        """All of its bytes. Raises StorageError."""
+
+    def send(self, connection: socket.socket, begin: int, bytes_max: int) -> int:
+        """Sends bytes from `begin` on, as many as the connection takes now; returns how many.
+
+        Raises StorageError for the file, OSError for the connection.
+        """
+        return connection.send(self.read()[begin : begin + bytes_max].data)
+
+
 class Lock(Protocol):
     """A held lock on a directory; the process's death releases it."""
 
@@ -95,6 +130,10 @@ class Disk(Protocol):
 
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
         """Up to size_bytes from position; shorter only at the end of the file."""
+        ...
+
+    def slice(self, path: str, position: int, size_bytes: int) -> FileSlice:
+        """A part of the file, to be read or sent later. Raises StorageError when the file does not reach so far."""
         ...
 
     def map(self, path: str) -> memoryview:

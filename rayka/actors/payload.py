@@ -5,7 +5,7 @@ Each argument costs, and an answer that is not just `bytes` costs three times as
 records. Arguments up to 100 KiB travel inside the call; a larger one goes through shared memory, for about 1 ms more,
 and arrives there without a copy if it is a numpy array, or a list of them. So middling records follow the frame in
 several pieces of `bytes`, large ones as a single object. An answer is one object and has no middle way: what does not
-fit into a frame is a tuple.
+fit into a frame is a tuple. What is in files is read here.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from rayka.errors import InvalidRequest
 from rayka.protocol.caller import Answer
 from rayka.protocol.framing import frame, unframe
-from rayka.protocol.wire import Encoded, Payload
+from rayka.protocol.wire import Encoded, Payload, in_memory
 
 PIECE_BYTES = 90 * 1024
 INLINE_MAX_BYTES = 6 * PIECE_BYTES
@@ -49,9 +49,10 @@ def unpack_call(packed: PackedCall) -> tuple[bytes, bytes, Payload]:
 def pack_answer(answer: Answer) -> PackedAnswer:
     """The result of a remote method."""
     body, payload = answer
+    payload = in_memory(payload)
     if isinstance(payload, np.ndarray) and payload.size <= PIECE_BYTES:
         return frame(b"", body, payload)
-    return answer
+    return body, payload
 
 
 def unpack_answer(packed: PackedAnswer) -> Answer:

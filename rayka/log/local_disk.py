@@ -3,7 +3,7 @@
 Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so what a reader was given of a file
 never changes. Appends and reads are synchronous and go to the page cache; what would hold the event loop up runs on
 threads, each with descriptors of its own: `sync` on one, copies on another, and on a third the removal of directories
-and the end of large files, whose pages the kernel frees one by one. Every OSError becomes a StorageError that names the
+and the end of large files (`OpenFile`). Every OSError becomes a StorageError that names the
 path and the cause. Kafka has no such layer (FileRecords, `Utils.flushDir`).
 """
 
@@ -21,13 +21,13 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from rayka.errors import DiskFull, StorageError
-from rayka.ports import Buffer, FileIdentity, Lock
+from rayka.log.open_file import LocalSlice, OpenFile
+from rayka.ports import Buffer, FileIdentity, FileSlice, Lock
 
 TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over is removed when a log opens
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
 _LOCK_NOTE_BYTES = 64
-_SMALL_FILE_BYTES = 4 << 20  # the kernel frees so much in about 1 ms
 _COPY_BYTES = 64 << 20
 _FICLONERANGE = 0x4020940D
 _NO_COPY_FILE_RANGE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP)
@@ -67,20 +67,17 @@ class LocalDisk:
     def __init__(self, max_open_files: int = 512, *, is_read_only: bool = False) -> None:
         self._max_open_files = max_open_files
         self._access = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_APPEND
-        self._descriptors: OrderedDict[str, int] = (
-            OrderedDict()
-        )  # path -> descriptor, least recently used first
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()  # by path, least recently used first
         self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
         self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
         self._copy_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-copy")
 
     def __repr__(self) -> str:
-        return f"<LocalDisk open={len(self._descriptors)}/{self._max_open_files}>"
+        return f"<LocalDisk open={len(self._files)}/{self._max_open_files}>"
 
     def close(self) -> None:
         """Closes the open files and ends the threads; locks stay held."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        self._files.clear()
         self._sync_thread.shutdown()
         self._removal_thread.shutdown()
         self._copy_thread.shutdown()
@@ -117,6 +114,13 @@ class LocalDisk:
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
         with _StorageErrors("read", path):
             return os.pread(self._descriptor(path), size_bytes, position)
+
+    def slice(self, path: str, position: int, size_bytes: int) -> FileSlice:
+        with _StorageErrors("read", path):
+            piece = LocalSlice(self._file(path), path, position, size_bytes)
+            if piece.identity().size_bytes < position + size_bytes:
+                raise OSError(errno.EIO, "the file ended early")
+            return piece
 
     def map(self, path: str) -> memoryview:
         with _StorageErrors("map", path):
@@ -179,21 +183,13 @@ class LocalDisk:
 
     @contextmanager
     def _outlived(self, path: str) -> Iterator[None]:
-        """A file that loses its last name in the block is kept open until after it. A large one is closed on a thread:
-        the kernel frees its pages then, which takes 300 ms for 1 GiB.
-        """
+        """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            outlived = OpenFile(path, os.O_RDONLY, self._removal_thread)
         except OSError:
-            yield
-            return
-        try:
-            yield
-        finally:
-            if os.fstat(descriptor).st_size > _SMALL_FILE_BYTES:
-                self._removal_thread.submit(os.close, descriptor)
-            else:
-                os.close(descriptor)
+            outlived = None
+        yield
+        del outlived
 
     def lock(self, path: str) -> Lock:
         with _StorageErrors("lock", path):
@@ -217,23 +213,24 @@ class LocalDisk:
     # ---- Open files ----------------------------------------------------------------------------------------
 
     def _descriptor(self, path: str, create: bool = False) -> int:
-        descriptor = self._descriptors.get(path)
-        if descriptor is None:
-            flags = self._access | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-            descriptor = self._descriptors[path] = os.open(path, flags, 0o644)
-            if len(self._descriptors) > self._max_open_files:
-                os.close(self._descriptors.popitem(last=False)[1])
+        return self._file(path, create).descriptor
+
+    def _file(self, path: str, create: bool = False) -> OpenFile:
+        file = self._files.get(path)
+        if file is None:
+            flags = self._access | (os.O_CREAT if create else 0)
+            file = self._files[path] = OpenFile(path, flags, self._removal_thread)
+            if len(self._files) > self._max_open_files:
+                self._files.popitem(last=False)
         else:
-            self._descriptors.move_to_end(path)
-        return descriptor
+            self._files.move_to_end(path)
+        return file
 
     def _forget(self, path: str) -> None:
-        descriptor = self._descriptors.pop(path, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        self._files.pop(path, None)
 
     def _forget_under(self, path: str) -> None:
-        for each in [each for each in self._descriptors if each == path or each.startswith(path + "/")]:
+        for each in [each for each in self._files if each == path or each.startswith(path + "/")]:
             self._forget(each)
 
 

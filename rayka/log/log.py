@@ -30,7 +30,6 @@ from rayka.log.segments import Segments
 from rayka.log.time_lookup import Search, first_in_log, largest_in_log, while_nothing_goes
 from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_header import RecordBatch
-from rayka.protocol.fetch import FileRange
 
 NOTHING_DONE = Recovery()
 
@@ -54,13 +53,6 @@ class PrefixCopy(NamedTuple):
     target: str
     size_bytes: int
     truncation: int
-
-
-class LocalRead(NamedTuple):
-    """Where a reader on this machine finds whole batches, and where to continue."""
-
-    ranges: tuple[FileRange, ...]
-    next_offset: int
 
 
 class Log:
@@ -187,47 +179,25 @@ class Log:
         With `min_one_batch` the first is given even if it is larger than max_bytes. CRCs are the reader's
         business. Raises OffsetOutOfRange outside [log_start_offset, log_end_offset] (G3).
         """
-        for segment, span in self._spans(offset, max_bytes, end_offset, min_one_batch):
-            records = segment.file.read(span.position, span.stop - span.position)
+        for segment, span in self.spans(offset, max_bytes, end_offset, min_one_batch):
+            records = segment.read(span)
             return LogRead(records, int.from_bytes(records[:8], "big"), span.next_offset)
         return LogRead(b"", NO_OFFSET, offset)
-
-    def file_ranges(
-        self, offset: int, *, max_bytes: int, end_offset: int, min_one_batch: bool = True
-    ) -> LocalRead:
-        """As `read`, over several segments, as places in files instead of bytes (design §3)."""
-        ranges = []
-        for segment, span in self._spans(offset, max_bytes, end_offset, min_one_batch):
-            identity = self._disk.identity(segment.path)
-            first = next(segment.batches(span.position))
-            offset = span.next_offset
-            segment.on_given(span)
-            ranges.append(
-                FileRange(
-                    path=segment.path,
-                    device=identity.device,
-                    inode=identity.inode,
-                    position=span.position,
-                    size_bytes=span.stop - span.position,
-                    base_offset=first.base_offset,
-                )
-            )
-        return LocalRead(tuple(ranges), offset)
 
     def readable_bytes(self, offset: int, *, max_bytes: int, end_offset: int) -> int:
         """How many bytes `read` would find, at most max_bytes; whether there is one at all costs no look at a file.
 
         Raises OffsetOutOfRange as `read` does.
         """
-        spans = self._spans(offset, max_bytes, end_offset, min_one=True)
+        spans = self.spans(offset, max_bytes, end_offset, min_one=True)
         if max_bytes == 1:
             return int(offset < min(end_offset, self.log_end_offset))
         return min(max_bytes, sum(span.stop - span.position for _, span in spans))
 
-    def _spans(
+    def spans(
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
-        """The spans that together make one read."""
+        """The spans that together make one read, of consecutive segments, for `rayka.log.given`."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             raise OffsetOutOfRange(
                 f"{self.name}: offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"

@@ -3,7 +3,7 @@
 A segment is active (the last of its log, appended to, its indexes in memory) or sealed (its indexes written,
 loaded when asked for). Sizes, positions and offsets are those of the batches known to be whole; the file may
 be longer while a write is under way or after one failed. Invariants: positions handed out are begins of
-batches; no byte of a range that was given to a reader is cut off or overwritten. Kafka: `LogSegment`. Left
+batches; no byte that was given to a reader to read later is cut off or overwritten. Kafka: `LogSegment`. Left
 out: transaction index, producer snapshots, the cleaner's part.
 """
 
@@ -15,7 +15,7 @@ from rayka.ids import NO_TIMESTAMP
 from rayka.log.log_files import LogFiles
 from rayka.log.segment_file import BatchPosition, SegmentFile
 from rayka.log.segment_indexes import SegmentIndexes
-from rayka.ports import Buffer
+from rayka.ports import Buffer, FileSlice
 from rayka.protocol.batch_header import MAGIC
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
@@ -47,7 +47,7 @@ class Segment:
         self._index_interval_bytes = index_interval_bytes
         self._first_timestamp_ms: int | None = None
         self._positions: dict[int, int] = {}  # offsets at which a reader is about to go on
-        self._given_bytes = 0  # no range that a local reader was given reaches further
+        self._given_bytes = 0  # nothing that a reader was given to read later reaches further
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.size_bytes = 0
@@ -190,9 +190,14 @@ class Segment:
                 return Span(position, batch.position, min(batch.base_offset, end_offset))
         return Span(position, self.size_bytes, min(self.next_offset, end_offset))
 
-    def on_given(self, span: Span) -> None:
-        """A reader on this machine may map the span from now on."""
+    def read(self, span: Span) -> bytes:
+        """The span's bytes, as they are now."""
+        return self.file.read(span.position, span.stop - span.position)
+
+    def give(self, span: Span) -> FileSlice:
+        """The span for a reader that reads or maps it later: from now on it is not cut off."""
         self._given_bytes = max(self._given_bytes, span.stop)
+        return self._files.disk.slice(self.path, span.position, span.stop - span.position)
 
     # ---- Cutting -------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from rayka.errors import (
     UnknownLeaderEpoch,
 )
 from rayka.ids import NO_EPOCH, NO_NODE, NO_TIMESTAMP, TopicPartition
+from rayka.log.given import COPIED_RANGE_BYTES_MIN
 from rayka.log.log import Log
 from rayka.metadata.image import BrokerImage, PartitionImage
 from rayka.partition import partition_reads
@@ -176,8 +177,13 @@ class Partition(ReplicaLog):
                 f"{self.topic_partition}: a follower says which leader epoch it follows, here {self.leader_epoch}"
             )
         limits = ReadLimits(self._end_offset_for(is_follower), max_bytes, min_one_batch)
+        least = COPIED_RANGE_BYTES_MIN if is_follower else 0
         return partition_reads.read_log(
-            self.log, fetch, limits, high_watermark=self.high_watermark, as_file_ranges=as_file_ranges
+            self.log,
+            fetch,
+            limits,
+            high_watermark=self.high_watermark,
+            range_bytes_min=least if as_file_ranges else None,
         )
 
     def available_bytes(self, offset: int, max_bytes: int, *, is_follower: bool = False) -> int:

@@ -8,24 +8,26 @@ from typing import NamedTuple
 
 from rayka.errors import OffsetOutOfRange
 from rayka.ids import NO_EPOCH, NO_OFFSET, NO_TIMESTAMP, OffsetAndEpoch
-from rayka.log.log import LocalRead, Log
+from rayka.log.given import given
+from rayka.log.log import Log
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, MAX_TIMESTAMP, FetchPartition, FileRange
+from rayka.protocol.wire import NO_BYTES, Part
 
 
 class ReadResult(NamedTuple):
-    """What a fetch gets of this partition: bytes, or places in files, or where the reader's log diverges
+    """What a fetch gets of this partition: records, or places in files, or where the reader's log diverges
     (G2)."""
 
     high_watermark: int
     log_start_offset: int
     next_offset: int
-    records: bytes = b""
+    records: Part = NO_BYTES
     file_ranges: tuple[FileRange, ...] = ()
     diverging_epoch: OffsetAndEpoch | None = None
 
     @property
     def size_bytes(self) -> int:
-        return len(self.records) + sum(each.size_bytes for each in self.file_ranges)
+        return self.records.size + sum(each.size_bytes for each in self.file_ranges)
 
 
 class FoundOffset(NamedTuple):
@@ -45,23 +47,19 @@ class ReadLimits(NamedTuple):
 
 
 def read_log(
-    log: Log, fetch: FetchPartition, limits: ReadLimits, *, high_watermark: int, as_file_ranges: bool
+    log: Log, fetch: FetchPartition, limits: ReadLimits, *, high_watermark: int, range_bytes_min: int | None
 ) -> ReadResult:
-    """Whole batches from the one that contains the fetch offset (G4), or where the reader's log parts from this."""
+    """Whole batches from the one that contains the fetch offset (G4), or where the reader's log parts from this. A
+    reader of files gets ranges from so many bytes on; one with None gets records.
+    """
     nothing = ReadResult(high_watermark, log.log_start_offset, fetch.fetch_offset)
     diverging_epoch = _diverging_epoch(log, fetch)
     if diverging_epoch is not None:
         return nothing._replace(diverging_epoch=diverging_epoch)
-    read = log.file_ranges if as_file_ranges else log.read
-    data = read(
-        fetch.fetch_offset,
-        max_bytes=min(limits.max_bytes, fetch.max_bytes),
-        end_offset=limits.end_offset,
-        min_one_batch=limits.min_one_batch,
-    )
-    if isinstance(data, LocalRead):
-        return nothing._replace(file_ranges=data.ranges, next_offset=data.next_offset)
-    return nothing._replace(records=data.records, next_offset=data.next_offset)
+    max_bytes = min(limits.max_bytes, fetch.max_bytes)
+    spans = log.spans(fetch.fetch_offset, max_bytes, limits.end_offset, limits.min_one_batch)
+    read = given(spans, fetch.fetch_offset, range_bytes_min=range_bytes_min)
+    return nothing._replace(records=read.records, file_ranges=read.file_ranges, next_offset=read.next_offset)
 
 
 def _diverging_epoch(log: Log, fetch: FetchPartition) -> OffsetAndEpoch | None:

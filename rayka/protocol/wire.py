@@ -3,7 +3,8 @@
 Fields of type `numpy.ndarray` (uint8) do not go through MessagePack: the structure holds their lengths, and their bytes
 follow each other in the payload, in order: joined while they or their sum are small, as they are beyond. So a response
 of megabytes crosses Ray as one object that arrives without a copy, and every batch in it stays a view. Batches are
-multiples of 8 bytes long, so views stay aligned.
+multiples of 8 bytes long, so views stay aligned. In place of an array a sender may give a slice of a file: a lane that
+can sends it from there, any other reads it at the last moment; it arrives as an array either way.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ import numpy as np
 
 from rayka.errors import ApiError, ErrorCode, InvalidRequest, InvariantBroken, NotController, error_for
 from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID
-from rayka.ports import Message
+from rayka.ports import FileSlice, Message
 from rayka.protocol.connection import CallNumber
 
 MessageT = TypeVar("MessageT", bound=Message)
-Payload = np.ndarray | bytes | list[np.ndarray]
+Part = np.ndarray | FileSlice
+Payload = np.ndarray | bytes | list[Part]  # with slices always a list
 JOINED_BYTES_MAX = 512 << 10
 SMALL_BYTES = (
     4 << 10
@@ -61,24 +63,25 @@ class Encoded(NamedTuple):
     """A message on its way: the structure, and the buffers of its records in order."""
 
     body: bytes
-    buffers: list[np.ndarray]
+    buffers: list[Part]
 
     def payload(self) -> Payload:
         """The buffers as one array, or as they are where joining them would copy more than it saves."""
-        if not self.buffers:
-            return NO_BYTES
-        if len(self.buffers) == 1:
-            return self.buffers[0]
-        joined_bytes_max = max(JOINED_BYTES_MAX, len(self.buffers) * SMALL_BYTES)
-        is_large = sum(each.size for each in self.buffers) > joined_bytes_max
-        return self.buffers if is_large else np.concatenate(self.buffers)
+        return (
+            self.buffers
+            if any(isinstance(each, FileSlice) for each in self.buffers)
+            else _joined(self.buffers)
+        )
 
 
 def encode(message: Message) -> Encoded:
     """The message as bytes; its arrays are referred to, not copied."""
-    buffers: list[np.ndarray] = []
+    buffers: list[Part] = []
 
     def set_aside(value: Any) -> int:
+        if isinstance(value, FileSlice):
+            buffers.append(value)
+            return value.size
         if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 1:
             raise InvariantBroken(f"a message holds {value!r}, which is no array of bytes")
         buffers.append(value)
@@ -100,6 +103,23 @@ def decode(message_type: type[MessageT], body: bytes, payload: Payload = NO_BYTE
             f"expected a {message_type.__name__}: {error}; are both sides of one version?"
         ) from error
     return message
+
+
+def in_memory(payload: Payload | None) -> Payload | None:
+    """An answer's payload with its slices read, for a lane that cannot send files. Raises StorageError."""
+    if not isinstance(payload, list) or not any(isinstance(each, FileSlice) for each in payload):
+        return payload
+    return _joined([each.read() if isinstance(each, FileSlice) else each for each in payload])
+
+
+def _joined(arrays: list[Part]) -> Payload:
+    if not arrays:
+        return NO_BYTES
+    if len(arrays) == 1:
+        return arrays[0]  # type: ignore[return-value]  # there is no slice among them
+    joined_bytes_max = max(JOINED_BYTES_MAX, len(arrays) * SMALL_BYTES)
+    is_large = sum(each.size for each in arrays) > joined_bytes_max
+    return arrays if is_large else np.concatenate(arrays)  # type: ignore[arg-type]
 
 
 def payload_bytes(payload: Payload) -> int:
@@ -130,7 +150,7 @@ def _take_parts(payload: np.ndarray | bytes) -> Callable[[type, Any], np.ndarray
     return take
 
 
-def _take_whole(buffers: list[np.ndarray]) -> Callable[[type, Any], np.ndarray]:
+def _take_whole(buffers: list[Part]) -> Callable[[type, Any], np.ndarray]:
     """Gives the next of the buffers, which must have the size asked for."""
     left = iter(buffers)
 
@@ -138,6 +158,6 @@ def _take_whole(buffers: list[np.ndarray]) -> Callable[[type, Any], np.ndarray]:
         buffer = next(left, NO_BYTES)
         if buffer.size != size:
             raise ValueError(f"a buffer of {size!r} bytes, found one of {buffer.size}")
-        return buffer
+        return buffer  # type: ignore[return-value]  # no slice arrives
 
     return take

@@ -19,7 +19,7 @@ from rayka.node.inbox import Inbox
 from rayka.node.signal import Signal
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.wire import Encoded, Payload
+from rayka.protocol.wire import Encoded, Payload, in_memory
 
 ResponseT = TypeVar("ResponseT")
 
@@ -68,7 +68,8 @@ class _Endpoint:
     def _on_done(self, task: asyncio.Task[Answer]) -> None:
         answer = self._open.pop(task)
         if not answer.done() and not task.cancelled():
-            answer.set_result(task.result())
+            body, payload = task.result()
+            answer.set_result((body, in_memory(payload)))
 
 
 class Switch:

@@ -16,9 +16,11 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from rayka.errors import StorageError
 from rayka.log.local_disk import TEMPORARY_SUFFIX, storage_error
-from rayka.ports import Buffer, FileIdentity, Lock
+from rayka.ports import Buffer, FileIdentity, FileSlice, Lock
 from rayka.testing.memory_tree import Entry, Inode, MemoryDirectory, MemoryTree
 
 Operation = Literal["write", "read", "sync"]
@@ -141,6 +143,13 @@ class MemoryDisk:
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
         self._maybe_fail("read", "read", path)
         return bytes(self._tree.inode("read", path).data[position : position + size_bytes])
+
+    def slice(self, path: str, position: int, size_bytes: int) -> FileSlice:
+        self._maybe_fail("read", "read", path)
+        inode = self._tree.inode("read", path)
+        if len(inode.data) < position + size_bytes:
+            raise storage_error("read", path, errno.EIO)
+        return MemorySlice(inode, path, position, size_bytes)
 
     def map(self, path: str) -> memoryview:
         self._maybe_fail("read", "map", path)
@@ -277,6 +286,25 @@ class MemoryDisk:
     def _maybe_fail(self, operation: Operation, action: str, path: str) -> None:
         if self._faults and any(fault.strikes(operation, path) for fault in self._faults):
             raise storage_error(action, path, errno.EIO)
+
+
+class MemorySlice(FileSlice):
+    """A slice of a file in memory, read as late as a real one is: it shows what is cut off or changed meanwhile."""
+
+    __slots__ = ("_inode",)
+
+    def __init__(self, inode: Inode, path: str, position: int, size: int) -> None:
+        super().__init__(path, position, size)
+        self._inode = inode
+
+    def identity(self) -> FileIdentity:
+        return FileIdentity(device=_DEVICE, inode=self._inode.number, size_bytes=len(self._inode.data))
+
+    def read(self) -> np.ndarray:
+        data = bytes(self._inode.data[self.position : self.position + self.size])
+        if len(data) < self.size:
+            raise storage_error("read", self.path, errno.EIO)
+        return np.frombuffer(data, dtype=np.uint8)
 
 
 class _MemoryLock:

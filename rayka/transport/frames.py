@@ -11,12 +11,13 @@ bytes, as batches do. Kafka: `NetworkReceive`, `socket.request.max.bytes`.
 from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rayka.errors import RaykaError
-from rayka.protocol.wire import Payload
+from rayka.ports import FileSlice
+from rayka.protocol.wire import Part, Payload, payload_bytes
 
 _PREFIX = Struct("<QQIIBB6x")  # request id, payload bytes, header bytes, body bytes, kind, API name bytes
 PREFIX_BYTES = _PREFIX.size
@@ -53,15 +54,16 @@ class Frame(NamedTuple):
 
 def encode_frame(
     kind: Kind, request_id: int, body: bytes, payload: Payload, *, api_name: str = "", header: bytes = b""
-) -> list[bytes | np.ndarray]:
-    """The frame as buffers to be sent one after another; the payload is referred to, not copied."""
-    buffers = payload if isinstance(payload, list) else [payload]
-    name = api_name.encode()
-    payload_bytes = sum(len(each) for each in buffers)
-    prefix = _PREFIX.pack(request_id, payload_bytes, len(header), len(body), kind, len(name))
-    if payload_bytes <= _JOINED_BYTES_MAX:
-        return [b"".join((prefix, name, header, body, *(bytes(each) for each in buffers)))]
-    return [b"".join((prefix, name, header, body)), *(each for each in buffers if len(each))]
+) -> list[bytes | Part]:
+    """The frame as buffers and slices to be sent one after another; the payload is referred to, not copied."""
+    parts: list[Any] = payload if isinstance(payload, list) else [payload]
+    name, size = api_name.encode(), payload_bytes(payload)
+    head = (_PREFIX.pack(request_id, size, len(header), len(body), kind, len(name)), name, header, body)
+    if size > _JOINED_BYTES_MAX:
+        return [b"".join(head), *(each for each in parts if isinstance(each, FileSlice) or len(each))]
+    return [
+        b"".join((*head, *(bytes(each.read() if isinstance(each, FileSlice) else each) for each in parts)))
+    ]
 
 
 class _Sizes(NamedTuple):

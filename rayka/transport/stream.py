@@ -1,8 +1,9 @@
 """One connected socket of the direct lane: frames out without a copy, frames in to a callback.
 
-What is sent within one turn of the event loop leaves in one system call, unless it is to go at once. Invariants: frames
-leave in the order of `send`; what waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut
-off; `on_closed` is called once, whatever ends the stream. Kafka: `KafkaChannel`.
+What is sent within one turn of the event loop leaves in one system call, unless it is to go at once; a slice of a file
+leaves by `sendfile`, so that its bytes are never this process's. Invariants: frames leave in the order of `send`; what
+waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut off; `on_closed` is called once,
+whatever ends the stream. Kafka: `KafkaChannel`.
 """
 
 import asyncio
@@ -14,13 +15,15 @@ from enum import StrEnum
 from itertools import islice
 from typing import Protocol
 
-from rayka.ports import Buffer
+from rayka.errors import StorageError
+from rayka.ports import Buffer, FileSlice
 from rayka.transport.frames import BrokenStream, Frame, FrameReader
 
 TURN_BYTES_MAX = 1 << 20  # sent in one turn of the event loop: about 0.3 ms
 QUEUED_BYTES_MAX = 1 << 30
 STALLED_S = 30.0
 _BUFFERS_A_CALL = 256  # below IOV_MAX
+_MORE_FOLLOWS: int = getattr(socket, "MSG_MORE", 0)  # a slice's head leaves with its first bytes
 
 
 class End(StrEnum):
@@ -30,6 +33,7 @@ class End(StrEnum):
     HALF_A_FRAME = "the peer closed its connection in the middle of a frame"
     BROKEN = "the connection broke"
     NO_FRAME = "what arrived is no frame, or too large a one"
+    UNREADABLE = "a file that was to be sent cannot be read"
     SLOW_PEER = "the peer does not take what is sent"
     HERE = "it was closed on this side"
 
@@ -54,7 +58,8 @@ class Stream:
         self._socket = connection
         self._reader = reader
         self._owner = owner
-        self._queue: deque[memoryview] = deque()
+        self._queue: deque[memoryview | FileSlice] = deque()
+        self._slice_sent = 0  # bytes of the first in the queue, where that is a slice
         self.queued_bytes = 0  # wait to be sent
         self._is_flush_due = False
         self._is_writing = False
@@ -66,15 +71,19 @@ class Stream:
     def __repr__(self) -> str:
         return f"<Stream {'open' if self.is_open else 'closed'} queued={self.queued_bytes}>"
 
-    def send(self, buffers: Sequence[Buffer], *, at_once: bool = False) -> None:
+    def send(self, parts: Sequence[Buffer | FileSlice], *, at_once: bool = False) -> None:
         """Sends a frame; without effect on a stream that is closed. `at_once` is for one that no other will follow: it
         does not wait for the end of the turn.
         """
         if not self.is_open:
             return
-        for each in buffers:
-            self._queue.append(memoryview(each))  # type: ignore[arg-type]  # numpy declares no buffer before 3.12
-            self.queued_bytes += len(each)
+        for each in parts:
+            if isinstance(each, FileSlice):
+                self._queue.append(each)
+                self.queued_bytes += each.size
+            else:
+                self._queue.append(memoryview(each))  # type: ignore[arg-type]  # numpy declares no buffer before 3.12
+                self.queued_bytes += len(each)
         if self.queued_bytes > QUEUED_BYTES_MAX:
             self.close(End.SLOW_PEER, f"{self.queued_bytes} bytes wait")
         elif not self._is_flush_due and not self._is_writing:
@@ -143,24 +152,49 @@ class Stream:
         sent = 0
         try:
             while self._queue and sent < TURN_BYTES_MAX:
-                sent += self._send_some()
+                sent += self._send_some(TURN_BYTES_MAX - sent)
         except (BlockingIOError, InterruptedError):
             pass
+        except StorageError as error:
+            self.close(End.UNREADABLE, str(error))
+            return
         except OSError as error:
             self.close(End.BROKEN, error.strerror or "")
             return
         self._wait_for_room(has_sent=sent > 0)
         self._owner.on_sent()
 
-    def _send_some(self) -> int:
-        count = left = self._socket.sendmsg(list(islice(self._queue, _BUFFERS_A_CALL)))
+    def _send_some(self, slice_bytes_max: int) -> int:
+        first = self._queue[0]
+        count = (
+            self._send_slice(first, slice_bytes_max) if isinstance(first, FileSlice) else self._send_buffers()
+        )
         self.queued_bytes -= count
-        while left:
-            first = self._queue[0]
-            if left < len(first):
-                self._queue[0] = first[left:]
+        return count
+
+    def _send_slice(self, first: FileSlice, bytes_max: int) -> int:
+        count = first.send(self._socket, self._slice_sent, bytes_max)
+        self._slice_sent += count
+        if self._slice_sent == first.size:
+            self._slice_sent = 0
+            self._queue.popleft()
+        return count
+
+    def _send_buffers(self) -> int:
+        """What lies before the next slice."""
+        buffers: list[memoryview] = []
+        flags = 0
+        for each in islice(self._queue, _BUFFERS_A_CALL):
+            if isinstance(each, FileSlice):
+                flags = _MORE_FOLLOWS
                 break
-            left -= len(first)
+            buffers.append(each)
+        count = left = self._socket.sendmsg(buffers, (), flags)
+        for each in buffers:
+            if left < len(each):
+                self._queue[0] = each[left:]
+                break
+            left -= len(each)
             self._queue.popleft()
         return count
 

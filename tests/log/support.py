@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rayka.config import TopicConfig
+from rayka.log.given import file_ranges
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.recovery import Tearing
@@ -14,6 +15,7 @@ from rayka.ports import Disk
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch, split_batches
+from rayka.protocol.fetch import FileRange
 from rayka.testing.memory_disk import MemoryDisk
 
 ResultT = TypeVar("ResultT")
@@ -25,6 +27,11 @@ GOLDEN = Path(__file__).parent / "golden"
 def batch(values: Sequence[bytes] = (b"v",), timestamps_ms: Sequence[int] | int = 1000) -> RecordBatch:
     """One batch as a producer sends it: offsets from 0, no epoch."""
     return RecordBatch(encode_batch(list(values), timestamps_ms=timestamps_ms))
+
+
+def ranges_of(log: Log, offset: int, *, max_bytes: int, end_offset: int) -> tuple[FileRange, ...]:
+    """The places of whole batches in files, as a reader on this machine is given them."""
+    return file_ranges(list(log.spans(offset, max_bytes, end_offset, True)))
 
 
 def placed(base_offset: int, epoch: int = 0, count: int = 1, timestamp_ms: int = 1000) -> RecordBatch:

@@ -4,6 +4,7 @@ import pytest
 
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, DamagedLog, OffsetOutOfRange, RecordBatchTooLarge, StorageError
+from rayka.log.given import Given, given
 from rayka.log.recovery import Tearing
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import TimestampType, split_batches
@@ -253,25 +254,25 @@ def test_file_ranges_name_the_same_bytes_as_reads() -> None:
     disk, log = new_log()
     fill(log, 60)
     for offset, max_bytes, end_offset in ((0, 1 << 20, 120), (31, 1, 120), (31, 5000, 100), (119, 100, 120)):
-        local = log.file_ranges(offset, max_bytes=max_bytes, end_offset=end_offset)
+        local = given(log.spans(offset, max_bytes, end_offset, True), offset, range_bytes_min=0)
         mapped = [
-            disk.map(each.path)[each.position : each.position + each.size_bytes] for each in local.ranges
+            disk.map(each.path)[each.position : each.position + each.size_bytes] for each in local.file_ranges
         ]
         batches = [each for view in mapped for each in split_batches(view)]
-        assert [each.base_offset for each in local.ranges] == [
+        assert [each.base_offset for each in local.file_ranges] == [
             next(split_batches(v)).base_offset for v in mapped
         ]
         assert (batches[0].base_offset, local.next_offset) == (offset // 2 * 2, batches[-1].next_offset)
         assert sum(map(len, mapped)) <= max(max_bytes, batches[0].size_bytes)
-        assert [each.inode for each in local.ranges] == [
-            disk.identity(each.path).inode for each in local.ranges
+        assert [each.inode for each in local.file_ranges] == [
+            disk.identity(each.path).inode for each in local.file_ranges
         ]
 
 
 def test_there_are_no_file_ranges_at_the_end() -> None:
     _, log = new_log()
     fill(log, 1)
-    assert log.file_ranges(2, max_bytes=100, end_offset=2) == ((), 2)
+    assert given(log.spans(2, 100, 2, True), 2, range_bytes_min=0) == Given(2)
 
 
 # ---- Rolling ----

@@ -31,7 +31,7 @@ from tests.log.directory_support import (
     open_orders,
     run,
 )
-from tests.log.support import SMALL, fill, read_offsets, result_of
+from tests.log.support import SMALL, fill, ranges_of, read_offsets, result_of
 
 
 @pytest.fixture
@@ -495,7 +495,7 @@ def test_a_reader_that_has_mapped_a_deleted_log_keeps_its_bytes_and_no_other_map
         directory = await LogDirectory.open(disk, root, node_id=1)
         log = result_of(directory.open_log(ORDERS, TOPIC_ID, SMALL, now_ms=0))
         fill(log, 1)
-        (given,) = log.file_ranges(0, max_bytes=1000, end_offset=2).ranges
+        (given,) = ranges_of(log, 0, max_bytes=1000, end_offset=2)
         reader = MappedReader()
         view = reader.read(given)
         assert view is not None

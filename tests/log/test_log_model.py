@@ -22,7 +22,16 @@ from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.testing.memory_disk import MemoryDisk
-from tests.log.support import batch, open_log, placed, read_batches, result_of, segment_bases, truncate
+from tests.log.support import (
+    batch,
+    open_log,
+    placed,
+    ranges_of,
+    read_batches,
+    result_of,
+    segment_bases,
+    truncate,
+)
 
 CONFIG = TopicConfig(segment_bytes=1500, index_interval_bytes=150, segment_index_bytes=120, segment_ms=400)
 
@@ -192,7 +201,7 @@ class LogModel(RuleBasedStateMachine):
         within = data.draw(
             st.sampled_from([*range(8, 12), *range(16, len(victim.data))])
         )  # covered by the CRC
-        place = self.log.file_ranges(victim.base_offset, max_bytes=1, end_offset=self.end_offset).ranges[0]
+        place = ranges_of(self.log, victim.base_offset, max_bytes=1, end_offset=self.end_offset)[0]
         flip = place.path, place.position + within, data.draw(st.integers(0, 7))
         self._forget_sync()
         self.disk.flip_bit(*flip)
@@ -289,7 +298,7 @@ class LogModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def map_a_range(self, data: st.DataObject) -> None:
         offset = data.draw(st.integers(0, self.end_offset))
-        for each in self.log.file_ranges(offset, max_bytes=3000, end_offset=self.end_offset).ranges:
+        for each in ranges_of(self.log, offset, max_bytes=3000, end_offset=self.end_offset):
             assert self.disk.identity(each.path).inode == each.inode
             view = self.disk.map(each.path)[each.position : each.position + each.size_bytes]
             self.maps.append((view, bytes(view)))

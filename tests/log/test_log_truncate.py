@@ -16,6 +16,7 @@ from tests.log.support import (
     fill,
     new_log,
     open_log,
+    ranges_of,
     read_batches,
     read_offsets,
     result_of,
@@ -70,7 +71,7 @@ def test_a_log_that_ends_before_its_begin_begins_where_it_ends() -> None:  # B25
 def test_a_reader_keeps_the_inode_it_mapped_and_the_name_gets_another() -> None:
     disk, log = new_log()
     fill(log, 6)
-    log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+    ranges_of(log, 0, max_bytes=1 << 20, end_offset=12)
     before, view = disk.identity(segment_path(0)), disk.map(segment_path(0))
     kept = bytes(view)
     truncate(disk, log, 4)
@@ -252,7 +253,7 @@ def test_what_no_reader_was_given_and_no_sync_covers_is_cut_in_place() -> None:
     disk, log = new_log()
     fill(log, 3)
     sync(disk, log)
-    log.file_ranges(0, max_bytes=1 << 20, end_offset=6)
+    ranges_of(log, 0, max_bytes=1 << 20, end_offset=6)
     fill(log, 3)
     before = disk.identity(segment_path(0))
     disk.fill_up()
@@ -269,7 +270,7 @@ def test_otherwise_nothing_changes_before_what_stays_is_copied(why: str) -> None
     disk, log = new_log()
     fill(log, 6)
     if why == "a reader was given it":
-        log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+        ranges_of(log, 0, max_bytes=1 << 20, end_offset=12)
     elif why == "it was synced":
         sync(disk, log)
     else:
@@ -292,11 +293,11 @@ def test_more_than_the_kernel_frees_at_once_is_not_cut_in_place() -> None:
 def test_a_copy_made_for_another_truncation_is_not_taken() -> None:
     disk, log = new_log()
     fill(log, 6)
-    log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+    ranges_of(log, 0, max_bytes=1 << 20, end_offset=12)
     copy = log.truncate_to(6)
     truncate(disk, log, 4)
     fill(log, 4)
-    log.file_ranges(0, max_bytes=1 << 20, end_offset=12)
+    ranges_of(log, 0, max_bytes=1 << 20, end_offset=12)
     again = log.truncate_to(6, copy)
     assert again not in (None, copy)
     assert log.log_end_offset == 12

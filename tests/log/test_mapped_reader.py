@@ -11,12 +11,13 @@ import pytest
 
 from rayka.config import TopicConfig
 from rayka.log.local_disk import LocalDisk
-from rayka.log.log import LocalRead, Log
+from rayka.log.log import Log
 from rayka.log.mapped_reader import MappedReader, copy_range, is_local_directory
 from rayka.log.meta_properties import MetaProperties, encode_meta_properties
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.protocol.batch_header import split_batches
-from tests.log.support import batch, fill, opened_log, truncate
+from rayka.protocol.fetch import FileRange
+from tests.log.support import batch, fill, opened_log, ranges_of, truncate
 
 CONFIG = TopicConfig(segment_bytes=4000, index_interval_bytes=200)
 
@@ -35,8 +36,8 @@ def log(disk: LocalDisk) -> Iterator[Log]:
     shutil.rmtree(root)
 
 
-def _local(log: Log, offset: int = 0, max_bytes: int = 1 << 20) -> LocalRead:
-    return log.file_ranges(offset, max_bytes=max_bytes, end_offset=log.log_end_offset)
+def _local(log: Log, offset: int = 0, max_bytes: int = 1 << 20) -> tuple[FileRange, ...]:
+    return ranges_of(log, offset, max_bytes=max_bytes, end_offset=log.log_end_offset)
 
 
 def _offsets(views: list[memoryview | None]) -> list[int]:
@@ -46,13 +47,13 @@ def _offsets(views: list[memoryview | None]) -> list[int]:
 def test_mapped_ranges_are_the_log(log: Log) -> None:
     fill(log, 60)
     reader = MappedReader()
-    views = [reader.read(each) for each in _local(log).ranges]
+    views = [reader.read(each) for each in _local(log)]
     assert (len(views), _offsets(views)) == (len(log.segments), list(range(0, 120, 2)))
 
 
 def test_copied_ranges_are_the_log_and_what_was_replaced_is_not_copied(disk: LocalDisk, log: Log) -> None:
     fill(log, 60)
-    ranges = _local(log).ranges
+    ranges = _local(log)
     copies = [copy_range(each) for each in ranges]
     assert [copy is not None and bytes(copy) for copy in copies] == [
         bytes(MappedReader().read(each)) for each in ranges
@@ -68,7 +69,7 @@ def test_however_many_reads_of_a_growing_segment_are_kept_it_is_mapped_few_times
     kept, chunk = [], batch([bytes(1 << 20)])
     for _ in range(80):
         log.append_as_leader([chunk], 0, now_ms=0)
-        [last] = _local(log, log.log_end_offset - 1).ranges
+        [last] = _local(log, log.log_end_offset - 1)
         kept.append(reader.read(last))
     assert _offsets(kept) == list(range(80))
     assert _open_files(last.path) == (4, 4)  # at 1, 17, 34 and 68 MiB; the log's own descriptor apart
@@ -85,7 +86,7 @@ def _open_files(path: str) -> tuple[int, int]:
 def test_a_file_of_another_topic_is_not_read_for_one_that_was_there_before(log: Log) -> None:
     """Deleted and created again, with an inode number that was given away again."""
     fill(log, 5)
-    [file_range] = _local(log).ranges
+    [file_range] = _local(log)
     beside = Path(file_range.path).with_name(PARTITION_METADATA_FILE)
     beside.write_bytes(encode_partition_metadata(UUID(int=2)))
     assert MappedReader().read(file_range, UUID(int=1)) is None
@@ -95,7 +96,7 @@ def test_a_file_of_another_topic_is_not_read_for_one_that_was_there_before(log: 
 def test_what_was_mapped_stays_as_it_was_through_truncation_and_deletion(disk: LocalDisk, log: Log) -> None:
     fill(log, 5)
     reader = MappedReader()
-    view = reader.read(_local(log).ranges[0])
+    view = reader.read(_local(log)[0])
     assert view is not None
     before = bytes(view)
     truncate(disk, log, 2)
@@ -109,7 +110,7 @@ def test_a_range_of_a_truncated_segment_is_read_from_the_old_map_or_not_at_all(
     disk: LocalDisk, log: Log
 ) -> None:
     fill(log, 5)
-    [old] = _local(log).ranges
+    [old] = _local(log)
     truncate(disk, log, 4)
     fill(log, 10, epoch=1)
     assert MappedReader().read(old) is None
@@ -117,7 +118,7 @@ def test_a_range_of_a_truncated_segment_is_read_from_the_old_map_or_not_at_all(
 
 def test_a_range_whose_file_is_gone_or_shorter_or_another_is_not_read(log: Log) -> None:
     fill(log, 5)
-    [given] = _local(log).ranges
+    [given] = _local(log)
     reader = MappedReader()
     fields = {name: getattr(given, name) for name in given.__struct_fields__}
     for change in (
@@ -136,14 +137,14 @@ def test_a_range_whose_file_is_gone_or_shorter_or_another_is_not_read(log: Log) 
 def test_no_more_segments_are_kept_mapped_than_allowed(log: Log) -> None:
     fill(log, 60)
     reader = MappedReader(max_maps=2)
-    views = [reader.read(each) for each in _local(log).ranges]
+    views = [reader.read(each) for each in _local(log)]
     assert (len(views) > 2, repr(reader)) == (True, "<MappedReader maps=2/2>")
     assert _offsets(views) == list(range(0, 120, 2))
 
 
 def test_the_segment_that_was_not_read_for_longest_is_let_go(log: Log) -> None:
     fill(log, 60)
-    first, second, third = _local(log).ranges[:3]
+    first, second, third = _local(log)[:3]
     reader = MappedReader(max_maps=2)
     for each in (first, second, first, third):
         assert reader.read(each) is not None
@@ -152,7 +153,7 @@ def test_the_segment_that_was_not_read_for_longest_is_let_go(log: Log) -> None:
 
 def test_a_map_in_use_is_shared_also_when_many_other_segments_were_read_meanwhile(log: Log) -> None:
     fill(log, 60)
-    ranges = _local(log).ranges
+    ranges = _local(log)
     reader = MappedReader(max_maps=2)
     kept = [reader.read(each) for _ in range(3) for each in ranges]
     assert len(ranges) > 2

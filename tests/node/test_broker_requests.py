@@ -16,6 +16,7 @@ from rayka.errors import (
     InvalidRequiredAcks,
 )
 from rayka.ids import ZERO_ID
+from rayka.log.given import SLICE_BYTES_MIN
 from rayka.node.broker_node import BrokerNode
 from rayka.node.inbox import Inbox
 from rayka.ports import Request
@@ -217,6 +218,13 @@ def test_who_can_open_the_directory_is_told_where_the_records_are(topic: Topic) 
     assert (result.records.size, result.next_offset) == (0, 2)
     assert found.size_bytes == topic.fetch().records.size
     assert not topic.fetch(local_directory_ids=(ZERO_ID,)).file_ranges
+
+
+def test_records_that_are_given_as_a_slice_arrive_as_bytes(topic: Topic) -> None:
+    topic.produce(bytes(SLICE_BYTES_MIN))
+    topic.produce(b"few")
+    (value, few) = topic.values()
+    assert (value, few) == (bytes(SLICE_BYTES_MIN), b"few")
 
 
 # ---- ListOffsets, Metadata, Status ----

@@ -577,7 +577,7 @@ class OwnDisk(LocalDisk):
         pass
 
 
-def test_of_a_leader_on_this_machine_much_is_copied_from_its_files(tmp_path: Path) -> None:
+def test_what_a_leader_on_this_machine_names_is_copied_from_its_files(tmp_path: Path) -> None:
     async def main() -> None:
         disk = OwnDisk()
         broker = await Broker.start(disk, data_dirs=(str(tmp_path / "own"),))
@@ -588,8 +588,8 @@ def test_of_a_leader_on_this_machine_much_is_copied_from_its_files(tmp_path: Pat
             broker.new_partition(0),
         )
         asked = await broker.begin_session(given(0, batch(b"a")))
-        assert asked.request.local_directory_ids == ()
-        asked.answer(answered(given(0, batch(b"b" * 200_000, offset=1))))
+        assert asked.request.local_directory_ids == (theirs.directory_id,)
+        asked.answer(answered(given(0, batch(b"b", offset=1))))
         asked = await broker.next_fetch()
         assert asked.request.local_directory_ids == (theirs.directory_id,)
         disk.append(f"{theirs.path}/log", [batch(b"c", offset=2)])

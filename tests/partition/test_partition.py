@@ -319,7 +319,7 @@ def test_places_in_files_say_the_same_as_bytes() -> None:
     from_bytes = read(partition, 0)
     local = partition.read(fetch(0), max_bytes=1 << 20, min_one_batch=True, as_file_ranges=True)
     (found,) = local.file_ranges
-    assert disk.read_at(found.path, found.position, found.size_bytes) == from_bytes.records
+    assert disk.read_at(found.path, found.position, found.size_bytes) == bytes(from_bytes.records)  # type: ignore[arg-type]
     assert (local.next_offset, local.size_bytes) == (from_bytes.next_offset, from_bytes.size_bytes)
 
 

@@ -6,7 +6,7 @@ is sent to (G15). A follower outside the ISR gets nothing while the throttle is 
 readFromLog`, `updateFollowerFetchState` (G1-G6, G13).
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from rayka.partition.partition import Partition
 from rayka.partition.partition_reads import ReadResult
 from rayka.partition.quota import is_throttled
 from rayka.protocol.fetch import FetchPartition, FetchPartitionResult, FetchRequest
-from rayka.protocol.wire import NO_BYTES
 
 
 class Leader(NamedTuple):
@@ -191,7 +190,7 @@ def _result(
         leader_id=partition.leader_id,
         leader_epoch=partition.leader_epoch,
         diverging_epoch=read.diverging_epoch,
-        records=np.frombuffer(read.records, dtype=np.uint8) if read.records else NO_BYTES,
+        records=cast(np.ndarray, read.records),  # or a slice, of which the reader gets the bytes
         file_ranges=read.file_ranges,
         preferred_read_replica=preferred,
         last_fetched_epoch=partition.log.epoch_of(read.next_offset - 1) if read.size_bytes else NO_EPOCH,

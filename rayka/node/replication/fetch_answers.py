@@ -79,13 +79,9 @@ class FetchAnswers:
     def __repr__(self) -> str:
         return f"<FetchAnswers from {node_name(self._leader_id)}>"
 
-    async def take(self, results: Iterable[FetchPartitionResult], number: int) -> int:
-        """The results that the request of this number has brought; how many bytes of records they were. After some of
-        them others have their turn.
-        """
-        size_bytes = 0
+    async def take(self, results: Iterable[FetchPartitionResult], number: int) -> None:
+        """The results that the request of this number has brought. After some of them others have their turn."""
         async for result in in_turns(results, RESULTS_PER_TURN):
-            size_bytes += result.size_bytes
             key = (result.topic_id, result.partition)
             followed = self._positions.get(key)
             if followed is None:
@@ -93,7 +89,6 @@ class FetchAnswers:
             else:
                 self._take(followed, result, is_fresh=followed.asked_in <= number)
         self._settle()
-        return size_bytes
 
     def _take(self, followed: Followed, result: FetchPartitionResult, *, is_fresh: bool) -> None:
         """Of a result that answers an older position only the high watermark counts, in the same epoch (B26)."""

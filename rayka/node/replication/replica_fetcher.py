@@ -23,7 +23,6 @@ from rayka.protocol.fetch import FIRST_SESSION_EPOCH, FetchRequest, FetchRespons
 from rayka.protocol.fetch_session import SessionRequest
 from rayka.protocol.fetch_stream import Ending
 
-_BULK_BYTES = 128 << 10  # from here on it is cheaper to read the leader's file than to be sent what is in it
 _logger = logging.getLogger(__name__)
 
 
@@ -40,7 +39,6 @@ class ReplicaFetcher:
         self._results = FetchAnswers(leader_id, shared, self.positions)
         self._wake = asyncio.Event()
         self._has_news = False  # something to ask for that no request asks for yet
-        self._is_bulk = False  # the last answer was so large that the next one will be, too
         self._pause: asyncio.TimerHandle | None = None
         self._taken_count = 0  # answers that are being taken
         self._failures = Repeats(_logger)
@@ -111,11 +109,9 @@ class ReplicaFetcher:
         )
 
     def _local_directory_ids(self) -> tuple[UUID, ...]:
-        """Where the leader need not send bytes, because this broker can read its files. Only while there is much to
-        copy: a small answer is here sooner than a file is read.
-        """
+        """Where the leader need not send many bytes, because this broker can read its files."""
         leader, local = self._shared.brokers(self._leader_id), self._shared.local
-        if not self._is_bulk or leader is None or local is None:
+        if leader is None or local is None:
             return ()
         return local.ids(leader.directories)
 
@@ -139,10 +135,9 @@ class ReplicaFetcher:
             self._failures.succeeded(None)
             self._taken_count += 1
             try:
-                size_bytes = await self._results.take(response.partitions, number)
+                await self._results.take(response.partitions, number)
             finally:
                 self._taken_count -= 1
-            self._is_bulk = size_bytes >= _BULK_BYTES
         else:
             self._on_end(ending, f"{response.error_code.name}: {response.error_message}")
 

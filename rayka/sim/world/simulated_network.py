@@ -19,7 +19,7 @@ from rayka.ids import random_uuid
 from rayka.node.inbox import Node
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
-from rayka.protocol.wire import Failure, decode
+from rayka.protocol.wire import Failure, decode, in_memory
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process
 from rayka.sim.run_options import SimOptions
@@ -163,7 +163,8 @@ class SimNetwork:
         exchange = endpoint.open.pop(task)
         if task.cancelled() or not endpoint.process.is_alive:
             return
-        answer = task.result()
+        body, payload = task.result()
+        answer = (body, in_memory(payload))
         self.observer.on_answer(endpoint.process, exchange.call, answer)
         exchange.copies -= 1
         if exchange.copies and _is_refusal(answer):

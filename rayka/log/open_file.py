@@ -1,0 +1,88 @@
+"""Files of the operating system that stay open while something refers to them, and slices of them.
+
+A descriptor is shared by the disk that appends to the file and by all slices that wait to be sent, and closed with the
+last of them: an answer that is dropped, whatever the way, leaves none behind. Kafka: `FileRecords.slice`, `writeTo`.
+"""
+
+import errno
+import os
+import socket
+from concurrent.futures import Executor
+
+import numpy as np
+
+from rayka.errors import StorageError
+from rayka.ports import FileIdentity, FileSlice
+
+_SMALL_FILE_BYTES = 4 << 20  # the kernel frees so much in about 1 ms
+
+
+class OpenFile:
+    """One descriptor. Where it holds the last of a large file, it is closed on a thread: the kernel frees the pages
+    then, which takes 300 ms for 1 GiB.
+    """
+
+    __slots__ = ("_removals", "descriptor")
+
+    def __init__(self, path: str, flags: int, removals: Executor) -> None:
+        self._removals = removals
+        self.descriptor = -1
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def __repr__(self) -> str:
+        return f"<OpenFile {self.descriptor}>"
+
+    def __del__(self) -> None:
+        if self.descriptor < 0:
+            return
+        status = os.fstat(self.descriptor)
+        if status.st_nlink == 0 and status.st_size > _SMALL_FILE_BYTES:
+            try:
+                self._removals.submit(os.close, self.descriptor)
+            except RuntimeError:  # the disk is closed
+                os.close(self.descriptor)
+        else:
+            os.close(self.descriptor)
+
+
+class LocalSlice(FileSlice):
+    """A slice of an open file, sent by `sendfile`: within the kernel, its pages are not even copied."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: OpenFile, path: str, position: int, size: int) -> None:
+        super().__init__(path, position, size)
+        self._file = file
+
+    def identity(self) -> FileIdentity:
+        status = os.fstat(self._file.descriptor)
+        return FileIdentity(device=status.st_dev, inode=status.st_ino, size_bytes=status.st_size)
+
+    def read(self) -> np.ndarray:
+        records = np.empty(self.size, dtype=np.uint8)
+        try:
+            count = os.preadv(self._file.descriptor, (records.data,), self.position)
+        except OSError as error:
+            raise self._failed(error) from error
+        if count < self.size:
+            raise self._cut()
+        return records
+
+    def send(self, connection: socket.socket, begin: int, bytes_max: int) -> int:
+        count = min(self.size - begin, bytes_max)
+        try:
+            sent = os.sendfile(connection.fileno(), self._file.descriptor, self.position + begin, count)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise self._failed(error) from error
+            raise
+        if not sent:
+            raise self._cut()
+        return sent
+
+    def _failed(self, error: OSError) -> StorageError:
+        return StorageError(f"cannot read {self.path}: {error.strerror}")
+
+    def _cut(self) -> StorageError:
+        found = self.identity().size_bytes
+        return StorageError(f"{self.path}: expected {self.position + self.size} bytes, found {found}")
