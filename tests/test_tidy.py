@@ -64,6 +64,7 @@ FILE_CALLS = (
 SHELLS = ("rayka/actors/", "rayka/spark/", "rayka/cli/")
 FILE_EXCEPTIONS = {
     "rayka/log/local_disk.py": "the disk port",
+    "rayka/log/open_file.py": "the disk port's open files and slices of them",
     "rayka/log/mapped_reader.py": "the disk port's other end: maps what a file range names",
     "rayka/config.py": "reads the cluster specification",
     "rayka/sim/results.py": "what many runs came to",
