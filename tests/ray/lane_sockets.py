@@ -7,8 +7,8 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any
 
@@ -26,20 +26,21 @@ _PAUSE_S_MAX = 0.05
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def lane_sockets(side: Callable[[socket.socket], Any], name: bytes = _SERVED) -> list[socket.socket]:
-    """Copies of this process's sockets of lanes on this machine, by the name that `side` of them has."""
-    found, seen = [], set()
+@contextmanager
+def own_sockets() -> Iterator[list[socket.socket]]:
+    """Copies of all sockets of this process."""
+    copies, seen = [], set()
     for number in os.listdir("/proc/self/fd"):
         with suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")
             if target.startswith("socket:") and target not in seen:  # a copy may have a number of the list
                 seen.add(target)
-                each = socket.socket(fileno=os.dup(int(number)))
-                if _address(side, each).startswith(name):
-                    found.append(each)
-                else:
-                    each.close()
-    return found
+                copies.append(socket.socket(fileno=os.dup(int(number))))
+    try:
+        yield copies
+    finally:
+        for each in copies:
+            each.close()
 
 
 def _address(side: Callable[[socket.socket], Any], each: socket.socket) -> bytes:
@@ -51,10 +52,9 @@ def _address(side: Callable[[socket.socket], Any], each: socket.socket) -> bytes
 
 def connected_to(cluster: Cluster, node_id: int) -> int:
     """How many sockets of this process are lanes to a node."""
-    sockets = lane_sockets(socket.socket.getpeername, b"\0" + offered(cluster, node_id).local_name.encode())
-    for each in sockets:
-        each.close()
-    return len(sockets)
+    name = b"\0" + offered(cluster, node_id).local_name.encode()
+    with own_sockets() as sockets:
+        return sum(_address(socket.socket.getpeername, each) == name for each in sockets)
 
 
 def offered(cluster: Cluster, node_id: int) -> LaneOffer:
@@ -64,14 +64,13 @@ def offered(cluster: Cluster, node_id: int) -> LaneOffer:
 
 def cut_one(side: Callable[[socket.socket], Any], chance: random.Random) -> int:
     """Cuts one of the lanes of this process off; how many that are."""
-    sockets = lane_sockets(side)
-    connected = [each for each in sockets if _is_connected(each)]
-    chosen = chance.sample(connected, min(1, len(connected)))
-    for each in chosen:
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-    for each in sockets:
-        each.close()
+    with own_sockets() as sockets:
+        served = [each for each in sockets if _address(side, each).startswith(_SERVED)]
+        connected = [each for each in served if _is_connected(each)]
+        chosen = chance.sample(connected, min(1, len(connected)))
+        for each in chosen:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
     return len(chosen)
 
 
