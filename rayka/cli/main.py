@@ -31,6 +31,8 @@ _SUBCOMMANDS = {
     "status": ("rayka.cli.cluster_commands", "Show a cluster's nodes."),
     "logs": ("rayka.cli.logs", "Print what a node logged, and follow it."),
     "topic": ("rayka.cli.topic_commands", "Create, list, describe, alter and delete topics."),
+    "produce": ("rayka.cli.produce_command", "Send lines of standard input, or JSON, to a topic."),
+    "consume": ("rayka.cli.consume_command", "Print records of a topic, as a format says or as JSON."),
     "partition": ("rayka.cli.partition_commands", "Give partitions other replicas or another leader."),
     "broker": ("rayka.cli.broker_commands", "List, describe, configure, drain and remove brokers."),
     "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change who votes."),

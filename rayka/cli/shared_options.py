@@ -48,6 +48,16 @@ config_options = _all_of(
         help="Back to the default; may be given often.",
     ),
 )
+# Settings of the client that a command uses, as a dict. Records are bytes to a command.
+client_config_option = click.option(
+    "--config",
+    "-X",
+    "configs",
+    multiple=True,
+    callback=lambda context, _, given: _client_config(given),
+    metavar="KEY=VALUE",
+    help="A setting of the client, Kafka's name; may be given often.",
+)
 # How long to stay until replicas have caught up.
 wait_options = _all_of(
     click.option(
@@ -158,9 +168,20 @@ def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, 
     return changes
 
 
-def key_and_value(text: str) -> tuple[str, str]:
+def _client_config(given: tuple[str, ...]) -> dict[str, str]:
+    values = dict(key_and_value(each) for each in given)
+    for key in values:
+        if key.endswith("serializer") or key.replace("_", ".") == "auto.offset.reset":
+            raise click.BadParameter(
+                f"{key} is no setting of a command: data pass unchanged, and --from says where reading begins",
+                param_hint="--config",
+            )
+    return values
+
+
+def key_and_value(text: str, metavar: str = "KEY=VALUE", option: str = "--config") -> tuple[str, str]:
     """The two sides of KEY=VALUE."""
     key, separator, value = text.partition("=")
     if not separator or not key:
-        raise click.BadParameter(f"expected KEY=VALUE, found {text!r}", param_hint="--config")
+        raise click.BadParameter(f"expected {metavar}, found {text!r}", param_hint=option)
     return key, value

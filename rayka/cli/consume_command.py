@@ -1,0 +1,223 @@
+"""`rayka consume`: the records of a topic on standard output, as a format says or as lines of JSON.
+
+Only whole records are written, also when Ctrl-C ends the command, unless the reader of the pipe stands still.
+Kafka: `kcat -C`, `kafka-console-consumer`. Left out: groups.
+"""
+
+import io
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import click
+
+from rayka.cli.record_text import json_line, parse_format
+from rayka.cli.shared_options import Target, client_config_option, target_options
+
+if TYPE_CHECKING:
+    from rayka.cli.record_text import Format
+    from rayka.client.bootstrap import ClusterHandle
+    from rayka.client.consumer.consumer import Consumer
+    from rayka.client.consumer.reader import Reader
+    from rayka.client.consumer.record import Record
+
+_BUFFER_BYTES = 1 << 16
+_POLL_MS = 500  # after so long without a record, it is checked that the pipe still has a reader
+_LAST_WRITE_S = 0.1  # after Ctrl-C
+_WORDS = {"beginning": "earliest", "earliest": "earliest", "end": "latest", "latest": "latest"}
+
+
+class Start(NamedTuple):
+    """Where reading begins: at a bound of `rayka.read`, or at an offset, which is the last so many records if it is
+    below 0.
+    """
+
+    bound: str | int | datetime = "earliest"
+    offset: int | None = None
+
+
+@click.command()
+@click.argument("topic_name", metavar="TOPIC")
+@click.option(
+    "--from",
+    "-o",
+    "start",
+    default="beginning",
+    show_default=True,
+    metavar="WHERE",
+    help="beginning, end, an offset, -N (the last N of each partition), a time as 2026-01-31T12:00, or @MS.",
+)
+@click.option(
+    "--partition", "-p", "numbers", multiple=True, type=click.IntRange(min=0), help="Which; all otherwise."
+)
+@click.option("--count", "-c", type=click.IntRange(min=0), help="End after so many records.")
+@click.option("--exit", "-e", "ends", is_flag=True, help="End where the topic ended when the command began.")
+@click.option("--format", "-f", "text", metavar="FORMAT", help=r"What to print of a record; %s\n otherwise.")
+@click.option("--key-delimiter", "-K", metavar="TEXT", help="Print keys, and this between key and value.")
+@click.option("--delimiter", "-D", metavar="TEXT", help=r"Print this after each value; \n otherwise.")
+@click.option("--null", "-Z", "shows_null", is_flag=True, help="Print NULL for a key or value that is none.")
+@client_config_option
+@target_options
+def consume(
+    *,
+    topic_name: str,
+    start: str,
+    numbers: tuple[int, ...],
+    count: int | None,
+    ends: bool,
+    configs: dict[str, Any],
+    target: Target,
+    **shape: Any,
+) -> None:
+    r"""Print the records of TOPIC, and wait for more until Ctrl-C.
+
+    A FORMAT is kcat's: %t topic, %p partition, %o offset, %T timestamp in ms, %k key, %s value, %K and %S their lengths
+    (-1: none), %R the value's length as four bytes, %h headers, %% a percent sign, \n \r \t \e \0 \\ \xHH.
+
+    With --json each record is a line of JSON, from which `rayka produce --json` makes the same record again.
+    """
+    to_bytes = _format_of(target.as_json, **shape)
+    where = parse_start(start)
+    from rayka.client.consumer.consumer import Consumer
+
+    handle = target.cluster()
+    reader = range_from(topic_name, handle, where, numbers, configs)
+    with whole_records() as output:
+        if ends:
+            write(islice(reader, count), to_bytes, output)
+            return
+        topics = () if numbers else (topic_name,)  # all partitions, and those that are added
+        with Consumer(*topics, cluster=handle, config=configs, auto_offset_reset="earliest") as consumer:
+            starts = {tp: at for tp, at in reader.start_offsets.items() if tp.partition in numbers or topics}
+            if numbers:
+                consumer.assign(starts)
+            for tp, offset in starts.items():
+                consumer.seek(tp, offset)
+            write(islice(_followed(consumer, output), count), to_bytes, output)
+
+
+def parse_start(text: str) -> Start:
+    """What `--from` says. Raises click.BadParameter."""
+    if text in _WORDS:
+        return Start(_WORDS[text])
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
+        return Start(offset=int(text))
+    if re.fullmatch(r"@[0-9]{1,15}", text):
+        return Start(int(text[1:]))
+    try:
+        return Start(datetime.fromisoformat(text))
+    except ValueError as error:
+        raise click.BadParameter(
+            f"expected beginning, end, an offset, -N, a time as 2026-01-31T12:00, or @MS; found {text!r}",
+            param_hint="--from",
+        ) from error
+
+
+def range_from(
+    topic_name: str, cluster: "ClusterHandle", start: Start, numbers: Collection[int], configs: dict[str, Any]
+) -> "Reader":
+    """The records that there are from the start on, of the partitions of these numbers or of all.
+
+    Raises click.BadParameter, and what `rayka.read` raises.
+    """
+    from rayka.client.consumer.reader import read
+
+    whole = read(topic_name, cluster=cluster, config=configs, start=start.bound)
+    if not numbers and start.offset is None:
+        return whole
+    unknown = set(numbers) - {tp.partition for tp in whole.end_offsets}
+    if unknown:
+        raise click.BadParameter(
+            f"expected 0 to {len(whole.end_offsets) - 1}, the partitions of topic {topic_name!r}; "
+            f"found {min(unknown)}",
+            param_hint="--partition",
+        )
+    starts = {}
+    for tp, first in whole.start_offsets.items():
+        end = whole.end_offsets[tp]
+        if numbers and tp.partition not in numbers:
+            starts[tp] = end
+        elif start.offset is None:
+            starts[tp] = first
+        else:
+            starts[tp] = start.offset if start.offset >= 0 else max(first, end + start.offset)
+    return read(topic_name, cluster=cluster, config=configs, start=starts, end=whole.end_offsets)
+
+
+def write(records: "Iterable[Record]", to_bytes: "Format", output: BinaryIO) -> None:
+    """Writes the records as they come."""
+    for record in records:
+        output.write(to_bytes(record))
+
+
+@contextmanager
+def whole_records() -> Iterator[BinaryIO]:
+    """Standard output for records. Each write goes into its buffer whole, so that Ctrl-C cuts no record; then the
+    buffer has a moment to empty itself, which a reader that stands still does not let it.
+    """
+    sys.stdout.flush()
+    output = io.BufferedWriter(io.FileIO(sys.stdout.fileno(), "wb", closefd=False), _BUFFER_BYTES)
+    try:
+        yield output
+    except KeyboardInterrupt:
+        _flush_within(_LAST_WRITE_S, output)
+        raise
+    output.flush()
+
+
+def _flush_within(seconds: float, output: BinaryIO) -> None:
+    """Flushes, or gives up: then what is left goes nowhere, also when Python flushes it once more."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        output.flush()
+    except KeyboardInterrupt:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _followed(consumer: "Consumer", output: BinaryIO) -> "Iterator[Record]":
+    """Records for ever; what was read is shown before more is waited for."""
+    while True:
+        yield from consumer.poll(_POLL_MS)
+        output.flush()
+        if _has_no_reader(output):
+            raise BrokenPipeError
+
+
+def _has_no_reader(output: BinaryIO) -> bool:
+    """Whether the other end of the pipe is closed, without writing to it."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _format_of(
+    as_json: bool, *, text: str | None, key_delimiter: str | None, delimiter: str | None, shows_null: bool
+) -> "Format":
+    """What is printed of a record. Raises click.UsageError for options that exclude each other, and ConfigError."""
+    others: dict[str, object] = {"--key-delimiter": key_delimiter, "--delimiter": delimiter}
+    if as_json:
+        others |= {"--format": text, "--null": shows_null or None}
+    for option, value in others.items():
+        if value is not None and (as_json or text is not None):
+            taken = "--json" if as_json else "--format"
+            raise click.UsageError(f"{taken} says all that is printed of a record; leave out {option}")
+    if as_json:
+        return json_line
+    if text is None:
+        key = "" if key_delimiter is None else "%k" + _escaped(key_delimiter)
+        text = key + "%s" + (r"\n" if delimiter is None else _escaped(delimiter))
+    return parse_format(text, b"NULL" if shows_null else b"")
+
+
+def _escaped(delimiter: str) -> str:
+    return delimiter.replace("%", "%%")
