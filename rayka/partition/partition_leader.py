@@ -37,14 +37,15 @@ from rayka.protocol.replica_reports import (
 
 
 class Appended(NamedTuple):
-    """An append that is to be acknowledged: where it is, in which epoch, and whether a sync must come
-    first."""
+    """An append that is to be acknowledged: where it is, in which epoch, whether a sync must come first, and whether it
+    has moved the high watermark."""
 
     base_offset: int
     required_offset: int
     leader_epoch: int
     log_append_time_ms: int
     needs_sync: bool
+    is_high_watermark_raised: bool
 
 
 class FollowerUpdate(NamedTuple):
@@ -153,13 +154,14 @@ class PartitionLeader:
         info = replica.log.append_as_leader(batches, leader_epoch, now_ms=now_ms, log_append_time_ms=stamp_ms)
         if info.is_duplicate and stamp_ms is not None:
             stamp_ms = info.max_timestamp_ms
-        self.maybe_increment_high_watermark(now_ms)
+        is_raised = self.maybe_increment_high_watermark(now_ms)
         return Appended(
             base_offset=info.first_offset,
             required_offset=info.last_offset + 1,
             leader_epoch=leader_epoch,
             log_append_time_ms=NO_TIMESTAMP if stamp_ms is None else stamp_ms,
             needs_sync=replica.needs_sync,
+            is_high_watermark_raised=is_raised,
         )
 
     def is_acknowledged(self, appended: Appended, acks: int) -> bool:

@@ -46,10 +46,10 @@ def append(broker: Broker, *values: bytes, number: int = 0) -> None:
     """As a producer does that waits for nobody."""
     replica = broker.replica(number)
     records = encode_batch(list(values), timestamps_ms=1_700_000_000_000)
-    replica.partition.as_leader().append(
+    appended = replica.partition.as_leader().append(
         records, ACKS_LEADER, now_ms=now_ms(), timestamp_ms=1_700_000_000_000
     )
-    broker.replicas.on_appended(replica)
+    broker.replicas.on_appended(replica, is_high_watermark_moved=appended.is_high_watermark_raised)
 
 
 def at(offset: int, number: int = 0, **changes: Any) -> FetchPartition:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import BrokerNotAvailable
-from rayka.node.handlers.parked import Parked
+from rayka.node.handlers.parked import News, Parked
 
 SOON_S, LATE_S = 0.005, 60.0
 
@@ -83,5 +83,29 @@ def test_when_the_node_stops_all_waits_end_also_later_ones() -> None:
         for each in (waiting, wait(parked)):
             with pytest.raises(BrokerNotAvailable, match="shutting down"):
                 await each
+
+    run(main())
+
+
+def test_news_that_a_watch_sleeps_through_wake_it_not_and_what_is_committed_is_due_all_the_same() -> (
+    None
+):  # G9
+    async def main() -> None:
+        parked: Parked[str] = Parked()
+        with (
+            parked.watch(["a"], sleeps_through=News.APPENDED) as producer,
+            parked.watch(["a"], sleeps_through=News.COMMITTED) as follower,
+        ):
+            parked.wake("a", News.COMMITTED)
+            assert (producer.is_woken, follower.is_woken) == (True, False)
+            assert list(follower.due) == ["a"]  # the next answer says how much is committed
+            parked.wake("a", News.APPENDED)
+            assert follower.is_woken
+            assert await producer.wait(deadline(LATE_S))
+            parked.wake("a", News.APPENDED)
+            assert not producer.is_woken
+            parked.wake("a")
+            assert producer.is_woken
+        assert (repr(parked), parked._of_appends) == ("<Parked keys=0>", {})
 
     run(main())

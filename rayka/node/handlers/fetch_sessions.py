@@ -16,7 +16,7 @@ from random import Random
 
 from rayka.errors import ErrorCode, FetchSessionIdNotFound, InvalidFetchSessionEpoch
 from rayka.ids import NO_NODE, NO_OFFSET
-from rayka.node.handlers.parked import Parked, Watch
+from rayka.node.handlers.parked import News, Parked, Watch
 from rayka.node.replication.replica import PartitionKey
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
@@ -199,7 +199,9 @@ class FetchSessions:
             rank = (request.replica_id != NO_NODE, len(request.partitions))
             if len(self._sessions) < self._slots or self._evict(rank, now_ms):
                 session_id = self._new_id()
-        session = FetchSession(session_id, request.replica_id, now_ms, self._parked.new_watch())
+        # What is committed a follower is told with the next answer; an uncommitted record is nothing for a consumer.
+        sleeps_through = News.APPENDED if request.replica_id == NO_NODE else News.COMMITTED
+        session = FetchSession(session_id, request.replica_id, now_ms, self._parked.new_watch(sleeps_through))
         if session_id != NO_SESSION:
             self._sessions[session_id] = session
             session.epoch = next_session_epoch(FIRST_SESSION_EPOCH)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.node.clock import now_ms
+from rayka.node.handlers.parked import News
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import Appended
@@ -66,7 +67,7 @@ class ProduceHandler:
             )
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
-        self._replicas.on_appended(replica)
+        self._replicas.on_appended(replica, is_high_watermark_moved=appended.is_high_watermark_raised)
         return appended, _accepted(data, replica, appended)
 
     async def _wait(
@@ -74,7 +75,8 @@ class ProduceHandler:
     ) -> None:
         """Until each append is acknowledged, refused, or the request's time is over."""
         deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
-        with self._replicas.parked.watch([_key(results[place]) for place in waiting]) as watch:
+        keys = [_key(results[place]) for place in waiting]
+        with self._replicas.parked.watch(keys, sleeps_through=News.APPENDED) as watch:
             while waiting and await watch.wait(deadline_s):
                 self._answer(acks, waiting, results)
         for place in waiting:

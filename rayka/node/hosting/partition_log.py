@@ -15,6 +15,7 @@ from typing import Generic
 from rayka.errors import CorruptRecord, DamagedLog, StorageError, UnsupportedVersion
 from rayka.ids import NO_EPOCH, NO_OFFSET
 from rayka.node import clock
+from rayka.node.handlers.parked import News
 from rayka.node.replication.replica import PartitionKey, Replica
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.signal import Signal
@@ -31,7 +32,9 @@ _READ_BYTES = 1 << 20
 class PartitionNews(Signal):
     """News of one partition, as `Parked` tells them."""
 
-    def wake(self, key: PartitionKey) -> None:
+    sleeps_through = None
+
+    def wake(self, key: PartitionKey, news: News = News.CHANGED) -> None:
         self.notify()
 
     def end(self, reason: str) -> None:
@@ -136,7 +139,7 @@ class PartitionLog(Generic[RecordT]):
         except StorageError as error:
             self.fail(error)
             raise self._replicas.on_storage_error(self._replica, error) from error
-        self._replicas.on_appended(self._replica)
+        self._replicas.on_appended(self._replica, is_high_watermark_moved=appended.is_high_watermark_raised)
         return appended.base_offset
 
     # ---- What is committed -------------------------------------------------------------------------------------------

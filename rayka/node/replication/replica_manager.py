@@ -26,7 +26,7 @@ from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import BrokerImage, MetadataImage, PartitionImage
 from rayka.node import clock
 from rayka.node.controller_link import ControllerLink
-from rayka.node.handlers.parked import Parked
+from rayka.node.handlers.parked import News, Parked
 from rayka.node.replication.fetch_answers import Shared
 from rayka.node.replication.isr_changes import IsrChanges
 from rayka.node.replication.replica import PartitionKey, Replica, Unusable, key_of
@@ -173,10 +173,10 @@ class ReplicaManager:
 
     # ---- What happens to partitions --------------------------------------------------------------------
 
-    def on_appended(self, replica: Replica) -> None:
-        """The log has grown: it is synced if it must be, and readers are woken."""
+    def on_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None:
+        """The log has grown: it is synced if it must be, and those are woken that now can read more."""
         replica.flusher.on_appended(replica.partition)
-        self.wake(replica.partition)
+        self.wake(replica.partition, News.CHANGED if is_high_watermark_moved else News.APPENDED)
 
     def on_follower_appended(self, replica: Replica, *, is_high_watermark_moved: bool) -> None:
         """This broker's copy has grown, or was cut; consumers that read here see up to its high watermark (G15)."""
@@ -187,7 +187,8 @@ class ReplicaManager:
     def on_follower_fetch(self, replica: Replica, update: FollowerUpdate) -> None:
         """A follower has told how far it is: what waits for that looks again, and the ISR may grow (G13)."""
         if update.is_high_watermark_raised or update.is_low_watermark_raised:
-            self.wake(replica.partition)
+            is_all = update.is_low_watermark_raised
+            self.wake(replica.partition, News.CHANGED if is_all else News.COMMITTED)
         if update.proposal is not None:
             self._isr_changes.propose(replica.partition, update.proposal)
 
@@ -217,6 +218,6 @@ class ReplicaManager:
             self.wake(replica.partition)
         self.fetchers.remove([key_of(each.partition) for each in failed])
 
-    def wake(self, partition: Partition) -> None:
-        """Requests that wait for the partition look again."""
-        self.parked.wake(key_of(partition))
+    def wake(self, partition: Partition, news: News = News.CHANGED) -> None:
+        """Requests that wait for such news of the partition look again."""
+        self.parked.wake(key_of(partition), news)
