@@ -160,7 +160,7 @@ class NodeShell:
         spec = self._placement.spec
         if spec.transport == "auto":
             first, last = spec.transport_ports or (0, 0)
-            self._lanes = LaneServer(inbox.handle)
+            self._lanes = LaneServer(inbox.start)
             self._lanes.start(self._host, range(first, last + 1))
 
     def _fail(self, reason: str) -> None:

@@ -8,7 +8,7 @@ and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: 
 """
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
 from rayka.ids import ZERO_ID, Role, node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
+from rayka.node.answering import Response
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
@@ -34,7 +35,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
-from rayka.ports import Message, Request
+from rayka.ports import Request
 from rayka.protocol.apis import ServedBy
 from rayka.protocol.fetch import FetchRequest, ListOffsetsRequest
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
@@ -57,7 +58,7 @@ class _Parts:
     lifecycle: BrokerLifecycle
     shards: HostedShards
     internal_topics: InternalTopics
-    handlers: Mapping[type[Any], Callable[[Any], Coroutine[Any, Any, Message]]]  # by the type of the request
+    handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
 
     # For `observed`:
 
@@ -202,7 +203,7 @@ class BrokerNode:
 
     # ---- Requests --------------------------------------------------------------------------------------
 
-    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+    def handle(self, request: Request[Any]) -> Response:
         """The answer of the API's handler. It is not awaited here: that would keep the records of a produce."""
         if isinstance(request, StatusRequest):
             return self._status()

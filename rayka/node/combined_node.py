@@ -8,13 +8,13 @@ by the active controller, `status` is of both (decision 032).
 """
 
 import logging
-from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
 
 from rayka.errors import UnavailableError
 from rayka.ids import NO_NODE, Role, node_name
+from rayka.node.answering import Response, completed
 from rayka.node.broker_node import BrokerNode
 from rayka.node.controller_node import ControllerNode
 from rayka.node.settings import NodeSettings, controller_settings
@@ -81,7 +81,7 @@ class CombinedNode:
 
     # ---- Requests --------------------------------------------------------------------------------------------------
 
-    def handle(self, request: Request[Any]) -> Coroutine[Any, Any, Any]:
+    def handle(self, request: Request[Any]) -> Response:
         """The answer of the one that serves the API. The broker may be another object at the next call."""
         match request:
             case MetadataRequest():
@@ -103,17 +103,17 @@ class CombinedNode:
         that has not heard yet of the end of its own controller's lead sends no caller here.
         """
         if not self.controller.is_active:
-            response: MetadataResponse = await self.broker.handle(request)
+            response: MetadataResponse = await completed(self.broker.handle(request))
             is_outdated = response.controller_id == self._settings.node_id and not self.controller.is_active
             return msgspec.structs.replace(response, controller_id=NO_NODE) if is_outdated else response
         if request.min_metadata_offset >= 0:
-            await self.broker.handle(request)
+            await completed(self.broker.handle(request))
         newest: MetadataResponse = await self.controller.handle(request)
         return newest
 
     async def _status(self, request: StatusRequest) -> StatusResponse:
         """Of both: running when both are, and else in the state of the one that is not."""
-        broker: StatusResponse = await self.broker.handle(request)
+        broker: StatusResponse = await completed(self.broker.handle(request))
         controller: StatusResponse = await self.controller.handle(request)
         return msgspec.structs.replace(
             broker,

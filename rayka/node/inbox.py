@@ -1,17 +1,17 @@
 """Where calls enter a node: decoded, put in their caller's order, bounded, handed to the node, answered.
 
-A shell (the Ray actor, the in-process cluster) hands every call to `Inbox.handle` and returns what it
-gives. Invariants: of one caller, calls start in the order of their numbers, each at most once, and a call
-has run to its first wait before the next one starts; the requests of an API that wait are bounded, by number
-and by bytes, but what keeps the cluster alive (heartbeats, fetches of followers and observers, status) is
-always admitted; nothing here refers to a request once its handler has it; no exception leaves, except that of
-the task being cancelled.
+A shell (the Ray actor, the direct lane, the in-process cluster) hands every call to `Inbox.start` or `Inbox.handle` and
+returns what that gives. Invariants: of one caller, calls are handed to the node in the order of their numbers, each at
+most once, and what a handler does without waiting (a produce appends, a fetch looks) is done by then; the requests of
+an API that wait are bounded, by number and by bytes, but what keeps the cluster alive (heartbeats, fetches of followers
+and observers, status) is always admitted; nothing here refers to a request once its handler has it; no exception
+leaves, except that of the task being cancelled.
 
 Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `KafkaApis` (dispatch).
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -26,6 +26,7 @@ from rayka.errors import (
     UnsupportedVersion,
 )
 from rayka.ids import NO_NODE, node_name
+from rayka.node.answering import Response
 from rayka.node.settings import NodeSettings
 from rayka.ports import Message
 from rayka.protocol.apis import API_BY_NAME, APIS, Api, ServedBy
@@ -38,6 +39,8 @@ VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0
 _ALWAYS_ADMITTED = ("heartbeat", "register_broker", "status")
 
+Answering = Answer | Coroutine[Any, Any, Answer]
+
 
 class Node(Protocol):
     """What receives calls. `serves` says which rows of the table of APIs it answers."""
@@ -48,8 +51,8 @@ class Node(Protocol):
     @property
     def serves(self) -> ServedBy: ...
 
-    def handle(self, request: Any) -> Awaitable[Message]:
-        """The response to a request that its API's check has let pass, run to its first wait when this returns.
+    def handle(self, request: Any) -> Response:
+        """The response to a request that its API's check has let pass, or what is to be awaited for it.
 
         May raise ApiError, at once or when awaited, which the caller then gets; any other exception is a bug and ends
         the node.
@@ -65,6 +68,15 @@ class _Waiting:
     def __init__(self) -> None:
         self.count = 0
         self.size_bytes = 0
+
+    def add(self, size_bytes: int) -> "_Waiting":
+        self.count += 1
+        self.size_bytes += size_bytes
+        return self
+
+    def remove(self, size_bytes: int) -> None:
+        self.count -= 1
+        self.size_bytes -= size_bytes
 
 
 class Inbox:
@@ -84,41 +96,69 @@ class Inbox:
         return f"<Inbox of {node_name(self._settings.node_id)} waiting={waiting} held={len(self._held)}>"
 
     async def handle(self, api_name: str, header: bytes, body: bytes, payload: Payload) -> Answer:
-        """Executes one call; the answer is a response, or a Failure when there is no payload."""
-        executing = self._execute(api_name, header, body, payload)
-        del body, payload  # the handler may let go of them before it answers
-        try:
-            response = encode(await executing)
-            return response.body, response.payload()
-        except ApiError as error:
-            return _failure(error)
-        except StorageError as error:
-            return _failure(KafkaStorageError(str(error)))
-        except Exception as error:  # a bug: the node ends and comes back from its disk
-            self._settings.crash(error)
-            return _failure(UnknownServerError(f"{self._name} failed: {error!r}; its log has the cause"))
+        """As `start`, to its end."""
+        answer = self.start(api_name, header, body, payload)
+        del header, body, payload  # the handler may let go of them before it answers
+        return answer if isinstance(answer, tuple) else await answer
 
-    async def _execute(self, api_name: str, header_bytes: bytes, body: bytes, payload: Payload) -> Message:
-        header = decode(RequestHeader, header_bytes)
-        await self._take_turn(header.call)
+    def start(self, api_name: str, header: bytes, body: bytes, payload: Payload) -> Answering:
+        """Executes one call as far as it goes without waiting. The answer is a response, or a Failure when there is no
+        payload; of a call that waits, what is to be awaited for it.
+        """
+        try:
+            head = decode(RequestHeader, header)
+            turn = self._take_turn(head.call)
+        except Exception as error:
+            return self._refusal(error)
+        if turn is not None:
+            return self._execute_in_turn(head, turn, (api_name, body, payload))
+        return self._execute(head, api_name, body, payload)
+
+    def _execute(self, head: RequestHeader, api_name: str, body: bytes, payload: Payload) -> Answering:
+        """The next call, if it is here already, is woken once this one has run to its first wait."""
+        try:
+            response = self._node.handle(self._admitted(head, api_name, body, payload))
+            if not isinstance(response, Message):
+                size_bytes = len(body) + payload_bytes(payload)
+                return self._wait(head.call, response, self._waiting[api_name].add(size_bytes), size_bytes)
+            answer = _answer(response)
+        except Exception as error:
+            answer = self._refusal(error)
+        self._wake_next(head.call)
+        return answer
+
+    def _admitted(self, head: RequestHeader, api_name: str, body: bytes, payload: Payload) -> Any:
         api = self._served(api_name)
-        if header.version > VERSION_MAX:
+        if head.version > VERSION_MAX:
             raise UnsupportedVersion(
-                f"{self._name} knows {api_name} up to version {VERSION_MAX}, found {header.version}"
+                f"{self._name} knows {api_name} up to version {VERSION_MAX}, found {head.version}"
             )
         request = decode(api.request_type, body, payload)
         api.check(request)
         self._check_bound(api_name, request)
-        waiting, size_bytes = self._waiting[api_name], len(body) + payload_bytes(payload)
-        waiting.count += 1
-        waiting.size_bytes += size_bytes
+        return request
+
+    async def _wait(
+        self, call: CallNumber, answering: Coroutine[Any, Any, Message], waiting: _Waiting, size_bytes: int
+    ) -> Answer:
+        self._wake_next(call)
         try:
-            answering = self._node.handle(request)
-            del request, body, payload
-            return await answering
+            return _answer(await answering)
+        except Exception as error:
+            return self._refusal(error)
         finally:
-            waiting.count -= 1
-            waiting.size_bytes -= size_bytes
+            waiting.remove(size_bytes)
+
+    def _refusal(self, error: Exception) -> Answer:
+        match error:
+            case ApiError():
+                refusal = error
+            case StorageError():
+                refusal = KafkaStorageError(str(error))
+            case _:  # a bug: the node ends and comes back from its disk
+                self._settings.crash(error)
+                refusal = UnknownServerError(f"{self._name} failed: {error!r}; its log has the cause")
+        return encode(Failure.of(refusal)).body, None
 
     def _served(self, api_name: str) -> Api:
         if api_name not in self._waiting:
@@ -146,34 +186,45 @@ class Inbox:
 
     # ---- Order -----------------------------------------------------------------------------------------
 
-    async def _take_turn(self, call: CallNumber) -> None:
-        """Returns when it is this call's turn; the next one is woken, and runs after this one's first
-        wait."""
+    def _take_turn(self, call: CallNumber) -> asyncio.Future[None] | None:
+        """None when it is this call's turn, else what is done when it is."""
         admission = self._inbound.admit(call)
         if call.caller_id in self._held:
             self._refuse_held(call.caller_id, below_epoch=call.epoch)
         if admission is Admission.HOLD:
-            await self._hold(call)
-        if admission is Admission.REFUSE or (
-            admission is Admission.HOLD and not self._inbound.start_held(call)
-        ):
-            raise NetworkException(f"{self._name} refused a late or repeated call; its connection was closed")
+            loop = asyncio.get_running_loop()
+            turn = loop.create_future()
+            timer = loop.call_later(self._gap_timeout_s, self._close, call)
+            turn.add_done_callback(lambda _: timer.cancel())
+            self._held.setdefault(call.caller_id, {})[call.number] = (call, turn)
+            return turn
+        if admission is Admission.REFUSE:
+            raise self._late()
+        return None
+
+    async def _execute_in_turn(
+        self, head: RequestHeader, turn: asyncio.Future[None], arguments: tuple[str, bytes, Payload]
+    ) -> Answer:
+        try:
+            await turn
+            if not self._inbound.start_held(head.call):
+                raise self._late()
+        except asyncio.CancelledError:
+            self._close(head.call)
+            raise
+        except Exception as error:
+            return self._refusal(error)
+        answer = self._execute(head, *arguments)
+        del arguments  # as in `handle`
+        return answer if isinstance(answer, tuple) else await answer
+
+    def _wake_next(self, call: CallNumber) -> None:
         following = self._inbound.next_held(call.caller_id)
         if following is not None:
             self._wake(following)
 
-    async def _hold(self, call: CallNumber) -> None:
-        loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._held.setdefault(call.caller_id, {})[call.number] = (call, turn)
-        timer = loop.call_later(self._gap_timeout_s, self._close, call)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            self._close(call)
-            raise
-        finally:
-            timer.cancel()
+    def _late(self) -> NetworkException:
+        return NetworkException(f"{self._name} refused a late or repeated call; its connection was closed")
 
     def _wake(self, call: CallNumber) -> None:
         held = self._held[call.caller_id]
@@ -200,5 +251,6 @@ class Inbox:
             self._held.pop(caller_id, None)
 
 
-def _failure(error: ApiError) -> Answer:
-    return encode(Failure.of(error)).body, None
+def _answer(response: Message) -> Answer:
+    encoded = encode(response)
+    return encoded.body, encoded.payload()

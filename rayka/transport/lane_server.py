@@ -12,7 +12,8 @@ import secrets
 import socket
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from rayka.errors import NetworkException
 from rayka.node.repeats import Repeats
@@ -44,7 +45,8 @@ HELD_BYTES_MAX = 64 << 20
 UNANSWERED_CALLS_MAX = 10_000
 _BACKLOG = 1_000
 
-Handle = Callable[[str, bytes, bytes, Payload], Awaitable[Answer]]
+# Executes a call as far as it goes without waiting: its answer, or what is to be awaited for it. Raises nothing.
+Handle = Callable[[str, bytes, bytes, Payload], Answer | Coroutine[Any, Any, Answer]]
 
 _logger = logging.getLogger(__name__)
 
@@ -196,27 +198,35 @@ class _Connection:
     def on_frame(self, frame: Frame) -> None:
         if frame.kind is not Kind.CALL:
             raise BrokenStream("expected a call, found an answer")
-        self._unanswered_bytes += frame.payload.size
-        task = self._loop.create_task(self._execute(frame), name=frame.api_name)
-        self._tasks[task] = None
-        task.add_done_callback(self._tasks.pop)
+        answer = self._handle(frame.api_name, frame.header, frame.body, frame.payload)
+        if isinstance(answer, tuple):
+            self._send(frame.request_id, answer)
+        else:
+            size = frame.payload.size
+            self._unanswered_bytes += size
+            waiting = self._wait(frame.request_id, size, answer)
+            task = self._loop.create_task(waiting, name=frame.api_name)
+            self._tasks[task] = None
+            task.add_done_callback(self._tasks.pop)
         self._hold_back()
 
     def on_closed(self, reason: End, detail: str) -> None:
         """Calls that were taken go on: whether they are executed must not depend on their caller."""
         self._on_closed(self, reason, detail)
 
-    async def _execute(self, frame: Frame) -> None:
-        request_id, size = frame.request_id, frame.payload.size
-        answering = self._handle(frame.api_name, frame.header, frame.body, frame.payload)
-        del frame  # the node lets go of a request's records before it answers
+    async def _wait(self, request_id: int, size: int, answering: Coroutine[Any, Any, Answer]) -> None:
+        """The node lets go of a request's records before it answers; nothing here refers to them."""
         try:
-            body, payload = await answering
+            answer = await answering
         finally:
             self._unanswered_bytes -= size
+        self._send(request_id, answer)
+        self._hold_back()
+
+    def _send(self, request_id: int, answer: Answer) -> None:
+        body, payload = answer
         kind = Kind.ANSWER if payload is not None else Kind.FAILURE
         self._stream.send(encode_frame(kind, request_id, body, b"" if payload is None else payload))
-        self._hold_back()
 
     def on_sent(self) -> None:
         self._hold_back()

@@ -1,9 +1,10 @@
 """One connected socket of the direct lane: frames out without a copy, frames in to a callback.
 
-What is sent within one turn of the event loop leaves in one system call, unless it is to go at once; a slice of a file
-leaves by `sendfile`, so that its bytes are never this process's. Invariants: frames leave in the order of `send`; what
-waits to leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut off; `on_closed` is called once,
-whatever ends the stream. Kafka: `KafkaChannel`.
+What is sent within one turn of the event loop leaves in one system call, unless it is to go at once; answers to what
+has just arrived leave when all of that is handed over; a slice of a file leaves by `sendfile`, so that its bytes are
+never this process's. Invariants: frames leave in the order of `send`; what waits to leave is bounded, and a peer that
+takes nothing of it for `STALLED_S` is cut off; `on_closed` is called once, whatever ends the stream. Kafka:
+`KafkaChannel`.
 """
 
 import asyncio
@@ -62,6 +63,9 @@ class Stream:
         self._slice_sent = 0  # bytes of the first in the queue, where that is a slice
         self.queued_bytes = 0  # wait to be sent
         self._is_flush_due = False
+        self._is_taking = (
+            False  # frames are handed over: what is sent meanwhile leaves after the last of them
+        )
         self._is_writing = False
         self._stall: asyncio.TimerHandle | None = None
         self.is_open = True
@@ -87,10 +91,11 @@ class Stream:
         if self.queued_bytes > QUEUED_BYTES_MAX:
             self.close(End.SLOW_PEER, f"{self.queued_bytes} bytes wait")
         elif not self._is_flush_due and not self._is_writing:
-            if at_once:
+            if at_once and not self._is_taking:
                 self._flush()
-            else:
-                self._is_flush_due = True
+                return
+            self._is_flush_due = True
+            if not self._is_taking:
                 self._loop.call_soon(self._flush)
 
     def pause_reading(self) -> None:
@@ -134,6 +139,15 @@ class Stream:
         if not count:
             self.close(End.BY_PEER if self._reader.is_between_frames else End.HALF_A_FRAME)
             return
+        self._is_taking = True
+        try:
+            self._take(count)
+        finally:
+            self._is_taking = False
+            if self._is_flush_due:
+                self._flush()
+
+    def _take(self, count: int) -> None:
         try:
             for frame in self._reader.on_received(count):
                 self._owner.on_frame(frame)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from rayka.ids import NO_NODE
+from rayka.node.answering import completed
 from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -71,12 +72,12 @@ def follower_request(*fetches: FetchPartition, replica_id: int = FOLLOWER, **cha
 
 async def follow(handler: FetchHandler, *fetches: FetchPartition, **changes: Any) -> FetchPartitionResult:
     """The first result that a follower gets."""
-    return (await handler.handle(follower_request(*fetches, **changes))).partitions[0]
+    return (await completed(handler.handle(follower_request(*fetches, **changes)))).partitions[0]
 
 
 async def consume(handler: FetchHandler, *fetches: FetchPartition, **changes: Any) -> FetchPartitionResult:
     """The first result that a consumer gets."""
-    return (await handler.handle(request(*fetches, **changes))).partitions[0]
+    return (await completed(handler.handle(request(*fetches, **changes)))).partitions[0]
 
 
 async def commit(handler: FetchHandler, offset: int, number: int = 0) -> None:
@@ -92,7 +93,7 @@ def values(result: FetchPartitionResult) -> list[bytes | None]:
 
 async def parked(handler: FetchHandler, asked: FetchRequest) -> "asyncio.Task[FetchResponse]":
     """A fetch that waits."""
-    task = asyncio.create_task(handler.handle(asked))
+    task = asyncio.create_task(completed(handler.handle(asked)))
     await asyncio.sleep(0)
     assert not task.done()
     return task
@@ -108,7 +109,7 @@ class Session:
 
     async def fetch(self, *fetches: FetchPartition, max_wait_ms: int = 0) -> FetchResponse:
         """The answer to the next request, in which these have changed."""
-        response = await self._handler.handle(self.next(*fetches, max_wait_ms=max_wait_ms))
+        response = await completed(self._handler.handle(self.next(*fetches, max_wait_ms=max_wait_ms)))
         self.wanted.on_response(response)
         return response
 

@@ -1,5 +1,6 @@
 """What is produced to the replicas of `replica_support`."""
 
+from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProducePartitionResult, ProduceRequest
 from tests.metadata.support import ORDERS
@@ -14,5 +15,5 @@ async def produce(
 ) -> ProducePartitionResult:
     """One record."""
     request = ProduceRequest(acks, timeout_ms, (ProducePartition(ORDERS, number, records(b"a")),))
-    response = await ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request)
+    response = await completed(ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS).handle(request))
     return response.partitions[0]

@@ -7,6 +7,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, NO_NODE, OffsetAndEpoch
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, RemoveTopicRecord
+from rayka.node.answering import completed
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.protocol.fetch import (
     LATEST_TIMESTAMP,
@@ -364,8 +365,24 @@ def test_a_later_request_overtakes_the_one_that_waits() -> None:  # G14
         session = Session(handler)
         await session.fetch(at(0))
         waiting = await parked(handler, session.next(max_wait_ms=WAIT_MS))
-        later = asyncio.create_task(handler.handle(session.next(max_wait_ms=WAIT_MS)))
+        later = asyncio.create_task(completed(handler.handle(session.next(max_wait_ms=WAIT_MS))))
         assert (await waiting).error_code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        append(broker, b"a")
+        assert values((await later).partitions[0]) == [b"a"]
+        assert passed_ms() == 0
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_request_that_is_overtaken_before_it_has_begun_to_wait_is_answered() -> None:  # G14
+    async def main() -> None:
+        broker, handler = await led()
+        session = Session(handler)
+        await session.fetch(at(0))
+        first, second = (handler.handle(session.next(max_wait_ms=WAIT_MS)) for _ in range(2))
+        later = asyncio.create_task(completed(second))
+        assert (await completed(first)).error_code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
         append(broker, b"a")
         assert values((await later).partitions[0]) == [b"a"]
         assert passed_ms() == 0
@@ -377,7 +394,7 @@ def test_a_later_request_overtakes_the_one_that_waits() -> None:  # G14
 def test_an_unknown_session_is_an_error_of_the_whole_answer() -> None:  # G14
     async def main() -> None:
         broker, handler = await led()
-        response = await handler.handle(follower_request(session_id=5, session_epoch=1))
+        response = await completed(handler.handle(follower_request(session_id=5, session_epoch=1)))
         assert (response.error_code, response.partitions) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
         await broker.stop()
 

@@ -10,6 +10,7 @@ import pytest
 from rayka.errors import ErrorCode
 from rayka.ids import NO_EPOCH, OffsetAndEpoch
 from rayka.metadata.metadata_records import PartitionChangeRecord
+from rayka.node.answering import completed
 from rayka.node.handlers.fetch_handler import FetchHandler
 from rayka.protocol.fetch import FINAL_SESSION_EPOCH, FetchRequest
 from tests.metadata.support import ORDERS
@@ -206,7 +207,7 @@ def test_what_is_wrong_with_one_partition_of_a_fetch_changes_nothing_for_the_oth
         for number in (0, 2):
             append(broker, b"a", number=number)
         asked = follower_request(*(at(0, number) for number in (0, 1, 2)), max_wait_ms=WAIT_MS)
-        results = (await handler.handle(asked)).partitions
+        results = (await completed(handler.handle(asked))).partitions
         assert [(each.partition, each.error_code, values(each)) for each in results] == [
             (0, ErrorCode.NONE, [b"a"]), (1, ErrorCode.FENCED_LEADER_EPOCH, []), (2, ErrorCode.NONE, [b"a"]),
         ]  # fmt: skip

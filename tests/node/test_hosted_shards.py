@@ -8,6 +8,7 @@ import pytest
 
 from rayka.errors import ErrorCode, NotLeaderOrFollower, StorageError
 from rayka.ids import NO_EPOCH
+from rayka.node.answering import completed
 from rayka.node.broker_node import BrokerNode
 from rayka.partition.partition import Partition
 from rayka.protocol.batch_encode import encode_batch
@@ -61,10 +62,10 @@ def test_a_client_neither_writes_to_an_internal_topic_nor_deletes_its_records(cl
         broker, partition = await led(cluster)
         records = encode_batch([b"mine"], timestamps_ms=1)
         produced = ProducePartition(partition.topic_id, 0, records)
-        response = await broker.handle(ProduceRequest(ACKS_ALL, 1000, (produced,)))
+        response = await completed(broker.handle(ProduceRequest(ACKS_ALL, 1000, (produced,))))
         assert response.partitions[0].error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
         deletion = DeleteRecordsRequest(1000, (DeleteRecordsPartition(partition.topic_id, 0, -1),))
-        deleted = await broker.handle(deletion)
+        deleted = await completed(broker.handle(deletion))
         assert deleted.partitions[0].error_code is ErrorCode.INVALID_TOPIC_EXCEPTION
         assert partition.log.log_end_offset == 0
 

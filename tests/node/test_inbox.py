@@ -349,3 +349,29 @@ def test_a_header_that_does_not_decode_is_an_invalid_request() -> None:
             raise decode(Failure, body).error()
 
     run(main())
+
+
+def test_a_call_whose_response_is_there_at_once_is_answered_without_a_wait() -> None:
+    node = RecordingNode()
+    node.handle = lambda _: MetadataResponse("cluster", 3001, (), (), 0)  # type: ignore[assignment,method-assign]
+    lane = Lane(node)
+    made = lane.encoded(about("a"))
+    answer = lane.inbox.start(made.api.name, made.header, made.request.body, b"")
+    assert isinstance(answer, tuple)
+    assert lane.caller.decode_answer(made, answer).cluster_id == "cluster"
+    assert repr(lane.inbox) == "<Inbox of broker-1 waiting={} held=0>"
+
+
+def test_a_call_that_comes_before_its_turn_is_started_by_the_one_before_it_however_soon_that_comes() -> None:
+    async def main() -> None:
+        node = RecordingNode()
+        lane = Lane(node)
+        first, second = lane.encoded(about("a")), lane.encoded(about("b"))
+        answers = [
+            lane.inbox.start(each.api.name, each.header, each.request.body, b"") for each in (second, first)
+        ]
+        await asyncio.gather(*(each for each in answers if not isinstance(each, tuple)))
+        assert node.started == [("a",), ("b",)]
+        assert repr(lane.inbox) == "<Inbox of broker-1 waiting={} held=0>"
+
+    run(main())

@@ -14,6 +14,7 @@ import pytest
 from rayka.errors import ErrorCode, NotLeaderOrFollower, UnknownTopicId
 from rayka.ids import NO_NODE, TopicPartition
 from rayka.metadata.metadata_records import PartitionChangeRecord, RemoveTopicRecord
+from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
 from rayka.protocol.produce import (
@@ -126,7 +127,7 @@ def test_a_partition_that_waits_holds_up_no_later_one_of_its_request() -> None: 
         await broker.apply(broker.new_partition(1, leader_id=BROKER, isr=(BROKER, LEADER)))
         data = tuple(ProducePartition(ORDERS, number, records(b"a")) for number in (0, 1))
         handler = ProduceHandler(broker.replicas, lambda: WALL_CLOCK_MS)
-        waiting = asyncio.ensure_future(handler.handle(ProduceRequest(ACKS_ALL, TIMEOUT_MS, data)))
+        waiting = asyncio.ensure_future(completed(handler.handle(ProduceRequest(ACKS_ALL, TIMEOUT_MS, data))))
         await settle()
         fetch(broker, number=1)
         codes = [each.error_code for each in (await waiting).partitions]

@@ -117,6 +117,23 @@ def test_a_call_leaves_at_once_when_no_other_is_under_way_and_else_with_those_of
     run(body())
 
 
+def test_a_call_that_is_answered_at_once_needs_no_task() -> None:
+    tasks: list[int] = []
+
+    def answer(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        tasks.append(len(asyncio.all_tasks()))
+        return body, payload
+
+    async def body() -> None:
+        async with connected(answer) as (_, lane):
+            before = len(asyncio.all_tasks())
+            for number in range(3):
+                assert (await lane.send(call(b"%d" % number)))[0] == b"%d" % number
+            assert tasks == [before] * 3
+
+    run(body())
+
+
 def test_a_call_that_nothing_waits_for_any_more_does_not_disturb_the_others() -> None:
     async def slow(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
         await asyncio.sleep(0.05)

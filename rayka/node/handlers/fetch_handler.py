@@ -7,6 +7,8 @@ once; a follower's position counts when it is looked at first (B6). Kafka: `Repl
 """
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from rayka.errors import (
     ApiError,
@@ -36,6 +38,9 @@ from rayka.protocol.fetch import (
 _REFRESHES_PER_LAG = 8  # how often in replica.lag.time.max.ms a follower's idle partitions count as fetched
 
 
+_SESSION_ERRORS = (FetchSessionIdNotFound, InvalidFetchSessionEpoch)
+
+
 class FetchHandler:
     """Answers Fetch."""
 
@@ -50,33 +55,37 @@ class FetchHandler:
     def __repr__(self) -> str:
         return f"<FetchHandler {self._sessions!r}>"
 
-    async def handle(self, request: FetchRequest) -> FetchResponse:
-        """One result for each partition, in order; within a session, those with news (G14)."""
+    def handle(self, request: FetchRequest) -> FetchResponse | Coroutine[Any, Any, FetchResponse]:
+        """One result for each partition, in order; within a session, those with news (G14). The first look has been
+        taken when this returns."""
         try:
             context = self._sessions.begin(request, now_ms())
-            try:
-                return await self._answer(request, context)
-            finally:
-                self._sessions.end(context)
-        except (FetchSessionIdNotFound, InvalidFetchSessionEpoch) as error:
+        except _SESSION_ERRORS as error:
             return FetchResponse((), error.code, str(error))
-
-    async def _answer(self, request: FetchRequest, context: FetchContext) -> FetchResponse:
-        deadline_s = asyncio.get_running_loop().time() + request.max_wait_ms / 1000
         reads = self._reads(request, context)
         if request.replica_id != NO_NODE and context.is_refresh_due(now_ms(), self._refresh_ms):
             reads.refresh()
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
-            while await context.watch.wait(deadline_s):
-                if not context.is_current or self._reads(request, context).has_enough():
+            return self._wait(
+                request, context, asyncio.get_running_loop().time() + request.max_wait_ms / 1000
+            )
+        response = _told(context, reads, results)
+        self._sessions.end(context)
+        return response
+
+    async def _wait(self, request: FetchRequest, context: FetchContext, deadline_s: float) -> FetchResponse:
+        try:
+            while context.is_current and await context.watch.wait(deadline_s):
+                if self._reads(request, context).has_enough():
                     break
             context.check_current()
             reads = self._reads(request, context)
-            results = reads.read_all(is_first=False)
-        told = context.tell(results)
-        reads.record_sent(told)
-        return FetchResponse(told, session_id=context.session.session_id)
+            return _told(context, reads, reads.read_all(is_first=False))
+        except _SESSION_ERRORS as error:
+            return FetchResponse((), error.code, str(error))
+        finally:
+            self._sessions.end(context)
 
     def _reads(self, request: FetchRequest, context: FetchContext) -> FetchReads:
         return FetchReads(self._leader, request, context, now_ms())
@@ -124,6 +133,12 @@ class ListOffsetsHandler:
                 raise self._replicas.on_storage_error(replica, error) from error
             await asyncio.sleep(0)
         raise NotLeaderOrFollower(f"{replica.partition.topic_partition} was opened anew; try again")
+
+
+def _told(context: FetchContext, reads: FetchReads, results: list[FetchPartitionResult]) -> FetchResponse:
+    told = context.tell(results)
+    reads.record_sent(told)
+    return FetchResponse(told, session_id=context.session.session_id)
 
 
 def _is_complete(request: FetchRequest, context: FetchContext, results: list[FetchPartitionResult]) -> bool:

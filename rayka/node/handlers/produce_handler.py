@@ -8,11 +8,12 @@ was appended stays, whatever its answer; a request that waits holds no records. 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
 from rayka.node.clock import now_ms
-from rayka.node.handlers.parked import News
+from rayka.node.handlers.parked import News, Watch
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import Appended
@@ -34,15 +35,15 @@ class ProduceHandler:
         self._replicas = replicas
         self._wall_clock_ms = wall_clock_ms
 
-    async def handle(self, request: ProduceRequest) -> ProduceResponse:
-        """One result for each partition."""
-        acks, timeout_ms = request.acks, request.timeout_ms
+    def handle(self, request: ProduceRequest) -> ProduceResponse | Coroutine[Any, Any, ProduceResponse]:
+        """One result for each partition; all of them are appended when this returns."""
         results, waiting = self._append_all(request)
-        del request  # else its records stay in memory while it waits
-        self._answer(acks, waiting, results)
-        if waiting:
-            await self._wait(acks, waiting, results, timeout_ms)
-        return ProduceResponse(tuple(results))
+        self._answer(request.acks, waiting, results)
+        if not waiting:
+            return ProduceResponse(tuple(results))
+        watch = self._replicas.parked.new_watch(News.APPENDED)
+        self._replicas.parked.add(watch, [_key(results[place]) for place in waiting])
+        return self._wait(request.acks, request.timeout_ms, waiting, results, watch)
 
     def _append_all(self, request: ProduceRequest) -> tuple[list[ProducePartitionResult], _Waiting]:
         results: list[ProducePartitionResult] = []
@@ -71,17 +72,21 @@ class ProduceHandler:
         return appended, _accepted(data, replica, appended)
 
     async def _wait(
-        self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult], timeout_ms: int
-    ) -> None:
+        self, acks: int, timeout_ms: int, waiting: _Waiting, results: list[ProducePartitionResult],
+        watch: Watch[PartitionKey],
+    ) -> ProduceResponse:  # fmt: skip
         """Until each append is acknowledged, refused, or the request's time is over."""
-        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
         keys = [_key(results[place]) for place in waiting]
-        with self._replicas.parked.watch(keys, sleeps_through=News.APPENDED) as watch:
+        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
+        try:
             while waiting and await watch.wait(deadline_s):
                 self._answer(acks, waiting, results)
+        finally:
+            self._replicas.parked.remove(watch, keys)
         for place in waiting:
             timed_out = RequestTimedOut(f"appended, but not acknowledged within {timeout_ms} ms; it stays")
             results[place] = _refused(_key(results[place]), timed_out)
+        return ProduceResponse(tuple(results))
 
     def _answer(self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult]) -> None:
         """Takes out of `waiting` whatever need not wait any longer."""
