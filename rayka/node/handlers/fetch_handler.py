@@ -77,8 +77,12 @@ class FetchHandler:
     async def _wait(self, request: FetchRequest, context: FetchContext, deadline_s: float) -> FetchResponse:
         try:
             while context.is_current and await context.watch.wait(deadline_s):
-                if self._reads(request, context).has_enough():
-                    break
+                reads = self._reads(request, context)
+                if request.min_bytes > 1 and not reads.has_enough():  # else a read tells as well
+                    continue
+                results = reads.read_all(is_first=False)
+                if _is_complete(request, context, results):
+                    return _told(context, reads, results)
             context.check_current()
             reads = self._reads(request, context)
             return _told(context, reads, reads.read_all(is_first=False))

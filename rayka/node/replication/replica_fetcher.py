@@ -63,7 +63,8 @@ class ReplicaFetcher:
 
     def _on_ready(self) -> None:
         self._has_news = True
-        self._wake.set()
+        if not self._taken_count:  # else the exchange that takes an answer goes on with it
+            self._wake.set()
 
     # ---- The stream ------------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ class ReplicaFetcher:
             await self._wake.wait()
             self._wake.clear()
             if self._may_send():
-                self._send()
+                self._shared.tasks.start(f"fetch from {node_name(self._leader_id)}", self._exchange())
 
     def _may_send(self) -> bool:
         """A second request only to overtake the first with news."""
@@ -84,11 +85,22 @@ class ReplicaFetcher:
             return self._has_news and stream.may_overtake
         return stream.may_follow and self.positions.is_any_wanted
 
-    def _send(self) -> None:
+    async def _exchange(self) -> None:
+        """One request after another, each as soon as the answer before it is taken; ends when nothing may follow."""
+        while self._may_send():
+            await self._fetch()
+
+    async def _fetch(self) -> None:
         self._has_news = False
         number, session = self.positions.next_request()
-        exchange = self._exchange(number, self._request(session))
-        self._shared.tasks.start(f"fetch from {node_name(self._leader_id)}", exchange)
+        request = self._request(session)
+        timeout_ms = request.max_wait_ms + self._config.replica_socket_timeout_ms
+        try:
+            response = await self._shared.settings.network.call(self._leader_id, request, timeout_ms)
+        except ApiError as error:
+            self._on_end(self.positions.stream.on_failure(number), str(error))
+        else:
+            await self._on_response(number, response)
 
     def _request(self, session: SessionRequest) -> FetchRequest:
         """One that begins a session does not wait: what comes next can overtake only a request of a known session."""
@@ -114,17 +126,6 @@ class ReplicaFetcher:
         if leader is None or local is None:
             return ()
         return local.ids(leader.directories)
-
-    async def _exchange(self, number: int, request: FetchRequest) -> None:
-        timeout_ms = request.max_wait_ms + self._config.replica_socket_timeout_ms
-        try:
-            response = await self._shared.settings.network.call(self._leader_id, request, timeout_ms)
-        except ApiError as error:
-            self._on_end(self.positions.stream.on_failure(number), str(error))
-        else:
-            await self._on_response(number, response)
-        finally:
-            self._wake.set()
 
     async def _on_response(self, number: int, response: FetchResponse) -> None:
         """What an overtaken request brings is as true. Nothing is asked for before all of it is taken, since the rest
