@@ -1,16 +1,16 @@
 """One call on its way in a simulation, and the process that takes calls: what Ray's way and the direct lane share."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextvars import Context
 from typing import Any, Protocol
 from uuid import UUID
 
 from rayka.errors import NetworkException
 from rayka.ids import node_name
+from rayka.node.answering import Response
 from rayka.node.inbox import Inbox, Node
 from rayka.node.settings import NodeSettings
-from rayka.ports import Message
 from rayka.protocol.apis import ServedBy
 from rayka.protocol.caller import Answer, Call
 from rayka.sim.process import Process
@@ -73,7 +73,7 @@ class Endpoint:
     def serves(self) -> ServedBy:
         return self._node.serves
 
-    def handle(self, request: Any) -> Awaitable[Message]:
+    def handle(self, request: Any) -> Response:
         """The inbox starts a call."""
         task: asyncio.Task[Any] | None = asyncio.current_task()
         assert task is not None, "calls are handed to the inbox in tasks of their own"
