@@ -1,16 +1,10 @@
 """One connected socket of the direct lane: frames out without a copy, frames in to a callback.
 
 What is sent within one turn of the event loop leaves in one system call, unless it is to go at once; answers to what
-<<<<<<< HEAD
 has just arrived leave when all of that is handed over; a slice of a file leaves by `sendfile`, so that its bytes are
 never this process's. Invariants: frames leave in the order of `send`; what waits to leave is bounded, and a peer that
 takes nothing of it for `STALLED_S` is cut off; `on_closed` is called once, whatever ends the stream. Kafka:
 `KafkaChannel`.
-=======
-has just arrived leave when all of that is handed over. Invariants: frames leave in the order of `send`; what waits to
-leave is bounded, and a peer that takes nothing of it for `STALLED_S` is cut off; `on_closed` is called once, whatever
-ends the stream. Kafka: `KafkaChannel`.
->>>>>>> 03c9225 (Frames are taken and answers sent in one turn: the page of the stream says so)
 """
 
 import asyncio
