@@ -36,8 +36,6 @@ from rayka.protocol.fetch import (
 )
 
 _REFRESHES_PER_LAG = 8  # how often in replica.lag.time.max.ms a follower's idle partitions count as fetched
-
-
 _SESSION_ERRORS = (FetchSessionIdNotFound, InvalidFetchSessionEpoch)
 
 
