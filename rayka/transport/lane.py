@@ -20,6 +20,7 @@ from rayka.transport.frames import (
     encode_frame,
 )
 from rayka.transport.greeting import GREETING_S, WELCOME, LaneOffer, greeting, receive_exactly
+from rayka.transport.own_sockets import own
 from rayka.transport.stream import End, Stream, tune
 
 
@@ -90,10 +91,6 @@ class Lane:
         """Ends the lane."""
         self._stream.close(End.HERE)
 
-    def abandon(self) -> None:
-        """Lets go of this process's copy of the socket, after a fork."""
-        self._stream.abandon()
-
     def _broken(self) -> NetworkException:
         return NetworkException(f"the lane to {node_name(self.node_id)} ended: {self._end}")
 
@@ -110,7 +107,7 @@ async def open_lane(node_id: int, offer: LaneOffer, scratch: memoryview | None =
     """
     problem: OSError | None = None
     for family, address in _addresses(offer):
-        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection = own(socket.socket(family, socket.SOCK_STREAM))
         try:
             connection.setblocking(False)
             async with asyncio.timeout(GREETING_S):

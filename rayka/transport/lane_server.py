@@ -37,6 +37,7 @@ from rayka.transport.greeting import (
     receive_exactly,
     ticket_of,
 )
+from rayka.transport.own_sockets import own
 from rayka.transport.stream import End, Stream, tune
 
 CONNECTIONS_MAX = 10_000
@@ -105,7 +106,7 @@ class LaneServer:
     # ---- Connections -----------------------------------------------------------------------------------------------
 
     def _listen(self, family: socket.AddressFamily, address: bytes | tuple[str, int]) -> socket.socket:
-        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening = own(socket.socket(family, socket.SOCK_STREAM))
         try:
             if family == socket.AF_INET:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -125,7 +126,7 @@ class LaneServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listening)
+                connection = own((await loop.sock_accept(listening))[0])
             except OSError as error:  # no descriptor is left, or the caller has gone already
                 self._refuse("it could not be accepted", error.strerror or "")
                 await asyncio.sleep(0.1)

@@ -6,7 +6,6 @@ again after a growing pause, and one that serves none from time to time. Kafka: 
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -36,8 +35,6 @@ class OpenedLane(Protocol):
     async def send(self, call: Call) -> Answer: ...
 
     def close(self) -> None: ...
-
-    def abandon(self) -> None: ...
 
 
 class Node(NamedTuple):
@@ -88,12 +85,6 @@ class Lanes:
         self._pauses_s.clear()
         self._not_before_s.clear()
 
-    def abandon(self) -> None:
-        """Lets go of the sockets without a word to the event loop, which is the parent process's."""
-        for lane in self._lanes.values():
-            lane.abandon()
-        self._lanes.clear()
-
     async def _open(self, node: Node, ask: Ask) -> None:
         try:
             offer = await ask()
@@ -128,12 +119,3 @@ def lanes_of_this_loop() -> Lanes:
     if lanes is None:
         lanes = _of_loops[loop] = Lanes()
     return lanes
-
-
-def _after_fork() -> None:
-    """A forked child keeps no copy of a socket: a node would not notice the parent's end."""
-    for lanes in list(_of_loops.values()):
-        lanes.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork)

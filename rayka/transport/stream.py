@@ -121,11 +121,6 @@ class Stream:
         self._queue.clear()
         self._owner.on_closed(reason, detail)
 
-    def abandon(self) -> None:
-        """Lets go of the socket without a word to the event loop or the peer; for a forked child."""
-        self.is_open = False
-        self._socket.close()
-
     # ---- Receiving -------------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:

@@ -198,15 +198,6 @@ def test_a_call_goes_on_when_its_caller_is_gone() -> None:
     run(body())
 
 
-def test_a_forked_child_keeps_no_socket_of_its_parent() -> None:
-    async def body() -> None:
-        async with connected() as (server, lane):
-            lane.abandon()
-            await until(lambda: "connections=0" in repr(server))
-
-    run(body())
-
-
 # ---- Without a valid ticket ----------------------------------------------------------------------------------------
 
 

@@ -179,9 +179,6 @@ class SimLane:
         """The caller ends it."""
         self._end_here("it was closed on this side")
 
-    def abandon(self) -> None:
-        raise AssertionError("no process of a simulation forks")
-
     def on_node_gone(self, *, is_silent: bool) -> None:
         """The node's process has ended. A machine that is gone does not say so, and is noticed within seconds."""
         if is_silent:
