@@ -33,6 +33,7 @@ _SUBCOMMANDS = {
     "topic": ("rayka.cli.topic_commands", "Create, list, describe, alter and delete topics."),
     "produce": ("rayka.cli.produce_command", "Send lines of standard input, or JSON, to a topic."),
     "consume": ("rayka.cli.consume_command", "Print records of a topic, as a format says or as JSON."),
+    "bench": ("rayka.cli.bench_commands", "Measure what the cluster does for one client."),
     "partition": ("rayka.cli.partition_commands", "Give partitions other replicas or another leader."),
     "broker": ("rayka.cli.broker_commands", "List, describe, configure, drain and remove brokers."),
     "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change who votes."),

@@ -169,9 +169,10 @@ def changes_of(configs: tuple[str, ...], deleted: tuple[str, ...]) -> dict[str, 
 
 
 def _client_config(given: tuple[str, ...]) -> dict[str, str]:
-    values = dict(key_and_value(each) for each in given)
+    pairs = (key_and_value(each) for each in given)
+    values = {key.replace(".", "_"): value for key, value in pairs}
     for key in values:
-        if key.endswith("serializer") or key.replace("_", ".") == "auto.offset.reset":
+        if key.endswith("serializer") or key == "auto_offset_reset":
             raise click.BadParameter(
                 f"{key} is no setting of a command: data pass unchanged, and --from says where reading begins",
                 param_hint="--config",

@@ -1,0 +1,315 @@
+"""`rayka bench`: what this cluster does for one client, in figures.
+
+Each benchmark sends or reads records of random bytes, in a topic of its own that is deleted at the end unless a topic
+is given. A record that is not acknowledged is an error, never a figure. Kafka: kafka-producer-perf-test,
+kafka-consumer-perf-test, kafka-e2e-latency. Left out: limits of the machine beside the figures, which `benchmarks` has.
+"""
+
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayka.cli.groups import Group
+from rayka.cli.output import Count, print_json, print_table, working
+from rayka.cli.produce_command import closing
+from rayka.cli.shared_options import Target, client_config_option, target_options
+from rayka.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from rayka.client.bootstrap import ClusterHandle
+    from rayka.client.producer.delivery_future import DeliveryFuture
+
+_SAMPLES_MAX = 10_000  # of a producer's latency; the callback for each would slow down what is measured
+_CHECKED_TOGETHER = 100_000
+_WAIT_S = 30.0
+_POLL_MS = 500
+_STAMP_BYTES = 16  # of a record of end-to-end
+_COLUMNS = ("benchmark", "records", "records/s", "MB/s", "p50", "p95", "p99", "p99.9")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How many records of which size, and with which client."""
+
+    record_count: int
+    size_bytes: int
+    configs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a benchmark found; the latencies' percentiles are in ms."""
+
+    benchmark: str
+    records: int
+    seconds: float
+    records_per_s: float
+    mb_per_s: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    p99_9_ms: float
+
+    @classmethod
+    def of(
+        cls, benchmark: str, records: int, size_bytes: int, seconds: float, latencies_s: list[float]
+    ) -> "Figures":
+        """From all sizes together, and a latency of each record or of some; at least one."""
+        ordered = sorted(latencies_s)
+        shares = (percentile(ordered, share) * 1000 for share in (0.5, 0.95, 0.99, 0.999))
+        return cls(benchmark, records, seconds, records / seconds, size_bytes / seconds / 1e6, *shares)
+
+    def row(self) -> tuple[object, ...]:
+        percentiles = (self.p50_ms, self.p95_ms, self.p99_ms, self.p99_9_ms)
+        rates = (Count(self.records), Count(round(self.records_per_s)), f"{self.mb_per_s:.1f}")
+        return (self.benchmark, *rates, *(f"{each:.2f} ms" for each in percentiles))
+
+
+Measure = Callable[["ClusterHandle", str, Load], Figures]
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest of the ordered values that this share of them does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+# ---- What is measured ----
+
+
+def measure_producer(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
+    """`send` as fast as it goes; latencies from `send` to the acknowledgement, of some records evenly."""
+    from rayka.client.producer.producer import Producer
+
+    producer = Producer(cluster=cluster, config=load.configs)
+    value, stride = os.urandom(load.size_bytes), max(1, load.record_count // _SAMPLES_MAX)
+    latencies_s: list[float] = []
+    unchecked: list[DeliveryFuture] = []
+    with closing(producer):
+        producer.send(topic_name, value).result(_WAIT_S)  # the first learns the topic and finds the leader
+        begin_s = time.perf_counter()
+        for number in range(load.record_count):
+            if number % stride:
+                unchecked.append(producer.send(topic_name, value))
+            else:
+                unchecked.append(producer.send(topic_name, value, on_delivery=_stopwatch(latencies_s)))
+            if len(unchecked) >= 2 * _CHECKED_TOGETHER:
+                check_all(unchecked[:_CHECKED_TOGETHER])
+                del unchecked[:_CHECKED_TOGETHER]
+        producer.flush()
+        seconds = time.perf_counter() - begin_s
+        check_all(unchecked)
+    size_bytes = load.record_count * load.size_bytes
+    return Figures.of("producer", load.record_count, size_bytes, seconds, latencies_s)
+
+
+def measure_consumer(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
+    """`poll` from the beginning, as many records as there are or as are asked for; latencies of the polls."""
+    from rayka.client.consumer.consumer import Consumer
+    from rayka.client.consumer.reader import read
+
+    count = min(load.record_count, len(read(topic_name, cluster=cluster)))
+    if not count:
+        raise UnavailableError(
+            f"topic {topic_name!r} has no records to read; leave out --topic, or produce some"
+        )
+    done, size_bytes = 0, 0
+    latencies_s: list[float] = []
+    with Consumer(topic_name, cluster=cluster, config=load.configs, auto_offset_reset="earliest") as consumer:
+        begin_s = time.perf_counter()
+        while done < count:
+            poll_s = time.perf_counter()
+            records = consumer.poll(_WAIT_S * 1000)
+            latencies_s.append(time.perf_counter() - poll_s)
+            if not records:
+                raise UnavailableError(
+                    f"topic {topic_name!r} gave nothing for {_WAIT_S:g} s; see `rayka status`"
+                )
+            done += len(records)
+            size_bytes += sum([len(each.key or b"") + len(each.value or b"") for each in records])
+        seconds = time.perf_counter() - begin_s
+    return Figures.of("consumer", done, size_bytes, seconds, latencies_s)
+
+
+def measure_latency(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
+    """One record after another: from `send` to the acknowledgement."""
+    from rayka.client.producer.producer import Producer
+
+    value = os.urandom(load.size_bytes)
+    producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
+    with closing(producer):
+        return _one_by_one("latency", load, lambda number: producer.send(topic_name, value).result(_WAIT_S))
+
+
+def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
+    """One record after another: from `send` until a consumer has it."""
+    from rayka.client.consumer.consumer import Consumer
+    from rayka.client.producer.producer import Producer
+
+    run, padding = secrets.token_bytes(_STAMP_BYTES // 2), os.urandom(load.size_bytes - _STAMP_BYTES)
+    producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
+    with closing(producer), Consumer(topic_name, cluster=cluster) as consumer:
+        for tp in consumer.assignment():
+            consumer.position(tp)  # from here on
+
+        def pass_through(number: int) -> None:
+            value = run + number.to_bytes(_STAMP_BYTES // 2, "big") + padding
+            sent = producer.send(topic_name, value)
+            deadline_s = time.monotonic() + _WAIT_S
+            while all(each.value != value for each in consumer.poll(_POLL_MS)):
+                if sent.done():
+                    sent.result()  # raises if it was refused
+                if time.monotonic() >= deadline_s:
+                    raise UnavailableError(f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s")
+
+        return _one_by_one("end-to-end", load, pass_through)
+
+
+def _one_by_one(benchmark: str, load: Load, pass_one: Callable[[int], object]) -> Figures:
+    """A tenth more of them than asked for come first, and do not count."""
+    latencies_s = []
+    for number in range(-(load.record_count // 10) - 1, load.record_count):
+        begin_s = time.perf_counter()
+        pass_one(number + load.record_count)
+        if number >= 0:
+            latencies_s.append(time.perf_counter() - begin_s)
+    size_bytes = load.record_count * load.size_bytes
+    return Figures.of(benchmark, load.record_count, size_bytes, sum(latencies_s), latencies_s)
+
+
+def _stopwatch(latencies_s: list[float]) -> Callable[[Exception | None, object], None]:
+    begin_s = time.perf_counter()
+
+    def stop(error: Exception | None, metadata: object) -> None:
+        latencies_s.append(time.perf_counter() - begin_s)
+
+    return stop
+
+
+def check_all(futures: "list[DeliveryFuture]") -> None:
+    """Waits for all. Raises what the first that was not acknowledged met."""
+    for future in futures:
+        error = future.exception()
+        if error is not None:
+            raise error
+
+
+# ---- Commands ----
+
+
+@click.group(cls=Group)
+def bench() -> None:
+    """Measure what the cluster does for one client."""
+
+
+def _bench_options(
+    record_count: int, size_min: int = 0
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of all benchmarks, as a topic, a Load and a Target."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @click.option("--topic", "topic_name", metavar="NAME", help="Which; one of its own otherwise.")
+        @click.option(
+            "--records", "record_count", type=click.IntRange(min=1), default=record_count, show_default=True
+        )
+        @click.option(
+            "--size",
+            "size_bytes",
+            type=click.IntRange(min=size_min),
+            default=1000,
+            show_default=True,
+            help="Bytes.",
+        )
+        @click.option("--partitions", type=click.IntRange(min=1), help="Of its own topic; 1 otherwise.")
+        @click.option("--replication-factor", type=click.IntRange(min=1), help="Of its own topic.")
+        @client_config_option
+        @target_options
+        @wraps(function)
+        def command(*, record_count: int, size_bytes: int, configs: dict[str, Any], **given: Any) -> None:
+            function(load=Load(record_count=record_count, size_bytes=size_bytes, configs=configs), **given)
+
+        return command
+
+    return decorate
+
+
+@bench.command()
+@_bench_options(record_count=500_000)
+def producer(**given: Any) -> None:
+    """Send records as fast as it goes. Latencies: from send to acknowledgement, with the queue before."""
+    _bench(measure_producer, **given)
+
+
+@bench.command()
+@_bench_options(record_count=500_000)
+def consumer(**given: Any) -> None:
+    """Read records as fast as it goes; without --topic they are sent first, of --size. Latencies: of a poll."""
+    _bench(_measure_filled if given["topic_name"] is None else measure_consumer, **given)
+
+
+@bench.command()
+@_bench_options(record_count=2_000)
+def latency(**given: Any) -> None:
+    """Send one record after another, each when the one before is acknowledged."""
+    _bench(measure_latency, **given)
+
+
+@bench.command("end-to-end")
+@_bench_options(record_count=2_000, size_min=_STAMP_BYTES)
+def end_to_end(**given: Any) -> None:
+    """Send one record after another, each when a consumer has the one before. -X sets the producer."""
+    _bench(measure_end_to_end, **given)
+
+
+def _measure_filled(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
+    measure_producer(
+        cluster, topic_name, Load(record_count=load.record_count, size_bytes=load.size_bytes, configs={})
+    )
+    return measure_consumer(cluster, topic_name, load)
+
+
+def _bench(
+    measure: Measure,
+    *,
+    load: Load,
+    target: Target,
+    topic_name: str | None,
+    partitions: int | None,
+    replication_factor: int | None,
+) -> None:
+    if topic_name is not None and (partitions or replication_factor):
+        raise click.UsageError("--topic is there already; leave out --partitions and --replication-factor")
+    handle = target.cluster()
+    with _topic(handle, topic_name, partitions or 1, replication_factor) as name:
+        with working(f"{load.record_count:,} records of {load.size_bytes:,} bytes …"):
+            figures = measure(handle, name, load)
+    if target.as_json:
+        print_json(figures)
+    else:
+        print_table(f"Cluster {target.name}", _COLUMNS, [figures.row()])
+
+
+@contextmanager
+def _topic(
+    cluster: "ClusterHandle", name: str | None, partitions: int, replication_factor: int | None
+) -> Iterator[str]:
+    """The topic that is given, or one that is deleted in the end."""
+    if name is not None:
+        yield name
+        return
+    from rayka.client.admin.admin import Admin
+
+    name = f"rayka-bench-{secrets.token_hex(4)}"
+    with Admin(cluster=cluster) as admin:
+        admin.create_topic(name, partitions=partitions, replication_factor=replication_factor)
+        try:
+            yield name
+        finally:
+            admin.delete_topic(name)

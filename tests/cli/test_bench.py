@@ -1,0 +1,152 @@
+"""`rayka bench`: its figures are those of records that were acknowledged or read, and its topic is gone afterwards."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rayka
+from rayka import testing
+from rayka.cli.bench_commands import (
+    Figures,
+    Load,
+    Measure,
+    check_all,
+    measure_consumer,
+    measure_end_to_end,
+    measure_latency,
+    measure_producer,
+    percentile,
+)
+from rayka.cli.main import run
+from rayka.cluster import Cluster
+from rayka.errors import ConfigError, RecordTooLarge, UnavailableError
+from rayka.testing import InProcessCluster
+
+BENCHMARKS = ("producer", "consumer", "latency", "end-to-end")
+LOAD = Load(record_count=200, size_bytes=100, configs={})
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[InProcessCluster]:
+    with testing.cluster() as cluster:
+        yield cluster
+
+
+def made(here: InProcessCluster, name: str, **configs: str) -> str:
+    with rayka.Admin(cluster=here) as admin:
+        admin.create_topic(name, partitions=2, configs=configs)
+    return name
+
+
+@given(
+    st.lists(st.floats(0, 1e6), min_size=1, max_size=50).map(sorted),
+    st.sampled_from([0.5, 0.95, 0.99, 0.999]),
+)
+def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
+    ordered: list[float], share: float
+) -> None:
+    found = percentile(ordered, share)
+    assert sum(each <= found for each in ordered) >= share * len(ordered)
+    assert sum(each < found for each in ordered) < share * len(ordered)
+
+
+def test_figures_are_rates_in_decimal_units_and_percentiles_in_ms() -> None:
+    latencies_s = [number / 1000 for number in range(1000, 0, -1)]
+    assert Figures.of("producer", 1000, 4_000_000, 2.0, latencies_s) == Figures(
+        "producer", 1000, 2.0, 500.0, 2.0, 500.0, 950.0, 990.0, 999.0
+    )
+
+
+@pytest.mark.parametrize("measure", [measure_producer, measure_latency, measure_end_to_end])
+def test_as_many_records_of_that_size_are_sent_as_asked_for_and_some_that_warm_up(
+    measure: Measure, here: InProcessCluster
+) -> None:
+    topic = made(here, measure.__name__)
+    figures = measure(here, topic, LOAD)
+    records = list(rayka.read(topic, cluster=here))
+    assert 200 < len(records) <= 221
+    assert {len(each.value) for each in records} == {100}
+    assert figures.records == 200
+    assert figures.records_per_s == pytest.approx(200 / figures.seconds)
+    assert figures.mb_per_s == pytest.approx(0.02 / figures.seconds)
+    assert 0 < figures.p50_ms <= figures.p95_ms <= figures.p99_ms <= figures.p99_9_ms
+
+
+def test_a_consumer_is_measured_by_what_it_has_read(here: InProcessCluster) -> None:
+    topic = made(here, "consumed")
+    with rayka.Producer(cluster=here) as producer:
+        producer.send_batch(topic, [rayka.Record("", 0, 0, 0, b"key", b"value!!", [])] * 50)
+    figures = measure_consumer(here, topic, LOAD)
+    assert figures.records == 50
+    assert figures.mb_per_s == pytest.approx(50 * 10 / figures.seconds / 1e6)
+
+
+def test_an_empty_topic_is_said_to_be_empty(here: InProcessCluster) -> None:
+    with pytest.raises(UnavailableError, match="has no records to read; leave out --topic"):
+        measure_consumer(here, made(here, "empty"), LOAD)
+
+
+def test_records_that_are_refused_are_an_error_and_no_figure(here: InProcessCluster) -> None:
+    topic = made(here, "refusing", **{"max.message.bytes": "150"})
+    for measure in (measure_producer, measure_latency, measure_end_to_end):
+        with pytest.raises(RecordTooLarge):
+            measure(here, topic, dataclasses.replace(LOAD, size_bytes=500))
+    with rayka.Producer(cluster=here) as producer:
+        futures = [producer.send(topic, b"x" * size) for size in (10, 500, 10)]
+        with pytest.raises(RecordTooLarge):
+            check_all(futures)
+
+
+def test_an_unknown_setting_of_the_client_is_named(here: InProcessCluster) -> None:
+    load = dataclasses.replace(LOAD, configs={"lingr_ms": "1"})
+    with pytest.raises(ConfigError, match="'linger_ms'"):
+        measure_producer(here, "any", load)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_a_benchmark_prints_its_figures_and_leaves_no_topic(
+    benchmark: str, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "bench",
+        benchmark,
+        "--cluster",
+        cluster.name,
+        "--records",
+        "100",
+        "--size",
+        "64",
+        "--partitions",
+        "3",
+    ]
+    assert run([*command, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert list(figures) == [each.name for each in dataclasses.fields(Figures)]
+    assert (figures["benchmark"], figures["records"] >= 100) == (benchmark, True)
+    assert run(command) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["benchmark", "records", "records/s", "MB/s", "p50", "p95", "p99", "p99.9"]
+    assert row.split()[0] == benchmark
+    with rayka.Admin(cluster=cluster) as admin:
+        assert not [name for name in admin.list_topics() if name.startswith("rayka-bench-")]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("producer --topic t --partitions 3", "--topic is there already; leave out --partitions"),
+        ("end-to-end --size 15", "15 is not in the range x>=16"),
+        ("consumer --records 0", "0 is not in the range x>=1"),
+        ("latancy", "Did you mean 'latency'?"),
+    ],
+)
+def test_wrong_usage_is_found_before_a_cluster_is_looked_for(
+    options: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", *options.split(), "--address", "127.0.0.1:1"]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
