@@ -10,11 +10,14 @@ from queue import Queue
 import pytest
 from rich.console import Console
 
+import rayka
+import rayka.testing
 from benchmarks.bare_sockets import bare_copies
 from benchmarks.end_to_end import latencies
 from benchmarks.gaps import Acknowledgements, Seen, Shares
 from benchmarks.harness import Bar, Row, amount, compare, in_turn, median_share
 from benchmarks.report import Report, print_table, write_json, write_readme
+from benchmarks.single_records import rate_by_port, rate_by_producer
 
 
 def drifting(*values: float) -> Callable[[], float]:
@@ -179,3 +182,13 @@ def test_latencies_are_those_of_this_run_and_of_each_record() -> None:
     taken = latencies(arrived.put, lambda: [arrived.get(timeout=10)], size_bytes=100, rate=10_000, count=20)
     assert len(taken) == 20
     assert min(taken) > 0
+
+
+def test_single_records_are_acknowledged_while_the_time_lasts() -> None:
+    with rayka.testing.cluster(brokers=3) as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("t", partitions=6, replication_factor=3)
+        assert rate_by_port(cluster, "t", in_flight=20, seconds_long=0.2) > 0
+        with rayka.Producer(cluster=cluster, linger_ms=0, batch_size=1) as producer:
+            assert rate_by_producer(producer, "t", 6, in_flight=20, seconds_long=0.2) > 0
+        assert {each.partition for each in rayka.read("t", cluster=cluster)} == set(range(6))
