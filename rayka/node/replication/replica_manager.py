@@ -111,7 +111,7 @@ class ReplicaManager:
 
     @property
     def partitions(self) -> list[Partition]:
-        return [each.partition for each in self.replicas]
+        return [each.partition for each in self._hosted.values() if isinstance(each, Replica)]
 
     @property
     def unusable(self) -> list[StorageError]:

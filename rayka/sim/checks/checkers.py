@@ -35,7 +35,7 @@ from rayka.sim.checks.ledger import Ledger, difference
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process
 from rayka.sim.trace import Trace
-from rayka.sim.world.exchange import Endpoint
+from rayka.sim.world.exchange import Endpoint, Exchange
 from rayka.sim.world.machines import Machine
 from rayka.sim.world.simulated_disk import SimDisk
 
@@ -116,45 +116,34 @@ class Checkers:
         if place <= before and self.is_enabled:
             self.report("call-number", process.node_id, f"{call.api.name} {place} is sent after {before}")
 
-    def on_start(self, endpoint: Endpoint, call: Call) -> None:
+    def on_start(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """The handler of a call begins: of one caller each call does so once, in the order of their numbers."""
-        number = call.number
+        number, request, process = exchange.call.number, exchange.request, endpoint.process
         place = (number.epoch, number.number)
         before = endpoint.last_started.get(number.caller_id, _NO_CALL)
         endpoint.last_started[number.caller_id] = place
         if place <= before and self.is_enabled:
             self.report(
-                "call-order", endpoint.process.node_id, f"{call.api.name} {place} starts after {before}"
+                "call-order", process.node_id, f"{exchange.call.api.name} {place} starts after {before}"
             )
+        is_of_log = isinstance(request, FetchRequest) and is_of_quorum(request)
+        if is_of_log or isinstance(request, FetchSnapshotRequest):
+            self.heard_us[process.node_id, exchange.caller.node_id] = self._loop.now_us
 
-    def on_deliver(self, process: Process, caller_id: int, call: Call) -> None:
-        """A request reached a node."""
-        machine = self._machine(process)
-        if machine is None or not machine.is_controller:
-            return
-        if call.api.name == "fetch":
-            is_heard = is_of_quorum(decode(FetchRequest, call.request.body, call.request.payload()))
-        else:
-            is_heard = call.api.name == "fetch_snapshot"
-        if is_heard:
-            self.heard_us[process.node_id, caller_id] = self._loop.now_us
-
-    def on_answer(self, process: Process, call: Call, answer: Answer) -> None:
+    def on_answer(self, process: Process, exchange: Exchange, answer: Answer) -> None:
         """A node has answered a call."""
         body, payload = answer
+        request = exchange.request
         if not self.is_enabled or payload is None:
             return
-        if call.api.name == "produce":
-            produced = decode(ProduceRequest, call.request.body, call.request.payload())
-            self.on_produced(process.node_id, produced, decode(ProduceResponse, body, payload))
-        elif call.api.name == "vote":
-            self._on_vote_answer(process, decode(VoteRequest, call.request.body), decode(VoteResponse, body))
-        elif call.api.name == "fetch":
-            request = decode(FetchRequest, call.request.body, call.request.payload())
+        if isinstance(request, ProduceRequest):
+            self.on_produced(process.node_id, request, decode(ProduceResponse, body, payload))
+        elif isinstance(request, VoteRequest):
+            self._on_vote_answer(process, request, decode(VoteResponse, body))
+        elif isinstance(request, FetchRequest):
             self._on_fetch_answer(process, request, decode(FetchResponse, body, payload))
-        elif call.api.name == "fetch_snapshot":
-            asked = decode(FetchSnapshotRequest, call.request.body)
-            self._on_snapshot_answer(process, asked, decode(FetchSnapshotResponse, body, payload))
+        elif isinstance(request, FetchSnapshotRequest):
+            self._on_snapshot_answer(process, request, decode(FetchSnapshotResponse, body, payload))
 
     # ---- Votes -------------------------------------------------------------------------------------------------------
 

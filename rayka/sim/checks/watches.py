@@ -33,8 +33,7 @@ class ControllerWatch:
         self._checkers = checkers
         self._loop = loop
         self._fetch_timeout_us = fetch_timeout_ms * 1000
-        self._state: ObservedQuorum | None = None
-        self._quorum: Quorum | None = None
+        self._observed: ObservedController | None = None
         self._role: object = None
         self._leads = False
         self._election_count = -1
@@ -55,11 +54,10 @@ class ControllerWatch:
         observed = node.observed if node is not None else None
         if observed is None:
             return
-        quorum = observed.quorum
-        if quorum is not self._quorum:
+        if observed is not self._observed:
             check_directory(self._checkers, self._machine)
-            self._begin(quorum)
-        state = quorum.observed
+            self._begin(observed)
+        quorum, state, log = self._quorum, self._state, self._log
         led = self._leads  # one that commits its own removal resigns in the same breath
         if state.role is not self._role:
             self._on_role(quorum, state)
@@ -68,25 +66,26 @@ class ControllerWatch:
             self._committing = state.voters
         if state.known_high_watermark != self._high_watermark:
             self._on_high_watermark(quorum, state, is_leader=led or self._leads)
-        log = state.log
         if log.log_end_offset < self._high_watermark:
             self._report("truncation", f"{quorum!r} is cut below its high watermark, {self._high_watermark}")
         if log.log_start_offset != self._log_start_offset:
             self._on_log_start(quorum)
-        if isinstance(self._role, Leader):
-            self._look_at_leader(quorum, state, self._role)
+        if self._leads:
+            self._look_at_leader(quorum, state)
         if observed.replayed_offset != self._replayed_offset:
             self._on_replayed(observed)
 
     def _report(self, checker: str, evidence: str) -> None:
         self._checkers.report(checker, self._node_id, evidence)
 
-    def _begin(self, quorum: Quorum) -> None:
-        self._quorum, self._high_watermark, self._compared = quorum, -1, 0
+    def _begin(self, observed: ObservedController) -> None:
+        self._observed, self._quorum = observed, observed.quorum
+        self._state, self._log = self._quorum.observed, self._quorum.observed.log
+        self._high_watermark, self._compared = -1, 0
         self._role, self._leads = None, False
         self._election_count = -1
         self._log_start_offset = -1
-        self._checkers.homes[local_key(quorum)] = (self._machine, self._machine.disk)
+        self._checkers.homes[local_key(self._quorum)] = (self._machine, self._machine.disk)
 
     # ---- Elections ---------------------------------------------------------------------------------------------------
 
@@ -123,7 +122,9 @@ class ControllerWatch:
         if state.leader_id >= 0:
             self._checkers.check_leader(self._node_id, state.leader_id, state.epoch)
 
-    def _look_at_leader(self, quorum: Quorum, state: ObservedQuorum, role: Leader) -> None:
+    def _look_at_leader(self, quorum: Quorum, state: ObservedQuorum) -> None:
+        role = self._role
+        assert isinstance(role, Leader), "it leads"
         if role is not self._registered and state.is_persisted:
             self._registered = role
             self._on_leader_persisted(state.epoch)

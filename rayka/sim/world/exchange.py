@@ -10,8 +10,7 @@ from rayka.errors import NetworkException
 from rayka.ids import node_name
 from rayka.node.answering import Response
 from rayka.node.inbox import Inbox, Node
-from rayka.node.settings import NodeSettings
-from rayka.protocol.apis import ServedBy
+from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call
 from rayka.sim.process import Process
 
@@ -25,7 +24,7 @@ class WayBack(Protocol):
 class Exchange:
     """One call: its answer to come, and how many copies of it may still bring it."""
 
-    __slots__ = ("answer", "call", "caller", "copies", "text", "way")
+    __slots__ = ("answer", "call", "caller", "copies", "request", "text", "way")
 
     def __init__(
         self, caller: Process, call: Call, answer: "asyncio.Future[Answer]", way: WayBack, by: str = ""
@@ -35,6 +34,7 @@ class Exchange:
         self.answer = answer
         self.way = way
         self.copies = 1
+        self.request: Request[Any] | None = None  # as the node has decoded it; None while it has not started
         number = call.number  # the text stands in each of its lines in the trace
         self.text = f"{call.api.name} {caller.node_id}->{call.node_id} #{number.epoch}:{number.number}{by}"
 
@@ -55,27 +55,23 @@ class Endpoint:
     """
 
     def __init__(
-        self, process: Process, node: Node, context: Context, on_start: "Callable[[Endpoint, Call], None]"
+        self, process: Process, node: Node, context: Context, on_start: "Callable[[Endpoint, Exchange], None]"
     ) -> None:
         self.process = process
         self.context = context
         self.open: dict[asyncio.Task[Answer], Exchange] = {}
         self.last_started: dict[UUID, tuple[int, int]] = {}
+        self.settings = node.settings
+        self.serves = node.serves
         self._node = node
         self._on_start = on_start
         self.inbox = Inbox(self)
-
-    @property
-    def settings(self) -> NodeSettings:
-        return self._node.settings
-
-    @property
-    def serves(self) -> ServedBy:
-        return self._node.serves
 
     def handle(self, request: Any) -> Response:
         """The inbox starts a call."""
         task: asyncio.Task[Any] | None = asyncio.current_task()
         assert task is not None, "calls are handed to the inbox in tasks of their own"
-        self._on_start(self, self.open[task].call)
+        exchange = self.open[task]
+        exchange.request = request
+        self._on_start(self, exchange)
         return self._node.handle(request)

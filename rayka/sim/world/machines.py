@@ -74,14 +74,18 @@ class Machine:
     @property
     def controller(self) -> ControllerNode | None:
         """The controller that runs here just now."""
-        node = self.node.controller if isinstance(self.node, CombinedNode) else self.node
-        return node if isinstance(node, ControllerNode) else None
+        node = self.node
+        if isinstance(node, ControllerNode):  # asked for after each event: the likeliest first
+            return node
+        return node.controller if isinstance(node, CombinedNode) else None
 
     @property
     def broker(self) -> BrokerNode | None:
         """The broker that runs here just now; in a combined node that may be another one soon."""
-        node = self.node.broker if isinstance(self.node, CombinedNode) else self.node
-        return node if isinstance(node, BrokerNode) else None
+        node = self.node
+        if isinstance(node, BrokerNode):
+            return node
+        return node.broker if isinstance(node, CombinedNode) else None
 
     @property
     def has_failed(self) -> bool:

@@ -38,11 +38,9 @@ class Observer(Protocol):
 
     def on_send(self, process: Process, call: Call) -> None: ...
 
-    def on_deliver(self, process: Process, caller_id: int, call: Call) -> None: ...
+    def on_start(self, endpoint: Endpoint, exchange: Exchange) -> None: ...
 
-    def on_start(self, endpoint: Endpoint, call: Call) -> None: ...
-
-    def on_answer(self, process: Process, call: Call, answer: Answer) -> None: ...
+    def on_answer(self, process: Process, exchange: Exchange, answer: Answer) -> None: ...
 
 
 class SimNetwork:
@@ -149,7 +147,6 @@ class SimNetwork:
         """A call has reached the node, whichever way."""
         call = exchange.call
         self._trace.add(call.node_id, "deliver", exchange.text)
-        self.observer.on_deliver(endpoint.process, exchange.caller.node_id, call)
         request = call.request
         task = self._loop.create_task(
             endpoint.inbox.handle(call.api.name, call.header, request.body, request.payload()),
@@ -165,7 +162,7 @@ class SimNetwork:
             return
         body, payload = task.result()
         answer = (body, in_memory(payload))
-        self.observer.on_answer(endpoint.process, exchange.call, answer)
+        self.observer.on_answer(endpoint.process, exchange, answer)
         exchange.copies -= 1
         if exchange.copies and _is_refusal(answer):
             return  # of the two copies the other one is executed
