@@ -5,6 +5,8 @@ A watch remembers what it saw last and compares a handful of values; only what h
 
 from rayka.ids import ReplicaKey
 from rayka.metadata.image import MetadataImage
+from rayka.node.broker_node import BrokerNode
+from rayka.node.controller_node import ControllerNode
 from rayka.node.node_observation import ObservedBroker, ObservedController
 from rayka.partition.partition import Partition
 from rayka.raft.leader import Leader
@@ -16,7 +18,7 @@ from rayka.sim.checks.ledger import Compared, difference
 from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import ReplicaView
 from rayka.sim.loop import VirtualLoop
-from rayka.sim.world.machines import Machine
+from rayka.sim.world.machines import Machine, SimNode
 
 _SLACK_US = 1_000_000
 
@@ -33,6 +35,8 @@ class ControllerWatch:
         self._checkers = checkers
         self._loop = loop
         self._fetch_timeout_us = fetch_timeout_ms * 1000
+        self._node: SimNode | None = None
+        self._controller: ControllerNode | None = None
         self._observed: ObservedController | None = None
         self._role: object = None
         self._leads = False
@@ -50,8 +54,11 @@ class ControllerWatch:
         self._compared_images: Compared | None = None
 
     def __call__(self) -> None:
-        node = self._machine.controller
-        observed = node.observed if node is not None else None
+        machine = self._machine
+        if machine.node is not self._node:
+            self._node, self._controller = machine.node, machine.controller
+        controller = self._controller
+        observed = controller.observed if controller is not None else None
         if observed is None:
             return
         if observed is not self._observed:
@@ -228,14 +235,19 @@ class BrokerWatch:
         self._machine = machine
         self._checkers = checkers
         self._replica_checkers = replica_checkers
+        self._node: SimNode | None = None
+        self._broker: BrokerNode | None = None
         self._views: dict[Partition, ReplicaView] = {}
         self._observed: ObservedBroker | None = None
         self._image: MetadataImage | None = None
         self._compared: Compared | None = None
 
     def __call__(self) -> None:
-        node = self._machine.broker
-        observed = node.observed if node is not None else None
+        machine = self._machine
+        if machine.node is not self._node or machine.is_controller:  # a combined node may have another broker
+            self._node, self._broker = machine.node, machine.broker
+        broker = self._broker
+        observed = broker.observed if broker is not None else None
         if observed is None:
             return
         if observed is not self._observed:

@@ -66,7 +66,7 @@ class Pipe:
 
     def put(self, arrive: Callable[..., None], *arguments: Any) -> None:
         """Sends something; `arrive` is called where it comes out."""
-        delay_us = self._pair.delay_us() + int(self._links.extra_us(self._link))
+        delay_us = self._pair.delay_us() + int(self._links.extra_us.get(self._link, 0.0))
         self._last_us = max(self._last_us, self._loop.now_us + delay_us)
         self._queue.append((self._last_us, partial(arrive, *arguments)))
         self._schedule()
@@ -92,7 +92,7 @@ class Pipe:
         if not self._queue or self._queue[0][0] > self._loop.now_us:  # what it was due for has been dropped
             self._schedule()
             return
-        if self._links.is_cut(self._link):
+        if self._link in self._links.cuts:
             self._wait_for_link()
             return
         self._resend_us, self._stalled_us = _RESEND_FIRST_US, 0

@@ -114,7 +114,7 @@ class SimLanes:
 
     def _endpoint(self, pair: Pair) -> Endpoint:
         endpoint = self.endpoints.get(pair.node_id)
-        if endpoint is None or self.links.is_cut(pair.there) or self.links.is_cut(pair.back):
+        if endpoint is None or pair.there in self.links.cuts or pair.back in self.links.cuts:
             raise self._refused(pair)
         return endpoint
 

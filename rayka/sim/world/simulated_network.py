@@ -9,7 +9,7 @@ Kafka: `RaftEventSimulationTest.MessageRouter` and its filters.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -93,26 +93,26 @@ class SimNetwork:
 
     # ---- Messages ----------------------------------------------------------------------------------------------------
 
-    async def send(self, caller: Process, call: Call) -> Answer:
-        """The way of `Caller.call`."""
+    def send(self, caller: Process, call: Call) -> Awaitable[Answer]:
+        """The way of `Caller.call`: sent when this returns. No coroutine, for each one costs a simulation time."""
         if not caller.is_alive:
             raise NetworkException(f"{caller!r} is gone and must not call")
         self.observer.on_send(caller, call)
         lane = self.lanes.lane_of(caller, call)
-        return await (self._send_by_ray(caller, call) if lane is None else lane.send(call))
+        return self._send_by_ray(caller, call) if lane is None else lane.send(call)
 
-    async def _send_by_ray(self, caller: Process, call: Call) -> Answer:
+    def _send_by_ray(self, caller: Process, call: Call) -> Awaitable[Answer]:
         exchange = Exchange(caller, call, self._loop.create_future(), self)
         self._trace.add(caller.node_id, "send", f"{exchange.text} {len(call.request.body)} bytes")
         exchange.copies = 2 if self._random.random() < self._duplication else 1
         for _ in range(exchange.copies):
             self._transmit((caller.node_id, call.node_id), exchange, self._deliver, exchange)
-        return await exchange.answer
+        return exchange.answer
 
     def _transmit(
         self, link: Link, exchange: Exchange, arrive: Callable[..., None], *arguments: Any, extra_us: int = 0
     ) -> None:
-        if self.links.is_cut(link) or self._random.random() < self._loss:
+        if link in self.links.cuts or self._random.random() < self._loss:
             self._trace.add(link[1], "lost", exchange.text)
             return
         self._loop.call_at_us(
@@ -126,12 +126,12 @@ class SimNetwork:
             latency_us = self._options.latency_ms * 1000 * (0.5 + self._random.random())
             self._latency_us[link] = latency_us
         jitter_us = self._random.expovariate(1.0) * self._options.jitter_ms * 1000
-        return 1 + int(latency_us + jitter_us + self.links.extra_us(link))
+        return 1 + int(latency_us + jitter_us + self.links.extra_us.get(link, 0.0))
 
     def _arrive(
         self, link: Link, exchange: Exchange, arrive: Callable[..., None], arguments: Sequence[Any]
     ) -> None:
-        if self.links.is_cut(link):
+        if link in self.links.cuts:
             self._trace.add(link[1], "lost", exchange.text)
         else:
             arrive(*arguments)
@@ -214,5 +214,5 @@ class SimPort:
         """All nodes of the cluster, running or not."""
         return self._network.node_ids
 
-    async def _send(self, call: Call) -> Answer:
-        return await self._network.send(self._process, call)
+    def _send(self, call: Call) -> Awaitable[Answer]:
+        return self._network.send(self._process, call)
