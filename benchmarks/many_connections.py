@@ -33,6 +33,7 @@ from rayka.protocol.produce import ACKS_LEADER, ProducePartition, ProduceRequest
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import Lane, open_lane
+from rayka.transport.receive_memory import ReceiveMemory
 
 CONNECTIONS, PROCESSES, PARTITIONS = 500, 5, 6
 IDLE_BYTES_MAX, IDLE_PERCENT_MAX, UNEVEN_MAX = 30e6, 1.0, 2.0
@@ -152,8 +153,8 @@ async def _hold() -> None:
         order = json.loads(line)
         if "offers" in order:
             offers = [decode(LaneOffer, base64.b64decode(each)) for each in order["offers"]]
-            scratch = memoryview(bytearray(64 << 10))
-            lanes = [await open_lane(1, each, scratch) for each in offers]
+            memory = ReceiveMemory()
+            lanes = [await open_lane(1, each, memory) for each in offers]
             print(len(lanes), flush=True)
         else:
             topic_id, deadline = UUID(order["topic_id"]), loop.time() + order["seconds"]

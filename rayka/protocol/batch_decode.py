@@ -7,6 +7,7 @@ that contradicts itself is CorruptRecord, never a read outside its bytes.
 Kafka: `DefaultRecordBatch.iterator`.
 """
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,7 @@ from rayka.protocol.compression import decompress
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 Header = tuple[str, bytes | None]
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_KEPT_NULLS = 1 << 14
 _FEW = 64  # so short, a list is faster to look through than an array
 
 
@@ -55,8 +57,8 @@ class DecodedBatch:
 
     @property
     def keys(self) -> pa.BinaryArray:
-        """The keys; an array of nulls is made at each call when the batch has none."""
-        return pa.nulls(len(self), pa.binary()) if self._keys is None else self._keys
+        """The keys, nulls when the batch has none."""
+        return nulls(pa.binary(), len(self)) if self._keys is None else self._keys
 
     @property
     def offsets(self) -> np.ndarray:
@@ -86,6 +88,16 @@ class DecodedBatch:
         keys, values = (column.to_pylist() for column in self.headers.values.flatten())
         pairs = list(zip(keys, values, strict=True))
         return [pairs[begin:end] for begin, end in pairwise(self.headers.offsets.to_pylist())]
+
+
+def nulls(data_type: pa.DataType, count: int) -> pa.Array:
+    """`count` nulls; few ones are views of one array that is kept."""
+    return pa.nulls(count, data_type) if count > _KEPT_NULLS else _kept_nulls(data_type).slice(0, count)
+
+
+@lru_cache(maxsize=4)
+def _kept_nulls(data_type: pa.DataType) -> pa.Array:
+    return pa.nulls(_KEPT_NULLS, data_type)
 
 
 def decode(

@@ -18,10 +18,10 @@ import numpy as np
 from rayka.errors import RaykaError
 from rayka.ports import FileSlice
 from rayka.protocol.wire import Part, Payload, payload_bytes
+from rayka.transport.receive_memory import ReceiveMemory
 
 _PREFIX = Struct("<QQIIBB6x")  # request id, payload bytes, header bytes, body bytes, kind, API name bytes
 PREFIX_BYTES = _PREFIX.size
-SCRATCH_BYTES = 64 << 10
 HEAD_BYTES_MAX = 16 << 20
 CALL_PAYLOAD_BYTES_MAX = 128 << 20
 ANSWER_PAYLOAD_BYTES_MAX = 1 << 30
@@ -82,10 +82,20 @@ class _Sizes(NamedTuple):
 class FrameReader:
     """Cuts the bytes of one stream into frames: receive into `room()`, then iterate over `on_received(count)`."""
 
-    __slots__ = ("_head", "_partial", "_payload", "_payload_bytes_max", "_received", "_scratch", "_sizes")
+    __slots__ = (
+        "_head",
+        "_memory",
+        "_partial",
+        "_payload",
+        "_payload_bytes_max",
+        "_received",
+        "_scratch",
+        "_sizes",
+    )
 
-    def __init__(self, scratch: memoryview, payload_bytes_max: int) -> None:
-        self._scratch = scratch
+    def __init__(self, memory: ReceiveMemory, payload_bytes_max: int) -> None:
+        self._memory = memory
+        self._scratch = memory.scratch
         self._payload_bytes_max = payload_bytes_max
         self._partial = b""  # the beginning of a frame that the scratch buffer held
         self._sizes: _Sizes | None = None  # of a frame that is received into memory of its own
@@ -152,7 +162,7 @@ class FrameReader:
         """The frame is larger than the scratch buffer: from now on it is received where it stays."""
         self._sizes, self._received = sizes, len(data)
         self._head = bytearray(sizes.head_bytes)
-        self._payload = np.empty(sizes.payload_bytes, dtype=np.uint8)
+        self._payload = self._memory.take(sizes.payload_bytes)
         head = data[: sizes.head_bytes]
         self._head[: len(head)] = head
         records = data[sizes.head_bytes :]

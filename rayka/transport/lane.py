@@ -13,7 +13,6 @@ from rayka.protocol.caller import Answer, Call
 from rayka.transport.frames import (
     ANSWER_PAYLOAD_BYTES_MAX,
     CALL_PAYLOAD_BYTES_MAX,
-    SCRATCH_BYTES,
     Frame,
     FrameReader,
     Kind,
@@ -21,18 +20,19 @@ from rayka.transport.frames import (
 )
 from rayka.transport.greeting import GREETING_S, WELCOME, LaneOffer, greeting, receive_exactly
 from rayka.transport.own_sockets import own
+from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End, Stream, tune
 
 
 class Lane:
     """See the module; made by `open_lane`. Belongs to the event loop that it was opened on."""
 
-    def __init__(self, node_id: int, connection: socket.socket, scratch: memoryview) -> None:
+    def __init__(self, node_id: int, connection: socket.socket, memory: ReceiveMemory) -> None:
         self.node_id = node_id
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._next_id = 0
         self._end = ""
-        self._stream = Stream(connection, FrameReader(scratch, ANSWER_PAYLOAD_BYTES_MAX), self)
+        self._stream = Stream(connection, FrameReader(memory, ANSWER_PAYLOAD_BYTES_MAX), self)
 
     def __repr__(self) -> str:
         state = f"closed: {self._end}" if self._end else "open"
@@ -100,7 +100,7 @@ def takes(call: Call) -> bool:
     return call.is_hot and sum(each.size for each in call.request.buffers) <= CALL_PAYLOAD_BYTES_MAX
 
 
-async def open_lane(node_id: int, offer: LaneOffer, scratch: memoryview | None = None) -> Lane:
+async def open_lane(node_id: int, offer: LaneOffer, memory: ReceiveMemory | None = None) -> Lane:
     """A lane to a node, over the machine's own socket where the node lives here, else over TCP.
 
     Raises NetworkException when neither can be reached in time, or the ticket is not taken.
@@ -112,7 +112,7 @@ async def open_lane(node_id: int, offer: LaneOffer, scratch: memoryview | None =
             connection.setblocking(False)
             async with asyncio.timeout(GREETING_S):
                 await _greet(connection, address, offer.ticket)
-            return Lane(node_id, connection, scratch or memoryview(bytearray(SCRATCH_BYTES)))
+            return Lane(node_id, connection, memory or ReceiveMemory())
         except (OSError, NetworkException) as error:
             connection.close()
             if isinstance(error, NetworkException):

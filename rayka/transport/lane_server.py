@@ -21,7 +21,6 @@ from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Payload
 from rayka.transport.frames import (
     CALL_PAYLOAD_BYTES_MAX,
-    SCRATCH_BYTES,
     BrokenStream,
     Frame,
     FrameReader,
@@ -38,6 +37,7 @@ from rayka.transport.greeting import (
     ticket_of,
 )
 from rayka.transport.own_sockets import own
+from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End, Stream, tune
 
 CONNECTIONS_MAX = 10_000
@@ -62,7 +62,7 @@ class LaneServer:
         self._accepting: dict[asyncio.Task[None], None] = {}
         self._greeting: dict[asyncio.Task[None], socket.socket] = {}
         self._connections: dict[_Connection, None] = {}
-        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._memory = ReceiveMemory()
         self._local_name = ""
         self._host, self._port = "", 0
         self._repeats = Repeats(_logger)
@@ -150,7 +150,7 @@ class LaneServer:
             if not is_welcome:
                 connection.close()
         if is_welcome:
-            reader = FrameReader(self._scratch, CALL_PAYLOAD_BYTES_MAX)
+            reader = FrameReader(self._memory, CALL_PAYLOAD_BYTES_MAX)
             self._connections[_Connection(connection, reader, self._handle, self._on_closed)] = None
 
     async def _has_ticket(self, connection: socket.socket) -> bool:

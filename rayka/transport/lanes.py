@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 from rayka.errors import RaykaError
 from rayka.protocol.caller import Answer, Call
-from rayka.transport.frames import SCRATCH_BYTES
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import open_lane
+from rayka.transport.receive_memory import ReceiveMemory
 
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 60.0
 _PAUSE_UNSERVED_S = 2.0  # a node that is about to start serves its lane soon
@@ -50,7 +50,7 @@ class Lanes:
     """
 
     def __init__(self, open_one: Open | None = None) -> None:
-        self._open_one = open_one or partial(open_lane, scratch=memoryview(bytearray(SCRATCH_BYTES)))
+        self._open_one = open_one or partial(open_lane, memory=ReceiveMemory())
         self._connection: Hashable = None
         self._lanes: dict[Node, OpenedLane] = {}
         self._opening: dict[Node, asyncio.Task[None]] = {}

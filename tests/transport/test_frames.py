@@ -17,6 +17,7 @@ from rayka.transport.frames import (
     Kind,
     encode_frame,
 )
+from rayka.transport.receive_memory import ReceiveMemory
 
 SCRATCH = 256
 FRAMES = st.tuples(
@@ -45,7 +46,7 @@ def encoded(frame: Frame) -> bytes:
 
 def received(stream: bytes, sizes: list[int], payload_bytes_max: int = CALL_PAYLOAD_BYTES_MAX) -> list[Frame]:
     """The frames that come of a stream which arrives in pieces of these sizes, over and over."""
-    reader = FrameReader(memoryview(bytearray(SCRATCH)), payload_bytes_max)
+    reader = FrameReader(ReceiveMemory(SCRATCH), payload_bytes_max)
     frames, position, turn = [], 0, 0
     while position < len(stream):
         room = reader.room()
@@ -73,7 +74,7 @@ def test_a_stream_gives_the_frames_that_were_sent_however_it_is_cut(
 
 @given(st.binary(max_size=2_000), st.lists(st.integers(1, 300), min_size=1, max_size=5))
 def test_what_is_no_frame_ends_the_stream_or_waits_for_more(garbage: bytes, sizes: list[int]) -> None:
-    reader = FrameReader(memoryview(bytearray(SCRATCH)), 1_000)
+    reader = FrameReader(ReceiveMemory(SCRATCH), 1_000)
     position, turn = 0, 0
     try:
         while position < len(garbage):

@@ -10,10 +10,11 @@ from rayka.errors import ErrorCode, NetworkException
 from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
-from rayka.transport.frames import SCRATCH_BYTES, Kind, encode_frame
+from rayka.transport.frames import Kind, encode_frame
 from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, WELCOME, LaneOffer, Tickets, greeting
 from rayka.transport.lane import Lane, open_lane
 from rayka.transport.lane_server import LaneServer
+from rayka.transport.receive_memory import ReceiveMemory
 from rayka.transport.stream import End
 from tests.transport.lane_support import (
     NODE_ID,
@@ -105,7 +106,7 @@ def test_a_call_leaves_at_once_when_no_other_is_under_way_and_else_with_those_of
         near, far = socket.socketpair()
         with far:
             far.setblocking(False)
-            lane = Lane(NODE_ID, near, memoryview(bytearray(SCRATCH_BYTES)))
+            lane = Lane(NODE_ID, near, ReceiveMemory())
             calls = [asyncio.ensure_future(lane.send(call(b"%d" % number))) for number in range(3)]
             await asyncio.sleep(0)  # each of them has run
             frame_bytes = len(far.recv(MIB))

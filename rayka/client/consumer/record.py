@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_columns import int64_array
-from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header
+from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header, nulls
 
 Deserializer = Callable[[bytes], Any]
 Deserializers = tuple[Deserializer | None, Deserializer | None]  # of keys and of values
@@ -99,18 +99,19 @@ def arrow_of(batch: DecodedBatch, rows: slice, tp: TopicPartition) -> pa.RecordB
         _constant(int(batch.batch.timestamp_type), pa.int32(), count),
         keys.slice(rows.start, count),
         batch.values.slice(rows.start, count),
-        headers.slice(rows.start, count) if headers is not None else pa.nulls(count, HEADERS_TYPE),
+        headers.slice(rows.start, count) if headers is not None else nulls(HEADERS_TYPE, count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
 
 def rows_between(batch: DecodedBatch, start_offset: int, end_offset: int | None) -> slice:
     """Which rows of a batch lie in [start_offset, end_offset)."""
-    offsets = batch.offsets
-    start = int(np.searchsorted(offsets, start_offset)) if start_offset > batch.batch.base_offset else 0
-    if end_offset is None or end_offset > batch.batch.last_offset:
-        return slice(start, len(offsets))
-    return slice(start, max(start, int(np.searchsorted(offsets, end_offset))))
+    start, stop = 0, len(batch)
+    if start_offset > batch.batch.base_offset:
+        start = int(np.searchsorted(batch.offsets, start_offset))
+    if end_offset is not None and end_offset <= batch.batch.last_offset:
+        stop = max(start, int(np.searchsorted(batch.offsets, end_offset)))
+    return slice(start, stop)
 
 
 def _constant(value: str | int, data_type: pa.DataType, count: int) -> pa.Array:

@@ -1,0 +1,49 @@
+"""Memory to receive into: a scratch buffer for all streams of an event loop, and blocks for large payloads, used again.
+
+Fresh memory costs up to ten times what the copy into it does: the system clears each page, and the C library gives what
+is freed back soon. A block is free when nothing refers any more to what was received into it, in whatever thread the
+last view ends. Invariants: a block is not used again before the array that was taken and all views of it are gone; what
+is kept free is bounded. Kafka: `MemoryPool`.
+"""
+
+import weakref
+from collections import deque
+
+import numpy as np
+
+SCRATCH_BYTES = 64 << 10
+_BLOCK_BYTES_MIN, _BLOCK_BYTES_MAX = 1 << 20, 16 << 20  # the C library keeps less by itself
+FREE_BYTES_MAX = 16 << 20  # of each size; sizes are powers of two
+
+
+class ReceiveMemory:
+    """See the module. Shared by the streams of one event loop."""
+
+    def __init__(self, scratch_bytes: int = SCRATCH_BYTES) -> None:
+        self.scratch = memoryview(bytearray(scratch_bytes))
+        self._free: dict[int, deque[np.ndarray]] = {}
+
+    def __repr__(self) -> str:
+        return f"<ReceiveMemory free={self.free_bytes}>"
+
+    @property
+    def free_bytes(self) -> int:
+        """What is kept for the next payloads."""
+        return sum(size * len(blocks) for size, blocks in self._free.items())
+
+    def take(self, size: int) -> np.ndarray:
+        """An array of so many bytes, to be written to."""
+        block_bytes = 1 << max(0, size - 1).bit_length()
+        if not _BLOCK_BYTES_MIN <= block_bytes <= _BLOCK_BYTES_MAX:
+            return np.empty(size, dtype=np.uint8)
+        free = self._free.get(block_bytes)
+        if free is None:
+            free = self._free[block_bytes] = deque(maxlen=FREE_BYTES_MAX // block_bytes)
+        try:
+            block = free.pop()
+        except IndexError:
+            block = np.empty(block_bytes, dtype=np.uint8)
+        # Over a memoryview: views of an array that is a view itself would refer to the block, past this one.
+        taken = np.frombuffer(block.data[:size], dtype=np.uint8)
+        weakref.finalize(taken, free.append, block).atexit = False
+        return taken
