@@ -35,9 +35,7 @@ class AppendInfo(NamedTuple):
 
 
 class PlacedBatch(NamedTuple):
-    """One batch about to be written: its bytes and where it goes; positions count from the begin of the
-    write.
-    """
+    """One batch about to be written: its bytes and where it goes; its position is not known before the write."""
 
     batch: RecordBatch
     buffers: Sequence[Buffer]
@@ -132,7 +130,7 @@ class Appender:
         for each in run:
             if each.epoch > self._epochs.latest_epoch:
                 self._epochs.assign(each.epoch, each.place.base_offset)
-        position, places = 0, []
+        position, places = self._segments.active.size_bytes, []
         for each in run:
             places.append(each.place._replace(position=position))
             position += each.place.size_bytes

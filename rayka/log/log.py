@@ -198,11 +198,12 @@ class Log:
         self, offset: int, max_bytes: int, end_offset: int, min_one: bool
     ) -> Iterator[tuple[Segment, Span]]:
         """The spans that together make one read, of consecutive segments, for `rayka.log.given`."""
-        if not self.log_start_offset <= offset <= self.log_end_offset:
+        log_end_offset = self.log_end_offset
+        if not self.log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRange(
-                f"{self.name}: offset {offset} is outside [{self.log_start_offset}, {self.log_end_offset}]"
+                f"{self.name}: offset {offset} is outside [{self.log_start_offset}, {log_end_offset}]"
             )
-        return self.segments.spans(offset, max_bytes, min(end_offset, self.log_end_offset), min_one)
+        return self.segments.spans(offset, max_bytes, min(end_offset, log_end_offset), min_one)
 
     def offset_for_timestamp(self, timestamp_ms: int, *, end_offset: int) -> Search:
         """The first record at or after a time, below `end_offset`; None when there is none (F6, G12). Raises

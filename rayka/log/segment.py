@@ -109,15 +109,14 @@ class Segment:
     # ---- Appending -----------------------------------------------------------------------------------------
 
     def append(self, buffers: Sequence[Buffer], batches: Sequence[BatchPosition]) -> None:
-        """Writes whole batches in one call; their positions count from the end of the segment.
+        """Writes whole batches in one call; the first of them is at the end of the segment.
 
         Raises StorageError when the disk fails; the file may then end with a part of them, the segment does
         not.
         """
-        begin = self.size_bytes
-        self.file.append(buffers, begin)
+        self.file.append(buffers, self.size_bytes)
         for batch in batches:
-            self.note(batch._replace(position=begin + batch.position))
+            self.note(batch)
 
     def note(self, batch: BatchPosition) -> None:
         """Takes in a batch that stands in the file: offsets, timestamp, perhaps an index entry (F5)."""

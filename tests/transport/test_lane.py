@@ -118,6 +118,24 @@ def test_a_call_leaves_at_once_when_no_other_is_under_way_and_else_with_those_of
     run(body())
 
 
+def test_a_connection_with_many_calls_in_flight_holds_up_others_for_a_part_of_them_only() -> None:
+    handled: list[bytes] = []
+
+    def note(_: str, __: bytes, body: bytes, payload: Payload) -> Answer:
+        handled.append(body)
+        return body, payload
+
+    async def body() -> None:
+        async with connected(note) as (server, busy):
+            other = await open_lane(NODE_ID, offer(server))
+            sent = [busy.send(call(b"busy", bytes(1024))) for _ in range(200)] + [other.send(call(b"other"))]
+            await asyncio.gather(*sent)
+            other.close()
+        assert handled.index(b"other") <= 100  # no turn of the loop takes more than the scratch buffer holds
+
+    run(body())
+
+
 def test_a_call_that_is_answered_at_once_needs_no_task() -> None:
     tasks: list[int] = []
 
