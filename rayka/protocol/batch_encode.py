@@ -47,7 +47,7 @@ from rayka.protocol.batch_header import (
     bytes_view,
 )
 from rayka.protocol.compression import compress
-from rayka.protocol.few_records import encode_few
+from rayka.protocol.few_records import encode_few, encode_few_without_keys
 
 UNCOMPRESSED_BYTES_MAX = 64 << 20
 
@@ -96,8 +96,12 @@ def encode_batch(
         check_length("headers", len(headers), count)
     timestamps = timestamp_column(timestamps_ms, count)
     is_usual = headers is None and offset_deltas is None and not is_control and codec is Codec.NONE
-    if is_usual and count < SHORT_LIST and type(values) is list and type(keys) is list:
-        few = encode_few(values, keys, timestamps, sequence)
+    if is_usual and count < SHORT_LIST and type(values) is list:
+        few = None
+        if type(keys) is list:
+            few = encode_few(values, keys, timestamps, sequence)
+        elif keys is None:
+            few = encode_few_without_keys(values, timestamps, sequence)
         if few is not None:
             return _owned(few)
     key_column = None if keys is None else bytes_column(keys, "key")

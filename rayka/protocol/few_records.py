@@ -1,5 +1,6 @@
-"""A batch of a few records that all have a key and a value, and no headers, uncompressed: a producer of many partitions
-makes thousands of them. The bytes are those of the general way (`batch_encode`), in little more than half the time.
+"""A batch of a few records that all have a value, and all a key or none a key, uncompressed and without headers: a
+producer of many partitions, or one that does not linger, makes thousands of them. The bytes are those of the general
+way (`batch_encode`), in little more than half the time.
 """
 
 from array import array
@@ -19,6 +20,7 @@ from rayka.protocol.batch_header import (
     HEADER_BYTES,
     LENGTH_FIELD_END,
     MAGIC,
+    NULL_KEY_BIT,
     RESERVED,
     ProducerSequence,
 )
@@ -47,6 +49,31 @@ class _Head:
 
 
 _EQUAL_STAMPS, _STAMPS = _Head(_COLUMNS[:4]), _Head(_COLUMNS)
+_NO_KEYS = _Head(_COLUMNS[2:4])
+
+
+def encode_few_without_keys(
+    values: Sequence[bytes | None], timestamps: TimestampColumn, sequence: ProducerSequence
+) -> bytearray | None:
+    """The batch; None for what takes the general way: as `encode_few`, and timestamps that differ."""
+    try:
+        offsets = array("i", (0, *accumulate(map(len, values))))  # type: ignore[arg-type]
+        data = b"".join(values)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return None
+    offsets_bytes, value_bytes, count = 4 * len(values) + 4, len(data), len(values)
+    if value_bytes != offsets[-1] or value_bytes > _BYTES_MAX or timestamps.deltas is not None:
+        return None
+    block_bytes = (offsets_bytes + 7 & -8) + (value_bytes + 7 & -8)
+    before, first, second = _NO_KEYS.marks
+    packed = _NO_KEYS.pack(
+        0, HEADER_BYTES + _NO_KEYS.table_bytes + block_bytes - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, NULL_KEY_BIT,
+        count - 1, timestamps.base_ms, timestamps.max_ms, *sequence, count, RESERVED,
+        before, block_bytes, first, offsets_bytes, second, value_bytes,
+    )  # fmt: skip
+    batch = bytearray().join((packed, offsets, _PADDING[offsets_bytes & 7], data, _PADDING[value_bytes & 7]))
+    _CRC.pack_into(batch, _CRC_POSITION, crc32c(memoryview(batch)[CRC_START:]))
+    return batch
 
 
 def encode_few(
@@ -57,8 +84,8 @@ def encode_few(
 ) -> bytearray | None:
     """The batch; None for what takes the general way: nulls, what is no bytes, and more than 64 KiB."""
     try:
-        key_offsets = array("i", accumulate(map(len, keys), initial=0))  # type: ignore[arg-type]
-        value_offsets = array("i", accumulate(map(len, values), initial=0))  # type: ignore[arg-type]
+        key_offsets = array("i", (0, *accumulate(map(len, keys))))  # type: ignore[arg-type]
+        value_offsets = array("i", (0, *accumulate(map(len, values))))  # type: ignore[arg-type]
         key_data, value_data = b"".join(keys), b"".join(values)  # type: ignore[arg-type]
     except (TypeError, OverflowError):
         return None

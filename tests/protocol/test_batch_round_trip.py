@@ -286,7 +286,7 @@ def test_a_short_list_beyond_32_bit_offsets_is_refused() -> None:
     st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=40)), min_size=1, max_size=12),
     st.data(),
 )
-def test_a_few_records_with_keys_are_encoded_as_any_others(records, data):
+def test_a_few_records_with_and_without_keys_are_encoded_as_any_others(records, data):
     """Lists of a few go a quicker way than Arrow arrays."""
     keys, values = [key for key, _ in records], [value for _, value in records]
     times = data.draw(st.lists(st.integers(0, 3), min_size=len(records), max_size=len(records)))
@@ -296,6 +296,9 @@ def test_a_few_records_with_keys_are_encoded_as_any_others(records, data):
             pa.array(values), keys=pa.array(keys), timestamps_ms=timestamps_ms, sequence=SEQUENCE
         )
         assert quick.tobytes() == general.tobytes()
+        without_keys = encode_batch(values, timestamps_ms=timestamps_ms, sequence=SEQUENCE)
+        general = encode_batch(pa.array(values), timestamps_ms=timestamps_ms, sequence=SEQUENCE)
+        assert without_keys.tobytes() == general.tobytes()
 
 
 @pytest.mark.parametrize("wrong", ["text", 7, memoryview(array("i", [1]))])

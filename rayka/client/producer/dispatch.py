@@ -75,7 +75,9 @@ class Dispatch:
 
     def take(self, leader_id: int, batch: ProducerBatch) -> bool:
         """Puts the batch into a request to the leader; False when it takes no more now."""
-        load = self._loads.setdefault(leader_id, _Load())
+        load = self._loads.get(leader_id)
+        if load is None:
+            load = self._loads[leader_id] = _Load()
         is_full = len(load.filling) == REQUEST_BATCHES_MAX
         if not load.filling or is_full or load.filling_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
             if not self.free_places(leader_id):
