@@ -10,6 +10,7 @@ Kafka: `NetworkClient`. Left out: which node to ask, and retries; they belong to
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -41,12 +42,56 @@ class Call(NamedTuple):
 Send = Callable[[Call], Awaitable[Answer]]
 
 
+class _Deadlines:
+    """When the open calls end, with one timer for all: to set and cancel one for each takes a sixth of a caller's time.
+
+    Invariant: the timer rings no later than the first deadline; it may ring when no call is late.
+    """
+
+    def __init__(self) -> None:
+        self._due_s: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_s = math.inf
+
+    def __repr__(self) -> str:
+        return f"<Deadlines {len(self._due_s)}>"
+
+    def begin(self, timeout_s: float) -> asyncio.Timeout:
+        """What bounds a call that begins now: `async with` it, then `end` it."""
+        loop, scope = asyncio.get_running_loop(), asyncio.timeout(None)
+        due_s = self._due_s[scope] = loop.time() + timeout_s
+        if due_s < self._rings_s:
+            self._set_timer(loop, due_s)
+        return scope
+
+    def end(self, scope: asyncio.Timeout) -> None:
+        """The call is over."""
+        del self._due_s[scope]
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._rings_s = loop.call_at(due_s, self._ring), due_s
+
+    def _ring(self) -> None:
+        self._timer, self._rings_s = None, math.inf
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for scope, due_s in self._due_s.items():
+            if due_s <= now_s and not scope.expired():
+                scope.reschedule(now_s)
+        waiting = [due_s for due_s in self._due_s.values() if due_s > now_s]
+        if waiting:
+            self._set_timer(loop, min(waiting))
+
+
 class Caller:
     """Makes the calls of one client or node."""
 
     def __init__(self, caller_id: UUID) -> None:
         self._caller_id = caller_id
         self._connections: dict[int, Outbound] = {}
+        self._deadlines = _Deadlines()
 
     def __repr__(self) -> str:
         return f"<Caller {self._caller_id} nodes={sorted(self._connections)}>"
@@ -58,8 +103,9 @@ class Caller:
         ApiError that the node answered.
         """
         call = self.encode_call(node_id, request, timeout_ms)
+        deadline = self._deadlines.begin(timeout_ms / 1000)
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
+            async with deadline:
                 answer = await send(call)
         except TimeoutError:
             self.on_failure(call)
@@ -73,6 +119,8 @@ class Caller:
         except asyncio.CancelledError:
             self._connections[node_id].on_answer(call.number)
             raise
+        finally:
+            self._deadlines.end(deadline)
         response: ResponseT = self.decode_answer(call, answer)
         return response
 
