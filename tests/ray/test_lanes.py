@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,34 @@ def test_with_the_transport_ray_nothing_listens(lanes: Lanes) -> None:
 
 
 # ---- With lanes ----------------------------------------------------------------------------------------------------
+
+
+@ONLY_DIRECT
+def test_all_clients_of_a_process_share_one_connection_to_each_broker(lanes: Lanes) -> None:
+    topic = topic_of(lanes.cluster, "shared", partitions=len(BROKERS))
+    with ExitStack() as clients:
+        producers = [clients.enter_context(rayka.Producer(lanes.cluster, linger_ms=0)) for _ in range(3)]
+        consumers = [
+            clients.enter_context(rayka.Consumer(topic, cluster=lanes.cluster, local_reads=False))
+            for _ in range(3)
+        ]
+
+        def use_all() -> None:
+            sent = [each.send(topic, b"x", partition=n) for each in producers for n in range(len(BROKERS))]
+            for future in sent:
+                future.result(60)
+            for consumer in consumers:
+                consumer.poll(timeout_ms=100)
+
+        def are_connected() -> bool:
+            use_all()
+            return all(connected_to(lanes.cluster, each) for each in BROKERS)
+
+        wait_until(are_connected)
+        before = [calls_by_ray(lanes.cluster, each).get("produce", 0) for each in BROKERS]
+        use_all()
+        assert [connected_to(lanes.cluster, each) for each in BROKERS] == [1, 1, 1]
+        assert [calls_by_ray(lanes.cluster, each).get("produce", 0) for each in BROKERS] == before
 
 
 @ONLY_DIRECT
