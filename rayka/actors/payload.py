@@ -10,10 +10,10 @@ fit into a frame is a tuple. What is in files is read here.
 
 import numpy as np
 
-from rayka.errors import InvalidRequest
+from rayka.errors import InvalidRequest, KafkaStorageError, StorageError
 from rayka.protocol.caller import Answer
 from rayka.protocol.framing import frame, unframe
-from rayka.protocol.wire import Encoded, Payload, in_memory
+from rayka.protocol.wire import Encoded, Failure, Payload, encode, in_memory
 
 PIECE_BYTES = 90 * 1024
 INLINE_MAX_BYTES = 6 * PIECE_BYTES
@@ -49,7 +49,10 @@ def unpack_call(packed: PackedCall) -> tuple[bytes, bytes, Payload]:
 def pack_answer(answer: Answer) -> PackedAnswer:
     """The result of a remote method."""
     body, payload = answer
-    payload = in_memory(payload)
+    try:
+        payload = in_memory(payload)
+    except StorageError as error:
+        return encode(Failure.of(KafkaStorageError(str(error)))).body, None
     if isinstance(payload, np.ndarray) and payload.size <= PIECE_BYTES:
         return frame(b"", body, payload)
     return body, payload

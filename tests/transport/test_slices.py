@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from rayka.actors.payload import pack_answer, unpack_answer
-from rayka.errors import NetworkException
+from rayka.errors import ErrorCode, NetworkException
 from rayka.log.local_disk import LocalDisk
 from rayka.log.open_file import LocalSlice, OpenFile
 from rayka.protocol.caller import Answer
-from rayka.protocol.wire import Payload
+from rayka.protocol.wire import Failure, Payload, decode
 from rayka.transport.stream import End
 from tests.transport.lane_support import call, connected, run, until
 
@@ -136,6 +136,15 @@ def test_for_ray_slices_are_read_when_the_answer_is_packed(path: str) -> None:
         pieces = payload if isinstance(payload, list) else [payload]
         expected = b"".join(DATA[: each.size] for each in parts)
         assert (body, b"".join(map(bytes, pieces))) == (b"body", expected)  # type: ignore[arg-type]
+    disk.close()
+
+
+def test_for_ray_a_slice_that_cannot_be_read_is_a_failure(path: str) -> None:
+    disk = LocalDisk()
+    piece = disk.slice(path, 0, 1000)
+    os.truncate(path, 10)
+    body, payload = unpack_answer(pack_answer((b"body", [piece])))
+    assert (payload, decode(Failure, body).error_code) == (None, ErrorCode.KAFKA_STORAGE_ERROR)
     disk.close()
 
 
