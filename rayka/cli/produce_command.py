@@ -141,13 +141,21 @@ class LineSender:
     that were on their way then.
     """
 
-    def __init__(self, producer: "Producer", topic_name: str, partition: int | None = None) -> None:
+    def __init__(
+        self,
+        producer: "Producer",
+        topic_name: str,
+        partition: int | None = None,
+        *,
+        pending_max: int = _PENDING_MAX,
+    ) -> None:
         self.line_count = 0
         self.delivered_count = 0
         self.failed_count = 0
         self._producer = producer
         self._topic_name = topic_name
         self._partition = partition
+        self._pending_max = pending_max
         self._failure: tuple[int, Exception] | None = None
         self._pending: deque[tuple[int, DeliveryFuture]] = deque()  # with their lines
 
@@ -193,7 +201,7 @@ class LineSender:
             partition=self._partition,
         )
         self._pending.append((self.line_count, future))
-        self._settle(_PENDING_MAX)
+        self._settle(self._pending_max)
 
     def _settle(self, pending_max: int) -> None:
         """Counts those that are over, and waits while more than so many are not."""

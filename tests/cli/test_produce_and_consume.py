@@ -1,6 +1,7 @@
 """`rayka produce` and `rayka consume` without Ray: usage, lines to records, where reading begins, what failed."""
 
 import io
+import time
 import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -158,6 +159,35 @@ def test_records_that_the_cluster_refuses_are_counted_and_the_first_is_named(her
         RecordTooLarge, match=r"^line 1: .*; 0 records delivered, 1 failed, nothing after line 1"
     ):
         sent(here, "small", [b"x" * 5000])
+
+
+def test_no_line_is_read_after_one_is_known_to_have_failed(here: InProcessCluster) -> None:
+    with rayka.Admin(cluster=here) as admin:
+        admin.create_topic("refusing", partitions=1, configs={"max.message.bytes": "1000"})
+    sender = LineSender(rayka.Producer(cluster=here), "refusing")
+    deadline_s = time.monotonic() + 60
+
+    def lines() -> Iterator[bytes]:
+        yield b"x" * 5000
+        while not sender.failed_count and time.monotonic() < deadline_s:
+            yield b"small"
+        pytest.fail("asked for another line")
+
+    with pytest.raises(RecordTooLarge, match=r"^line 1: "):
+        sender.send(lines(), line_parser())
+    assert sender.failed_count == 1
+
+
+def test_only_so_many_lines_wait_for_their_acknowledgement(here: InProcessCluster, topic: str) -> None:
+    sender = LineSender(rayka.Producer(cluster=here, linger_ms=0), topic, pending_max=10)
+
+    def lines() -> Iterator[bytes]:
+        for number in range(200):
+            assert sender.line_count - sender.delivered_count <= 10
+            yield b"%d" % number
+
+    sender.send(lines(), line_parser())
+    assert sender.delivered_count == 200
 
 
 def test_input_of_any_length_takes_a_bounded_amount_of_memory(here: InProcessCluster, topic: str) -> None:
