@@ -13,6 +13,7 @@ from rayka.protocol.caller import Answer, Call
 from rayka.transport.frames import (
     ANSWER_PAYLOAD_BYTES_MAX,
     CALL_PAYLOAD_BYTES_MAX,
+    BrokenStream,
     Frame,
     FrameReader,
     Kind,
@@ -73,6 +74,8 @@ class Lane:
 
     def on_frame(self, frame: Frame) -> None:
         """An answer arrived; dropped when nothing waits for it any more."""
+        if frame.kind is Kind.CALL:
+            raise BrokenStream("expected an answer, found a call")
         waiting = self._waiting.get(frame.request_id)
         if waiting is not None and not waiting.done():
             waiting.set_result((frame.body, None if frame.kind is Kind.FAILURE else frame.payload))
@@ -132,7 +135,8 @@ async def _greet(connection: socket.socket, address: bytes | tuple[str, int], ti
     await loop.sock_connect(connection, address)
     tune(connection)
     await loop.sock_sendall(connection, greeting(ticket))
-    await receive_exactly(connection, len(WELCOME))
+    if await receive_exactly(connection, len(WELCOME)) != WELCOME:
+        raise NetworkException("what answered at its address is no lane")
 
 
 def _addresses(offer: LaneOffer) -> list[tuple[socket.AddressFamily, bytes | tuple[str, int]]]:

@@ -75,8 +75,12 @@ class LaneServer:
     def start(self, host: str, ports: Sequence[int] = (0,)) -> None:
         """Listens on this machine's own socket, and on the first free port of `ports` at `host`, where one is."""
         if sys.platform == "linux":
-            self._local_name = f"rayka-{secrets.token_hex(16)}"
-            self._listen(socket.AF_UNIX, b"\0" + self._local_name.encode())
+            local_name = f"rayka-{secrets.token_hex(16)}"
+            try:
+                self._listen(socket.AF_UNIX, b"\0" + local_name.encode())
+                self._local_name = local_name
+            except OSError as error:
+                _logger.warning("no socket for direct calls from this machine: %s", error)
         self._host = host
         for port in ports:
             try:

@@ -13,7 +13,7 @@ from rayka.protocol.apis import API_BY_NAME
 from rayka.protocol.caller import Answer, Call
 from rayka.protocol.connection import CallNumber
 from rayka.protocol.wire import Encoded, Payload
-from rayka.transport.greeting import LaneOffer
+from rayka.transport.greeting import WELCOME, LaneOffer, greeting
 from rayka.transport.lane import Lane, open_lane
 from rayka.transport.lane_server import Handle, LaneServer
 
@@ -77,6 +77,14 @@ async def raw_connection(server: LaneServer) -> socket.socket:
     """A connection on which a test sends what it wants."""
     connection = socket.create_connection((HOST, server.offer().port))
     connection.setblocking(False)
+    return connection
+
+
+async def greeted(server: LaneServer) -> socket.socket:
+    """A connection that has shown its ticket."""
+    connection = await raw_connection(server)
+    connection.send(greeting(server.offer().ticket))
+    assert await asyncio.get_running_loop().sock_recv(connection, len(WELCOME)) == WELCOME
     return connection
 
 

@@ -90,6 +90,60 @@ def test_what_is_no_frame_ends_the_stream_or_waits_for_more(garbage: bytes, size
         pass
 
 
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "add"]), st.integers(0, 10_000), st.binary(min_size=1, max_size=40)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed(stream: bytes, changes: list[tuple[str, int, bytes]]) -> tuple[bytes, int]:
+    """The stream with bytes overwritten, taken out or put in; and where the first change is."""
+    first = len(stream)
+    for kind, place, piece in changes:
+        at = place % (len(stream) + 1)
+        end = at if kind == "add" else at + len(piece)
+        stream = stream[:at] + (b"" if kind == "cut" else piece) + stream[end:]
+        first = min(first, at)
+    return stream, first
+
+
+@given(
+    st.lists(FRAMES, min_size=1, max_size=4), CHANGES, st.lists(st.integers(1, 700), min_size=1, max_size=5)
+)
+def test_a_changed_stream_gives_the_frames_before_the_change_and_holds_no_more_than_the_bounds(
+    parts: list[tuple[Kind, int, str, bytes, bytes, list[bytes]]],
+    changes: list[tuple[str, int, bytes]],
+    sizes: list[int],
+) -> None:
+    frames = [
+        Frame(kind, number, name, header, body, np.frombuffer(b"".join(buffers), dtype=np.uint8))
+        for kind, number, name, header, body, buffers in parts
+    ]
+    pieces = [encoded(each) for each in frames]
+    stream, first = changed(b"".join(pieces), changes)
+    ends = np.cumsum([len(each) for each in pieces])
+    whole = [each for each, end in zip(frames, ends, strict=True) if end <= first]
+    reader, found = FrameReader(ReceiveMemory(SCRATCH), 30_000), []
+    position, turn = 0, 0
+    try:
+        while position < len(stream):
+            room = reader.room()
+            assert 0 < len(room) <= HEAD_BYTES_MAX
+            piece = stream[position : position + min(sizes[turn % len(sizes)], len(room))]
+            room[: len(piece)] = piece
+            found.extend(reader.on_received(len(piece)))
+            assert len(reader._partial) <= SCRATCH
+            assert reader._payload.size <= 30_000
+            assert len(reader._head) <= HEAD_BYTES_MAX
+            position, turn = position + len(piece), turn + 1
+    except BrokenStream:
+        pass
+    assert [each[:5] for each in found[: len(whole)]] == [each[:5] for each in whole]
+
+
 @pytest.mark.parametrize(("payload_bytes", "body_bytes"), [(2**63, 0), (4 << 30, 0), (0, 2**32 - 1)])
 def test_a_frame_that_is_too_large_is_refused_before_memory_is_set_aside(
     payload_bytes: int, body_bytes: int

@@ -11,7 +11,7 @@ from rayka.protocol.caller import Answer
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
 from rayka.transport.frames import Kind, encode_frame
-from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, WELCOME, LaneOffer, Tickets, greeting
+from rayka.transport.greeting import GREETING_BYTES, MAGIC, TICKETS_MAX, LaneOffer, Tickets
 from rayka.transport.lane import Lane, open_lane
 from rayka.transport.lane_server import LaneServer
 from rayka.transport.receive_memory import ReceiveMemory
@@ -21,6 +21,7 @@ from tests.transport.lane_support import (
     call,
     connected,
     echo,
+    greeted,
     offer,
     raw_connection,
     run,
@@ -302,7 +303,7 @@ def test_a_node_that_serves_no_lane_is_said_so() -> None:
 def test_what_is_no_call_ends_its_own_connection_and_no_other(sent: bytes) -> None:
     async def body() -> None:
         async with connected() as (server, lane):
-            connection = await _greeted(server)
+            connection = await greeted(server)
             connection.send(sent)
             assert await _rest(connection) == b""
             assert (await lane.send(call(b"still here")))[0].endswith(b"still here")
@@ -314,7 +315,7 @@ def test_what_is_no_call_ends_its_own_connection_and_no_other(sent: bytes) -> No
 def test_half_a_frame_is_counted_when_its_connection_ends() -> None:
     async def body() -> None:
         async with served() as server:
-            connection = await _greeted(server)
+            connection = await greeted(server)
             connection.send(bytes(encode_frame(Kind.CALL, 1, b"body", b"", api_name="produce")[0])[:-1])
             connection.close()
             await until(lambda: server.cut_off[End.HALF_A_FRAME] == 1)
@@ -357,7 +358,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_others_are_served(
 
     async def body() -> None:
         async with connected(answer_much) as (server, lane):
-            connection = await _greeted(server)
+            connection = await greeted(server)
             connection.send(bytes(encode_frame(Kind.CALL, 1, b"much", b"", api_name="fetch")[0]))
             await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
             assert (await lane.send(call(b"little")))[0] == b"little"
@@ -379,7 +380,7 @@ def test_from_a_reader_that_is_slow_no_more_calls_are_taken_until_it_has_read(
 
     async def body() -> None:
         async with served(answer_much) as server:
-            connection, loop = await _greeted(server), asyncio.get_running_loop()
+            connection, loop = await greeted(server), asyncio.get_running_loop()
             question = bytes(encode_frame(Kind.CALL, 1, b"", b"", api_name="fetch")[0])
             connection.send(question)
             await until(lambda: taken == 1)
@@ -406,7 +407,7 @@ def test_what_waits_for_a_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch
 
     async def body() -> None:
         async with served(answer_much) as server:
-            connection = await _greeted(server)
+            connection = await greeted(server)
             for number in range(3):
                 connection.send(bytes(encode_frame(Kind.CALL, number, b"", b"", api_name="fetch")[0]))
             await until(lambda: server.cut_off[End.SLOW_PEER] == 1)
@@ -446,13 +447,6 @@ def test_a_port_that_is_taken_is_passed_over() -> None:
 
 
 # ---- Helpers -------------------------------------------------------------------------------------------------------
-
-
-async def _greeted(server: LaneServer) -> socket.socket:
-    connection = await raw_connection(server)
-    connection.send(greeting(server.offer().ticket))
-    assert await asyncio.get_running_loop().sock_recv(connection, len(WELCOME)) == WELCOME
-    return connection
 
 
 async def _rest(connection: socket.socket) -> bytes:

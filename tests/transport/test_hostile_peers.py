@@ -1,0 +1,268 @@
+"""Peers that do what no peer of ours does, and addresses out of reach: cut off, counted, others unaffected."""
+
+import asyncio
+import gc
+import socket
+import tracemalloc
+
+import pytest
+
+from rayka.errors import NetworkException
+from rayka.transport import lane_server
+from rayka.transport.frames import CALL_PAYLOAD_BYTES_MAX, Kind, encode_frame
+from rayka.transport.greeting import GREETING_BYTES, WELCOME, LaneOffer, Tickets
+from rayka.transport.lane import Lane, open_lane
+from rayka.transport.lane_server import LaneServer
+from rayka.transport.lanes import Lanes, Node
+from rayka.transport.receive_memory import ReceiveMemory
+from rayka.transport.stream import End
+from tests.transport.lane_support import (
+    HOST,
+    NODE_ID,
+    call,
+    connected,
+    echo,
+    greeted,
+    offer,
+    raw_connection,
+    run,
+    served,
+    until,
+)
+
+MANY = 1_000
+NOWHERE = "255.255.255.255"  # no machine has it
+
+
+async def answers(lane: Lane, text: bytes) -> bool:
+    """Whether a call by the lane is answered."""
+    return (await lane.send(call(text)))[0].endswith(text)
+
+
+# ---- Many ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_connections_at_once_that_show_nothing_are_closed_and_counted_and_lanes_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lane_server, "GREETING_S", 1.0)
+
+    async def body() -> None:
+        async with connected() as (server, lane):
+            begging = [await raw_connection(server) for _ in range(MANY)]
+            assert await answers(lane, b"while they wait")
+            await until(
+                lambda: (
+                    server.cut_off["it showed no ticket in time"] + server.cut_off["there are too many"]
+                    == MANY
+                )
+            )
+            await until(lambda: not server._greeting)
+            another = await open_lane(NODE_ID, offer(server))
+            assert await answers(another, b"afterwards")
+            another.close()
+            for each in begging:
+                each.close()
+
+    run(body())
+
+
+def test_an_idle_connection_holds_a_few_kilobytes_at_each_end() -> None:
+    count = 200
+
+    async def body() -> None:
+        async with served() as server:
+            await (first := await open_lane(NODE_ID, offer(server))).send(call())
+            memory = ReceiveMemory()
+            gc.collect()
+            tracemalloc.start()
+            lanes = [await open_lane(NODE_ID, offer(server), memory) for _ in range(count)]
+            for each in lanes:
+                await each.send(call(b"", bytes(100_000)))
+            gc.collect()
+            held = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+            assert held / count < 16_000, f"{held / count:.0f} bytes"
+            for each in (first, *lanes):
+                each.close()
+
+    run(body())
+
+
+# ---- Wrong frames and tickets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\xff" * 64, "kind"),
+        (bytes(encode_frame(Kind.ANSWER, 1, b"", b"")[0]), "expected a call, found an answer"),
+        (bytes(encode_frame(Kind.FAILURE, 1, b"", b"")[0]), "expected a call, found an answer"),
+        (bytes(4) * 2 + (4 << 30).to_bytes(8, "little") + bytes(8) + b"\x01" + bytes(7), "found 4294967296"),
+    ],
+)
+def test_what_a_server_cannot_take_is_counted_and_said(
+    sent: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        async with connected() as (server, lane):
+            connection = await greeted(server)
+            connection.send(sent)
+            await until(lambda: server.cut_off[End.NO_FRAME] == 1)
+            assert await answers(lane, b"others")
+            connection.close()
+
+    run(body())
+    (message,) = [each.message for each in caplog.records]
+    assert said in message
+
+
+def test_a_call_from_a_node_ends_the_lane_of_its_caller() -> None:
+    async def body() -> None:
+        listening = socket.create_server((HOST, 0))
+        listening.setblocking(False)
+        loop = asyncio.get_running_loop()
+        opening = asyncio.ensure_future(
+            open_lane(NODE_ID, LaneOffer("", HOST, listening.getsockname()[1], bytes(32)))
+        )
+        node, _ = await loop.sock_accept(listening)
+        while len(await loop.sock_recv(node, GREETING_BYTES)) < GREETING_BYTES:
+            pass
+        await loop.sock_sendall(node, WELCOME)
+        lane = await opening
+        asked = asyncio.ensure_future(lane.send(call()))
+        await loop.sock_recv(node, 1_000)
+        await loop.sock_sendall(node, bytes(encode_frame(Kind.CALL, 0, b"", b"", api_name="produce")[0]))
+        with pytest.raises(NetworkException, match="expected an answer, found a call"):
+            await asked
+        for each in (node, listening):
+            each.close()
+
+    run(body())
+
+
+def test_what_answers_at_a_nodes_address_and_is_no_lane_is_not_taken_for_one() -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def body() -> None:
+        async with await asyncio.start_server(answer, HOST, 0) as other:
+            port = other.sockets[0].getsockname()[1]
+            with pytest.raises(NetworkException, match="is no lane"):
+                await open_lane(NODE_ID, LaneOffer("", HOST, port, bytes(32)))
+
+    run(body())
+
+
+def test_half_a_large_frame_whose_peer_stops_there_holds_its_own_connection_only() -> None:
+    async def body() -> None:
+        async with connected() as (server, lane):
+            connection = await greeted(server)
+            large = encode_frame(Kind.CALL, 1, b"", bytes(1 << 20), api_name="produce")
+            prefix = bytearray(bytes(large[0]))
+            prefix[8:16] = CALL_PAYLOAD_BYTES_MAX.to_bytes(8, "little")
+            connection.send(bytes(prefix))
+            for number in range(50):
+                assert await answers(lane, b"%d" % number)
+            connection.close()
+            await until(lambda: server.cut_off[End.HALF_A_FRAME] == 1)
+
+    run(body())
+
+
+def test_a_ticket_that_was_shown_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with served() as server:
+            late = offer(server)
+            take = Tickets.take
+            monkeypatch.setattr(Tickets, "take", lambda self, ticket, now_s: take(self, ticket, now_s + 30.0))
+            with pytest.raises(NetworkException, match="not valid, or expired"):
+                await open_lane(NODE_ID, late)
+            assert server.cut_off["it showed no valid ticket"] == 1
+
+    run(body())
+
+
+def test_both_ends_of_a_lane_over_tcp_notice_a_machine_that_is_gone_within_seconds() -> None:
+    async def body() -> None:
+        async with served() as server:
+            lane = await open_lane(NODE_ID, offer(server, over_tcp=True))
+            (served_end,) = server._connections
+            for stream in (lane._stream, served_end._stream):
+                connection = stream._socket
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+                idle, again, count = (
+                    connection.getsockopt(socket.IPPROTO_TCP, each)
+                    for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                )
+                assert idle + again * count <= 10
+            lane.close()
+
+    run(body())
+
+
+# ---- Unreachable ---------------------------------------------------------------------------------------------------
+
+
+def test_an_address_that_cannot_be_reached_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    asked = 0
+
+    async def ask() -> LaneOffer:
+        nonlocal asked
+        asked += 1
+        return LaneOffer("", NOWHERE, 1, bytes(32))
+
+    async def body() -> None:
+        lanes = Lanes()
+        while asked < 3:
+            assert lanes.get("ray", Node("rayka", NODE_ID), ask) is None
+            await asyncio.sleep(0)
+        await until(lambda: "opening=0" in repr(lanes))
+        lanes.close()
+
+    with caplog.at_level("INFO", logger="rayka.transport"):
+        run(body())
+    (message,) = [each.message for each in caplog.records]
+    assert message.startswith("calls go by Ray, not directly: broker-1 has no lane for this process: ")
+
+
+def test_a_server_without_a_free_port_says_so_once_and_serves_its_own_machine(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        async with served() as taking:
+            taken = taking.offer().port
+            server = LaneServer(echo)
+            server.start(HOST, range(taken, taken + 1))
+            assert server.offer().port == 0
+            lane = await open_lane(NODE_ID, offer(server))
+            assert await answers(lane, b"near")
+            with pytest.raises(NetworkException, match="it serves none that can be reached from here"):
+                await open_lane(NODE_ID, offer(server, over_tcp=True))
+            lane.close()
+            server.close()
+
+    run(body())
+    (message,) = [each.message for each in caplog.records]
+    assert message.startswith("no port for direct calls from other machines")
+
+
+def test_a_server_that_may_listen_nowhere_says_so_and_leaves_all_calls_to_ray(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lane_server.secrets, "token_hex", lambda _: "x" * 200)  # too long for a socket's name
+
+    async def body() -> None:
+        server = LaneServer(echo)
+        server.start("240.0.0.1")  # reserved: not this machine's
+        assert (server.offer().local_name, server.offer().port) == ("", 0)
+        server.close()
+
+    run(body())
+    assert [each.message.partition(":")[0] for each in caplog.records] == [
+        "no socket for direct calls from this machine",
+        "no port for direct calls from other machines",
+    ]
