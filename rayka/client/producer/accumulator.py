@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.dispatch import Dispatch
-from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits, PartitionQueue
+from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_identity import ProducerIdentity
 from rayka.client.producer.producer_topics import ProducerTopics
 from rayka.client.producer.record_columns import Columns, Row
+from rayka.client.producer.wake_ups import WakeUps
 from rayka.errors import ClosedError, OutOfOrderSequence, RaykaError
 from rayka.ids import NO_NODE
 
@@ -46,10 +47,7 @@ class Accumulator:
         self.freed_count = 0  # how often memory was freed
         self._linger_ms = limits.linger_ms
         self._backlog_ms_max = limits.delivery_timeout_ms / 4
-        self._wake = wake
-        self._looks_ms = NEVER  # when the sender drains, if nothing wakes it earlier
-        self._drain_count = 0
-        self._woken_in = -1  # how many drains there had been at the last wake-up
+        self._wake_ups = WakeUps(wake)
         self._appended_ms = -NEVER
         self._is_closed = False
         self._lock = threading.Lock()
@@ -104,39 +102,22 @@ class Accumulator:
             elif batch.limit_bytes < 0:
                 batch.stamp(at.timestamp_ms, at.now_ms)
             if not batch.records:
-                self._look_in_time(batch)
+                self.agenda.look_in_time(self.topics.queue_of(batch), batch, self._linger_ms)
             self._appended_ms = at.now_ms
             batch.size_bytes += size_bytes
             future = DeliveryFuture(batch, slot)
             batch.records.append(future)
             if on_delivery is not None:
                 future.report_to(on_delivery)
-            is_wake_up_due = self._is_wake_up_due
+            is_wake_up_due = self._wake_ups.is_due(self.agenda.soonest_ms)
             if partition is None:
                 self.topics.sticky[topic] = batch
                 if not is_wake_up_due:
                     # Not before: a batch that fills without the lock and without a wake-up would linger without end.
-                    self._open(batch, at)
+                    self.topics.open(batch, at.timestamp_ms, at.now_ms)
         if is_wake_up_due:
-            self._wake_up()
+            self._wake_ups.wake()
         return future
-
-    def _look_in_time(self, batch: ProducerBatch) -> None:
-        """The batch has its first record: it is looked at when it has lingered."""
-        queue = self.topics.queue_of(batch)
-        if queue.batches[0] is not batch:  # the end of another brings it up
-            return
-        if self._linger_ms:
-            self.agenda.set_alarm(queue, batch.created_ms + self._linger_ms)
-        else:
-            self.agenda.look_at(queue)
-
-    def _open(self, batch: ProducerBatch, at: Moment) -> None:
-        """The batch takes values without the lock from now on, with this timestamp."""
-        if batch.limit_bytes < 0:
-            batch.stamp(at.timestamp_ms, at.now_ms)
-            self.agenda.set_alarm(self.topics.queue_of(batch), at.now_ms + STAMP_AGE_MS)
-        self.topics.open(batch)
 
     def is_counted(self, future: DeliveryFuture) -> bool:
         """Whether its batch, which was sealed meanwhile, has the record, which was added without the lock."""
@@ -153,7 +134,7 @@ class Accumulator:
         with self._lock:
             self._check_open()
             added = self.topics.add_columns(topic, partition, columns, size_bytes, now_ms)
-        self._wake_in_time()
+        self._wake_ups.wake_in_time(self.agenda.soonest_ms)
         return added
 
     def wait_for_memory(self, freed_count: int, timeout_s: float) -> None:
@@ -167,24 +148,6 @@ class Accumulator:
         if self._is_closed:
             raise ClosedError("the producer is closed: make a new Producer")
 
-    @property
-    def _is_wake_up_due(self) -> bool:
-        """Whether something is due before the sender looks, and no wake-up is on its way."""
-        return self.agenda.soonest_ms < self._looks_ms and self._woken_in != self._drain_count
-
-    def _wake_in_time(self) -> None:
-        """The sender looks before what is here is due."""
-        if self._is_wake_up_due:
-            self._wake_up()
-
-    def _wake_up(self) -> None:
-        """Without the lock, which the sender takes first thing. An interrupt behind the wake-up, or a drain that begins
-        then, costs only another wake-up.
-        """
-        drain_count = self._drain_count
-        self._wake()
-        self._woken_in = drain_count
-
     # ---- Sending ----
 
     def hurry(self) -> list[ProducerBatch]:
@@ -197,7 +160,7 @@ class Accumulator:
                 if not self.agenda.is_held_back(queue):  # else it has lingered already
                     self.agenda.look_at(queue)
         if waiting:
-            self._wake_up()
+            self._wake_ups.wake()
         return waiting
 
     def close(self) -> list[ProducerBatch]:
@@ -218,15 +181,15 @@ class Accumulator:
         when to drain again: NEVER if only an answer or an append can change anything.
         """
         with self._lock:
-            self._drain_count += 1
+            self._wake_ups.on_drain()
             expired = self.agenda.expired(now_ms)
             for batch in expired:
                 self._finish(batch, is_acknowledged=False)
             fills_until_ms = self._bring_back(now_ms, dispatch)
             while self._start_ready(now_ms, dispatch):
                 pass
-            self._looks_ms = min(self.agenda.tick(now_ms), fills_until_ms)
-            return expired, self._looks_ms
+            looks_ms = self._wake_ups.looks_ms = min(self.agenda.tick(now_ms), fills_until_ms)
+            return expired, looks_ms
 
     def _bring_back(self, now_ms: float, dispatch: Dispatch) -> float:
         """What leaders were too busy for goes as far as they take it now; returns when to see to what fills on.
@@ -311,7 +274,7 @@ class Accumulator:
                     queues[partition].not_before_ms = 0.0
                     self.agenda.look_at(queues[partition])
             self.agenda.bring_all_back()
-        self._wake_in_time()
+        self._wake_ups.wake_in_time(self.agenda.soonest_ms)
 
     def go_on(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int) -> bool:
         """The log has a part of a batch; False unless another part is to go now."""

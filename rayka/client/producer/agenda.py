@@ -41,6 +41,15 @@ class Agenda:
         """Something about it has changed."""
         self._pending[queue] = None
 
+    def look_in_time(self, queue: PartitionQueue, batch: ProducerBatch, linger_ms: float) -> None:
+        """The batch has its first record: it is to be looked at when it has lingered."""
+        if queue.batches[0] is not batch:  # the end of another brings it up
+            return
+        if linger_ms:
+            self.set_alarm(queue, batch.created_ms + linger_ms)
+        else:
+            self.look_at(queue)
+
     def look_behind(self, queue: PartitionQueue, batch: ProducerBatch | None) -> None:
         """The batch is on its way, or with None its first is over: what is behind it may follow. Where nothing is, no
         time changes anything.

@@ -10,7 +10,7 @@ from functools import partial
 from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.agenda import Agenda
 from rayka.client.producer.buffer_pool import BufferPool
-from rayka.client.producer.partition_queue import Limits, PartitionQueue
+from rayka.client.producer.partition_queue import STAMP_AGE_MS, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.record_columns import Columns
 from rayka.client.producer.topic_queues import TopicQueues
@@ -120,9 +120,13 @@ class ProducerTopics:
         self._agenda.look_at(target.queues[chosen])
         return batch, index
 
-    def open(self, batch: ProducerBatch) -> None:
-        """The batch takes records without key and partition, without the lock, as far as its memory reaches."""
-        self.sticky[batch.topic] = batch
+    def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
+        """The batch takes records without key and partition from now on, with this timestamp and without the lock, as
+        far as its memory reaches.
+        """
+        if batch.limit_bytes < 0:
+            batch.stamp(timestamp_ms, now_ms)
+            self._agenda.set_alarm(self.queue_of(batch), now_ms + STAMP_AGE_MS)
         batch.limit_bytes = batch.granted_bytes
 
     def close(self, batch: ProducerBatch) -> None:
