@@ -16,7 +16,7 @@ import shutil
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
@@ -113,7 +113,7 @@ class LocalDisk:
 
     def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
         with _StorageErrors("read", path):
-            return os.pread(self._descriptor(path), size_bytes, position)
+            return os.pread(self._file(path).descriptor, size_bytes, position)
 
     def slice(self, path: str, position: int, size_bytes: int) -> FileSlice:
         with _StorageErrors("read", path):
@@ -124,7 +124,7 @@ class LocalDisk:
 
     def map(self, path: str) -> memoryview:
         with _StorageErrors("map", path):
-            descriptor = self._descriptor(path)
+            descriptor = self._file(path).descriptor
             size_bytes = os.fstat(descriptor).st_size
             if size_bytes == 0:
                 return memoryview(b"")
@@ -134,7 +134,7 @@ class LocalDisk:
 
     def append(self, path: str, buffers: Sequence[Buffer]) -> int:
         with _StorageErrors("append to", path):
-            descriptor = self._descriptor(path, create=True)
+            descriptor = self._file(path, create=True).descriptor
             position = os.fstat(descriptor).st_size
             _write_all(descriptor, buffers)
             return position
@@ -156,7 +156,7 @@ class LocalDisk:
 
     def cut(self, path: str, size_bytes: int) -> None:
         with _StorageErrors("cut", path):
-            os.ftruncate(self._descriptor(path), size_bytes)
+            os.ftruncate(self._file(path).descriptor, size_bytes)
 
     # ---- Names ---------------------------------------------------------------------------------------------
 
@@ -173,23 +173,13 @@ class LocalDisk:
             self._forget_under(source)
         self._forget(source)
         self._forget(target)
-        with _StorageErrors("rename", source), self._outlived(target):
+        with _StorageErrors("rename", source), _outlived(target, self._removal_thread):
             os.rename(source, target)
 
     def unlink(self, path: str) -> None:
         self._forget(path)
-        with _StorageErrors("remove", path), self._outlived(path):
+        with _StorageErrors("remove", path), _outlived(path, self._removal_thread):
             os.unlink(path)
-
-    @contextmanager
-    def _outlived(self, path: str) -> Iterator[None]:
-        """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
-        try:
-            outlived = OpenFile(path, os.O_RDONLY, self._removal_thread)
-        except OSError:
-            outlived = None
-        yield
-        del outlived
 
     def lock(self, path: str) -> Lock:
         with _StorageErrors("lock", path):
@@ -211,9 +201,6 @@ class LocalDisk:
         )
 
     # ---- Open files ----------------------------------------------------------------------------------------
-
-    def _descriptor(self, path: str, create: bool = False) -> int:
-        return self._file(path, create).descriptor
 
     def _file(self, path: str, create: bool = False) -> OpenFile:
         file = self._files.get(path)
@@ -242,6 +229,17 @@ class _DescriptorLock:
 
     def release(self) -> None:
         os.close(self._descriptor)
+
+
+@contextmanager
+def _outlived(path: str, removals: Executor) -> Iterator[None]:
+    """A file that loses its last name in the block is kept open until after it; `OpenFile` ends it."""
+    try:
+        outlived = OpenFile(path, os.O_RDONLY, removals)
+    except OSError:
+        outlived = None
+    yield
+    del outlived
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer]) -> None:
