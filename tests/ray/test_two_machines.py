@@ -38,6 +38,6 @@ def test_calls_go_by_ray_while_the_lanes_ports_are_blocked_and_by_the_lane_again
     assert not saw["has_lane_while_blocked"]
     assert saw["acknowledged"] >= 80
     assert all(each.startswith("calls go by Ray, not directly: ") for each in saw["said"])
-    nodes = [each.split()[5] for each in saw["said"]]
+    nodes = [each.removeprefix("calls go by Ray, not directly: ").split()[0] for each in saw["said"]]
     assert nodes
     assert len(nodes) == len(set(nodes)), "once for each node"
