@@ -117,7 +117,7 @@ def test_a_cluster_without_producer_ids_fails_what_is_sent_and_says_why() -> Non
 def test_delivery_ends_after_its_time_also_without_an_id() -> None:  # C12
     cluster = ScriptedCluster()
     cluster.id_answers.extend([BrokerNotAvailable("no controller")] * 10_000)
-    with Producer(cluster, **QUICK, delivery_timeout_ms=30) as producer:
+    with Producer(cluster, **QUICK, delivery_timeout_ms=1_000) as producer:
         with pytest.raises(DeliveryTimeout, match="the last error: no controller"):
             one_by_one(producer, b"a")
 
