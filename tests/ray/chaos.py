@@ -31,7 +31,7 @@ from rayka.actors.names import actor_name
 from rayka.cluster import Cluster
 from rayka.ids import Role
 from rayka.options import Transport
-from tests.ray.lane_sockets import cut_at_node, cut_one
+from tests.ray.lane_sockets import SERVED, cut_at_node, cut_one
 from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.sender import Sender
 from tests.ray.support import kill
@@ -156,7 +156,7 @@ class Chaos:
         """Of a broker, and of the clients of this process."""
         brokers = [each.node_id for each in self._cluster.describe().nodes if Role.BROKER in each.roles]
         node_id = self._random.choice(brokers)
-        count = sum(cut_one(socket.socket.getpeername, self._random) for _ in range(_CUTS))
+        count = sum(cut_one(socket.socket.getpeername, self._random, (SERVED,)) for _ in range(_CUTS))
         try:
             there = sum(
                 cut_at_node(self._cluster, node_id, self._random.getrandbits(32)) for _ in range(_CUTS)

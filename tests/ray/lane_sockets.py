@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Event
 from typing import Any
@@ -20,7 +20,7 @@ from rayka.cluster import Cluster
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
 
-_SERVED = b"\0rayka-"
+SERVED = b"\0rayka-"
 _PAUSE_S_MAX = 0.05
 # Actors have no tests to import.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -52,9 +52,13 @@ def _address(side: Callable[[socket.socket], Any], each: socket.socket) -> bytes
 
 def connected_to(cluster: Cluster, node_id: int) -> int:
     """How many sockets of this process are lanes to a node."""
-    name = b"\0" + offered(cluster, node_id).local_name.encode()
+    name = _served_by(cluster, node_id)
     with own_sockets() as sockets:
         return sum(_address(socket.socket.getpeername, each) == name for each in sockets)
+
+
+def _served_by(cluster: Cluster, node_id: int) -> bytes:
+    return b"\0" + offered(cluster, node_id).local_name.encode()
 
 
 def offered(cluster: Cluster, node_id: int) -> LaneOffer:
@@ -62,10 +66,10 @@ def offered(cluster: Cluster, node_id: int) -> LaneOffer:
     return decode(LaneOffer, ray.get(launch.find(cluster.name, node_id).open_lane.remote(), timeout=30))
 
 
-def cut_one(side: Callable[[socket.socket], Any], chance: random.Random) -> int:
-    """Cuts one of the lanes of this process off; how many that are."""
+def cut_one(side: Callable[[socket.socket], Any], chance: random.Random, names: tuple[bytes, ...]) -> int:
+    """Cuts off one of the lanes of this process at whose side the address begins so; how many that are."""
     with own_sockets() as sockets:
-        served = [each for each in sockets if _address(side, each).startswith(_SERVED)]
+        served = [each for each in sockets if _address(side, each).startswith(names)]
         connected = [each for each in served if _is_connected(each)]
         chosen = chance.sample(connected, min(1, len(connected)))
         for each in chosen:
@@ -81,11 +85,12 @@ def _is_connected(each: socket.socket) -> bool:
     return False
 
 
-def cut_here(is_over: Event, seed: int) -> int:
-    """Cuts lanes of this process's clients, one every few milliseconds, until it is over; how many."""
+def cut_here(cluster: Cluster, node_ids: Sequence[int], is_over: Event, seed: int) -> int:
+    """Cuts lanes of this process's clients to these nodes, one every few milliseconds, until it is over; how many."""
     chance, count = random.Random(seed), 0
+    names = tuple(name for each in node_ids if (name := _served_by(cluster, each)).startswith(SERVED))
     while not is_over.wait(chance.uniform(0.0, _PAUSE_S_MAX)):
-        count += cut_one(socket.socket.getpeername, chance)
+        count += cut_one(socket.socket.getpeername, chance, names)
     return count
 
 
@@ -93,7 +98,7 @@ def cut_at_node(cluster: Cluster, node_id: int, seed: int) -> int:
     """Cuts one lane that a node serves, to a client or another node; how many that are."""
 
     def cut(_: Any) -> int:
-        return cut_one(socket.socket.getsockname, random.Random(seed))
+        return cut_one(socket.socket.getsockname, random.Random(seed), (SERVED,))
 
     return in_actor(cluster, node_id, cut)
 

@@ -62,7 +62,7 @@ def cut_at_random(lanes: Lanes, seed: int) -> Iterator[list[int]]:
     """
     is_over, at_nodes = threading.Event(), [0]
     with ThreadPoolExecutor(2) as pool:
-        here = pool.submit(cut_here, is_over, seed)
+        here = pool.submit(cut_here, lanes.cluster, BROKERS, is_over, seed)
 
         def cut_there() -> None:
             number = seed
