@@ -91,7 +91,7 @@ class VirtualCluster:
 
     def silence(self, node_id: int) -> None:
         """The node ends, and nobody is told: calls to it are never answered."""
-        self.sim.network.cut([(CLIENT_ID, node_id), (node_id, CLIENT_ID)])
+        self.sim.network.links.cut([(CLIENT_ID, node_id), (node_id, CLIENT_ID)])
         self.sim.cluster.kill(node_id, is_silent=True)
 
     @contextmanager
@@ -99,9 +99,9 @@ class VirtualCluster:
         """No call of a client reaches a node, and none fails by itself."""
         nodes = list(self.sim.cluster.machines)
         links = [link for each in nodes for link in ((CLIENT_ID, each), (each, CLIENT_ID))]
-        self.sim.network.cut(links)
+        self.sim.network.links.cut(links)
         yield
-        self.sim.network.mend(links)
+        self.sim.network.links.mend(links)
 
     @contextmanager
     def paused(self, node_id: int) -> Iterator[None]:
