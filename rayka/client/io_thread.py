@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rayka import forks
-from rayka.errors import UnavailableError
 
 ResultT = TypeVar("ResultT")
 _STOP_TIMEOUT_S = 2.0
@@ -191,10 +190,14 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_
     try:
         refuse(getattr(coroutine, "__qualname__", "a blocking call"))
         own_loop = loop()
-    except (RuntimeError, UnavailableError):
+    except BaseException:  # Ctrl-C among them
         coroutine.close()
         raise
-    future = asyncio.run_coroutine_threadsafe(coroutine, own_loop)
+    try:
+        future = asyncio.run_coroutine_threadsafe(coroutine, own_loop)
+    except BaseException:  # interrupted: whether it was handed over is not known
+        own_loop.call_soon_threadsafe(coroutine.close)
+        raise
     try:
         for wait_s in (timeout_s, slack_s / 2):
             with suppress(TimeoutError):

@@ -17,7 +17,7 @@ from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import open_lane
 from rayka.transport.receive_memory import ReceiveMemory
 
-_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 60.0
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.5, 10.0
 _PAUSE_UNSERVED_S = 2.0  # a node that is about to start serves its lane soon
 
 _logger = logging.getLogger(__name__)

@@ -149,7 +149,7 @@ def test_records_are_sent_and_shown_as_they_come_until_ctrl_c(pipes: Pipes) -> N
     assert (writing.returncode, out) == (130, b"")
     assert err.split()[-6:] == b"2 records sent, 0 not interrupted".split()
     out, err = reading.communicate(timeout=_DEADLINE_S)
-    assert (reading.returncode, out, err.decode().splitlines()[-1]) == (130, b"", "interrupted")
+    assert (reading.returncode, out, err.decode().splitlines()[-1]) == (130, b"", "interrupted"), err.decode()
     assert b"Traceback" not in err
 
 

@@ -1,6 +1,7 @@
 """The IO thread that all clients of a process share."""
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def test_a_loop_that_is_stopped_from_outside_goes_on():
 def test_the_exit_of_the_interpreter_ends_what_still_runs():
     script = """
 import asyncio
+import inspect
 from rayka.client import io_thread
 async def work():
     try:
@@ -134,3 +136,19 @@ def test_a_process_ends_though_its_last_callback_comes_after_the_loop():
     )
     assert done.stdout == "rayka's IO thread has ended with this process; close clients before exit\n"
     assert done.stderr == ""
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("interrupted", ["refuse", "loop"])
+def test_ctrl_c_on_the_way_to_the_io_thread_leaves_no_coroutine_behind(monkeypatch, interrupted):
+    async def never() -> None:
+        raise AssertionError("it was given up")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(io_thread, interrupted, interrupt)
+    coroutine = never()
+    with pytest.raises(KeyboardInterrupt):
+        io_thread.run(coroutine, 1)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED

@@ -131,5 +131,10 @@ def calls_by_ray(cluster: Cluster, node_id: int) -> dict[str, int]:
 
 
 def in_actor(cluster: Cluster, node_id: int, function: Callable[..., Any]) -> Any:
-    """What the function gives in the process of a node, on its event loop, of the node's actor."""
-    return ray.get(launch.find(cluster.name, node_id).__ray_call__.remote(function), timeout=30)
+    """What the function gives in the process of a node, on its event loop, of the node's actor. Raises ValueError where
+    the node has no actor just now.
+    """
+    actor = launch.find(cluster.name, node_id)
+    if actor is None:
+        raise ValueError(f"node {node_id} of {cluster.name!r} has no actor")
+    return ray.get(actor.__ray_call__.remote(function), timeout=30)

@@ -118,12 +118,14 @@ def test_the_end_of_a_standby_is_not_felt_and_it_catches_up(quorum: Quorum) -> N
     quorum.check_topics()
 
 
-def test_the_end_of_the_active_controller_makes_another_one_active_with_all_there_was(quorum: Quorum) -> None:
+def test_after_the_end_of_the_active_controller_one_is_active_again_with_all_there_was(
+    quorum: Quorum,
+) -> None:
+    """Another one, unless Ray has restarted the process before any other was elected."""
     before = quorum.await_all_caught_up()
     quorum.kill(before.leader_id)
     quorum.create_topic()
-    after = quorum.await_quorum(lambda info: info.leader_epoch > before.leader_epoch)
-    assert after.leader_id != before.leader_id
+    quorum.await_quorum(lambda info: info.leader_epoch > before.leader_epoch)
     quorum.check_topics()
     quorum.await_all_caught_up()
     quorum.create_topic()
