@@ -1,0 +1,30 @@
+"""The assignors by name: what a consumer's `partition_assignment_strategy` may list. Kafka: `ConsumerPartitionAssignor`
+and its `RebalanceProtocol` (E9).
+"""
+
+from dataclasses import dataclass
+
+from rayka.coordinator.assignors.assignor import AssignFunction
+from rayka.coordinator.assignors.range_assignor import assign_range
+from rayka.coordinator.assignors.round_robin_assignor import assign_round_robin
+from rayka.coordinator.assignors.sticky_assignor import assign_cooperative_sticky, assign_sticky
+
+
+@dataclass(frozen=True, slots=True)
+class Assignor:
+    """`is_cooperative`: members keep reading during a rebalance and give up only what another one is to get."""
+
+    name: str
+    assign: AssignFunction
+    is_cooperative: bool = False
+
+
+ASSIGNORS: dict[str, Assignor] = {
+    each.name: each
+    for each in (
+        Assignor("range", assign_range),
+        Assignor("roundrobin", assign_round_robin),
+        Assignor("sticky", assign_sticky),
+        Assignor("cooperative-sticky", assign_cooperative_sticky, is_cooperative=True),
+    )
+}

@@ -1,0 +1,102 @@
+"""Loads as even as the subscriptions allow, and members keep what they have, as far as that leaves the loads even.
+
+A claim of a newer generation beats an older one; two claims of one generation cancel each other, and the partition is
+dealt out anew. The cooperative assignor computes the same and then holds back each partition that another member may
+still read: that member gives it up first, and the rebalance after that assigns it. Kafka: `AbstractStickyAssignor`,
+`StickyAssignor`, `CooperativeStickyAssignor`, KIP-54, KIP-429 (E9). Unlike Kafka's there is one algorithm for equal and
+for different subscriptions, and its balance is the best there is (`even_loads.py`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rayka.coordinator.assignors.assignor import (
+    Assignment,
+    Subscriber,
+    partitions_of,
+    ranked,
+    subscribers_by_topic,
+)
+from rayka.coordinator.assignors.even_loads import EvenLoads, Pool
+from rayka.ids import TopicPartition
+
+
+def assign_sticky(members: Iterable[Subscriber], partition_counts: Mapping[str, int]) -> Assignment:
+    """The assignment, by member id."""
+    order = ranked(members)
+    return _assign(order, partition_counts, owners_of(order))
+
+
+def assign_cooperative_sticky(
+    members: Iterable[Subscriber], partition_counts: Mapping[str, int]
+) -> Assignment:
+    """The assignment, by member id, without the partitions that another member claims to read."""
+    order = ranked(members)
+    owners = owners_of(order)
+    assignment = _assign(order, partition_counts, owners)
+    claims = _claims(order)
+    return {
+        member_id: [
+            each
+            for each in partitions
+            if owners.get(each) == member_id or claims.get(each, []) in ([], [member_id])
+        ]
+        for member_id, partitions in assignment.items()
+    }
+
+
+def owners_of(members: Sequence[Subscriber]) -> dict[TopicPartition, str]:
+    """The member that each claimed partition belongs to: the one claim of the newest generation."""
+    newest: dict[TopicPartition, tuple[int, str | None]] = {}
+    for member in members:
+        generation_id = member.subscription.generation_id
+        for partition in dict.fromkeys(member.subscription.owned_partitions):
+            known = newest.get(partition)
+            if known is None or known[0] < generation_id:
+                newest[partition] = (generation_id, member.member_id)
+            elif known[0] == generation_id:
+                newest[partition] = (generation_id, None)
+    return {partition: owner for partition, (_, owner) in newest.items() if owner is not None}
+
+
+def _claims(members: Sequence[Subscriber]) -> dict[TopicPartition, list[str]]:
+    claims: dict[TopicPartition, list[str]] = {}
+    for member in members:
+        for partition in dict.fromkeys(member.subscription.owned_partitions):
+            claims.setdefault(partition, []).append(member.member_id)
+    return claims
+
+
+def _assign(
+    order: Sequence[Subscriber],
+    partition_counts: Mapping[str, int],
+    owners: Mapping[TopicPartition, str],
+) -> Assignment:
+    index_of = {each.member_id: index for index, each in enumerate(order)}
+    # Topics with the same subscribers are one pool: their partitions weigh the same for the balance.
+    topics_of_pools: dict[tuple[int, ...], list[str]] = {}
+    for topic, subscribers in subscribers_by_topic(order, partition_counts).items():
+        topics_of_pools.setdefault(tuple(index_of[each] for each in subscribers), []).append(topic)
+    pools = [
+        _pool(subscribers, topics, partition_counts, owners, index_of)
+        for subscribers, topics in sorted(topics_of_pools.items(), key=lambda each: len(each[0]))
+    ]
+    loads = EvenLoads(len(order), pools)
+    loads.deal_out()
+    loads.level()
+    held = loads.held()
+    return {each.member_id: held[index] for index, each in enumerate(order)}
+
+
+def _pool(
+    subscribers: tuple[int, ...],
+    topics: Iterable[str],
+    partition_counts: Mapping[str, int],
+    owners: Mapping[TopicPartition, str],
+    index_of: Mapping[str, int],
+) -> Pool:
+    pool = Pool({each: [] for each in subscribers})
+    for topic in topics:
+        for partition in partitions_of(topic, partition_counts[topic]):
+            owner = index_of.get(owners.get(partition, ""), -1)
+            pool.held.get(owner, pool.free).append(partition)
+    return pool
