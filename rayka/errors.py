@@ -26,12 +26,22 @@ class ErrorCode(IntEnum):
     REQUEST_TIMED_OUT = 7
     BROKER_NOT_AVAILABLE = 8
     MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
     NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     RECORD_LIST_TOO_LARGE = 18
     NOT_ENOUGH_REPLICAS = 19
     NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
     INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
@@ -48,6 +58,8 @@ class ErrorCode(IntEnum):
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     UNKNOWN_PRODUCER_ID = 59
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
     INVALID_FETCH_SESSION_EPOCH = 71
     FENCED_LEADER_EPOCH = 74
@@ -55,10 +67,14 @@ class ErrorCode(IntEnum):
     UNSUPPORTED_COMPRESSION_TYPE = 76
     STALE_BROKER_EPOCH = 77
     OFFSET_NOT_AVAILABLE = 78
+    MEMBER_ID_REQUIRED = 79
     PREFERRED_LEADER_NOT_AVAILABLE = 80
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
     ELIGIBLE_LEADERS_NOT_AVAILABLE = 83
     ELECTION_NOT_NEEDED = 84
     NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
     THROTTLING_QUOTA_EXCEEDED = 89
     INVALID_UPDATE_VERSION = 95
@@ -373,6 +389,70 @@ class DuplicateVoter(ApiError, code=ErrorCode.DUPLICATE_VOTER):
 
 class VoterNotFound(ApiError, code=ErrorCode.VOTER_NOT_FOUND):
     """No such voter, or the last one, which cannot be removed."""
+
+
+class CoordinatorLoadInProgress(RetriableApiError, code=ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+    """The coordinator has yet to read what its predecessor has written."""
+
+
+class CoordinatorNotAvailable(RetriableApiError, code=ErrorCode.COORDINATOR_NOT_AVAILABLE):
+    """No node coordinates the group just now."""
+
+
+class NotCoordinator(RetriableApiError, code=ErrorCode.NOT_COORDINATOR):
+    """The node asked does not coordinate the group: find its coordinator."""
+
+
+class InvalidGroupId(ApiError, code=ErrorCode.INVALID_GROUP_ID):
+    """The group's id is empty or too long."""
+
+
+class GroupIdNotFound(ApiError, code=ErrorCode.GROUP_ID_NOT_FOUND):
+    """No group has that id."""
+
+
+class NonEmptyGroup(ApiError, code=ErrorCode.NON_EMPTY_GROUP):
+    """The group has members."""
+
+
+class GroupSubscribedToTopic(ApiError, code=ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC):
+    """A member of the group subscribes to the topic, so its offsets stay."""
+
+
+class GroupMaxSizeReached(ApiError, code=ErrorCode.GROUP_MAX_SIZE_REACHED):
+    """The group has as many members as `group.max.size` allows."""
+
+
+class InconsistentGroupProtocol(ApiError, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL):
+    """The member offers no protocol that all other members support, or a protocol of another type."""
+
+
+class InvalidSessionTimeout(ApiError, code=ErrorCode.INVALID_SESSION_TIMEOUT):
+    """The session timeout is outside what the cluster allows."""
+
+
+class MemberIdRequired(ApiError, code=ErrorCode.MEMBER_ID_REQUIRED):
+    """The member joins again with the id that it was given."""
+
+
+class UnknownMemberId(ApiError, code=ErrorCode.UNKNOWN_MEMBER_ID):
+    """The group has no such member: its session has ended, or it has left."""
+
+
+class IllegalGeneration(ApiError, code=ErrorCode.ILLEGAL_GENERATION):
+    """The group has another generation than the caller's."""
+
+
+class RebalanceInProgress(ApiError, code=ErrorCode.REBALANCE_IN_PROGRESS):
+    """The group is about to have another generation: join it."""
+
+
+class FencedInstanceId(ApiError, code=ErrorCode.FENCED_INSTANCE_ID):
+    """Another member has joined with the same `group_instance_id`."""
+
+
+class OffsetMetadataTooLarge(ApiError, code=ErrorCode.OFFSET_METADATA_TOO_LARGE):
+    """The text beside a committed offset is longer than `offset.metadata.max.bytes`."""
 
 
 # ---- This side of the wire -----------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ FUNCTION_LINES_MEDIAN_MAX = 8
 FILE_LINES_MAX = 600
 
 CORES = tuple(
-    f"rayka/{name}/" for name in ("log", "raft", "shard", "partition", "controller", "coordinator", "metadata", "protocol")
+    f"rayka/{name}/"
+    for name in ("log", "raft", "shard", "partition", "controller", "coordinator", "metadata", "protocol")
 )
 NODES_AND_CLIENTS = ("rayka/node/", "rayka/client/")
 DURABLE_STATE = (*CORES, "rayka/node/")  # what decides which bytes are on a disk, and who leads

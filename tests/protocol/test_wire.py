@@ -24,6 +24,7 @@ _LEAVES = {
     int: st.integers(-(2**63), 2**63 - 1),
     str: st.text(max_size=8),
     bool: st.booleans(),
+    bytes: st.binary(max_size=8),
     UUID: st.uuids(),
     np.ndarray: st.binary(max_size=40).map(lambda data: np.frombuffer(data, dtype=np.uint8)),
 }

@@ -1,0 +1,106 @@
+"""The offsets that a group has committed: written, read, deleted.
+
+Kafka: OffsetCommitRequest, OffsetFetchRequest, OffsetDeleteRequest (E10). Left out: offsets of transactions.
+"""
+
+from rayka.errors import ErrorCode
+from rayka.ids import NO_EPOCH, NO_OFFSET, TopicPartition
+from rayka.ports import Message, Request
+from rayka.protocol.groups import check_group_id
+from rayka.protocol.partition_admin import PartitionResult
+from rayka.protocol.request_checks import check_each_once, require
+
+PARTITIONS_PER_COMMIT_MAX = 10_000  # each is a record, and all of them are one batch
+
+
+class CommittedOffset(Message, frozen=True, array_like=True, gc=False):
+    """The next record that the group is to read of a partition, and the leader epoch of the one before, if known."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
+
+
+class OffsetCommitResponse(Message, frozen=True, array_like=True):
+    """One result for each partition, in order."""
+
+    partitions: tuple[PartitionResult, ...]
+
+
+class OffsetCommitRequest(Request[OffsetCommitResponse], frozen=True, array_like=True):
+    """Commits offsets. Without a generation: of a group that has no members, which a commit creates (E10)."""
+
+    group_id: str
+    partitions: tuple[CommittedOffset, ...]
+    generation_id: int = NO_EPOCH
+    member_id: str = ""
+    group_instance_id: str = ""
+
+
+def check_offset_commit(request: OffsetCommitRequest) -> None:
+    check_group_id(request.group_id)
+    check_partitions(request.partitions)
+    for each in request.partitions:
+        require(each.offset >= 0, f"the offset of {each.topic}-{each.partition}", "0 or more", each.offset)
+
+
+def check_partitions(partitions: tuple[CommittedOffset, ...] | tuple[TopicPartition, ...]) -> None:
+    """Raises InvalidRequest of too many partitions, of one named twice, and of one that cannot be."""
+    found = len(partitions)
+    require(found <= PARTITIONS_PER_COMMIT_MAX, "partitions", f"at most {PARTITIONS_PER_COMMIT_MAX:,}", found)
+    check_each_once("partitions", [f"{each.topic}-{each.partition}" for each in partitions])
+    for each in partitions:
+        is_possible = each.topic != "" and 0 <= each.partition < 2**31
+        require(
+            is_possible, "partitions", "topics with a name and numbers from 0", (each.topic, each.partition)
+        )
+
+
+class FetchedOffset(Message, frozen=True, array_like=True, gc=False):
+    """What the group has committed of a partition; the offset is -1 where it has committed none."""
+
+    topic: str
+    partition: int
+    offset: int = NO_OFFSET
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+class OffsetFetchResponse(Message, frozen=True, array_like=True):
+    """One for each partition, in order; with None, for each that has a committed offset."""
+
+    partitions: tuple[FetchedOffset, ...]
+
+
+class OffsetFetchRequest(Request[OffsetFetchResponse], frozen=True, array_like=True):
+    """The committed offsets of these partitions or, with None, of all; a group that is not known has none."""
+
+    group_id: str
+    partitions: tuple[TopicPartition, ...] | None = None
+
+
+def check_offset_fetch(request: OffsetFetchRequest) -> None:
+    check_group_id(request.group_id)
+    check_partitions(request.partitions or ())
+
+
+class OffsetDeleteResponse(Message, frozen=True, array_like=True):
+    """One result for each partition, in order."""
+
+    partitions: tuple[PartitionResult, ...]
+
+
+class OffsetDeleteRequest(Request[OffsetDeleteResponse], frozen=True, array_like=True):
+    """Forgets offsets, of topics that no member of the group subscribes to."""
+
+    group_id: str
+    partitions: tuple[TopicPartition, ...]
+
+
+def check_offset_delete(request: OffsetDeleteRequest) -> None:
+    check_group_id(request.group_id)
+    check_partitions(request.partitions)
