@@ -7,6 +7,9 @@ failover could take back, and no request waits for the disk before the next one 
 
 Timers belong to the runtime: one that is due is a request without a caller, whose records are written like any other's.
 
+A request may wait for another one (`Parked`), as a member does for the rest of its group. The result that ends its wait
+names it, and its answer is kept back as if it were that request's. No deadline of the caller ends such a wait.
+
 A request that is too much for one turn of the event loop runs step by step (`Steps`), and records that are committed
 together are replayed part by part: each call of `advance` does as much as fits a turn. The requests that come meanwhile
 wait in their order, so between two steps nothing else is decided.
@@ -21,11 +24,11 @@ Kafka: `CoordinatorRuntime`, `QuorumController`'s deferred event queue. It rever
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from rayka.errors import ApiError, InvalidRequest, InvariantBroken, RequestTimedOut
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, AppendLog, RecordT, Result, Shard, Steps
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, AppendLog, Parked, RecordT, Result, Shard, Steps
 from rayka.shard.timers import Timer, Timers
 
 ShardT = TypeVar("ShardT", bound=Shard[Any])
@@ -37,14 +40,24 @@ _NEVER_MS = 1 << 62
 
 class Pending:
     """A response on its way: once `is_done`, `error` or else `response` is the answer. `has_run`: the request has, and
-    its answer waits to be committed.
+    its answer waits to be committed, for as long as `patience_ms` from then on.
     """
 
-    __slots__ = ("deadline_ms", "error", "has_run", "is_done", "required_offset", "response", "timer")
+    __slots__ = (
+        "deadline_ms",
+        "error",
+        "has_run",
+        "is_done",
+        "patience_ms",
+        "required_offset",
+        "response",
+        "timer",
+    )
 
-    def __init__(self, deadline_ms: int, timer: Timer | None = None) -> None:
+    def __init__(self, deadline_ms: int, timer: Timer | None = None, patience_ms: int = 0) -> None:
         self.required_offset = -1
         self.deadline_ms = deadline_ms
+        self.patience_ms = patience_ms
         self.timer = timer
         self.response: Any = None
         self.error: ApiError | None = None
@@ -111,6 +124,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         self._pending: deque[Pending] = deque()
         self._operation: _Operation[RecordT] | None = None
         self._queue: deque[tuple[Any, Pending]] = deque()
+        self._parked: dict[Hashable, Pending] = {}
         self._timers = Timers()
         self._now_ms = 0
         self.shard = make_shard()
@@ -169,12 +183,17 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         """
         if not self.is_active:
             raise InvariantBroken(f"{self!r} does not lead")
-        pending = Pending(deadline_ms)
+        pending = Pending(deadline_ms, patience_ms=deadline_ms - now_ms)
         if self.is_busy:
             self._queue.append((request, pending))
         else:
             self._begin(request, pending, now_ms)
         return pending
+
+    @property
+    def can_release(self) -> bool:
+        """Whether the first response that waits need wait no more: `on_high_watermark` is to be called."""
+        return bool(self._pending) and self._pending[0].required_offset <= self._log.high_watermark
 
     @property
     def next_timer_ms(self) -> int | None:
@@ -224,7 +243,11 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             self._operation = operation
         else:
             self._set_timers(result.timers)
-            self._finish(operation.pending, result.response, None)
+            if isinstance(result.response, Parked):
+                self._park(result.response.key, operation.pending)
+            else:
+                self._finish(operation.pending, result.response, None)
+            self._answer(result.answers)
 
     def _result(self, operation: _Operation[RecordT]) -> Result[RecordT, Any] | None:
         """What comes of it, when this turn is the last. Raises what the shard or the log refuse it with: what was
@@ -257,10 +280,27 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         if not pending.is_done:
             self._pending.append(pending)
 
+    def _park(self, key: Hashable, pending: Pending) -> None:
+        if key in self._parked:
+            raise InvariantBroken(f"{self!r}: a request waits as {key!r} already")
+        pending.has_run = True
+        if not pending.is_done:  # its deadline came while it ran
+            self._parked[key] = pending
+
+    def _answer(self, answers: Iterable[Answer]) -> None:
+        """Ends waits, whose answers now wait to be committed; a request that was given up is not there any more."""
+        for answer in answers:
+            pending = self._parked.pop(answer.key, None)
+            if pending is not None:
+                pending.response, pending.error = answer.response, answer.error
+                pending.required_offset = self._log.next_offset
+                pending.deadline_ms = self._now_ms + pending.patience_ms
+                self._pending.append(pending)
+
     def on_high_watermark(self) -> list[Pending]:
         """The log's high watermark moved: the answers that this released, in the order of their requests."""
         released = []
-        while self._pending and self._pending[0].required_offset <= self._log.high_watermark:
+        while self.can_release:
             pending = self._pending.popleft()
             pending.is_done = True
             released.append(pending)
@@ -279,7 +319,8 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def fail(self, error: ApiError) -> list[Pending]:
         """Ends all that wait with an error: the node stops, leads no more, or its disk failed."""
-        return self._end(self._waiting(), error)
+        parked, self._parked = list(self._parked.values()), {}
+        return self._end([*self._waiting(), *parked], error)
 
     def _waiting(self) -> list[Pending]:
         runs = [] if self._operation is None or self._operation.pending.is_done else [self._operation.pending]

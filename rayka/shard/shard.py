@@ -4,7 +4,7 @@ Kafka: `CoordinatorShard`, `CoordinatorResult`, `ControllerWriteOperation`, `Con
 A65).
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from rayka.errors import ApiError
@@ -17,9 +17,26 @@ ResponseT = TypeVar("ResponseT")
 RECORDS_PER_BATCH_MAX = 10_000  # A68
 
 
+class Parked(NamedTuple):
+    """The response of a request that waits for another one, or for a timer: `key` is the one with which the shard
+    answers it, and no other request that waits has it. The shard's timers bound the wait.
+    """
+
+    key: Hashable
+
+
+class Answer(NamedTuple):
+    """The end of the wait of a parked request: a response, or the error that refuses it."""
+
+    key: Hashable
+    response: Any = None
+    error: ApiError | None = None
+
+
 class Result(NamedTuple, Generic[RecordT_co, ResponseT]):
     """What a request leads to: records to write, the response to give once they are committed, and timers to set or
-    cancel when the records are in the log.
+    cancel and parked requests to answer when the records are in the log. An answer is given as the response is: once
+    everything before it is committed.
 
     The records are committed together or not at all, and are no more than 10,000 (A68).
     """
@@ -27,6 +44,7 @@ class Result(NamedTuple, Generic[RecordT_co, ResponseT]):
     records: Sequence[RecordT_co]
     response: ResponseT
     timers: Sequence[Timer] = ()
+    answers: Sequence[Answer] = ()
 
 
 Steps = Generator[RecordT | list[RecordT] | None, int, Result[RecordT, ResponseT]]

@@ -110,9 +110,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         """Runs a request on the active shard without waiting for it. Raises what `Shard.not_here` says."""
         self.check_active()
         runtime, now_ms = self._runtime, clock.now_ms()
-        was_busy, next_timer_ms = runtime.is_busy, runtime.next_timer_ms
+        was_busy, next_timer_ms, could_release = runtime.is_busy, runtime.next_timer_ms, runtime.can_release
         pending = runtime.handle(request, now_ms=now_ms, deadline_ms=now_ms + COMMIT_TIMEOUT_MS)
-        if (runtime.is_busy and not was_busy) or _is_sooner(runtime.next_timer_ms, next_timer_ms):
+        is_news = (runtime.is_busy and not was_busy) or (runtime.can_release and not could_release)
+        if is_news or _is_sooner(runtime.next_timer_ms, next_timer_ms):
             self._log.news.notify()
         return pending
 
@@ -146,7 +147,14 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
             del self._waiting[pending]
 
     def _expire(self, pending: Pending) -> None:
-        self._complete(self._runtime.expire(pending.deadline_ms, self._log.trouble()))
+        """Its deadline has come. That of a request which waits for another one begins anew with its answer."""
+        now_ms = clock.now_ms()
+        if pending.deadline_ms <= now_ms + 1:
+            self._complete(self._runtime.expire(pending.deadline_ms, self._log.trouble()))
+        if not pending.is_done and pending in self._waiting:
+            left_ms = pending.deadline_ms - now_ms
+            delay_ms = left_ms if left_ms > 0 else COMMIT_TIMEOUT_MS
+            asyncio.get_running_loop().call_later(delay_ms / 1000, self._expire, pending)
 
     def _complete(self, ended: list[Pending]) -> None:
         for pending in ended:
