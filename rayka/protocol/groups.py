@@ -173,7 +173,9 @@ def check_sync_group(request: SyncGroupRequest) -> None:
 
 
 class GroupHeartbeatResponse(Message, frozen=True, array_like=True):
-    """The member is known and its generation goes on."""
+    """The member is known. REBALANCE_IN_PROGRESS: its generation ends, so it joins the next one."""
+
+    error_code: ErrorCode = ErrorCode.NONE
 
 
 class GroupHeartbeatRequest(Request[GroupHeartbeatResponse], frozen=True, array_like=True):

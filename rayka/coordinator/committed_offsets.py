@@ -1,0 +1,173 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete, and the expiry of offsets that are not used any more.
+
+All offsets of a commit are records of one batch. Kafka: `OffsetMetadataManager` (E10, E17). Left out: offsets of
+transactions, and expiry times that a commit brings.
+"""
+
+from rayka.coordinator.group import COMPLETING, EMPTY, Group
+from rayka.coordinator.group_effects import Effects, ExpireOffsets
+from rayka.coordinator.group_members import GroupMembers
+from rayka.coordinator.group_records import GroupKey, GroupRecord, OffsetKey, OffsetValue, offset_value
+from rayka.coordinator.known_groups import KnownGroups
+from rayka.errors import (
+    ErrorCode,
+    GroupIdNotFound,
+    IllegalGeneration,
+    NonEmptyGroup,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from rayka.ids import TopicPartition
+from rayka.protocol.group_offsets import (
+    CommittedOffset,
+    FetchedOffset,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from rayka.protocol.partition_admin import PartitionResult
+from rayka.shard.shard import Steps
+
+_MS_PER_MINUTE = 60_000
+
+
+class CommittedOffsets:
+    """The offsets of all groups of a shard."""
+
+    def __init__(self, known: KnownGroups, members: GroupMembers) -> None:
+        self._known = known
+        self._members = members
+
+    def __repr__(self) -> str:
+        return f"<CommittedOffsets of {self._known!r}>"
+
+    # ---- Commit ------------------------------------------------------------------------------------------------------
+
+    def commit(self, request: OffsetCommitRequest, effects: Effects) -> OffsetCommitResponse:
+        """One result for each partition; one whose metadata is too large does not stop the others."""
+        self._check_commit(request, effects)
+        timestamp_ms = self._known.wall_clock_ms()
+        return OffsetCommitResponse(
+            tuple(self._commit(request.group_id, each, timestamp_ms, effects) for each in request.partitions)
+        )
+
+    def _check_commit(self, request: OffsetCommitRequest, effects: Effects) -> None:
+        """Whether this caller may commit; a member that may is alive (E10)."""
+        group = self._known.groups.get(request.group_id)
+        if group is None:
+            if request.generation_id >= 0:
+                raise IllegalGeneration(
+                    f"group {request.group_id!r} is not known, found generation {request.generation_id}; join it"
+                )
+            return
+        if request.generation_id < 0 and not request.member_id and not request.group_instance_id:
+            if group.state is not EMPTY:
+                raise UnknownMemberId(
+                    f"group {request.group_id!r} has members, and only they commit offsets; stop them first"
+                )
+            return
+        group, member = self._members.member_of_generation(
+            request.group_id, request.generation_id, request.member_id, request.group_instance_id
+        )
+        if group.state is COMPLETING:
+            raise RebalanceInProgress(f"group {request.group_id!r} waits for its assignments; try again")
+        self._members.touch(group, member, effects)
+
+    def _commit(
+        self, group_id: str, committed: CommittedOffset, timestamp_ms: int, effects: Effects
+    ) -> PartitionResult:
+        most, found = self._known.config.offset_metadata_max_bytes, len(committed.metadata)
+        if found > most:
+            message = f"metadata: expected at most {most} characters, found {found}"
+            code = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            return PartitionResult(committed.topic, committed.partition, code, message)
+        value = offset_value(
+            committed.offset,
+            timestamp_ms,
+            leader_epoch=committed.leader_epoch,
+            metadata=committed.metadata,
+        )
+        key = OffsetKey(group_id, committed.topic, committed.partition)
+        effects.records.append(GroupRecord(key, value))
+        return PartitionResult(committed.topic, committed.partition)
+
+    # ---- Fetch and delete --------------------------------------------------------------------------------------------
+
+    def fetch(self, request: OffsetFetchRequest, effects: Effects) -> OffsetFetchResponse:
+        """What is committed; of a group that is not known, nothing."""
+        offsets = self._known.offsets.get(request.group_id, {})
+        wanted = sorted(offsets) if request.partitions is None else request.partitions
+        return OffsetFetchResponse(tuple(_fetched(each, offsets.get(each)) for each in wanted))
+
+    def delete(self, request: OffsetDeleteRequest, effects: Effects) -> OffsetDeleteResponse:
+        """One result for each partition; offsets of topics that members read stay."""
+        group = self._known.groups.get(request.group_id)
+        if group is None:
+            raise GroupIdNotFound(f"group {request.group_id!r} is not known")
+        topics = group.subscribed_topics()
+        if topics is None:
+            raise NonEmptyGroup(f"group {request.group_id!r} has members; stop them first")
+        return OffsetDeleteResponse(
+            tuple(self._delete(group, each, each.topic in topics, effects) for each in request.partitions)
+        )
+
+    def _delete(
+        self, group: Group, partition: TopicPartition, is_subscribed: bool, effects: Effects
+    ) -> PartitionResult:
+        if is_subscribed:
+            message = f"group {group.group_id!r} reads {partition.topic!r}; stop its members first"
+            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            return PartitionResult(partition.topic, partition.partition, code, message)
+        if partition in self._known.offsets.get(group.group_id, {}):
+            effects.records.append(tombstone(group.group_id, partition))
+        return PartitionResult(partition.topic, partition.partition)
+
+    # ---- Expiry ------------------------------------------------------------------------------------------------------
+
+    def expire(self, effects: Effects) -> Steps[GroupRecord, None]:
+        """Forgets offsets that were kept for long enough, and groups that have nothing left (E17)."""
+        for group in list(self._known.groups.values()):
+            expired = [tombstone(group.group_id, each) for each in self._expired(group)]
+            yield None
+            is_over = group.is_recorded and self._has_nothing(group, len(expired))
+            for tombstone_of_offset in expired:  # noqa: UP028 - the runtime sends each yield an offset
+                yield tombstone_of_offset
+            if is_over:
+                yield GroupRecord(GroupKey(group.group_id), None)
+        effects.after(self._known.config.offsets_retention_check_interval_ms, ExpireOffsets())
+        return effects.result(None)
+
+    def _expired(self, group: Group) -> list[TopicPartition]:
+        offsets = self._known.offsets.get(group.group_id)
+        if not offsets:
+            return []
+        retention_ms = self._known.config.offsets_retention_minutes * _MS_PER_MINUTE
+        before_ms = self._known.wall_clock_ms() - retention_ms
+        topics = group.subscribed_topics()
+        is_kept = group.state is EMPTY and group.protocol_type and group.state_timestamp_ms > before_ms
+        if topics is None or is_kept:
+            return []
+        return [
+            partition
+            for partition, value in offsets.items()
+            if value.commit_timestamp_ms <= before_ms and partition.topic not in topics
+        ]
+
+    def _has_nothing(self, group: Group, expired_count: int) -> bool:
+        offset_count = len(self._known.offsets.get(group.group_id, {}))
+        return group.state is EMPTY and not group.pending and expired_count == offset_count
+
+
+def tombstone(group_id: str, partition: TopicPartition) -> GroupRecord:
+    return GroupRecord(OffsetKey(group_id, partition.topic, partition.partition), None)
+
+
+def _fetched(partition: TopicPartition, value: OffsetValue | None) -> FetchedOffset:
+    if value is None:
+        return FetchedOffset(partition.topic, partition.partition)
+    return FetchedOffset(
+        partition.topic, partition.partition, value.offset, value.leader_epoch, value.metadata
+    )

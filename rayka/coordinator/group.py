@@ -1,0 +1,246 @@
+"""One group on its coordinator: members, generation, protocol, and where a rebalance is.
+
+What the records of the log say (`take`) is a generation with its assignments, or a group without members. Beside that
+there is soft state of the active coordinator: members that have joined since or left, and requests that wait. It is
+lost with the coordinator, and then members find that their generation is not known, and join again.
+
+Invariants: a static member's instance has one member id; while the group is STABLE or EMPTY its members are those of
+its last record; states follow each other as `_PREVIOUS` says (E2). Kafka: `ClassicGroup`, `ClassicGroupMember`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from rayka.coordinator.group_records import GroupValue, MemberValue, group_value
+from rayka.errors import CorruptRecord, InvariantBroken
+from rayka.ids import NO_TIMESTAMP
+from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerSubscription, decode_said
+from rayka.protocol.groups import GroupProtocol, GroupState, JoinedMember, JoinGroupRequest
+
+EMPTY, PREPARING, COMPLETING, STABLE = (
+    GroupState.EMPTY,
+    GroupState.PREPARING_REBALANCE,
+    GroupState.COMPLETING_REBALANCE,
+    GroupState.STABLE,
+)
+_PREVIOUS = {
+    EMPTY: (PREPARING,),
+    PREPARING: (STABLE, COMPLETING, EMPTY),
+    COMPLETING: (PREPARING,),
+    STABLE: (COMPLETING,),
+}
+
+
+@dataclass(slots=True)
+class Member:
+    """A member; the tokens are those of its requests that wait, if some do."""
+
+    member_id: str
+    group_instance_id: str
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: tuple[GroupProtocol, ...]
+    assignment: bytes = b""
+    join_token: int | None = None
+    sync_token: int | None = None
+
+    def metadata(self, protocol_name: str) -> bytes:
+        """What it says under a protocol; nothing where it does not offer that."""
+        return next((each.metadata for each in self.protocols if each.name == protocol_name), b"")
+
+    def value(self, assignment: bytes) -> MemberValue:
+        return MemberValue(
+            self.member_id,
+            self.group_instance_id,
+            self.client_id,
+            self.client_host,
+            self.rebalance_timeout_ms,
+            self.session_timeout_ms,
+            self.protocols,
+            assignment,
+        )
+
+
+def member_of(request: JoinGroupRequest, member_id: str) -> Member:
+    """A member as it asks to join."""
+    return Member(
+        member_id,
+        request.group_instance_id,
+        request.client_id,
+        request.client_host,
+        request.rebalance_timeout_ms,
+        request.session_timeout_ms,
+        request.protocols,
+    )
+
+
+@dataclass(slots=True)
+class InitialDelay:
+    """A group that was empty waits for more members, ever again while some arrive, within what is left (E4)."""
+
+    left_ms: int
+    has_new_members: bool = False
+
+
+@dataclass(slots=True)
+class Group:
+    """One group. `pending` are member ids that were given out and have not joined, `pending_sync` are members of the
+    new generation that have not asked for their assignment; both in order, without values.
+    """
+
+    group_id: str
+    state: GroupState = EMPTY
+    generation_id: int = 0
+    protocol_type: str = ""
+    protocol_name: str = ""
+    leader_id: str = ""
+    state_timestamp_ms: int = NO_TIMESTAMP
+    is_recorded: bool = False
+    members: dict[str, Member] = field(default_factory=dict)
+    statics: dict[str, str] = field(default_factory=dict)
+    pending: dict[str, None] = field(default_factory=dict)
+    pending_sync: dict[str, None] = field(default_factory=dict)
+    initial_delay: InitialDelay | None = None
+
+    def __repr__(self) -> str:
+        return f"<Group {self.group_id} {self.state} generation={self.generation_id} members={len(self.members)}>"
+
+    # ---- Records -----------------------------------------------------------------------------------------------------
+
+    def take(self, value: GroupValue) -> None:
+        """What a record says, and nothing else, is so from now on."""
+        self.state = STABLE if value.members else EMPTY
+        self.generation_id, self.is_recorded = value.generation_id, True
+        self.protocol_type, self.protocol_name = value.protocol_type, value.protocol_name
+        self.leader_id, self.state_timestamp_ms = value.leader_id, value.state_timestamp_ms
+        self.members = {
+            each.member_id: Member(*(getattr(each, name) for name in MemberValue.__struct_fields__))
+            for each in value.members
+        }
+        self.statics = {
+            each.group_instance_id: each.member_id for each in value.members if each.group_instance_id
+        }
+        self.pending_sync = {each: None for each in self.pending_sync if each in self.members}
+        self.initial_delay = None
+
+    def value(self, members: Iterable[MemberValue], *, leader_id: str, timestamp_ms: int) -> GroupValue:
+        """The record of this generation with these members."""
+        return group_value(
+            protocol_type=self.protocol_type,
+            generation_id=self.generation_id,
+            protocol_name=self.protocol_name,
+            leader_id=leader_id,
+            state_timestamp_ms=timestamp_ms,
+            members=tuple(members),
+        )
+
+    # ---- Members -----------------------------------------------------------------------------------------------------
+
+    def become(self, state: GroupState) -> None:
+        """The next state. Raises InvariantBroken for one that may not follow."""
+        if self.state not in _PREVIOUS[state]:
+            raise InvariantBroken(f"{self!r} cannot become {state}")
+        self.state = state
+
+    def add(self, member: Member, protocol_type: str) -> None:
+        """A new member; the first one says what kind of group this is."""
+        if not self.members:
+            self.protocol_type = protocol_type
+        self.members[member.member_id] = member
+        if member.group_instance_id:
+            self.statics[member.group_instance_id] = member.member_id
+        self.leader_id = self.leader_id if self.leader_id in self.members else member.member_id
+
+    def remove(self, member_id: str) -> Member:
+        member = self.members.pop(member_id)
+        if self.statics.get(member.group_instance_id) == member_id:
+            del self.statics[member.group_instance_id]
+        self.pending_sync.pop(member_id, None)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), "")
+        return member
+
+    def replaced(self, old_member_id: str, member: Member) -> "Group":
+        """This group with another process as one of its static members (E7); this one stays as it is."""
+        members = [member if each == old_member_id else self.members[each] for each in self.members]
+        return replace(
+            self,
+            members={each.member_id: each for each in members},
+            statics={**self.statics, member.group_instance_id: member.member_id},
+            leader_id=member.member_id if self.leader_id == old_member_id else self.leader_id,
+            pending_sync={each: None for each in self.pending_sync if each != old_member_id},
+        )
+
+    @property
+    def have_all_joined(self) -> bool:
+        """Whether all known members wait for the next generation, and none that was given an id is yet to come."""
+        return not self.pending and all(each.join_token is not None for each in self.members.values())
+
+    @property
+    def joining_count(self) -> int:
+        return sum(each.join_token is not None for each in self.members.values())
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """As long as the most patient member allows."""
+        return max((each.rebalance_timeout_ms for each in self.members.values()), default=0)
+
+    def elect_leader(self) -> bool:
+        """The previous leader if it has joined, else the first that has; whether there is one."""
+        leader = self.members.get(self.leader_id)
+        if leader is not None and leader.join_token is not None:
+            return True
+        joined = (each.member_id for each in self.members.values() if each.join_token is not None)
+        first = next(joined, None)
+        self.leader_id = self.leader_id if first is None else first
+        return first is not None
+
+    # ---- Protocols ---------------------------------------------------------------------------------------------------
+
+    def supports(self, protocol_type: str, protocols: Iterable[GroupProtocol], without: str = "") -> bool:
+        """Whether a member that offers these can be in the group with all others, that one left out (E3)."""
+        others = [each for each in self.members.values() if each.member_id != without]
+        if not others:
+            return True
+        common = _common_names(others)
+        return self.protocol_type == protocol_type and any(each.name in common for each in protocols)
+
+    def select_protocol(self) -> str:
+        """Of the protocols that all members offer, the one that most of them prefer (E4)."""
+        common = _common_names(list(self.members.values()))
+        votes = Counter(
+            next(each.name for each in member.protocols if each.name in common)
+            for member in self.members.values()
+        )
+        return votes.most_common(1)[0][0]
+
+    def joined_members(self) -> tuple[JoinedMember, ...]:
+        """The members as their leader is told of them."""
+        return tuple(
+            JoinedMember(each.member_id, each.metadata(self.protocol_name), each.group_instance_id)
+            for each in self.members.values()
+        )
+
+    def subscribed_topics(self) -> set[str] | None:
+        """The topics that members of the generation subscribe to; None: that is not known, as of members that are no
+        consumers, or before there is a protocol.
+        """
+        if self.state is EMPTY:
+            return set()
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE or not self.protocol_name:
+            return None
+        try:
+            return {
+                topic
+                for each in self.members.values()
+                for topic in decode_said(ConsumerSubscription, each.metadata(self.protocol_name)).topics
+            }
+        except CorruptRecord:
+            return None
+
+
+def _common_names(members: list[Member]) -> set[str]:
+    return set.intersection(*({each.name for each in member.protocols} for member in members))

@@ -1,0 +1,162 @@
+"""JoinGroup: a member that is new, that has been given its id, that is known, or that takes a static one's place.
+
+What changes nothing in a generation that goes on is answered with that generation; anything else begins a rebalance,
+and the answer waits for the next generation. Kafka: `GroupMetadataManager.classicGroupJoin` (E3, E4, E7, E8). Unlike
+Kafka's, a member that is alone may change all its protocols.
+"""
+
+from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member, member_of
+from rayka.coordinator.group_effects import Effects, EndPending, EndSession
+from rayka.coordinator.group_records import GroupKey, GroupRecord
+from rayka.coordinator.known_groups import KnownGroups
+from rayka.coordinator.rebalances import Rebalances, end_requests, join_response
+from rayka.errors import (
+    ErrorCode,
+    FencedInstanceId,
+    GroupMaxSizeReached,
+    InconsistentGroupProtocol,
+    InvalidSessionTimeout,
+    RebalanceInProgress,
+    UnknownMemberId,
+)
+from rayka.protocol.groups import JoinGroupRequest, JoinGroupResponse
+from rayka.shard.shard import Parked
+
+Joining = JoinGroupResponse | Parked
+
+
+class GroupJoins:
+    """The joins to all groups of a shard."""
+
+    def __init__(self, known: KnownGroups, rebalances: Rebalances) -> None:
+        self._known = known
+        self._rebalances = rebalances
+
+    def __repr__(self) -> str:
+        return f"<GroupJoins of {self._known!r}>"
+
+    def join(self, request: JoinGroupRequest, effects: Effects) -> Joining:
+        """The generation, or the wait for it."""
+        self._check_session_timeout(request)
+        group = self._known.groups.get(request.group_id)
+        if group is None and request.member_id:
+            raise UnknownMemberId(f"group {request.group_id!r} has no members; join it without a member id")
+        group = group or self._known.make(request.group_id)
+        known_id = request.member_id or group.statics.get(request.group_instance_id, "")
+        self._check_size(group, known_id)
+        if not group.supports(request.protocol_type, request.protocols, without=known_id):
+            raise InconsistentGroupProtocol(
+                f"group {group.group_id!r} is of type {group.protocol_type!r} and its members share no protocol with"
+                f" {[each.name for each in request.protocols]} of type {request.protocol_type!r}; offer one that all"
+                " other members have"
+            )
+        if request.member_id:
+            return self._join_again(group, request, effects)
+        return self._join_first(group, request, effects)
+
+    def _check_session_timeout(self, request: JoinGroupRequest) -> None:
+        config = self._known.config
+        least, most = config.group_min_session_timeout_ms, config.group_max_session_timeout_ms
+        if not least <= request.session_timeout_ms <= most:
+            raise InvalidSessionTimeout(
+                f"session_timeout_ms: expected {least} to {most}, found {request.session_timeout_ms}"
+            )
+
+    def _check_size(self, group: Group, known_id: str) -> None:
+        most, known = self._known.config.group_max_size, group.members.get(known_id)
+        if group.state is EMPTY:
+            return
+        if group.state is PREPARING:
+            has_room = group.joining_count < most or (known is not None and known.join_token is not None)
+        else:
+            has_room = known is not None or len(group.members) < most
+        if not has_room:
+            raise GroupMaxSizeReached(f"group {group.group_id!r} has {most} members, which is group.max.size")
+
+    # ---- Without a member id -----------------------------------------------------------------------------------------
+
+    def _join_first(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
+        member_id = self._known.new_member_id(request.group_instance_id or request.client_id)
+        if request.group_instance_id in group.statics:
+            return self._replace(group, member_of(request, member_id), request, effects)
+        if request.group_instance_id:
+            return self._add(group, member_of(request, member_id), request, effects)
+        group.pending[member_id] = None
+        effects.after(request.session_timeout_ms, EndPending(group.group_id, member_id))
+        return JoinGroupResponse(member_id, error_code=ErrorCode.MEMBER_ID_REQUIRED)
+
+    def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Parked:
+        parked = self._wait(member)
+        group.add(member, request.protocol_type)
+        if group.initial_delay is not None:
+            group.initial_delay.has_new_members = True
+        self._rebalances.go_on(group, effects)
+        return parked
+
+    def _wait(self, member: Member) -> Parked:
+        member.join_token = self._known.new_token()
+        return Parked(member.join_token)
+
+    def _replace(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Joining:
+        """Another process takes a static member's place (E7)."""
+        old = group.members[group.statics[member.group_instance_id]]
+        member.assignment = old.assignment
+        following = group.replaced(old.member_id, member)
+        if len(following.members) == 1:
+            following.protocol_type = request.protocol_type
+        if group.state is STABLE and _is_unchanged(group, following, old, member):
+            timestamp_ms = group.state_timestamp_ms
+            values = [each.value(each.assignment) for each in following.members.values()]
+            value = following.value(values, leader_id=following.leader_id, timestamp_ms=timestamp_ms)
+            effects.records.append(GroupRecord(GroupKey(group.group_id), value))
+            effects.cancel(EndSession(group.group_id, old.member_id))
+            effects.begin_session(group.group_id, member)
+            return join_response(following, member, skip_assignment=True)
+        end_requests(old, effects, _fenced(group, member))
+        effects.cancel(EndSession(group.group_id, old.member_id))
+        self._known.groups[group.group_id] = following
+        parked = self._wait(member)
+        self._rebalances.go_on(following, effects)
+        return parked
+
+    # ---- With a member id --------------------------------------------------------------------------------------------
+
+    def _join_again(self, group: Group, request: JoinGroupRequest, effects: Effects) -> Joining:
+        if request.member_id in group.pending and not request.group_instance_id:
+            del group.pending[request.member_id]
+            effects.cancel(EndPending(group.group_id, request.member_id))
+            return self._add(group, member_of(request, request.member_id), request, effects)
+        group, member = self._known.member(request.group_id, request.member_id, request.group_instance_id)
+        has_changed = member.protocols != request.protocols
+        is_leader = member.member_id == group.leader_id
+        if not has_changed and (group.state is COMPLETING or (group.state is STABLE and not is_leader)):
+            effects.begin_session(group.group_id, member)
+            return join_response(group, member)
+        return self._rejoin(group, member, request, effects)
+
+    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Parked:
+        error = RebalanceInProgress(f"{member.member_id!r} has joined again with a later request")
+        effects.answer_join(member, error=error)
+        member.protocols = request.protocols
+        member.rebalance_timeout_ms = request.rebalance_timeout_ms
+        member.session_timeout_ms = request.session_timeout_ms
+        if len(group.members) == 1:
+            group.protocol_type = request.protocol_type
+        effects.cancel(EndSession(group.group_id, member.member_id))
+        parked = self._wait(member)
+        self._rebalances.go_on(group, effects)
+        return parked
+
+
+def _is_unchanged(group: Group, following: Group, old: Member, member: Member) -> bool:
+    """Whether the generation can go on with the new process."""
+    name = group.protocol_name
+    is_same = old.metadata(name) == member.metadata(name) and following.protocol_type == group.protocol_type
+    return is_same and following.select_protocol() == name
+
+
+def _fenced(group: Group, member: Member) -> FencedInstanceId:
+    return FencedInstanceId(
+        f"group {group.group_id!r}: another process has joined as {member.group_instance_id!r}; give each process a"
+        " group_instance_id of its own"
+    )

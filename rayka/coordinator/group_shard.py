@@ -1,0 +1,158 @@
+"""The groups of one partition of `__consumer_offsets`: a state machine for the host in `node`.
+
+What must outlive the coordinator is in records: the members and assignments of each generation, groups without members,
+offsets. Joins, waits and sessions are soft: a new coordinator begins sessions anew and finds groups as their last
+records say. So a rebalance that was under way is begun again by the members, whose generation is not known any more.
+
+Invariants: a request that writes records changes soft state of its group in no way that its refusal would have to take
+back; replaying the records of a log twice gives the same state. Kafka: `GroupCoordinatorShard` (E1-E10, E17).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from random import Random
+from typing import Any
+
+from rayka.config import BrokerConfig
+from rayka.coordinator.committed_offsets import CommittedOffsets
+from rayka.coordinator.group_admin import GroupAdmin
+from rayka.coordinator.group_effects import (
+    Effects,
+    EndJoins,
+    EndPending,
+    EndSession,
+    EndSyncs,
+    ExpireOffsets,
+)
+from rayka.coordinator.group_joins import GroupJoins
+from rayka.coordinator.group_members import GroupMembers
+from rayka.coordinator.group_records import (
+    GROUP_CODEC,
+    GroupKey,
+    GroupRecord,
+    GroupValue,
+    OffsetKey,
+    OffsetValue,
+)
+from rayka.coordinator.known_groups import KnownGroups
+from rayka.coordinator.rebalances import Rebalances
+from rayka.errors import ApiError, CoordinatorLoadInProgress, NotCoordinator
+from rayka.ids import TopicPartition
+from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from rayka.protocol.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    GroupHeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    SyncGroupRequest,
+)
+from rayka.protocol.topics import NewTopic
+from rayka.shard.shard import NotHere, Result, Steps
+from rayka.shard.shard_type import ShardType
+from rayka.shard.timers import Timer
+
+OFFSETS_TOPIC = "__consumer_offsets"
+_Handler = Callable[[Any, Effects], Any]
+
+
+class GroupShard:
+    """The state machine."""
+
+    def __init__(self, config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> None:
+        self.known = known = KnownGroups(config, random, wall_clock_ms)
+        rebalances = Rebalances(known)
+        joins = GroupJoins(known, rebalances)
+        members = GroupMembers(known, rebalances)
+        offsets = self._offsets = CommittedOffsets(known, members)
+        admin = self._admin = GroupAdmin(known)
+        self._handlers: Mapping[type[Any], _Handler] = {
+            JoinGroupRequest: joins.join,
+            SyncGroupRequest: members.sync,
+            GroupHeartbeatRequest: members.heartbeat,
+            LeaveGroupRequest: members.leave,
+            OffsetCommitRequest: offsets.commit,
+            OffsetFetchRequest: offsets.fetch,
+            OffsetDeleteRequest: offsets.delete,
+            ListGroupsRequest: admin.list_groups,
+            DescribeGroupsRequest: admin.describe_groups,
+            EndJoins: rebalances.end_joins,
+            EndSyncs: rebalances.end_syncs,
+            EndSession: rebalances.end_session,
+            EndPending: rebalances.end_pending,
+        }
+
+    def __repr__(self) -> str:
+        return f"<GroupShard {len(self.known.groups)} groups>"
+
+    def handle(
+        self, request: Any, *, now_ms: int, next_offset: int
+    ) -> Result[GroupRecord, Any] | Steps[GroupRecord, Any]:
+        effects = Effects(now_ms)
+        if isinstance(request, ExpireOffsets):
+            return self._offsets.expire(effects)
+        if isinstance(request, DeleteGroupsRequest):
+            return self._admin.delete_groups(request, effects)
+        return effects.result(self._handlers[type(request)](request, effects))
+
+    # ---- Records -----------------------------------------------------------------------------------------------------
+
+    def replay(self, record: GroupRecord, offset: int) -> None:
+        key, value = record.key, record.value
+        if isinstance(key, OffsetKey):
+            self._replay_offset(key, value)
+        elif isinstance(value, GroupValue):
+            self.known.make(key.group_id).take(value)
+        else:
+            self._forget(key)
+
+    def _replay_offset(self, key: OffsetKey, value: OffsetValue | GroupValue | None) -> None:
+        partition = TopicPartition(key.topic, key.partition)
+        if isinstance(value, OffsetValue):
+            self.known.make(key.group_id)
+            self.known.offsets.setdefault(key.group_id, {})[partition] = value
+            return
+        offsets = self.known.offsets.get(key.group_id, {})
+        offsets.pop(partition, None)
+        if not offsets:
+            self.known.offsets.pop(key.group_id, None)
+        if (group := self.known.groups.get(key.group_id)) is not None:
+            self.known.forget_if_nothing(group)
+
+    def _forget(self, key: GroupKey) -> None:
+        group = self.known.groups.get(key.group_id)
+        if group is not None:
+            group.is_recorded = False
+            self.known.forget_if_nothing(group)
+
+    # ---- Leading -----------------------------------------------------------------------------------------------------
+
+    def on_active(self, *, now_ms: int, next_offset: int) -> Iterator[Timer]:
+        """Every member gets a whole session to find this coordinator."""
+        effects = Effects(now_ms)
+        for group in self.known.groups.values():
+            for member in group.members.values():
+                effects.begin_session(group.group_id, member)
+        effects.after(self.known.config.offsets_retention_check_interval_ms, ExpireOffsets())
+        return iter(effects.result(None).timers)
+
+    def not_here(self, why: NotHere) -> ApiError:
+        return (CoordinatorLoadInProgress if why.is_loading else NotCoordinator)(why.reason)
+
+
+def group_shard_type(config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> ShardType:
+    """Groups on the partitions of `__consumer_offsets`."""
+    topic = NewTopic(
+        OFFSETS_TOPIC, config.offsets_topic_num_partitions, config.offsets_topic_replication_factor
+    )
+    return ShardType(topic, GROUP_CODEC, lambda number: GroupShard(config, random, wall_clock_ms))
+
+
+def partition_of_group(group_id: str, partition_count: int) -> int:
+    """The partition of `__consumer_offsets` that a group is on: Java's hash of the id, as Kafka has it (E1)."""
+    hashed = 0
+    data = group_id.encode("utf-16-be", "surrogatepass")
+    for place in range(0, len(data), 2):
+        hashed = (31 * hashed + int.from_bytes(data[place : place + 2], "big")) & 0xFFFFFFFF
+    signed = hashed - (1 << 32) if hashed >> 31 else hashed
+    return 0 if signed == -(1 << 31) else abs(signed) % partition_count

@@ -1,0 +1,284 @@
+"""Offsets of groups: who may commit, what is read, what expires, and what operators do to groups."""
+
+from itertools import pairwise
+
+import pytest
+
+from rayka.coordinator.group import EMPTY, PREPARING, STABLE
+from rayka.errors import ErrorCode
+from rayka.protocol.group_offsets import (
+    CommittedOffset,
+    FetchedOffset,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+from rayka.protocol.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    GroupProtocol,
+    ListedGroup,
+    ListGroupsRequest,
+)
+from tests.coordinator.group_support import (
+    SESSION_MS,
+    Coordinator,
+    answer,
+    code,
+    offers,
+    partition,
+)
+
+DAY_MS = 24 * 3_600_000
+WEEK_MS = 7 * DAY_MS
+CHECK_MS = 600_000
+
+
+def error_codes(response: object) -> list[ErrorCode]:
+    return [each.error_code for each in response.partitions]  # type: ignore[attr-defined]
+
+
+# ---- Commit and fetch ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_committed_is_read_also_by_another_coordinator() -> None:  # E10
+    coordinator = Coordinator()
+    assert coordinator.committed() == {}
+    committed = CommittedOffset("t", 1, 7, leader_epoch=3, metadata="why")
+    answer(coordinator.ask(OffsetCommitRequest("g", (committed,))))
+    for _ in range(2):
+        request = OffsetFetchRequest("g", (partition("t-0"), partition("t-1")))
+        assert answer(coordinator.ask(request)).partitions == (
+            FetchedOffset("t", 0),
+            FetchedOffset("t", 1, 7, 3, "why"),
+        )
+        coordinator.restart()
+
+
+def test_a_commit_of_many_partitions_is_one_batch() -> None:  # E10
+    coordinator = Coordinator()
+    offsets = {f"t-{number}": number for number in range(1_000)}
+    answer(coordinator.commit(offsets))
+    assert coordinator.log.batches == [1_000]
+    assert coordinator.committed() == offsets
+
+
+def test_a_commit_without_a_generation_makes_a_group() -> None:  # E10
+    coordinator = Coordinator()
+    answer(coordinator.commit({"t-0": 1}))
+    assert answer(coordinator.ask(ListGroupsRequest())).groups == (ListedGroup("g", "", EMPTY),)
+
+
+def test_a_generation_of_a_group_that_is_not_known_is_refused() -> None:  # E10
+    coordinator = Coordinator()
+    assert code(coordinator.commit({"t-0": 1}, 3, "me")) is ErrorCode.ILLEGAL_GENERATION
+    assert coordinator.group_ids == []
+
+
+def test_of_a_group_with_members_only_these_commit() -> None:  # E10
+    coordinator = Coordinator()
+    leader, _ = coordinator.stable()
+    assert code(coordinator.commit({"t-0": 1})) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert code(coordinator.commit({"t-0": 1}, 1, "me")) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert code(coordinator.commit({"t-0": 1}, 0, leader)) is ErrorCode.ILLEGAL_GENERATION
+    assert code(coordinator.commit({"t-0": 1}, -1, leader)) is ErrorCode.ILLEGAL_GENERATION
+    assert coordinator.committed() == {}
+    answer(coordinator.commit({"t-0": 1}, 1, leader))
+    assert coordinator.committed() == {"t-0": 1}
+
+
+def test_a_process_whose_instance_was_taken_over_commits_nothing() -> None:  # E7 E10
+    coordinator = Coordinator()
+    coordinator.stable(instances=["a", "b"])
+    old = coordinator.group().statics["a"]
+    coordinator.join(group_instance_id="a")
+    offsets = (CommittedOffset("t", 0, 1),)
+    refused = coordinator.ask(OffsetCommitRequest("g", offsets, 1, old, "a"))
+    assert code(refused) is ErrorCode.FENCED_INSTANCE_ID
+
+
+def test_during_a_rebalance_members_commit_until_the_next_generation_waits_for_assignments() -> None:  # E10
+    coordinator = Coordinator()
+    leader, follower = coordinator.stable()
+    coordinator.join(leader)
+    assert coordinator.group().state is PREPARING
+    answer(coordinator.commit({"t-0": 1}, 1, follower))
+    coordinator.join(follower)
+    assert code(coordinator.commit({"t-0": 2}, 2, follower)) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert code(coordinator.commit({"t-0": 2}, 1, follower)) is ErrorCode.ILLEGAL_GENERATION
+    coordinator.sync_all([leader, follower], 2)
+    answer(coordinator.commit({"t-0": 3}, 2, follower))
+    assert coordinator.committed() == {"t-0": 3}
+
+
+def test_a_member_that_commits_is_alive() -> None:  # E10
+    coordinator = Coordinator()
+    leader, follower = coordinator.stable()
+    coordinator.wait(SESSION_MS - 1)
+    answer(coordinator.commit({"t-0": 1}, 1, leader))
+    coordinator.wait(1)
+    assert list(coordinator.group().members) == [leader]
+    assert follower not in coordinator.group().members
+
+
+def test_metadata_that_is_too_large_refuses_its_partition_alone() -> None:  # E10
+    coordinator = Coordinator()
+    offsets = (
+        CommittedOffset("t", 0, 1, metadata="x" * 4_097),
+        CommittedOffset("t", 1, 1, metadata="x" * 4_096),
+    )
+    response = answer(coordinator.ask(OffsetCommitRequest("g", offsets)))
+    assert error_codes(response) == [ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.NONE]
+    assert coordinator.committed() == {"t-1": 1}
+
+
+# ---- Deletion --------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_of_topics_that_members_read_are_not_deleted() -> None:
+    coordinator = Coordinator()
+    leader, _ = coordinator.stable()
+    answer(coordinator.commit({"t-0": 1, "old-0": 2}, 1, leader))
+    deletion = OffsetDeleteRequest("g", (partition("t-0"), partition("old-0"), partition("old-1")))
+    response = answer(coordinator.ask(deletion))
+    assert error_codes(response) == [ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC, ErrorCode.NONE, ErrorCode.NONE]
+    assert coordinator.committed() == {"t-0": 1}
+    coordinator.restart()
+    assert coordinator.committed() == {"t-0": 1}
+
+
+def test_of_members_that_are_no_consumers_it_is_not_known_what_they_read() -> None:
+    coordinator = Coordinator()
+    coordinator.stable(protocol_type="connect", protocols=(GroupProtocol("own", b""),))
+    deletion = OffsetDeleteRequest("g", (partition("t-0"),))
+    assert code(coordinator.ask(deletion)) is ErrorCode.NON_EMPTY_GROUP
+
+
+def test_offsets_of_a_group_that_is_not_known_are_not_deleted() -> None:
+    coordinator = Coordinator()
+    assert code(coordinator.ask(OffsetDeleteRequest("g", ()))) is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_a_group_without_members_is_deleted_with_all_it_has() -> None:
+    coordinator = Coordinator()
+    ids = coordinator.stable()
+    answer(coordinator.commit({f"t-{number}": 1 for number in range(2_500)}, 1, ids[0]))
+    deletion = DeleteGroupsRequest(("g", "nothing"))
+    refused = answer(coordinator.ask(deletion)).groups
+    assert [each.error_code for each in refused] == [ErrorCode.NON_EMPTY_GROUP, ErrorCode.GROUP_ID_NOT_FOUND]
+    coordinator.leave(*ids)
+    deleted = answer(coordinator.ask(deletion)).groups
+    assert [each.error_code for each in deleted] == [ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND]
+    for _ in range(2):
+        assert (coordinator.group_ids, coordinator.committed()) == ([], {})
+        coordinator.restart()
+
+
+# ---- Description -----------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_listed_by_state_and_described_with_their_members() -> None:
+    coordinator = Coordinator()
+    leader, follower = coordinator.stable()
+    answer(coordinator.ask(OffsetCommitRequest("a", (CommittedOffset("t", 0, 1),))))
+    listed = answer(coordinator.ask(ListGroupsRequest())).groups
+    assert listed == (ListedGroup("a", "", EMPTY), ListedGroup("g", "consumer", STABLE))
+    assert answer(coordinator.ask(ListGroupsRequest((STABLE,)))).groups == listed[1:]
+    described, absent = answer(coordinator.ask(DescribeGroupsRequest(("g", "b")))).groups
+    assert absent.error_code is ErrorCode.GROUP_ID_NOT_FOUND
+    assert (described.generation_id, described.protocol_name) == (1, "range")
+    members = {each.member_id: each for each in described.members}
+    assert members.keys() == {leader, follower}
+    assert members[leader].assignment == leader.encode()
+    assert members[leader].metadata == offers()[0].metadata
+    coordinator.join(leader)
+    (during,) = answer(coordinator.ask(DescribeGroupsRequest(("g",)))).groups
+    assert (during.state, during.members[0].assignment) == (PREPARING, b"")
+
+
+# ---- Expiry ----------------------------------------------------------------------------------------------------------
+
+
+def alive(coordinator: Coordinator, ids: list[str], duration_ms: int, generation_id: int = 1) -> None:
+    """The members send heartbeats."""
+    end_ms = coordinator.now_ms + duration_ms
+    while coordinator.now_ms < end_ms:
+        coordinator.wait(min(session_ms(coordinator) // 2, end_ms - coordinator.now_ms))
+        assert [coordinator.heartbeat(each, generation_id) for each in ids] == [ErrorCode.NONE] * len(ids)
+
+
+def session_ms(coordinator: Coordinator) -> int:
+    return min(each.session_timeout_ms for each in coordinator.group().members.values())
+
+
+def test_offsets_of_a_group_that_had_members_expire_so_long_after_the_last_one() -> None:  # E17
+    coordinator = Coordinator()
+    ids = coordinator.stable(session_timeout_ms=1_800_000)
+    answer(coordinator.commit({"t-0": 1}, 1, ids[0]))
+    alive(coordinator, ids, WEEK_MS)
+    coordinator.leave(*ids)
+    coordinator.wait(WEEK_MS - CHECK_MS)
+    assert coordinator.committed() == {"t-0": 1}
+    coordinator.wait(2 * CHECK_MS)
+    assert (coordinator.committed(), coordinator.group_ids) == ({}, [])
+    coordinator.restart()
+    assert coordinator.group_ids == []
+
+
+def test_offsets_of_a_group_that_never_had_members_expire_so_long_after_their_commit() -> None:  # E17
+    coordinator = Coordinator(offsets_retention_minutes=60)
+    answer(coordinator.commit({"t-0": 1, "t-1": 1}))
+    coordinator.wait(30 * 60_000)
+    answer(coordinator.commit({"t-1": 2}))
+    coordinator.wait(30 * 60_000 + CHECK_MS)
+    assert coordinator.committed() == {"t-1": 2}
+    coordinator.wait(30 * 60_000)
+    assert coordinator.group_ids == []
+
+
+def test_while_there_are_members_only_offsets_of_topics_that_they_do_not_read_expire() -> None:  # E17
+    coordinator = Coordinator(offsets_retention_minutes=60)
+    ids = coordinator.stable(session_timeout_ms=1_800_000)
+    answer(coordinator.commit({"t-0": 1, "old-0": 2}, 1, ids[0]))
+    alive(coordinator, ids, 2 * 3_600_000)
+    assert coordinator.committed() == {"t-0": 1}
+
+
+def test_of_members_that_are_no_consumers_no_offsets_expire() -> None:  # E17
+    coordinator = Coordinator(offsets_retention_minutes=60)
+    fields = {"protocol_type": "connect", "protocols": (GroupProtocol("own", b""),)}
+    ids = coordinator.stable(session_timeout_ms=1_800_000, **fields)
+    answer(coordinator.commit({"t-0": 1}, 1, ids[0]))
+    alive(coordinator, ids, 2 * 3_600_000)
+    assert coordinator.committed() == {"t-0": 1}
+
+
+def test_a_group_without_members_and_offsets_is_forgotten() -> None:  # E17
+    coordinator = Coordinator()
+    coordinator.leave(*coordinator.stable())
+    assert coordinator.group_ids == ["g"]
+    coordinator.wait(CHECK_MS)
+    assert coordinator.group_ids == []
+    assert coordinator.log.records()[-1].value is None
+
+
+def test_another_coordinator_expires_what_its_predecessor_would_have() -> None:  # E17
+    coordinator = Coordinator(offsets_retention_minutes=60)
+    answer(coordinator.commit({"t-0": 1}))
+    for _ in range(12):
+        coordinator.wait(CHECK_MS - 1)
+        coordinator.restart()
+    coordinator.wait(CHECK_MS)
+    assert coordinator.group_ids == []
+
+
+@pytest.mark.parametrize("count", [1, 999, 1_000, 1_001, 12_345])
+def test_however_many_offsets_expire_no_batch_is_large(count: int) -> None:  # E17
+    coordinator = Coordinator(offsets_retention_minutes=1)
+    for begin, end in pairwise([*range(0, count, 10_000), count]):
+        answer(coordinator.commit({f"t-{number}": 1 for number in range(begin, end)}))
+    coordinator.log.batches.clear()
+    coordinator.wait(CHECK_MS)
+    assert sum(coordinator.log.batches) == count
+    assert max(coordinator.log.batches) <= 250
+    assert coordinator.group_ids == []
