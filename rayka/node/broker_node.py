@@ -9,9 +9,10 @@ and after, every API but `status` is answered with BROKER_NOT_AVAILABLE. Kafka: 
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
 from rayka.ids import ZERO_ID, Role, node_name
 from rayka.metadata.delta import MetadataDelta
@@ -21,6 +22,7 @@ from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
+from rayka.node.handlers.group_handler import GroupHandler
 from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
 from rayka.node.handlers.metadata_handler import MetadataHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
@@ -38,6 +40,17 @@ from rayka.partition.partition import Partition
 from rayka.ports import Request
 from rayka.protocol.apis import ServedBy
 from rayka.protocol.fetch import FetchRequest, ListOffsetsRequest
+from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest
+from rayka.protocol.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FindCoordinatorRequest,
+    GroupHeartbeatRequest,
+    JoinGroupRequest,
+    LeaveGroupRequest,
+    ListGroupsRequest,
+    SyncGroupRequest,
+)
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
 from rayka.protocol.partition_admin import DeleteRecordsRequest, DescribeLogDirsRequest
 from rayka.protocol.produce import ProduceRequest
@@ -81,6 +94,25 @@ class _Parts:
     @property
     def broker_epoch(self) -> int:
         return self.lifecycle.broker_epoch
+
+
+def _group_handlers(groups: GroupHandler) -> dict[type[Any], Callable[[Any], Response]]:
+    of_one_group = (
+        JoinGroupRequest,
+        SyncGroupRequest,
+        GroupHeartbeatRequest,
+        LeaveGroupRequest,
+        OffsetCommitRequest,
+        OffsetFetchRequest,
+        OffsetDeleteRequest,
+    )
+    return {
+        FindCoordinatorRequest: groups.find,
+        ListGroupsRequest: groups.list_groups,
+        DescribeGroupsRequest: groups.describe_groups,
+        DeleteGroupsRequest: groups.delete_groups,
+        **dict.fromkeys(of_one_group, groups.of_group),
+    }
 
 
 class BrokerNode:
@@ -138,14 +170,19 @@ class BrokerNode:
         replicas = ReplicaManager(settings, directories, link, self._tasks)
         follower = MetadataFollower(settings, link, self._publish)
         lifecycle = BrokerLifecycle(settings, link, directories, follower)
+        group_type = group_shard_type(settings.config, settings.random, settings.wall_clock_ms)
+        hosting = replace(settings, shard_types=(*settings.shard_types, group_type))
+        shards = HostedShards(hosting, replicas, self._tasks)
+        internal_topics = InternalTopics(lifecycle, link, settings.node_id)
+        groups = GroupHandler(group_type.topic, shards, internal_topics, follower)
         return _Parts(
             directories,
             replicas,
             ReplicaChanges(settings, directories, replicas, self._tasks),
             follower,
             lifecycle,
-            HostedShards(settings, replicas, self._tasks),
-            InternalTopics(lifecycle, link, settings.node_id),
+            shards,
+            internal_topics,
             handlers={
                 ProduceRequest: ProduceHandler(replicas, settings.wall_clock_ms).handle,
                 InitProducerIdRequest: ProducerIdHandler(lifecycle, link, settings.node_id).handle,
@@ -154,6 +191,7 @@ class BrokerNode:
                 DeleteRecordsRequest: DeleteRecordsHandler(replicas).handle,
                 DescribeLogDirsRequest: DescribeLogDirsHandler(settings, directories, replicas).handle,
                 MetadataRequest: MetadataHandler(directories, follower).handle,
+                **_group_handlers(groups),
             },
         )
 

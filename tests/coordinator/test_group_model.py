@@ -160,7 +160,6 @@ class AnyHistory(RuleBasedStateMachine):
     )
     def commit(self, number: int, offset: int, name: str) -> None:
         member, group = self.members[number], self.coordinator.runtime.shard.known.groups.get("g")
-        pending = self.coordinator.commit({name: offset}, member.generation_id, member.member_id)
         may = (
             group is not None
             and member.member_id in group.members
@@ -168,8 +167,9 @@ class AnyHistory(RuleBasedStateMachine):
             and group.state is not COMPLETING
             and not group.members[member.member_id].group_instance_id
         )
-        if member.generation_id < 0 and not member.member_id:
+        if member.generation_id < 0 and (group is None or not member.member_id):
             may = group is None or group.state is EMPTY
+        pending = self.coordinator.commit({name: offset}, member.generation_id, member.member_id)
         if may and self.coordinator.log.refusal is None:
             assert code(pending) is ErrorCode.NONE
             self.offsets[name] = offset

@@ -19,9 +19,13 @@ class InternalTopics:
         self._link = link
         self._node_id = node_id
 
-    async def create(self, topic: NewTopic) -> None:
-        """Returns when the topic is there, also if it was before. Raises the ApiError that refuses it."""
+    async def create(self, topic: NewTopic) -> int:
+        """Returns when the topic is there, also if it was before: the metadata offset of a broker that knows it.
+        Raises the ApiError that refuses it.
+        """
         request = CreateTopicsRequest((topic,), self._node_id, self._lifecycle.broker_epoch)
-        (result,) = (await self._link.call(request, _CALL_TIMEOUT_MS)).topics
+        response = await self._link.call(request, _CALL_TIMEOUT_MS)
+        (result,) = response.topics
         if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             raise error_for(result.error_code, result.error_message)
+        return response.metadata_offset

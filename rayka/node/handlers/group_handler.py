@@ -1,0 +1,163 @@
+"""Groups on a broker: which node coordinates a group, and the way to the shard here that does.
+
+The leader of the partition of `__consumer_offsets` that a group's id hashes to is its coordinator; the topic is created
+when a coordinator is asked for the first time (E1). Errors of the log under a shard are told as what they mean to a
+member: try again, or look for the coordinator. Kafka: `KafkaApis`, `GroupCoordinatorService`.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
+from rayka.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    ErrorCode,
+    KafkaStorageError,
+    NotCoordinator,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+)
+from rayka.node.hosting.hosted_shards import HostedShards
+from rayka.node.hosting.internal_topics import InternalTopics
+from rayka.node.metadata_follower import MetadataFollower
+from rayka.protocol.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    GroupCoordinator,
+    GroupResult,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
+from rayka.protocol.topics import NewTopic
+
+_METADATA_TIMEOUT_MS = 5_000
+
+
+class GroupHandler:
+    """Answers the APIs of groups."""
+
+    def __init__(
+        self,
+        topic: NewTopic,
+        shards: HostedShards,
+        internal_topics: InternalTopics,
+        follower: MetadataFollower,
+    ) -> None:
+        self._topic = topic
+        self._shards = shards
+        self._internal_topics = internal_topics
+        self._follower = follower
+        self._one_at_a_time = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<GroupHandler {self._topic.name} partitions={self._partition_count}>"
+
+    @property
+    def _partition_count(self) -> int:
+        """0 while there is no topic."""
+        topic = self._follower.image.topics.get(OFFSETS_TOPIC)
+        return len(topic.partitions) if topic is not None else 0
+
+    # ---- Coordinators ------------------------------------------------------------------------------------------------
+
+    async def find(self, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+        """One for each group. Raises CoordinatorNotAvailable when there is no topic and none can be created."""
+        async with self._one_at_a_time:
+            if not self._partition_count:
+                await self._create()
+        return FindCoordinatorResponse(tuple(self._coordinator(each) for each in request.group_ids))
+
+    async def _create(self) -> None:
+        try:
+            offset = await self._internal_topics.create(self._topic)
+            await self._follower.wait_for(offset, _METADATA_TIMEOUT_MS)
+        except ApiError as error:
+            raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC} is not there yet: {error}") from error
+
+    def _coordinator(self, group_id: str) -> GroupCoordinator:
+        topic = self._follower.image.topics.get(OFFSETS_TOPIC)
+        if topic is None:
+            error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC} is not known here yet"
+            return GroupCoordinator(group_id, error_code=error, error_message=message)
+        number = partition_of_group(group_id, len(topic.partitions))
+        partition = topic.partitions[number]
+        if not partition.has_leader:
+            error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC}-{number} has no leader"
+            return GroupCoordinator(group_id, error_code=error, error_message=message)
+        return GroupCoordinator(group_id, partition.leader_id)
+
+    # ---- To the shard ------------------------------------------------------------------------------------------------
+
+    async def of_group(self, request: Any) -> Any:
+        """The answer of the shard of `request.group_id`. Raises NotCoordinator where that is elsewhere."""
+        return await self._submit(self._number(request.group_id), request)
+
+    async def list_groups(self, request: ListGroupsRequest) -> ListGroupsResponse:
+        """Those of all shards that are active here."""
+        groups: list[ListedGroup] = []
+        is_loading = False
+        for number in range(self._partition_count):
+            try:
+                response: ListGroupsResponse = await self._submit(number, request)
+                groups += response.groups
+            except CoordinatorLoadInProgress:
+                is_loading = True
+            except NotCoordinator:
+                continue
+        return ListGroupsResponse(tuple(sorted(groups, key=lambda each: each.group_id)), is_loading)
+
+    async def describe_groups(self, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+        """One for each group; those of other coordinators are refused one by one."""
+        found: dict[str, DescribedGroup] = {}
+        for number, group_ids in self._by_partition(request.group_ids):
+            try:
+                response = await self._submit(number, DescribeGroupsRequest(group_ids))
+                found |= {each.group_id: each for each in response.groups}
+            except ApiError as error:
+                code, message = error.code, str(error)
+                found |= {
+                    each: DescribedGroup(each, error_code=code, error_message=message) for each in group_ids
+                }
+        return DescribeGroupsResponse(tuple(found[each] for each in request.group_ids))
+
+    async def delete_groups(self, request: DeleteGroupsRequest) -> DeleteGroupsResponse:
+        """One result for each group; those of other coordinators are refused one by one."""
+        found: dict[str, GroupResult] = {}
+        for number, group_ids in self._by_partition(request.group_ids):
+            try:
+                response = await self._submit(number, DeleteGroupsRequest(group_ids))
+                found |= {each.group_id: each for each in response.groups}
+            except ApiError as error:
+                found |= {each: GroupResult(each, error.code, str(error)) for each in group_ids}
+        return DeleteGroupsResponse(tuple(found[each] for each in request.group_ids))
+
+    def _by_partition(self, group_ids: Iterable[str]) -> list[tuple[int, tuple[str, ...]]]:
+        parts: dict[int, list[str]] = {}
+        for group_id in group_ids:
+            parts.setdefault(self._number(group_id), []).append(group_id)
+        return [(number, tuple(each)) for number, each in parts.items()]
+
+    def _number(self, group_id: str) -> int:
+        """The partition of a group; no shard is on -1."""
+        count = self._partition_count
+        return partition_of_group(group_id, count) if count else -1
+
+    async def _submit(self, number: int, request: Any) -> Any:
+        if number < 0:
+            raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
+        try:
+            return await self._shards.get(OFFSETS_TOPIC, number).submit(request)
+        except (NotEnoughReplicas, RequestTimedOut) as error:
+            raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC}-{number}: {error}") from error
+        except (NotLeaderOrFollower, KafkaStorageError) as error:
+            raise NotCoordinator(f"{OFFSETS_TOPIC}-{number}: {error}") from error

@@ -1,0 +1,268 @@
+"""Groups on real brokers, in virtual time: coordinators are found, members join, brokers die."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
+from rayka.errors import ApiError, ErrorCode, NotCoordinator, RetriableApiError
+from rayka.ids import TopicIdPartition
+from rayka.ports import Request
+from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
+from rayka.protocol.groups import (
+    DeleteGroupsRequest,
+    DescribeGroupsRequest,
+    FindCoordinatorRequest,
+    GroupHeartbeatRequest,
+    GroupState,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeavingMember,
+    ListGroupsRequest,
+    MemberAssignment,
+    SyncGroupRequest,
+)
+from rayka.protocol.membership import MetadataRequest
+from tests.coordinator.group_support import join_request
+from tests.testing.virtual import CONTROLLER, REPLICAS, VirtualCluster
+
+TIMEOUT_MS = 100_000
+PARTITIONS = 6
+
+
+@pytest.fixture
+def cluster() -> Iterator[VirtualCluster]:
+    made = VirtualCluster(default_replication_factor=3, offsets_topic_num_partitions=PARTITIONS)
+    yield made
+    made.sim.close()
+
+
+class Caller:
+    """Finds the coordinator of a group and asks it, as long as the error says that this may help."""
+
+    def __init__(self, cluster: VirtualCluster) -> None:
+        self._network = cluster.network()
+        self.refusals: list[ErrorCode] = []
+
+    async def to(self, node_id: int, request: Request[Any]) -> Any:
+        return await self._network.call(node_id, request, TIMEOUT_MS)
+
+    async def coordinator(self, group_id: str, asked: int = 1) -> int:
+        response = await self.to(asked, FindCoordinatorRequest((group_id,)))
+        (found,) = response.coordinators
+        assert found.error_code in (ErrorCode.NONE, ErrorCode.COORDINATOR_NOT_AVAILABLE), found
+        return int(found.node_id)
+
+    async def ask(self, request: Any, group_id: str = "g") -> Any:
+        for turn in range(1_000):
+            try:
+                node_id = await self.coordinator(group_id, REPLICAS[turn % 3])
+                if node_id >= 0:
+                    return await self.to(node_id, request)
+            except ApiError as error:
+                if not isinstance(error, RetriableApiError):
+                    raise
+                self.refusals.append(error.code)
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"{request} was never answered: {self.refusals[-10:]}")
+
+
+class GroupMember(Caller):
+    """One member, which assigns each member's id to it where it leads."""
+
+    def __init__(self, cluster: VirtualCluster) -> None:
+        super().__init__(cluster)
+        self.member_id, self.generation_id, self.assignment = "", -1, b""
+
+    async def join(self) -> JoinGroupResponse:
+        while True:
+            response: JoinGroupResponse = await self.ask(join_request(self.member_id))
+            self.member_id = response.member_id
+            if response.error_code is not ErrorCode.MEMBER_ID_REQUIRED:
+                self.generation_id = response.generation_id
+                return response
+
+    async def sync(self, response: JoinGroupResponse) -> None:
+        assigned = tuple(
+            MemberAssignment(each.member_id, each.member_id.encode()) for each in response.members
+        )
+        request = SyncGroupRequest("g", self.generation_id, self.member_id, assigned)
+        self.assignment = (await self.ask(request)).assignment
+
+    async def enter(self) -> None:
+        await self.sync(await self.join())
+
+    async def heartbeat(self) -> ErrorCode:
+        request = GroupHeartbeatRequest("g", self.generation_id, self.member_id)
+        return ErrorCode((await self.ask(request)).error_code)
+
+    async def commit(self, *offsets: CommittedOffset) -> None:
+        request = OffsetCommitRequest("g", offsets, self.generation_id, self.member_id)
+        response = await self.ask(request)
+        assert {each.error_code for each in response.partitions} == {ErrorCode.NONE}
+
+
+async def settled(cluster: VirtualCluster, count: int = 2) -> list[GroupMember]:
+    members = [GroupMember(cluster) for _ in range(count)]
+    await asyncio.gather(*(each.enter() for each in members))
+    assert [each.assignment.decode() for each in members] == [each.member_id for each in members]
+    return members
+
+
+async def committed(caller: Caller) -> list[int]:
+    response = await caller.ask(OffsetFetchRequest("g"))
+    return [each.offset for each in response.partitions]
+
+
+def leader_of_group(cluster: VirtualCluster) -> int:
+    image = cluster.sim.ledger.newest_image
+    topic = image.topics[OFFSETS_TOPIC]
+    state = image.partition(TopicIdPartition(topic.topic_id, partition_of_group("g", PARTITIONS)))
+    assert state is not None
+    return state.leader_id
+
+
+# ---- Coordinators ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_one_that_looks_for_a_coordinator_makes_the_topic_and_all_brokers_name_the_same(
+    cluster: VirtualCluster,
+) -> None:  # E1
+    async def scenario() -> None:
+        callers = [Caller(cluster) for _ in range(6)]
+        asked = [each.coordinator("g", REPLICAS[place % 3]) for place, each in enumerate(callers)]
+        await asyncio.gather(*asked)
+        (topic,) = (await callers[0].to(CONTROLLER, MetadataRequest((OFFSETS_TOPIC,)))).topics
+        assert len(topic.partitions) == PARTITIONS
+        assert {len(each.replicas) for each in topic.partitions} == {3}
+        await asyncio.sleep(1)
+        found = {await callers[0].coordinator("g", each) for each in REPLICAS}
+        assert found == {topic.partitions[partition_of_group("g", PARTITIONS)].leader_id}
+
+    cluster.run(scenario())
+
+
+def test_a_broker_that_does_not_coordinate_the_group_says_so(cluster: VirtualCluster) -> None:  # E1
+    async def scenario() -> None:
+        caller = Caller(cluster)
+        with pytest.raises(NotCoordinator, match="there is no __consumer_offsets yet"):
+            await caller.to(1, OffsetFetchRequest("g"))
+        await caller.ask(OffsetFetchRequest("g"))
+        other = next(each for each in REPLICAS if each != leader_of_group(cluster))
+        with pytest.raises(NotCoordinator, match="does not lead"):
+            await caller.to(other, OffsetFetchRequest("g"))
+        described = await caller.to(other, DescribeGroupsRequest(("g",)))
+        assert described.groups[0].error_code is ErrorCode.NOT_COORDINATOR
+        deleted = await caller.to(other, DeleteGroupsRequest(("g",)))
+        assert deleted.groups[0].error_code is ErrorCode.NOT_COORDINATOR
+
+    cluster.run(scenario())
+
+
+# ---- Members ---------------------------------------------------------------------------------------------------------
+
+
+def test_members_join_sync_commit_and_leave(cluster: VirtualCluster) -> None:  # E3 E5 E6 E10
+    async def scenario() -> None:
+        first, second = await settled(cluster)
+        await first.commit(CommittedOffset("orders", 0, 7, leader_epoch=2))
+        assert await committed(second) == [7]
+        assert [await each.heartbeat() for each in (first, second)] == [ErrorCode.NONE] * 2
+        await second.ask(LeaveGroupRequest("g", (LeavingMember(second.member_id),)))
+        assert await first.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
+        await first.enter()
+        assert (first.generation_id, first.assignment) == (2, first.member_id.encode())
+
+    cluster.run(scenario())
+
+
+def test_a_member_that_dies_is_gone_after_its_session(cluster: VirtualCluster) -> None:  # E6
+    async def scenario() -> None:
+        first, _ = await settled(cluster)
+        for _ in range(5):
+            await asyncio.sleep(3)
+            if await first.heartbeat() is not ErrorCode.NONE:
+                break
+        response = await first.join()
+        assert [each.member_id for each in response.members] == [first.member_id]
+
+    cluster.run(scenario())
+
+
+def test_groups_are_listed_described_and_deleted(cluster: VirtualCluster) -> None:
+    async def scenario() -> None:
+        caller = Caller(cluster)
+        for number in range(8):
+            offsets = (CommittedOffset("orders", 0, number),)
+            await caller.ask(OffsetCommitRequest(f"g{number}", offsets), f"g{number}")
+        (member,) = await settled(cluster, 1)
+        listed = [
+            each for node_id in REPLICAS for each in (await caller.to(node_id, ListGroupsRequest())).groups
+        ]
+        assert sorted(each.group_id for each in listed) == ["g", *(f"g{number}" for number in range(8))]
+        (described,) = (await caller.ask(DescribeGroupsRequest(("g",)))).groups
+        assert (described.state, len(described.members)) == (GroupState.STABLE, 1)
+        (refused,) = (await caller.ask(DeleteGroupsRequest(("g",)))).groups
+        assert refused.error_code is ErrorCode.NON_EMPTY_GROUP
+        await member.ask(LeaveGroupRequest("g", (LeavingMember(member.member_id),)))
+        (deleted,) = (await caller.ask(DeleteGroupsRequest(("g",)))).groups
+        assert deleted.error_code is ErrorCode.NONE
+
+    cluster.run(scenario())
+
+
+# ---- Coordinators that die -------------------------------------------------------------------------------------------
+
+
+def test_when_the_coordinator_dies_the_generation_goes_on_at_another_one(
+    cluster: VirtualCluster,
+) -> None:  # E1
+    members = cluster.run(settled(cluster))
+    cluster.run(members[0].commit(*(CommittedOffset("orders", each, each) for each in range(1_000))))
+    before = leader_of_group(cluster)
+    cluster.sim.cluster.kill(before)
+
+    async def scenario() -> None:
+        assert [await each.heartbeat() for each in members] == [ErrorCode.NONE] * 2
+        assert sorted(await committed(members[1])) == list(range(1_000))
+        await members[0].commit(CommittedOffset("orders", 0, 5_000))
+        assert max(await committed(members[1])) == 5_000
+        assert {each.generation_id for each in members} == {1}
+
+    cluster.run(scenario())
+    assert leader_of_group(cluster) != before
+
+
+def test_a_coordinator_that_shuts_down_hands_its_groups_over_without_a_rebalance(
+    cluster: VirtualCluster,
+) -> None:  # E1 H5
+    members = cluster.run(settled(cluster))
+    before = leader_of_group(cluster)
+    cluster.sim.cluster.stop(before)
+    cluster.until(lambda: leader_of_group(cluster) != before)
+
+    async def scenario() -> None:
+        assert [await each.heartbeat() for each in members] == [ErrorCode.NONE] * 2
+        await members[0].commit(CommittedOffset("orders", 0, 3))
+
+    cluster.run(scenario())
+
+
+def test_members_that_wait_for_the_others_go_on_at_another_coordinator(cluster: VirtualCluster) -> None:  # E1
+    first, second = cluster.run(settled(cluster))
+    waiting = cluster.start(first.join())
+    cluster.go_on(500)
+    assert not waiting.done()
+    cluster.sim.cluster.kill(leader_of_group(cluster))
+
+    async def scenario() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0.5)
+            if await second.heartbeat() is not ErrorCode.NONE:
+                break
+        response, _ = await asyncio.gather(second.join(), waiting)
+        assert response.generation_id == waiting.result().generation_id == 2
+
+    cluster.run(scenario())
