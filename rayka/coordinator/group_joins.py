@@ -20,9 +20,9 @@ from rayka.errors import (
     UnknownMemberId,
 )
 from rayka.protocol.groups import JoinGroupRequest, JoinGroupResponse
-from rayka.shard.shard import Parked
+from rayka.shard.shard import Later
 
-Joining = JoinGroupResponse | Parked
+Joining = JoinGroupResponse | Later
 
 
 class GroupJoins:
@@ -85,7 +85,7 @@ class GroupJoins:
         effects.after(request.session_timeout_ms, EndPending(group.group_id, member_id))
         return JoinGroupResponse(member_id, error_code=ErrorCode.MEMBER_ID_REQUIRED)
 
-    def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Parked:
+    def _add(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Later:
         parked = self._wait(member)
         group.add(member, request.protocol_type)
         if group.initial_delay is not None:
@@ -93,9 +93,9 @@ class GroupJoins:
         self._rebalances.go_on(group, effects)
         return parked
 
-    def _wait(self, member: Member) -> Parked:
+    def _wait(self, member: Member) -> Later:
         member.join_token = self._known.new_token()
-        return Parked(member.join_token)
+        return Later(member.join_token)
 
     def _replace(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Joining:
         """Another process takes a static member's place (E7)."""
@@ -134,7 +134,7 @@ class GroupJoins:
             return join_response(group, member)
         return self._rejoin(group, member, request, effects)
 
-    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Parked:
+    def _rejoin(self, group: Group, member: Member, request: JoinGroupRequest, effects: Effects) -> Later:
         error = RebalanceInProgress(f"{member.member_id!r} has joined again with a later request")
         effects.answer_join(member, error=error)
         member.protocols = request.protocols

@@ -27,7 +27,7 @@ from rayka.protocol.groups import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from rayka.shard.shard import Parked
+from rayka.shard.shard import Later
 
 
 class GroupMembers:
@@ -53,7 +53,7 @@ class GroupMembers:
 
     # ---- Sync --------------------------------------------------------------------------------------------------------
 
-    def sync(self, request: SyncGroupRequest, effects: Effects) -> SyncGroupResponse | Parked:
+    def sync(self, request: SyncGroupRequest, effects: Effects) -> SyncGroupResponse | Later:
         """The member's assignment, or the wait for it."""
         group, member = self.member_of_generation(
             request.group_id, request.generation_id, request.member_id, request.group_instance_id
@@ -71,7 +71,7 @@ class GroupMembers:
         effects.answer_sync(member.sync_token, error=error)
         effects.cancel(EndSession(group.group_id, member.member_id))
         member.sync_token = self._known.new_token()
-        return Parked(member.sync_token)
+        return Later(member.sync_token)
 
     def _assign(
         self, group: Group, leader: Member, request: SyncGroupRequest, effects: Effects

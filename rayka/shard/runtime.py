@@ -7,7 +7,7 @@ failover could take back, and no request waits for the disk before the next one 
 
 Timers belong to the runtime: one that is due is a request without a caller, whose records are written like any other's.
 
-A request may wait for another one (`Parked`), as a member does for the rest of its group. The result that ends its wait
+A request may wait for another one (`Later`), as a member does for the rest of its group. The result that ends its wait
 names it, and its answer is kept back as if it were that request's. No deadline of the caller ends such a wait.
 
 A request that is too much for one turn of the event loop runs step by step (`Steps`), and records that are committed
@@ -28,7 +28,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from rayka.errors import ApiError, InvalidRequest, InvariantBroken, RequestTimedOut
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, AppendLog, Parked, RecordT, Result, Shard, Steps
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, AppendLog, Later, RecordT, Result, Shard, Steps
 from rayka.shard.timers import Timer, Timers
 
 ShardT = TypeVar("ShardT", bound=Shard[Any])
@@ -243,7 +243,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             self._operation = operation
         else:
             self._set_timers(result.timers)
-            if isinstance(result.response, Parked):
+            if isinstance(result.response, Later):
                 self._park(result.response.key, operation.pending)
             else:
                 self._finish(operation.pending, result.response, None)

@@ -17,7 +17,7 @@ from rayka.errors import (
     TooManyRequests,
 )
 from rayka.shard.runtime import STEPS_PER_TURN, Pending, ShardRuntime
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, NotHere, Parked, Result, Steps
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, Later, NotHere, Result, Steps
 from rayka.shard.timers import Timer
 
 
@@ -57,7 +57,7 @@ class Counter:
     def handle(self, request: Any, *, now_ms: int, next_offset: int) -> Result[int, int] | Steps[int, int]:
         assert next_offset == len(self.replayed)
         self.asked_ms = now_ms
-        if isinstance(request, Parked):
+        if isinstance(request, Later):
             return Result((), request)  # type: ignore[arg-type]
         if isinstance(request, Answer):
             return Result([1], self.total + 1, answers=[request])
@@ -397,7 +397,7 @@ def test_what_waits_to_run_is_told_the_time_at_which_it_begins() -> None:
 
 def test_a_request_waits_for_the_one_that_answers_it_and_then_for_what_that_one_wrote() -> None:
     running = Running()
-    first, second = running.handle(Parked("first")), running.handle(Parked("second"))
+    first, second = running.handle(Later("first")), running.handle(Later("second"))
     refusal = InvalidRequest("no")
     answering = running.handle(Answer("first", "yes"))
     refusing = running.handle(Answer("second", error=refusal))
@@ -410,7 +410,7 @@ def test_a_request_waits_for_the_one_that_answers_it_and_then_for_what_that_one_
 
 def test_a_request_that_waits_for_another_one_has_its_time_to_be_committed_from_then_on() -> None:
     running = Running()
-    parked = running.handle(Parked("first"), deadline_ms=100, now_ms=10)
+    parked = running.handle(Later("first"), deadline_ms=100, now_ms=10)
     assert running.runtime.expire(5_000) == []
     answering = running.handle(Answer("first", "yes"), deadline_ms=6_500, now_ms=6_000)
     assert running.runtime.expire(6_089) == []
@@ -421,7 +421,7 @@ def test_a_request_that_waits_for_another_one_has_its_time_to_be_committed_from_
 
 def test_requests_that_wait_for_others_end_when_the_shard_leads_no_more() -> None:  # A66
     running = Running()
-    parked = running.handle(Parked("first"))
+    parked = running.handle(Later("first"))
     refusal = NotController("another leads")
     assert running.runtime.deactivate(refusal) == [parked]
     assert (parked.is_done, parked.error) == (True, refusal)
@@ -433,7 +433,7 @@ def test_requests_that_wait_for_others_end_when_the_shard_leads_no_more() -> Non
 
 def test_an_answer_of_a_request_that_was_refused_is_not_given() -> None:
     running = Running()
-    parked = running.handle(Parked("first"))
+    parked = running.handle(Later("first"))
     running.log.refusal = KafkaStorageError("full")
     assert running.handle(Answer("first", "yes")).error is running.log.refusal
     assert not parked.is_done
@@ -441,9 +441,9 @@ def test_an_answer_of_a_request_that_was_refused_is_not_given() -> None:
 
 def test_two_requests_cannot_wait_under_one_key() -> None:
     running = Running()
-    running.handle(Parked("first"))
+    running.handle(Later("first"))
     with pytest.raises(InvariantBroken, match="a request waits as 'first' already"):
-        running.handle(Parked("first"))
+        running.handle(Later("first"))
 
 
 def test_a_runtime_that_is_used_against_its_rules_says_what_it_is() -> None:
