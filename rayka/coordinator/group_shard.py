@@ -53,6 +53,8 @@ from rayka.shard.shard_type import ShardType
 from rayka.shard.timers import Timer
 
 OFFSETS_TOPIC = "__consumer_offsets"
+# A generation is one record, with what each of its members said and was assigned.
+_RECORD_BYTES_MAX = 16 << 20
 _Handler = Callable[[Any, Effects], Any]
 
 
@@ -143,7 +145,10 @@ class GroupShard:
 def group_shard_type(config: BrokerConfig, random: Random, wall_clock_ms: Callable[[], int]) -> ShardType:
     """Groups on the partitions of `__consumer_offsets`."""
     topic = NewTopic(
-        OFFSETS_TOPIC, config.offsets_topic_num_partitions, config.offsets_topic_replication_factor
+        OFFSETS_TOPIC,
+        config.offsets_topic_num_partitions,
+        config.offsets_topic_replication_factor,
+        {"max.message.bytes": str(_RECORD_BYTES_MAX)},
     )
     return ShardType(topic, GROUP_CODEC, lambda number: GroupShard(config, random, wall_clock_ms))
 

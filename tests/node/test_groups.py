@@ -178,6 +178,19 @@ def test_members_join_sync_commit_and_leave(cluster: VirtualCluster) -> None:  #
     cluster.run(scenario())
 
 
+def test_assignments_may_be_larger_than_a_batch_of_other_topics_may(cluster: VirtualCluster) -> None:  # E5
+    async def scenario() -> None:
+        member = GroupMember(cluster)
+        response = await member.join()
+        assigned = (MemberAssignment(member.member_id, b"x" * 5_000_000),)
+        await member.ask(SyncGroupRequest("g", response.generation_id, member.member_id, assigned))
+        await asyncio.sleep(1)
+        (described,) = (await member.ask(DescribeGroupsRequest(("g",)))).groups
+        assert len(described.members[0].assignment) == 5_000_000
+
+    cluster.run(scenario())
+
+
 def test_a_member_that_dies_is_gone_after_its_session(cluster: VirtualCluster) -> None:  # E6
     async def scenario() -> None:
         first, _ = await settled(cluster)
