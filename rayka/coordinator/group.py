@@ -152,15 +152,12 @@ class Group:
         self.members[member.member_id] = member
         if member.group_instance_id:
             self.statics[member.group_instance_id] = member.member_id
-        self.leader_id = self.leader_id if self.leader_id in self.members else member.member_id
 
     def remove(self, member_id: str) -> Member:
         member = self.members.pop(member_id)
         if self.statics.get(member.group_instance_id) == member_id:
             del self.statics[member.group_instance_id]
         self.pending_sync.pop(member_id, None)
-        if self.leader_id == member_id:
-            self.leader_id = next(iter(self.members), "")
         return member
 
     def replaced(self, old_member_id: str, member: Member) -> "Group":

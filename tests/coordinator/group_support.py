@@ -134,6 +134,15 @@ class Coordinator:
         self.sync_all(ids, self.group().generation_id)
         return ids
 
+    def stable_again(self, member_id: str) -> list[str]:
+        """The member and a new one, the leader first, in the next generation."""
+        new = self.new_id()
+        self.join(new)
+        response = answer(self.join(member_id))
+        ids = sorted([member_id, new], key=lambda each: each != response.leader_id)
+        self.sync_all(ids, response.generation_id)
+        return ids
+
     def sync(self, member_id: str, generation_id: int, *, instance: str = "", **assigned: bytes) -> Pending:
         assignments = tuple(MemberAssignment(*each) for each in assigned.items())
         return self.ask(

@@ -174,6 +174,14 @@ def test_a_group_without_members_is_deleted_with_all_it_has() -> None:
         coordinator.restart()
 
 
+def test_a_group_that_is_about_to_have_a_member_is_not_deleted() -> None:
+    coordinator = Coordinator()
+    answer(coordinator.commit({"t-0": 1}))
+    coordinator.new_id()
+    (refused,) = answer(coordinator.ask(DeleteGroupsRequest(("g",)))).groups
+    assert refused.error_code is ErrorCode.NON_EMPTY_GROUP
+
+
 # ---- Description -----------------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,14 @@ def test_a_group_takes_no_more_members_than_its_size() -> None:  # E3
     assert len(coordinator.group().members) == 2
 
 
+def test_during_a_rebalance_the_first_ones_to_join_are_the_members() -> None:  # E3
+    coordinator = Coordinator(group_max_size=2)
+    leader, follower = coordinator.stable()
+    coordinator.join(leader)
+    coordinator.join(group_instance_id="i")
+    assert code(coordinator.join(follower)) is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
 # ---- The first generation --------------------------------------------------------------------------------------------
 
 

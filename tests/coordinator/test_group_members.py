@@ -178,6 +178,7 @@ def test_a_member_that_waits_for_the_others_needs_no_heartbeats() -> None:  # E6
     coordinator = Coordinator()
     leader, follower = coordinator.stable(session_timeout_ms=SESSION_MS)
     waiting = coordinator.join(leader)
+    assert coordinator.heartbeat(leader, 1) is ErrorCode.REBALANCE_IN_PROGRESS
     for _ in range(5):
         coordinator.wait(SESSION_MS - 1)
         coordinator.heartbeat(follower, 1)
@@ -214,6 +215,34 @@ def test_a_group_that_nobody_synced_in_becomes_empty_too() -> None:  # E5
     coordinator.join(coordinator.new_id())
     coordinator.wait(DELAY_MS + SESSION_MS)
     assert coordinator.group().state is EMPTY
+
+
+def test_a_member_that_asks_for_its_assignment_or_to_join_is_alive() -> None:  # E6
+    coordinator = Coordinator()
+    _, follower = coordinator.stable()
+    coordinator.wait(SESSION_MS - 1)
+    answer(coordinator.sync(follower, 1))
+    coordinator.wait(SESSION_MS - 1)
+    assert coordinator.heartbeat(follower, 1) is ErrorCode.REBALANCE_IN_PROGRESS
+    (leader, other) = coordinator.stable_again(follower)
+    coordinator.wait(SESSION_MS - 1)
+    coordinator.heartbeat(leader, coordinator.group().generation_id)
+    answer(coordinator.join(other))
+    coordinator.wait(SESSION_MS - 1)
+    assert other in coordinator.group().members
+
+
+def test_a_static_member_that_comes_back_before_it_has_synced_counts_as_synced() -> None:  # E5 E7
+    coordinator = Coordinator()
+    joins = [coordinator.join(group_instance_id=each) for each in "ab"]
+    coordinator.wait(2 * DELAY_MS)
+    leader = answer(joins[0]).member_id
+    coordinator.sync(leader, 1, instance="a")
+    other = answer(coordinator.join(group_instance_id="b")).member_id
+    for _ in range(REBALANCE_MS // 5_000 + 1):
+        coordinator.wait(5_000)
+        assert coordinator.heartbeat(leader, 1, "a") is ErrorCode.NONE
+        assert coordinator.heartbeat(other, 1, "b") is ErrorCode.NONE
 
 
 # ---- Leaving ---------------------------------------------------------------------------------------------------------
