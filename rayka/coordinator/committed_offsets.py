@@ -5,7 +5,7 @@ transactions, and expiry times that a commit brings.
 """
 
 from rayka.coordinator.group import COMPLETING, EMPTY, Group
-from rayka.coordinator.group_effects import Effects, ExpireOffsets
+from rayka.coordinator.group_effects import Effects, ExpireOffsets, ForgetTopics
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import GroupKey, GroupRecord, OffsetKey, OffsetValue, offset_value
 from rayka.coordinator.known_groups import KnownGroups
@@ -17,7 +17,7 @@ from rayka.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
-from rayka.ids import TopicPartition
+from rayka.ids import ZERO_ID, TopicPartition
 from rayka.protocol.group_offsets import (
     CommittedOffset,
     FetchedOffset,
@@ -89,6 +89,7 @@ class CommittedOffsets:
             timestamp_ms,
             leader_epoch=committed.leader_epoch,
             metadata=committed.metadata,
+            topic_id=committed.topic_id,
         )
         key = OffsetKey(group_id, committed.topic, committed.partition)
         effects.records.append(GroupRecord(key, value))
@@ -124,6 +125,19 @@ class CommittedOffsets:
         if partition in self._known.offsets.get(group.group_id, {}):
             effects.records.append(tombstone(group.group_id, partition))
         return PartitionResult(partition.topic, partition.partition)
+
+    # ---- Topics that are gone ----------------------------------------------------------------------------------------
+
+    def forget_topics(self, request: ForgetTopics, effects: Effects) -> Steps[GroupRecord, None]:
+        """Forgets what all groups have committed of topics that were deleted."""
+        for group_id in list(self._known.offsets):
+            yield None
+            offsets = self._known.offsets.get(group_id, {})
+            for partition, value in list(offsets.items()):
+                topic_id = request.topic_ids.get(partition.topic)
+                if topic_id is not None and value.topic_id in (topic_id, ZERO_ID):
+                    yield tombstone(group_id, partition)
+        return effects.result(None)
 
     # ---- Expiry ------------------------------------------------------------------------------------------------------
 
@@ -169,5 +183,10 @@ def _fetched(partition: TopicPartition, value: OffsetValue | None) -> FetchedOff
     if value is None:
         return FetchedOffset(partition.topic, partition.partition)
     return FetchedOffset(
-        partition.topic, partition.partition, value.offset, value.leader_epoch, value.metadata
+        partition.topic,
+        partition.partition,
+        value.offset,
+        value.leader_epoch,
+        value.metadata,
+        topic_id=value.topic_id,
     )

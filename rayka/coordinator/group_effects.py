@@ -3,7 +3,9 @@
 Kafka: `CoordinatorResult`, `CoordinatorTimer`.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from rayka.coordinator.group import Member
 from rayka.coordinator.group_records import GroupRecord
@@ -41,6 +43,12 @@ class EndSyncs(NamedTuple):
 
 class ExpireOffsets(NamedTuple):
     """A timer's request: offsets that were kept for long enough are forgotten."""
+
+
+class ForgetTopics(NamedTuple):
+    """A request of the node: these topics, by name, are deleted."""
+
+    topic_ids: Mapping[str, UUID]
 
 
 class Effects:

@@ -23,6 +23,7 @@ from rayka.protocol.groups import JoinGroupRequest, JoinGroupResponse
 from rayka.shard.shard import Later
 
 Joining = JoinGroupResponse | Later
+PENDING_MAX = 10_000  # of one group: ids that were given out, and that no member has joined with yet
 
 
 class GroupJoins:
@@ -81,6 +82,11 @@ class GroupJoins:
             return self._replace(group, member_of(request, member_id), request, effects)
         if request.group_instance_id:
             return self._add(group, member_of(request, member_id), request, effects)
+        if len(group.pending) >= PENDING_MAX:
+            raise GroupMaxSizeReached(
+                f"group {group.group_id!r} has given out {PENDING_MAX:,} member ids that no member has joined with;"
+                " try again when the session timeout of some is over"
+            )
         group.pending[member_id] = None
         effects.after(request.session_timeout_ms, EndPending(group.group_id, member_id))
         return JoinGroupResponse(member_id, error_code=ErrorCode.MEMBER_ID_REQUIRED)

@@ -5,10 +5,12 @@ Invariant: a record that this version does not know is an error that says so, an
 `GroupCoordinatorRecordSerde`, GroupMetadataKey/Value, OffsetCommitKey/Value (E1).
 """
 
+from uuid import UUID
+
 import msgspec
 
 from rayka.errors import CorruptRecord, UnsupportedVersion
-from rayka.ids import NO_EPOCH, NO_TIMESTAMP
+from rayka.ids import NO_EPOCH, NO_TIMESTAMP, ZERO_ID
 from rayka.protocol.groups import GroupProtocol
 from rayka.shard.shard_records import KeyValue, RecordCodec
 
@@ -30,13 +32,14 @@ class GroupKey(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class OffsetValue(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A committed offset; the time is of the wall clock."""
+    """A committed offset; the time is of the wall clock, and ZERO_ID a topic id that the member did not know."""
 
     version: int
     offset: int
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
+    topic_id: UUID = ZERO_ID
 
 
 class MemberValue(msgspec.Struct, frozen=True, array_like=True):
@@ -79,9 +82,10 @@ def offset_value(
     *,
     leader_epoch: int = NO_EPOCH,
     metadata: str = "",
+    topic_id: UUID = ZERO_ID,
 ) -> OffsetValue:
     """A value of the newest version."""
-    return OffsetValue(_VERSION, offset, leader_epoch, metadata, commit_timestamp_ms)
+    return OffsetValue(_VERSION, offset, leader_epoch, metadata, commit_timestamp_ms, topic_id)
 
 
 def group_value(
@@ -99,7 +103,7 @@ def group_value(
     )
 
 
-_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder(uuid_format="bytes")
 _key_decoder = msgspec.msgpack.Decoder(OffsetKey | GroupKey)
 _version_decoder = msgspec.msgpack.Decoder(list)
 _offset_decoder = msgspec.msgpack.Decoder(OffsetValue)

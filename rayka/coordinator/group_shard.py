@@ -22,6 +22,7 @@ from rayka.coordinator.group_effects import (
     EndSession,
     EndSyncs,
     ExpireOffsets,
+    ForgetTopics,
 )
 from rayka.coordinator.group_joins import GroupJoins
 from rayka.coordinator.group_members import GroupMembers
@@ -93,6 +94,8 @@ class GroupShard:
         effects = Effects(now_ms)
         if isinstance(request, ExpireOffsets):
             return self._offsets.expire(effects)
+        if isinstance(request, ForgetTopics):
+            return self._offsets.forget_topics(request, effects)
         if isinstance(request, DeleteGroupsRequest):
             return self._admin.delete_groups(request, effects)
         return effects.result(self._handlers[type(request)](request, effects))

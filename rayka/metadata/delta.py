@@ -245,12 +245,16 @@ class MetadataDelta:
         if not self._topics:
             return self.image.topics
         topics = dict(self.image.topics)
-        for topic_id in self.deleted_topics():
-            del topics[self.image.topics_by_id[topic_id].name]
+        for name in self.deleted_names():
+            del topics[name]
         for topic in changed:
             if topic is not None:
                 topics[topic.name] = topic
         return topics
+
+    def deleted_names(self) -> dict[str, UUID]:
+        """The ids of `deleted_topics`, by the names they had."""
+        return {self.image.topics_by_id[topic_id].name: topic_id for topic_id in self.deleted_topics()}
 
     def deleted_topics(self) -> list[UUID]:
         """Topics of the image that are gone, in the order in which they went."""

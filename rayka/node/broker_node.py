@@ -71,6 +71,7 @@ class _Parts:
     lifecycle: BrokerLifecycle
     shards: HostedShards
     internal_topics: InternalTopics
+    groups: GroupHandler
     handlers: Mapping[type[Any], Callable[[Any], Response]]  # by the type of the request
 
     # For `observed`:
@@ -183,6 +184,7 @@ class BrokerNode:
             lifecycle,
             shards,
             internal_topics,
+            groups,
             handlers={
                 ProduceRequest: ProduceHandler(replicas, settings.wall_clock_ms).handle,
                 InitProducerIdRequest: ProducerIdHandler(lifecycle, link, settings.node_id).handle,
@@ -203,6 +205,7 @@ class BrokerNode:
             raise InvariantBroken(f"{self!r} is not open")
         await parts.changes.apply(delta, image)
         parts.shards.update(image)
+        parts.groups.forget_topics(delta.deleted_names())
         if any(each.is_in_controlled_shutdown and not each.is_fenced for each in image.brokers.values()):
             parts.lifecycle.poke()
 

@@ -3,8 +3,10 @@
 Kafka: OffsetCommitRequest, OffsetFetchRequest, OffsetDeleteRequest (E10). Left out: offsets of transactions.
 """
 
+from uuid import UUID
+
 from rayka.errors import ErrorCode
-from rayka.ids import NO_EPOCH, NO_OFFSET, TopicPartition
+from rayka.ids import NO_EPOCH, NO_OFFSET, ZERO_ID, TopicPartition
 from rayka.ports import Message, Request
 from rayka.protocol.groups import check_group_id
 from rayka.protocol.partition_admin import PartitionResult
@@ -14,13 +16,16 @@ PARTITIONS_PER_COMMIT_MAX = 10_000  # each is a record, and all of them are one 
 
 
 class CommittedOffset(Message, frozen=True, array_like=True, gc=False):
-    """The next record that the group is to read of a partition, and the leader epoch of the one before, if known."""
+    """The next record that the group is to read of a partition, and the leader epoch of the one before, if known. The
+    offset means nothing in a topic of that name with another id; ZERO_ID where the caller does not know it.
+    """
 
     topic: str
     partition: int
     offset: int
     leader_epoch: int = NO_EPOCH
     metadata: str = ""
+    topic_id: UUID = ZERO_ID
 
 
 class OffsetCommitResponse(Message, frozen=True, array_like=True):
@@ -68,6 +73,7 @@ class FetchedOffset(Message, frozen=True, array_like=True, gc=False):
     metadata: str = ""
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
+    topic_id: UUID = ZERO_ID
 
 
 class OffsetFetchResponse(Message, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from rayka.protocol.request_checks import check_each_once, require
 
 GROUP_ID_BYTES_MAX = 32_767  # Kafka's own strings end there
 MEMBERS_PER_REQUEST_MAX = 10_000
+NAME_BYTES_MAX = 249  # of a group_instance_id, as of a topic
 _TIMEOUT_MS_MAX = 2**31 - 1
 
 
@@ -130,6 +131,9 @@ class JoinGroupRequest(Request[JoinGroupResponse], frozen=True, array_like=True)
 
 def check_join_group(request: JoinGroupRequest) -> None:
     check_group_id(request.group_id)
+    for what in ("group_instance_id", "client_id", "client_host"):
+        found = len(getattr(request, what).encode())
+        require(found <= NAME_BYTES_MAX, what, f"at most {NAME_BYTES_MAX} bytes", found)
     timeout_ms = request.rebalance_timeout_ms
     require(0 < timeout_ms <= _TIMEOUT_MS_MAX, "rebalance_timeout_ms", f"1 to {_TIMEOUT_MS_MAX}", timeout_ms)
     if not request.protocol_type or not request.protocols:

@@ -1,11 +1,14 @@
 """Offsets of groups: who may commit, what is read, what expires, and what operators do to groups."""
 
 from itertools import pairwise
+from uuid import UUID
 
 import pytest
 
 from rayka.coordinator.group import EMPTY, PREPARING, STABLE
+from rayka.coordinator.group_effects import ForgetTopics
 from rayka.errors import ErrorCode
+from rayka.ids import ZERO_ID
 from rayka.protocol.group_offsets import (
     CommittedOffset,
     FetchedOffset,
@@ -32,10 +35,31 @@ from tests.coordinator.group_support import (
 DAY_MS = 24 * 3_600_000
 WEEK_MS = 7 * DAY_MS
 CHECK_MS = 600_000
+T_ID = UUID(int=1)
 
 
 def error_codes(response: object) -> list[ErrorCode]:
     return [each.error_code for each in response.partitions]  # type: ignore[attr-defined]
+
+
+# ---- Topics that are gone --------------------------------------------------------------------------------------------
+
+
+def test_the_offsets_of_a_deleted_topic_are_forgotten_and_those_of_its_successor_stay() -> None:  # E17
+    coordinator = Coordinator()
+    for topic_id, number in ((T_ID, 0), (ZERO_ID, 1), (UUID(int=2), 2)):
+        answer(coordinator.commit({f"t-{number}": 5, f"u-{number}": 6}, topic_id=topic_id))
+    answer(coordinator.ask(ForgetTopics({"t": T_ID})))
+    for _ in range(2):
+        assert coordinator.committed() == {"t-2": 5, "u-0": 6, "u-1": 6, "u-2": 6}
+        coordinator.restart()
+
+
+def test_a_group_that_had_nothing_but_offsets_of_a_deleted_topic_is_forgotten() -> None:  # E17
+    coordinator = Coordinator()
+    answer(coordinator.commit({"t-0": 5}))
+    answer(coordinator.ask(ForgetTopics({"t": T_ID})))
+    assert coordinator.group_ids == []
 
 
 # ---- Commit and fetch ------------------------------------------------------------------------------------------------
@@ -44,13 +68,13 @@ def error_codes(response: object) -> list[ErrorCode]:
 def test_what_is_committed_is_read_also_by_another_coordinator() -> None:  # E10
     coordinator = Coordinator()
     assert coordinator.committed() == {}
-    committed = CommittedOffset("t", 1, 7, leader_epoch=3, metadata="why")
+    committed = CommittedOffset("t", 1, 7, leader_epoch=3, metadata="why", topic_id=T_ID)
     answer(coordinator.ask(OffsetCommitRequest("g", (committed,))))
     for _ in range(2):
         request = OffsetFetchRequest("g", (partition("t-0"), partition("t-1")))
         assert answer(coordinator.ask(request)).partitions == (
             FetchedOffset("t", 0),
-            FetchedOffset("t", 1, 7, 3, "why"),
+            FetchedOffset("t", 1, 7, 3, "why", topic_id=T_ID),
         )
         coordinator.restart()
 

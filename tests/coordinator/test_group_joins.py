@@ -3,6 +3,7 @@
 import pytest
 
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
+from rayka.coordinator.group_joins import PENDING_MAX
 from rayka.errors import ErrorCode, InvariantBroken
 from rayka.protocol.groups import GroupProtocol
 from tests.coordinator.group_support import (
@@ -59,6 +60,17 @@ def test_a_member_id_that_the_group_has_not_given_is_refused() -> None:  # E3
     assert code(coordinator.join("me")) is ErrorCode.UNKNOWN_MEMBER_ID
     coordinator.stable()
     assert code(coordinator.join("me")) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_no_more_ids_are_given_out_than_a_group_may_have_unused() -> None:  # E3
+    coordinator = Coordinator()
+    for _ in range(PENDING_MAX):
+        last = coordinator.new_id()
+    refused = coordinator.join()
+    assert code(refused) is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert "10,000 member ids" in str(refused.error)
+    coordinator.join(last)
+    coordinator.new_id()
 
 
 @pytest.mark.parametrize("session_ms", [-1, 0, 5_999, 1_800_001])

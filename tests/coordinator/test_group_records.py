@@ -1,5 +1,7 @@
 """The records of groups as bytes, and what many of them come to."""
 
+from uuid import UUID
+
 import msgspec
 import pytest
 
@@ -18,8 +20,11 @@ from rayka.shard.shard_records import KeyValue
 from tests.coordinator.group_support import Coordinator, MemoryLog, answer, offers
 
 MEMBER = MemberValue("m", "i", "c", "host", 60_000, 10_000, offers("range", "sticky"), b"\x00mine")
+VALUE = offset_value(
+    7, 1_700_000_000_000, leader_epoch=2, metadata="größe", topic_id=UUID(int=0xFEDCBA98 << 90)
+)
 RECORDS = [
-    GroupRecord(OffsetKey("g", "t", 3), offset_value(7, 1_700_000_000_000, leader_epoch=2, metadata="größe")),
+    GroupRecord(OffsetKey("g", "t", 3), VALUE),
     GroupRecord(OffsetKey("g", "t", 3), None),
     GroupRecord(
         GroupKey("g"),
@@ -76,7 +81,7 @@ def test_a_record_that_cannot_be_read_says_what_was_expected(
 
 
 def test_fields_that_a_later_version_appends_are_ignored() -> None:
-    value = msgspec.msgpack.encode([0, 7, 2, "", 4, "later"])
+    value = msgspec.msgpack.encode([0, 7, 2, "", 4, bytes(16), "later"])
     assert GROUP_CODEC.decode(KeyValue(KEY, value)).value == offset_value(7, 4, leader_epoch=2)
 
 

@@ -25,8 +25,9 @@ from rayka.protocol.groups import (
     SyncGroupRequest,
 )
 from rayka.protocol.membership import MetadataRequest
+from rayka.protocol.topics import DeleteTopicsRequest
 from tests.coordinator.group_support import join_request
-from tests.testing.virtual import CONTROLLER, REPLICAS, VirtualCluster
+from tests.testing.virtual import CONTROLLER, REPLICAS, TOPIC, VirtualCluster
 
 TIMEOUT_MS = 100_000
 PARTITIONS = 6
@@ -187,6 +188,21 @@ def test_assignments_may_be_larger_than_a_batch_of_other_topics_may(cluster: Vir
         await asyncio.sleep(1)
         (described,) = (await member.ask(DescribeGroupsRequest(("g",)))).groups
         assert len(described.members[0].assignment) == 5_000_000
+
+    cluster.run(scenario())
+
+
+def test_what_was_committed_of_a_topic_goes_with_it(cluster: VirtualCluster) -> None:  # E17
+    async def scenario() -> None:
+        caller = Caller(cluster)
+        offsets = (CommittedOffset(TOPIC, 0, 7), CommittedOffset("other", 0, 8))
+        await caller.ask(OffsetCommitRequest("g", offsets))
+        await caller.to(CONTROLLER, DeleteTopicsRequest((TOPIC,)))
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            if await committed(caller) == [8]:
+                return
+        raise AssertionError("the offset is still there")
 
     cluster.run(scenario())
 

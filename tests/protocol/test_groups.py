@@ -53,8 +53,9 @@ def join(
     rebalance_timeout_ms: int = 60_000,
     protocols: tuple[GroupProtocol, ...] = RANGE,
     protocol_type: str = "consumer",
+    **names: str,
 ) -> JoinGroupRequest:
-    return JoinGroupRequest(group_id, 10_000, rebalance_timeout_ms, "", protocol_type, protocols)
+    return JoinGroupRequest(group_id, 10_000, rebalance_timeout_ms, "", protocol_type, protocols, **names)
 
 
 def commit(*partitions: CommittedOffset) -> OffsetCommitRequest:
@@ -88,6 +89,9 @@ INVALID: list[tuple[Request[Any], str]] = [
     (join(protocols=RANGE * 2), "protocols: expected each once"),
     (join(rebalance_timeout_ms=0), "rebalance_timeout_ms: expected 1 to"),
     (join(rebalance_timeout_ms=2**31), "rebalance_timeout_ms: expected 1 to"),
+    (join(group_instance_id="i" * 250), "group_instance_id: expected at most 249 bytes, found 250"),
+    (join(client_id="ü" * 125), "client_id: expected at most 249 bytes, found 250"),
+    (join(client_host="h" * 250), "client_host: expected at most 249 bytes, found 250"),
     (SyncGroupRequest("g", 1, "m", (MemberAssignment("m", b""),) * 2), "assignments: expected each once"),
     (LeaveGroupRequest("g", (LeavingMember("m"),) * 10_001), "members: expected at most 10,000"),
     (DescribeGroupsRequest(("g", "g")), "group_ids: expected each once"),

@@ -6,9 +6,12 @@ member: try again, or look for the coordinator. Kafka: `KafkaApis`, `GroupCoordi
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
+from rayka.coordinator.group_effects import ForgetTopics
 from rayka.coordinator.group_shard import OFFSETS_TOPIC, partition_of_group
 from rayka.errors import (
     ApiError,
@@ -95,6 +98,16 @@ class GroupHandler:
             error, message = ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{OFFSETS_TOPIC}-{number} has no leader"
             return GroupCoordinator(group_id, error_code=error, error_message=message)
         return GroupCoordinator(group_id, partition.leader_id)
+
+    # ---- Topics that are gone ----------------------------------------------------------------------------------------
+
+    def forget_topics(self, topic_ids: Mapping[str, UUID]) -> None:
+        """The shards that are active here forget the offsets of deleted topics. Others have the topic's id with each
+        offset, which tells a consumer of a topic of that name that it is not meant (E17).
+        """
+        for number in range(self._partition_count if topic_ids else 0):
+            with suppress(NotCoordinator, CoordinatorLoadInProgress):
+                self._shards.get(OFFSETS_TOPIC, number).run_request(ForgetTopics(topic_ids))
 
     # ---- To the shard ------------------------------------------------------------------------------------------------
 
