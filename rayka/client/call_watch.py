@@ -24,14 +24,17 @@ SubjectT = TypeVar("SubjectT")
 ResponseT = TypeVar("ResponseT")
 _TIMES_AS_LONG = 4  # as usual: that long a silence means something
 _SMOOTHING = 8
-_OFTEN_S, _SELDOM_S = 0.1, 1.0  # between two looks at the same silence: at first, and after a second
+_SELDOM_S = 1.0  # between two looks at the same silence, once it has lasted for a second
 
 
 class Patience(NamedTuple):
-    """How long a node may say nothing: between the two, whatever is usual for it. A single call may take the most."""
+    """How long a node may say nothing: between the two, whatever is usual for it. A single call may take the most.
+    `often_s` is the time between two looks at a silence that is new.
+    """
 
     least_s: float
     most_s: float
+    often_s: float = 0.1
 
 
 class _OpenCall(NamedTuple, Generic[SubjectT]):
@@ -73,7 +76,7 @@ class _AskedNode(Generic[SubjectT]):
             silence_due_s = self.silent_since_s + min(usual_s, patience.most_s)
         else:
             is_new = self.looked_s - self.silent_since_s < patience.most_s + _SELDOM_S
-            silence_due_s = self.looked_s + (_OFTEN_S if is_new else _SELDOM_S)
+            silence_due_s = self.looked_s + (patience.often_s if is_new else _SELDOM_S)
         return min(silence_due_s, max(self.oldest_s + patience.most_s, self.looked_s + _SELDOM_S))
 
 

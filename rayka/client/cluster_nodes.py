@@ -2,13 +2,14 @@
 
 The brokers name the active controller; where they name none, or the one that has just failed, the controllers are asked
 (`ActiveController`). A request to it is repeated until its timeout; one that is to be sent once goes through `active`.
-A coordinator will be found and called in the same way: any node names it, and a failed call looks for it again.
+A group's coordinator is found and called in the same way (`coordinator_calls`).
 Invariants: what is known is never replaced by what a node says that has not heard as much; a node that failed to answer
 is asked after the others. Kafka: NetworkClient, ControllerNodeProvider (G18).
 """
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from random import Random
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ from rayka.client.bootstrap import ClientConfig
 from rayka.client.retry import Backoff, Retry, telling
 from rayka.errors import (
     ApiError,
+    CoordinatorNotAvailable,
     NetworkException,
     NotController,
     RaykaError,
@@ -120,17 +122,34 @@ class ClusterNodes:
 
     async def ask_any(self, names: tuple[str, ...]) -> tuple[int, MetadataResponse]:
         """The first node that answers, and what it knows of these topics."""
+        return await self._first_answer(MetadataRequest(names), (self._trusted, self._all))
+
+    async def ask_any_broker(self, request: Request[ResponseT], *, last_id: int = NO_NODE) -> ResponseT:
+        """The first broker's that answers; this one is asked after the others that have not failed. The brokers are
+        asked for again where none of those known answers.
+
+        Raises UnavailableError, CoordinatorNotAvailable as a broker says it, or an ApiError that no retry mends.
+        """
+
+        async def others_first() -> list[int]:
+            return sorted(await self._trusted_brokers(), key=lambda each: each == last_id)
+
+        return (await self._first_answer(request, (others_first, self._found_brokers)))[1]
+
+    async def _first_answer(
+        self, request: Request[ResponseT], candidates: tuple[Callable[[], Awaitable[list[int]]], ...]
+    ) -> tuple[int, ResponseT]:
         problem: RaykaError | None = None
         tried: list[int] = []
-        for candidates in (self._trusted, self._all):
-            for node_id in await candidates():
+        for node_ids in candidates:
+            for node_id in await node_ids():
                 if node_id in tried:
                     continue
                 tried.append(node_id)
                 try:
-                    response = await self.network.call(node_id, MetadataRequest(names), self.node_timeout_ms)
+                    response = await self.network.call(node_id, request, self.node_timeout_ms)
                 except ApiError as error:
-                    if not error.retriable:
+                    if not error.retriable or isinstance(error, CoordinatorNotAvailable):
                         raise
                     problem = error
                     self.doubt(node_id)
@@ -145,6 +164,16 @@ class ClusterNodes:
     async def _trusted(self) -> list[int]:
         """Of those known the ones that have not failed since they answered."""
         return [each for each in self._known() if each not in self._doubted]
+
+    async def _trusted_brokers(self) -> list[int]:
+        broker_ids = [each.node_id for each in self.brokers]
+        return [each for each in await self._trusted() if each in broker_ids]
+
+    async def _found_brokers(self) -> list[int]:
+        """As a node says now; those that failed last."""
+        self.learn((await self.ask_any(()))[1])
+        found = [each.node_id for each in self.brokers if not each.is_fenced]
+        return sorted(found, key=lambda each: each in self._doubted)
 
     async def _all(self) -> list[int]:
         """Those known and those the network knows, the ones that failed last. To ask the network costs a call."""

@@ -5,34 +5,28 @@ thread. Not for several threads at once, as Kafka's. Kafka: KafkaConsumer (G16).
 pause and resume.
 """
 
-import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from random import Random
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, Unpack
 
 import pyarrow as pa
 
 from rayka.client import io_thread
-from rayka.client.arguments import int_of, is_int, partition_of
-from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.bounded_wait import wait_for
-from rayka.client.consumer.delivery import Delivery
-from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.arguments import int_of, is_int
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
+from rayka.client.consumer.consumer_part import partitions_of
+from rayka.client.consumer.consumer_positions import ConsumerPositions
 from rayka.client.consumer.record import Record
-from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError, ConfigError
 from rayka.ids import TopicPartition
 from rayka.options import ConsumerOptions
-from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 _ITERATION_POLL_MS = 1_000.0
 
 
-class Consumer:
+class Consumer(ConsumerPositions):
     """Reads records of topics in order per partition.
 
     `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits
@@ -80,24 +74,14 @@ class Consumer:
         config: Mapping[str, Any] | None = None,
         **options: Unpack[ConsumerOptions],
     ) -> None:
-        self._closed = True  # until it is open: __del__ of a half-made one stays silent
         names = topic_names(*topics)
-        self._config = parse_options(config, options)
-        self._delivery = Delivery.of(self._config)
-        handle = resolve(cluster)
-        self._cluster_name = handle.name
-        self._in_use = threading.Lock()
-        self._fetcher = self._run(_open(handle, self._config))
-        self._closed = False
+        super().__init__(cluster, parse_options(config, options))
         if names:
             try:
                 self._run(self._fetcher.follow(names))
             except BaseException:
                 self.close()
                 raise
-
-    def __repr__(self) -> str:
-        return f"<Consumer cluster={self._cluster_name} assignment={list(self.assignment())}>"
 
     # ---- What is read ----------------------------------------------------------------------------------------------
 
@@ -107,56 +91,10 @@ class Consumer:
 
         Raises UnknownTopicOrPartition for a partition that does not exist, TypeError for anything but TopicPartition.
         """
-        wanted = _partitions(partitions)
+        wanted = partitions_of(partitions)
         with self._exclusive():
             self._run(self._fetcher.assign(wanted))
             self._delivery.keep_only(dict.fromkeys(wanted))
-
-    def assignment(self) -> tuple[TopicPartition, ...]:
-        """The partitions that are read, in the order given; those added to a topic since come last."""
-        return tuple(self._fetcher.subscription.partitions)
-
-    def seek(self, topic_partition: TopicPartition, offset: int) -> None:
-        """The next record of the partition is the first at or after offset.
-
-        An offset outside the log is found out by the next poll: `auto_offset_reset` decides, "none" raises
-        OffsetOutOfRange. Raises ValueError for a negative offset or a partition that is not assigned.
-        """
-        if not 0 <= int_of(offset, "offset") < 2**63:
-            raise ValueError(
-                f"offset: expected 0 or more, below 2**63, found {offset}; see seek_to_beginning and seek_to_end"
-            )
-        with self._exclusive():
-            self._check_assigned([topic_partition])
-            self._run(self._fetcher.seek({topic_partition: offset}))
-            self._delivery.drop(topic_partition)
-
-    def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Goes to the first offset of the partitions, of all assigned ones if none is named."""
-        self._seek_to_timestamp(partitions, EARLIEST_TIMESTAMP)
-
-    def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Goes behind the last committed record of the partitions, of all assigned ones if none is named."""
-        self._seek_to_timestamp(partitions, LATEST_TIMESTAMP)
-
-    def position(self, topic_partition: TopicPartition) -> int:
-        """The offset of the next record that poll will give. Raises what the lookup of an unknown one raises."""
-        with self._exclusive():
-            self._check_assigned([topic_partition])
-            waiting_offset = self._delivery.next_offset(topic_partition)
-            if waiting_offset is not None:
-                return waiting_offset
-            read = self._delivery.read_up_to(topic_partition)
-            timeout_ms = self._config.default_api_timeout_ms
-            return int(self._run(self._fetcher.position(topic_partition, read, timeout_ms)))
-
-    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition. Raises UnknownTopicOrPartition, UnavailableError."""
-        return self._offsets(partitions, EARLIEST_TIMESTAMP)  # G12
-
-    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The high watermark of each partition: the offset after its last committed record."""
-        return self._offsets(partitions, LATEST_TIMESTAMP)  # G12
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
@@ -243,46 +181,6 @@ class Consumer:
             taken = take()
         return taken
 
-    def _seek_to_timestamp(self, partitions: tuple[TopicPartition, ...], timestamp_ms: int) -> None:
-        with self._exclusive():
-            chosen = partitions or self.assignment()
-            self._check_assigned(chosen)
-            self._run(self._fetcher.seek_to_timestamp(chosen, timestamp_ms))
-            for tp in chosen:
-                self._delivery.drop(tp)
-
-    def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        wanted = dict.fromkeys(_partitions(partitions), timestamp_ms)
-        self._check_open()
-        timeout_ms = self._config.default_api_timeout_ms
-        found = self._run(self._fetcher.leaders.call(LIST_OFFSETS, wanted, timeout_ms))
-        return {tp: found[tp].offset for tp in wanted}
-
-    def _run(self, coroutine: Any, timeout_ms: float | None = None) -> Any:
-        """Its result, within `default_api_timeout_ms` if no other bound is given."""
-        bound_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        return wait_for(coroutine, bound_ms, caller=self)
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        self._check_open()
-        if not self._in_use.acquire(blocking=False):
-            raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
-        try:
-            yield
-        finally:
-            self._in_use.release()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"{self!r} was closed; make a new Consumer")
-
-    def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
-        assigned = self._fetcher.subscription.partitions
-        for tp in partitions:
-            if partition_of(tp) not in assigned:
-                raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
-
 
 def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
     """Options of a consumer from keywords and a dict of dotted names."""
@@ -295,10 +193,6 @@ def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) 
     return ConsumerConfig.given(config, options, what="consumer")
 
 
-async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:
-    return Fetcher(handle, config, Random())
-
-
 def topic_names(*topics: str | Iterable[str]) -> list[str]:
     """The names given, one by one or in lists, each once. Raises TypeError for anything that is no name."""
     names: dict[str, None] = {}
@@ -308,10 +202,3 @@ def topic_names(*topics: str | Iterable[str]) -> list[str]:
                 raise TypeError(f"topics: expected names, found {type(name).__name__}")
             names[name] = None
     return list(names)
-
-
-def _partitions(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
-    """The partitions given, each once."""
-    if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
-        raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
-    return tuple(dict.fromkeys(partition_of(each) for each in given))

@@ -1,0 +1,78 @@
+"""What all parts of a `Consumer` have: its fetcher and its deliveries, and how its methods reach the IO thread.
+
+A consumer is one class to its callers, and several parts here, each with the methods of one purpose. Invariant: one
+thread at a time is in a method that moves a position. Kafka: KafkaConsumer.acquireAndEnsureOpen.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+from rayka.client.arguments import partition_of
+from rayka.client.bootstrap import ClusterHandle, resolve
+from rayka.client.bounded_wait import wait_for
+from rayka.client.consumer.delivery import Delivery
+from rayka.client.consumer.fetcher import Fetcher
+from rayka.config import ConsumerConfig
+from rayka.errors import ClosedError
+from rayka.ids import TopicPartition
+
+
+class ConsumerPart:
+    """See the module. Open once `_closed` is False."""
+
+    _closed = True  # until it is open: __del__ of a half-made one stays silent
+
+    def __init__(self, cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
+        self._config = config
+        self._delivery = Delivery.of(config)
+        handle = resolve(cluster)
+        self._cluster_name = handle.name
+        self._in_use = threading.Lock()
+        self._fetcher: Fetcher = self._run(_open(handle, config))
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} cluster={self._cluster_name} assignment={list(self.assignment())}>"
+
+    def assignment(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are read, in the order given; those added to a topic since come last."""
+        return tuple(self._fetcher.subscription.partitions)
+
+    def _run(self, coroutine: Any, timeout_ms: float | None = None) -> Any:
+        """Its result, within `default_api_timeout_ms` if no other bound is given."""
+        bound_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
+        return wait_for(coroutine, bound_ms, caller=self)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        self._check_open()
+        if not self._in_use.acquire(blocking=False):
+            raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self!r} was closed; make a new Consumer")
+
+    def _check_assigned(self, partitions: Sequence[TopicPartition]) -> None:
+        assigned = self._fetcher.subscription.partitions
+        for tp in partitions:
+            if partition_of(tp) not in assigned:
+                raise ValueError(f"{tp} is not assigned to {self!r}; assign it first")
+
+
+async def _open(handle: ClusterHandle, config: ConsumerConfig) -> Fetcher:
+    return Fetcher(handle, config, Random())
+
+
+def partitions_of(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+    """The partitions given, each once."""
+    if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
+        raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
+    return tuple(dict.fromkeys(partition_of(each) for each in given))

@@ -1,0 +1,164 @@
+"""A client's requests to the coordinators of groups: each is found, remembered, called, and looked for again.
+
+Any broker names the coordinator of a group. What passes is asked again, with back-off, until a timeout: that there is
+no coordinator, that another node coordinates, that a call broke off (then it is looked for again), that it has yet to
+load (then it is asked again). A coordinator that is silent is given up as soon as a broker names another one
+(`call_watch`). A request that parks, a join or a sync, is answered when other members have done their part: its silence
+is usual, so it is looked at once a second and ends when the coordinator moves.
+
+Invariants: one look for a group at a time, shared by all calls that need it; a request that is asked again may have
+been executed before. Kafka: AbstractCoordinator, CoordinatorStrategy (E1, G18).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TypeVar
+
+from rayka.client.call_watch import CallWatch, Patience
+from rayka.client.cluster_nodes import ClusterNodes
+from rayka.client.retry import Retry, telling
+from rayka.errors import (
+    ApiError,
+    CoordinatorLoadInProgress,
+    ErrorCode,
+    NetworkException,
+    RaykaError,
+    RequestTimedOut,
+    UnavailableError,
+    error_for,
+)
+from rayka.ids import NO_NODE, node_name
+from rayka.ports import Request
+from rayka.protocol.groups import FindCoordinatorRequest
+
+ResponseT = TypeVar("ResponseT")
+_PATIENCE = Patience(0.1, 1.0)
+_PARKED_PATIENCE = Patience(1.0, 1.0, often_s=1.0)
+_NO_ANSWER = (NetworkException, RequestTimedOut)
+
+logger = logging.getLogger(__name__)
+
+
+def _accept(response: object) -> None:
+    pass
+
+
+class CoordinatorCalls:
+    """See the module. All methods belong to the loop that the client runs on."""
+
+    def __init__(self, nodes: ClusterNodes) -> None:
+        self._nodes = nodes
+        self._known: dict[str, int] = {}  # the coordinator of each group
+        self._looks: dict[str, asyncio.Task[int]] = {}
+        self._calls = CallWatch[str](_PATIENCE, self._on_silent)
+        self._parked = CallWatch[str](_PARKED_PATIENCE, self._on_parked)
+
+    def __repr__(self) -> str:
+        known = {group_id: node_name(node_id) for group_id, node_id in self._known.items()}
+        return f"<CoordinatorCalls {known}>"
+
+    async def call(
+        self,
+        group_id: str,
+        request: Request[ResponseT],
+        timeout_ms: int,
+        *,
+        may_park: bool = False,
+        check: Callable[[ResponseT], object] = _accept,
+    ) -> ResponseT:
+        """The answer of the group's coordinator, which is found and asked again until timeout_ms.
+
+        `check` raises the error that a response has within; a retriable one is mended like the error of a call. With
+        `may_park` one attempt may take all the time there is. Raises the ApiError that no retry mends at once; in the
+        end the last one, or UnavailableError where no node answered.
+        """
+        retry = Retry(timeout_ms, self._nodes.backoff)
+        problem: RaykaError | None = None
+        what = f"the coordinator of group {group_id!r}"
+        with nullcontext() if may_park else telling(lambda: self._nodes.awaited(what, problem)):
+            while True:
+                try:
+                    response = await self._attempt(group_id, request, retry.remaining_ms, may_park=may_park)
+                    check(response)
+                    return response
+                except (ApiError, UnavailableError) as error:
+                    if isinstance(error, ApiError) and not error.retriable:
+                        raise
+                    problem = error
+                    self._on_problem(group_id, error)
+                if not await retry.pause():
+                    raise self._too_late(what, problem) from problem
+
+    def abandon(self) -> "list[asyncio.Task[int]]":
+        """Cancels what looks for coordinators; returns the tasks that are ending."""
+        looks = list(self._looks.values())
+        for look in looks:
+            look.cancel()
+        return looks
+
+    # ---- One attempt -------------------------------------------------------------------------------------------------
+
+    async def _attempt(
+        self, group_id: str, request: Request[ResponseT], remaining_ms: int, *, may_park: bool
+    ) -> ResponseT:
+        node_id = self._known.get(group_id)
+        if node_id is None:
+            node_id = await self._find(group_id, remaining_ms)
+        attempt_ms = remaining_ms if may_park else min(remaining_ms, self._nodes.request_timeout_ms)
+        watch = self._parked if may_park else self._calls
+        try:
+            call = self._nodes.network.call(node_id, request, attempt_ms)
+            return await watch.answer(node_id, group_id, call)
+        except _NO_ANSWER:
+            self._nodes.doubt(node_id)
+            raise
+
+    async def _find(self, group_id: str, timeout_ms: int) -> int:
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._look_soon(group_id)), timeout_ms / 1000)
+        except TimeoutError:
+            raise self._nodes.unavailable("no broker answered in time") from None
+
+    def _on_problem(self, group_id: str, problem: RaykaError) -> None:
+        if not isinstance(problem, CoordinatorLoadInProgress):
+            self._known.pop(group_id, None)
+
+    def _too_late(self, what: str, problem: RaykaError) -> RaykaError:
+        if isinstance(problem, _NO_ANSWER):
+            return self._nodes.unavailable(f"{what} did not answer: {problem}", problem)
+        return problem
+
+    # ---- Who coordinates ---------------------------------------------------------------------------------------------
+
+    def _look_soon(self, group_id: str) -> "asyncio.Task[int]":
+        look = self._looks.get(group_id)
+        if look is None:
+            look = self._looks[group_id] = asyncio.get_running_loop().create_task(self._look(group_id))
+            look.add_done_callback(lambda done: self._on_looked(group_id, done))
+        return look
+
+    async def _look(self, group_id: str) -> int:
+        request = FindCoordinatorRequest((group_id,))
+        response = await self._nodes.ask_any_broker(request, last_id=self._known.get(group_id, NO_NODE))
+        (found,) = response.coordinators
+        if found.error_code is not ErrorCode.NONE:
+            raise error_for(found.error_code, f"group {group_id!r}: {found.error_message}")
+        self._known[group_id] = found.node_id
+        for watch in (self._calls, self._parked):
+            watch.give_up(lambda node_id, subject: subject == group_id and node_id != found.node_id)
+        return found.node_id
+
+    def _on_looked(self, group_id: str, look: "asyncio.Task[int]") -> None:
+        del self._looks[group_id]
+        if not look.cancelled() and (error := look.exception()) is not None:
+            logger.debug("the coordinator of group %r: %s", group_id, error)
+
+    def _on_silent(self, node_id: int, group_ids: list[str]) -> None:
+        self._nodes.doubt(node_id)
+        self._on_parked(node_id, group_ids)
+
+    def _on_parked(self, node_id: int, group_ids: list[str]) -> None:
+        for group_id in dict.fromkeys(group_ids):
+            self._look_soon(group_id)
