@@ -2,11 +2,9 @@
 
 Keys are Kafka's dotted names (`min.insync.replicas`) in YAML, dicts and on the command line, and the same in snake_case
 as keyword arguments. An unknown key is a ConfigError that names the nearest known one; nothing is accepted and ignored.
-The only module that imports pydantic.
+How keys are read is in `config_model`; no other module imports pydantic.
 """
 
-import difflib
-import json
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,108 +14,19 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 
+from rayka.config_model import ConfigModel, dotted, snake
 from rayka.errors import ConfigError
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID, Role, role_of
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5  # as many batches of a producer as a broker recognises
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
-
-
-def dotted(name: str) -> str:
-    """`segment_bytes` as Kafka writes it: `segment.bytes`."""
-    return name.replace("_", ".")
-
-
-def snake(name: str) -> str:
-    """`segment.bytes` as Python writes it: `segment_bytes`."""
-    return name.replace(".", "_")
-
-
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any], *, what: str) -> Self:
-        """The configuration from dotted or snake_case keys.
-
-        Raises ConfigError that names the key, what was expected and what was found. `what` says whose keys these are.
-        """
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{what}: expected a mapping of keys to values, found {type(values).__name__}")
-        named: dict[str, Any] = {}
-        spelled: dict[str, str] = {}
-        for key, value in values.items():
-            name = cls.field_of(str(key), what=what)
-            if name in named:
-                raise ConfigError(f"{what}: {key!r} is given twice, dotted and in snake_case; keep one")
-            named[name], spelled[name] = value, str(key)
-        try:
-            return cls(**named)
-        except ValidationError as error:
-            raise ConfigError(f"{what}: {_first_problem(error, spelled)}") from None
-
-    @classmethod
-    def field_of(cls, key: str, *, what: str) -> str:
-        """The field that a dotted or snake_case key names. Raises ConfigError naming the nearest key that is known."""
-        name = snake(key)
-        if name not in cls.model_fields:
-            raise ConfigError(_unknown_key(key, cls.model_fields, what))
-        return name
-
-    def texts(self) -> dict[str, str]:
-        """What is in force, by dotted key, as text."""
-        return {dotted(name): _as_text(getattr(self, name)) for name in sorted(type(self).model_fields)}
-
-    def overrides(self) -> dict[str, str]:
-        """What was set explicitly, by dotted key, as text."""
-        return {dotted(name): _as_text(getattr(self, name)) for name in sorted(self.model_fields_set)}
-
-
-_NO_RETENTION = (
-    "there is no retention or compaction yet: a log grows until its topic is deleted, or its oldest records are "
-    "(`rayka topic delete-records`)"
-)
-_NO_TRANSACTIONS = "there are no transactions yet"
-# Kafka's keys for which the nearest known one would lead astray.
-_ABSENT = {
-    **dict.fromkeys(("retention_ms", "retention_bytes", "cleanup_policy"), _NO_RETENTION),
-    **dict.fromkeys(("log_retention_ms", "log_retention_hours", "log_retention_bytes"), _NO_RETENTION),
-    **dict.fromkeys(("transactional_id", "isolation_level"), _NO_TRANSACTIONS),
-    "bootstrap_servers": "clients name a cluster on Ray instead of addresses: cluster='rayka'",
-}
-
-
-def _unknown_key(key: str, known: Mapping[str, Any], what: str) -> str:
-    if snake(key) in _ABSENT:
-        return f"{what}: unknown key {key!r}; {_ABSENT[snake(key)]}"
-    style = snake if "_" in key else dotted
-    names = sorted(style(name) for name in known)
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    hint = f"the nearest known key is {near[0]!r}" if near else f"known keys: {', '.join(names)}"
-    return f"{what}: unknown key {key!r}; {hint}"
-
-
-def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:
-    """The first key that is wrong, as it was written."""
-    problem = error.errors()[0]
-    first, *deeper = (str(part) for part in problem["loc"])
-    key, says = ".".join([spelled.get(first, first), *deeper]), problem["msg"].removeprefix("Value error, ")
-    is_section = isinstance(problem["input"], BaseModel)  # then what it says names the key
-    return f"{key}: {says}" if is_section else f"{key}: {says}, found {problem['input']!r}"
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool) else str(value)
 
 
 # ---- Topics --------------------------------------------------------------------------------------------------------
@@ -147,7 +56,7 @@ _THROTTLED_REPLICAS = re.compile(r"\*|(\d+:\d+(,\d+:\d+)*)?")
 _ThrottledReplicas = Annotated[str, BeforeValidator(_throttled_replicas)]
 
 
-class TopicConfig(_Config):
+class TopicConfig(ConfigModel):
     """Configuration of one topic; names, units and defaults are Kafka's, but for `flush`, which is rayka's own."""
 
     segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
@@ -171,7 +80,7 @@ class TopicConfig(_Config):
 # ---- Nodes ---------------------------------------------------------------------------------------------------------
 
 
-class BrokerConfig(_Config):
+class BrokerConfig(ConfigModel):
     """Configuration of brokers and controllers, under Kafka's broker names; topic defaults among them."""
 
     num_partitions: int = Field(default=1, ge=1)
@@ -310,7 +219,7 @@ def _compression(value: Any) -> Any:
     return "none" if value is None else value
 
 
-class _ClientConfig(_Config):
+class _ClientConfig(ConfigModel):
     """What all clients have. `transport` is rayka's own: with `ray` a client takes no direct lane."""
 
     request_timeout_ms: int = Field(default=30_000, ge=1)
@@ -376,14 +285,33 @@ class ProducerConfig(_ClientConfig):
         return is_possible if value is None else value
 
 
+Assignors = tuple[Literal["range", "roundrobin", "sticky", "cooperative-sticky"], ...]
+
+
+def _assignors(value: Any) -> Any:
+    return value.replace(" ", "").split(",") if isinstance(value, str) else value
+
+
 class ConsumerConfig(_ClientConfig):
-    """Configuration of a `Consumer` without a group; names and defaults are Kafka's.
+    """Configuration of a `Consumer`; names and defaults are Kafka's. Without a group nothing is committed.
 
     `local_reads` is rayka's own: segments on this machine are mapped instead of being sent. `client_rack` is where the
     consumer is, so that it may read from a replica there; with local reads, where nothing is said, the rack of a broker
     on this machine.
     """
 
+    group_id: str | None = Field(default=None, min_length=1)
+    group_instance_id: str | None = Field(default=None, min_length=1)
+    client_id: str = "rayka"
+    enable_auto_commit: bool = True
+    auto_commit_interval_ms: int = Field(default=5_000, ge=1)
+    max_poll_interval_ms: int = Field(default=300_000, ge=1, le=_INT32_MAX)
+    session_timeout_ms: int = Field(default=45_000, ge=1, le=_INT32_MAX)
+    heartbeat_interval_ms: int = Field(default=3_000, ge=1)
+    partition_assignment_strategy: Annotated[Assignors, BeforeValidator(_assignors), Field(min_length=1)] = (
+        "range",
+        "cooperative-sticky",
+    )
     default_api_timeout_ms: int = Field(default=60_000, ge=1)
     auto_offset_reset: Literal["earliest", "latest", "none"] = "latest"
     fetch_min_bytes: int = Field(default=1, ge=0)
@@ -397,17 +325,32 @@ class ConsumerConfig(_ClientConfig):
     key_deserializer: Any = None
     value_deserializer: Any = None
 
+    @field_validator("group_instance_id", "enable_auto_commit")  # those that were given
+    @classmethod
+    def _needs_group(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("group_id", "") is None:
+            raise ValueError("expected with group_id only: there is no group that it could be for")
+        return value
+
+    @field_validator("heartbeat_interval_ms")
+    @classmethod
+    def _within_session(cls, value: int, info: ValidationInfo) -> int:
+        session_ms = info.data.get("session_timeout_ms", value + 1)
+        if value >= session_ms:
+            raise ValueError(f"expected less than session_timeout_ms={session_ms}, or each session would end")
+        return value
+
 
 # ---- The cluster ---------------------------------------------------------------------------------------------------
 
 
-class RaySpec(_Config):
+class RaySpec(ConfigModel):
     """Which Ray to use: `auto` is the running one, or a local one is started."""
 
     address: str = "auto"
 
 
-class RoleResources(_Config):
+class RoleResources(ConfigModel):
     """What Ray sets aside for one node; never zero, so that Ray's autoscaler sees it as demand."""
 
     num_cpus: float = Field(default=0.05, gt=0, allow_inf_nan=False)
@@ -415,7 +358,7 @@ class RoleResources(_Config):
     resources: dict[str, float] = {}
 
 
-class Resources(_Config):
+class Resources(ConfigModel):
     """Resources by role."""
 
     broker: RoleResources = RoleResources(num_cpus=0.05)
@@ -435,7 +378,7 @@ NODES_MAX = FIRST_COORDINATOR_ID - FIRST_BROKER_ID  # of one role
 _COUNTS = ("controllers", "brokers", "coordinators")
 
 
-class NodeSpec(_Config):
+class NodeSpec(ConfigModel):
     """One node and what it does: a broker, a controller, or both in one actor (Kafka's `process.roles`)."""
 
     id: int = Field(ge=1, strict=True)
@@ -491,7 +434,7 @@ def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
     return ports
 
 
-class ClusterSpec(_Config):
+class ClusterSpec(ConfigModel):
     """The whole cluster, declared: what `cluster.yaml` holds.
 
     With the transport `auto` the nodes serve hot calls over sockets of their own, on a port of `transport_ports` (the

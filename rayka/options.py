@@ -11,6 +11,7 @@ Acks = Literal["all", -1, 0, 1, "-1", "0", "1"]
 CompressionType = Literal["none", "gzip", "lz4", "zstd"]
 AutoOffsetReset = Literal["earliest", "latest", "none"]
 Transport = Literal["auto", "ray"]
+AssignorName = Literal["range", "roundrobin", "sticky", "cooperative-sticky"]
 SerializerName = Literal["bytes", "string", "json", "msgpack"]
 
 
@@ -66,6 +67,15 @@ class ProducerOptions(ClientOptions, total=False):
 class ConsumerOptions(ClientOptions, total=False):
     """Options of a `Consumer` and of `read`."""
 
+    group_id: str | None
+    group_instance_id: str | None
+    client_id: str
+    enable_auto_commit: bool
+    auto_commit_interval_ms: int
+    max_poll_interval_ms: int
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+    partition_assignment_strategy: AssignorName | Sequence[AssignorName]
     default_api_timeout_ms: int
     auto_offset_reset: AutoOffsetReset
     fetch_min_bytes: int

@@ -46,7 +46,7 @@ def test_topic_configs_are_a_mapping():
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"), [(ProducerConfig, "default_api_timeout_ms"), (ConsumerConfig, "client_id")]
+    ("kind", "key"), [(ProducerConfig, "default_api_timeout_ms"), (ConsumerConfig, "group_protocol")]
 )
 def test_what_nothing_uses_is_no_key(kind: Any, key: str):
     with pytest.raises(ConfigError, match=f"unknown key '{key}'"):
@@ -170,3 +170,40 @@ def test_a_data_directory_is_relative_to_where_the_specification_is_read(
     spec = ClusterSpec(data_dir=["data", "~/more", "/rest"])
     monkeypatch.chdir("/")
     assert spec.data_dirs == (str(tmp_path / "data"), str(Path.home() / "more"), "/rest")
+
+
+# ---- Groups ----
+
+
+@pytest.mark.parametrize("given", ["range", ["range"], ("range",)])
+def test_an_assignor_is_named_alone_or_in_a_list(given: Any) -> None:
+    parsed = ConsumerConfig.parse({"partition.assignment.strategy": given}, what="consumer")
+    assert parsed.partition_assignment_strategy == ("range",)
+    both = ConsumerConfig.parse({"partition_assignment_strategy": "sticky, range"}, what="consumer")
+    assert both.partition_assignment_strategy == ("sticky", "range")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"group_id": ""}, "group_id: .* at least 1 character"),
+        ({"group_instance_id": "a"}, "group_instance_id: expected with group_id only"),
+        ({"enable_auto_commit": True}, "enable_auto_commit: expected with group_id only"),
+        (
+            {"heartbeat_interval_ms": 45_000},
+            "heartbeat_interval_ms: expected less than session_timeout_ms=45000",
+        ),
+        ({"partition_assignment_strategy": []}, "partition_assignment_strategy: .* at least 1 item"),
+        (
+            {"partition_assignment_strategy": "stiky"},
+            "partition_assignment_strategy.0: Input should be 'range'",
+        ),
+    ],
+)
+def test_what_a_group_cannot_be_is_refused(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        ConsumerConfig.parse(options, what="consumer")
+
+
+def test_without_a_group_nothing_needs_to_be_said() -> None:
+    assert ConsumerConfig.parse({"enable_auto_commit": False}, what="consumer").group_id is None

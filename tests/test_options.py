@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 import pytest
@@ -27,7 +27,17 @@ TABLES: dict[str, tuple[type, Any]] = {
 }
 CLIENTS = ("Producer", "Consumer", "Admin")
 # Where a user writes something else than what the program works with.
-TAKEN_AS = {"acks", "compression_type", "nodes", "data_dir", "ray", "resources", "config", "transport_ports"}
+TAKEN_AS = {
+    "acks",
+    "compression_type",
+    "nodes",
+    "data_dir",
+    "ray",
+    "resources",
+    "config",
+    "transport_ports",
+    "partition_assignment_strategy",
+}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -192,8 +202,12 @@ WORDS = {typed.WritableModel: "a pydantic model", typed.ReadableModel: "a pydant
 
 def shown(hint: Any) -> str:
     """A type as the docstrings write it: `"earliest" | "latest"`, `int`, `bool | None`."""
+    if hint in (typed.AssignorName, Sequence[typed.AssignorName]):
+        return "an assignor" if get_origin(hint) is Literal else "a list of them"
     if get_origin(hint) is Literal:
         return " | ".join(json.dumps(each) for each in get_args(hint))
+    if get_origin(hint) is Union and type(None) not in get_args(hint):
+        return " | ".join(shown(each) for each in get_args(hint))
     if isinstance(hint, types.UnionType) or (get_origin(hint) is not None and type(None) in get_args(hint)):
         return " | ".join(shown(each) for each in get_args(hint) if each is not type(None)) + " | None"
     if get_origin(hint) is type:

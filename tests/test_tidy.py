@@ -136,6 +136,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "__init__",
         "cluster",
         "config",
+        "config_model",
         "errors",
         "forks",
         "options",

@@ -4,7 +4,8 @@ from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from rayka.actors.names import nodes_with
-from rayka.config import ClusterSpec, dotted
+from rayka.config import ClusterSpec
+from rayka.config_model import dotted
 from rayka.errors import ConfigError
 from rayka.ids import Role
 

@@ -19,9 +19,8 @@ from rayka.config import (
     UNIFORM_BROKER_KEYS,
     BrokerConfig,
     TopicConfig,
-    dotted,
-    snake,
 )
+from rayka.config_model import dotted, snake
 from rayka.controller.request_context import RequestContext
 from rayka.errors import (
     ApiError,

@@ -377,8 +377,8 @@ def test_what_does_not_exist_is_named(cluster, topic):
 def test_unknown_options_are_refused(cluster, topic):
     with pytest.raises(ConfigError, match="auto_offset_reset"):
         Consumer(topic, cluster=cluster, auto_ofset_reset="earliest")
-    with pytest.raises(ConfigError, match="consumer groups"):
-        Consumer(topic, cluster=cluster, group_id="delays")
+    with pytest.raises(ConfigError, match="a bounded range is read without a group"):
+        rayka.read(topic, cluster=cluster, group_id="delays")
     with pytest.raises(ConfigError, match=r"auto\.offset\.reset"):
         Consumer(topic, cluster=cluster, config={"auto.offset.reset": "newest"})
 

@@ -9,7 +9,8 @@ from typing import Any
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partition_results import ConfigValue
 from rayka.client.arguments import is_int, text_of
-from rayka.config import BrokerConfig, TopicConfig, dotted
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.config_model import dotted
 from rayka.errors import ConfigError
 from rayka.protocol.configs import (
     AlterConfigOp,

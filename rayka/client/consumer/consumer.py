@@ -33,6 +33,15 @@ class Consumer(ConsumerPositions):
     for `assign`. Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that
     names the nearest:
 
+        group_id: str | None = None
+        group_instance_id: str | None = None
+        client_id: str = "rayka"
+        enable_auto_commit: bool = True
+        auto_commit_interval_ms: int = 5000
+        max_poll_interval_ms: int = 300000
+        session_timeout_ms: int = 45000
+        heartbeat_interval_ms: int = 3000
+        partition_assignment_strategy: an assignor | a list of them = ('range', 'cooperative-sticky')
         default_api_timeout_ms: int = 60000
         auto_offset_reset: "earliest" | "latest" | "none" = "latest"
         fetch_min_bytes: int = 1
@@ -51,9 +60,10 @@ class Consumer(ConsumerPositions):
         metadata_max_age_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
-    A callable deserializer takes bytes. With `local_reads`, which is rayka's own, segments on this machine are mapped
-    instead of being sent. With `client_rack` a replica in that rack is read, if it is in sync; without it, one in the
-    rack of a broker whose files are here. Positions live in this object only and end with it.
+    Assignors are "range", "roundrobin", "sticky" and "cooperative-sticky". A callable deserializer takes bytes. With
+    `local_reads`, which is rayka's own, segments on this machine are mapped instead of being sent. With `client_rack` a
+    replica in that rack is read, if it is in sync; without it, one in the rack of a broker whose files are here.
+    Positions live in this object only, unless they are committed to a group.
 
     A consumer made with topics follows them: partitions that are added are read within `metadata_max_age_ms`, always
     from their beginning, since all their records are newer than the subscription. When a topic was deleted and created
@@ -76,6 +86,11 @@ class Consumer(ConsumerPositions):
     ) -> None:
         names = topic_names(*topics)
         super().__init__(cluster, parse_options(config, options))
+        if names and self._config.group_id is not None:
+            self.close()
+            raise ConfigError(
+                "consumer: with group_id, use Consumer(cluster=...) and `assign`; `subscribe` is not there yet"
+            )
         if names:
             try:
                 self._run(self._fetcher.follow(names))
@@ -184,12 +199,6 @@ class Consumer(ConsumerPositions):
 
 def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
     """Options of a consumer from keywords and a dict of dotted names."""
-    for key in ("group_id", "group.id"):
-        if key in options or (isinstance(config, Mapping) and key in config):
-            raise ConfigError(
-                f"consumer: {key!r} needs consumer groups, which this version does not have; "
-                "without it a consumer reads all partitions of its topics"
-            )
     return ConsumerConfig.given(config, options, what="consumer")
 
 

@@ -56,13 +56,12 @@ def read(
     while iterating UnavailableError when nothing arrives for `default_api_timeout_ms`, and InconsistentTopicId when a
     topic was deleted and created again since the call: the range is one of the topic that there was.
     """
-    return Reader(
-        topic_names(topics),
-        resolve(cluster),
-        start,
-        end,
-        parse_options(config, {"auto_offset_reset": "none", **options}),
-    )
+    parsed = parse_options(config, {"auto_offset_reset": "none", **options})
+    if parsed.group_id is not None:
+        raise ConfigError(
+            "read: expected no group_id: a bounded range is read without a group; use a Consumer"
+        )
+    return Reader(topic_names(topics), resolve(cluster), start, end, parsed)
 
 
 class Reader:

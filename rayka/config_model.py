@@ -1,0 +1,102 @@
+"""How a configuration is read: dotted or snake_case keys, each known, and errors that name the key and the nearest one.
+
+The base of every model in `rayka.config`; an unknown key is a ConfigError, nothing is accepted and ignored.
+"""
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rayka.errors import ConfigError
+
+
+def dotted(name: str) -> str:
+    """`segment_bytes` as Kafka writes it: `segment.bytes`."""
+    return name.replace("_", ".")
+
+
+def snake(name: str) -> str:
+    """`segment.bytes` as Python writes it: `segment_bytes`."""
+    return name.replace(".", "_")
+
+
+class ConfigModel(BaseModel):
+    """A model whose keys are Kafka's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, what: str) -> Self:
+        """The configuration from dotted or snake_case keys.
+
+        Raises ConfigError that names the key, what was expected and what was found. `what` says whose keys these are.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{what}: expected a mapping of keys to values, found {type(values).__name__}")
+        named: dict[str, Any] = {}
+        spelled: dict[str, str] = {}
+        for key, value in values.items():
+            name = cls.field_of(str(key), what=what)
+            if name in named:
+                raise ConfigError(f"{what}: {key!r} is given twice, dotted and in snake_case; keep one")
+            named[name], spelled[name] = value, str(key)
+        try:
+            return cls(**named)
+        except ValidationError as error:
+            raise ConfigError(f"{what}: {_first_problem(error, spelled)}") from None
+
+    @classmethod
+    def field_of(cls, key: str, *, what: str) -> str:
+        """The field that a dotted or snake_case key names. Raises ConfigError naming the nearest key that is known."""
+        name = snake(key)
+        if name not in cls.model_fields:
+            raise ConfigError(_unknown_key(key, cls.model_fields, what))
+        return name
+
+    def texts(self) -> dict[str, str]:
+        """What is in force, by dotted key, as text."""
+        return {dotted(name): _as_text(getattr(self, name)) for name in sorted(type(self).model_fields)}
+
+    def overrides(self) -> dict[str, str]:
+        """What was set explicitly, by dotted key, as text."""
+        return {dotted(name): _as_text(getattr(self, name)) for name in sorted(self.model_fields_set)}
+
+
+_NO_RETENTION = (
+    "there is no retention or compaction yet: a log grows until its topic is deleted, or its oldest records are "
+    "(`rayka topic delete-records`)"
+)
+_NO_TRANSACTIONS = "there are no transactions yet"
+# Kafka's keys for which the nearest known one would lead astray.
+_ABSENT = {
+    **dict.fromkeys(("retention_ms", "retention_bytes", "cleanup_policy"), _NO_RETENTION),
+    **dict.fromkeys(("log_retention_ms", "log_retention_hours", "log_retention_bytes"), _NO_RETENTION),
+    **dict.fromkeys(("transactional_id", "isolation_level"), _NO_TRANSACTIONS),
+    "bootstrap_servers": "clients name a cluster on Ray instead of addresses: cluster='rayka'",
+}
+
+
+def _unknown_key(key: str, known: Mapping[str, Any], what: str) -> str:
+    if snake(key) in _ABSENT:
+        return f"{what}: unknown key {key!r}; {_ABSENT[snake(key)]}"
+    style = snake if "_" in key else dotted
+    names = sorted(style(name) for name in known)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    hint = f"the nearest known key is {near[0]!r}" if near else f"known keys: {', '.join(names)}"
+    return f"{what}: unknown key {key!r}; {hint}"
+
+
+def _first_problem(error: ValidationError, spelled: Mapping[str, str]) -> str:
+    """The first key that is wrong, as it was written."""
+    problem = error.errors()[0]
+    first, *deeper = (str(part) for part in problem["loc"])
+    key, says = ".".join([spelled.get(first, first), *deeper]), problem["msg"].removeprefix("Value error, ")
+    is_section = isinstance(problem["input"], BaseModel)  # then what it says names the key
+    return f"{key}: {says}" if is_section else f"{key}: {says}, found {problem['input']!r}"
+
+
+def _as_text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else str(value)
