@@ -4,7 +4,7 @@ Node ids are unique in a cluster: brokers from 1, coordinators from 1001, contro
 TopicPartition, ReplicaKey, OffsetAndEpoch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 from random import Random
 from uuid import UUID
@@ -35,6 +35,9 @@ class Role(StrEnum):
 
     def __repr__(self) -> str:
         return repr(self.value)  # as it is written, in errors and in descriptions
+
+
+BROKER_ONLY = (Role.BROKER,)
 
 
 class TopicPartition(msgspec.Struct, frozen=True, order=True, array_like=True, gc=False):
@@ -90,9 +93,16 @@ def role_of(node_id: int) -> Role:
     return Role.BROKER
 
 
+def holds_partitions(roles: Collection[Role]) -> bool:
+    """Whether a node with these roles registers as a broker, for user partitions, internal ones or both: all do but
+    one that is nothing but a controller.
+    """
+    return any(each is not Role.CONTROLLER for each in roles)
+
+
 def possible_controllers(node_ids: Iterable[int]) -> list[int]:
     """Of all nodes of one cluster, those that may be its controllers: by their ids, or, where none has the id of one,
-    all of them, for then controllers are combined with brokers (decision 032).
+    all of them, for then controllers are combined with other roles (decision 032).
     """
     known = list(node_ids)
     return [each for each in known if role_of(each) is Role.CONTROLLER] or known

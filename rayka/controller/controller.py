@@ -25,9 +25,11 @@ from rayka.controller.controller_timers import (
     ControllerTimers,
     ElectLeaderless,
     FenceStaleBroker,
+    ShareWithCoordinators,
     SweepBrokers,
     WriteNoOp,
 )
+from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.create_partitions import create_partitions
 from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.heartbeats import (
@@ -146,7 +148,7 @@ class Controller:
         brokers = self.image(next_offset).brokers
         self._returned.on_active(brokers)
         self._sessions.sweep(brokers, late_ms=0, now_ms=now_ms)
-        return self._timers.first(now_ms, next_offset)
+        return [*self._timers.first(now_ms, next_offset), *self._timers.shares(brokers.values(), now_ms)]
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
         """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
@@ -203,6 +205,7 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     BalanceBrokers: balance_brokers,
     BalanceReturned: balance_returned,
     BalanceLeaders: balance_leaders,
+    ShareWithCoordinators: share_with_coordinators,
     RegisterBrokerRequest: register,
     HeartbeatRequest: heartbeat,
     ReportExitRequest: report_exit,

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rayka.config import BrokerConfig
+from rayka.metadata.image import BrokerImage
 from rayka.shard.timers import Timer
 
 SWEEPS_PER_SESSION = 8  # H6
@@ -45,6 +46,10 @@ class BalanceLeaders(msgspec.Struct, frozen=True):
     """
 
     broker_id: int
+
+
+class ShareWithCoordinators(msgspec.Struct, frozen=True):
+    """Give coordinators that hold no internal partition their share. The response: these."""
 
 
 class WriteNoOp(msgspec.Struct, frozen=True):
@@ -102,6 +107,11 @@ class ControllerTimers:
             *self.balances(broker_ids, now_ms),
             Timer("returned", now_ms + interval_ms, BalanceReturned()),
         ]
+
+    def shares(self, brokers: Iterable[BrokerImage], now_ms: int) -> list[Timer]:
+        """One, due now, where one of these may be a coordinator without a share."""
+        may_idle = any(each.is_coordinator and each.is_active for each in brokers)
+        return [Timer("shares", now_ms, ShareWithCoordinators())] if may_idle else []
 
     def no_ops(self, now_ms: int, next_offset: int) -> list[Timer]:
         """None where idle logs stay as they are."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Generator, Iterable
 
+from rayka.controller.reassignment import target_of
 from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
 from rayka.controller.request_context import RequestContext
 from rayka.controller.topic_control import results_in_order
 from rayka.errors import InvalidPartitions, InvalidReplicaAssignment, UnknownTopicOrPartition
+from rayka.ids import is_internal
 from rayka.metadata.image import MetadataImage, TopicImage
 from rayka.metadata.metadata_records import MetadataRecord
 from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartitionsResponse, NewPartitions
@@ -64,14 +66,15 @@ class _Extension:
 
     def _placements(self, topic: TopicImage, wanted: NewPartitions) -> Iterable[Placement]:
         added_count = wanted.partition_count - len(topic.partitions)
-        first = topic.partitions[0]
-        replication_factor = len(first.replicas) - len(first.removing_replicas)
+        replication_factor = len(target_of(topic.partitions[0]))
         if wanted.assignments is None:
-            return self._placer.place(added_count, replication_factor)
+            return self._placer.place(added_count, replication_factor, is_internal=is_internal(topic.name))
         if len(wanted.assignments) != added_count:
             raise InvalidReplicaAssignment(
                 f"topic {topic.name!r}: expected the replicas of {added_count} new partitions, found those of "
                 f"{len(wanted.assignments)}"
             )
         check_replica_counts(wanted.assignments, replication_factor)
-        return map(self._placer.place_on, wanted.assignments)
+        return (
+            self._placer.place_on(each, is_internal=is_internal(topic.name)) for each in wanted.assignments
+        )

@@ -71,6 +71,7 @@ def heartbeat(
         return _elect_rest(elections, broker, response, sessions) if may_lack_leads else Result((), response)
     if broker.is_fenced and not becomes.is_fenced:
         sessions.on_unfencing(broker)
+        return _unfenced(context, broker, becomes, response)
     return _changed(elections, broker, becomes, response)
 
 
@@ -111,6 +112,13 @@ def _fenced(
     """
     becomes = msgspec.structs.replace(broker, is_fenced=True)
     return _changed(context.elections(), broker, becomes, response)
+
+
+def _unfenced(
+    context: RequestContext, broker: BrokerImage, becomes: BrokerImage, response: ResponseT
+) -> Steps[MetadataRecord, ResponseT]:
+    result = yield from _changed(context.elections(), broker, becomes, response)
+    return result._replace(timers=context.timers.shares((becomes,), context.now_ms))
 
 
 def exited_broker(image: MetadataImage, request: ReportExitRequest) -> BrokerImage | None:

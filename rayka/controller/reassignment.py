@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rayka.controller.request_context import RequestContext
 from rayka.errors import ApiError, InvalidReplicaAssignment, NoReassignmentInProgress
-from rayka.ids import TopicIdPartition, TopicPartition
+from rayka.ids import TopicIdPartition, TopicPartition, is_internal
 from rayka.metadata.effective_configs import topic_config
 from rayka.metadata.image import PartitionImage, named_partition
 from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
@@ -35,7 +35,7 @@ def alter_reassignments(
     context: RequestContext, request: AlterPartitionReassignmentsRequest
 ) -> Steps[MetadataRecord, AlterPartitionReassignmentsResponse]:
     """Begins, replaces or cancels what can be; every other partition has its error in the response."""
-    reassigning = _Reassigning(context)
+    reassigning = Reassigning(context)
     results = []
     for wanted in request.partitions:
         record, result = reassigning.try_alter(wanted)
@@ -76,7 +76,7 @@ class _Target(NamedTuple):
     is_unclean: bool = False
 
 
-class _Reassigning:
+class Reassigning:
     """The partitions of one request, one after another: directories are chosen where those before are counted."""
 
     def __init__(self, context: RequestContext) -> None:
@@ -97,7 +97,7 @@ class _Reassigning:
         if wanted.replicas is None:
             target = self._cancelled(name, partition)
         else:
-            self._placer.check_brokers(wanted.replicas)
+            self._placer.check_brokers(wanted.replicas, is_internal=is_internal(wanted.topic))
             target = _begun(name, partition, wanted.replicas)
         return self._record(key, partition, target)
 
@@ -159,6 +159,11 @@ def _whole(partition: PartitionImage) -> tuple[int, ...]:
 def _original(partition: PartitionImage) -> tuple[int, ...]:
     """What a cancel goes back to; all replicas while nothing is under way."""
     return tuple(each for each in partition.replicas if each not in partition.adding_replicas)
+
+
+def target_of(partition: PartitionImage) -> tuple[int, ...]:
+    """What it has, or will have when its reassignment is over."""
+    return tuple(each for each in partition.replicas if each not in partition.removing_replicas)
 
 
 def _is_reassigned(partition: PartitionImage) -> bool:

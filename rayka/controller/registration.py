@@ -126,4 +126,5 @@ def _record(request: RegisterBrokerRequest, broker_epoch: int) -> RegisterBroker
         rack=request.rack,
         min_metadata_version=request.min_metadata_version,
         max_metadata_version=request.max_metadata_version,
+        roles=request.roles,
     )

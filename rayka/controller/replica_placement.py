@@ -1,15 +1,18 @@
-"""Which brokers hold the replicas of new partitions, and in which of their directories (B47).
+"""Which brokers and coordinators hold the replicas of new partitions, and in which of their directories (B47).
 
 A caller may name the brokers; else they are chosen, striped: the first replica of each partition comes from the next
 rack, starting at a random one; the others from the racks after it, and inside a rack brokers take turns. Unfenced
 brokers come before fenced ones, the first replica is unfenced, no broker holds two replicas of a partition. When all
 have had their turn they are shuffled: else what one broker leads would all go to the same one when it fails.
 
+Users' topics are for brokers alone. Of an internal one, coordinators hold the first replicas, striped in the same way,
+and brokers the others, first those in racks without one.
+
 Kafka: `StripedReplicaPlacer`, `ReplicationControlManager.validateManualPartitionAssignment`.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain, zip_longest
 from random import Random
 from typing import NamedTuple, TypeVar
 from uuid import UUID
@@ -33,88 +36,117 @@ class ReplicaPlacer:
     """Places the partitions of one request, one after another."""
 
     def __init__(self, image: MetadataImage, random: Random, replicas: ReplicaIndex) -> None:
-        self._brokers = image.brokers
-        self._random = random
-        usable = [broker for broker in image.brokers.values() if _is_usable(broker)]
-        names = sorted({broker.registration.rack for broker in usable})
-        racks = [_Rack([each for each in usable if each.registration.rack == name], random) for name in names]
-        self._racks = _from_random_start(racks, random)
-        self._first_rack = 0
-        self._unfenced_count = sum(not broker.is_fenced for broker in usable)
-        self._usable_count = len(usable)
+        self._nodes = image.brokers
+        usable = [each for each in image.brokers.values() if _is_usable(each)]
+        self._brokers = _Pool([each for each in usable if each.takes_user_partitions], random)
+        self._coordinators = _Pool([each for each in usable if each.is_coordinator], random)
         self._directories = _Directories(image, replicas)
 
-    def place(self, partition_count: int, replication_factor: int) -> Iterator[Placement]:
+    def place(
+        self, partition_count: int, replication_factor: int, *, is_internal: bool = False
+    ) -> Iterator[Placement]:
         """Replicas for so many partitions, chosen as they are asked for. Raises InvalidReplicationFactor when there
         are not enough brokers.
         """
-        self._check(replication_factor)
-        return (self._place_one(replication_factor) for _ in range(partition_count))
+        pools = (self._coordinators, self._brokers) if is_internal else (self._brokers,)
+        _check_factor(replication_factor, pools)
+        return (self._place_one(replication_factor, pools) for _ in range(partition_count))
 
-    def place_on(self, brokers: Sequence[int]) -> Placement:
+    def place_on(self, brokers: Sequence[int], *, is_internal: bool = False) -> Placement:
         """Replicas on these brokers, in this order. Raises InvalidReplicaAssignment as `check_brokers` and
         `directory_on`.
         """
-        self.check_brokers(brokers)
+        self.check_brokers(brokers, is_internal=is_internal)
         return Placement(tuple(brokers), tuple(self.directory_on(each) for each in brokers))
 
-    def check_brokers(self, brokers: Sequence[int]) -> None:
-        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, one unknown."""
-        unknown = sorted({each for each in brokers if each not in self._brokers})
+    def check_brokers(self, brokers: Sequence[int], *, is_internal: bool = False) -> None:
+        """Raises InvalidReplicaAssignment when these cannot be a partition's brokers: none, one twice, one unknown, or
+        of a user's topic a coordinator.
+        """
+        unknown = sorted({each for each in brokers if each not in self._nodes})
         if not brokers or len(set(brokers)) < len(brokers):
             raise InvalidReplicaAssignment(
                 f"expected the brokers of one replica or more, each once, found {list(brokers)}"
             )
         if unknown:
             raise InvalidReplicaAssignment(
-                f"brokers {unknown} are not registered; expected some of {sorted(self._brokers)}"
+                f"brokers {unknown} are not registered; expected some of {sorted(self._nodes)}"
+            )
+        for_users = [each.broker_id for each in self._nodes.values() if each.takes_user_partitions]
+        coordinators = sorted({each for each in brokers if each not in for_users})
+        if coordinators and not is_internal:
+            raise InvalidReplicaAssignment(
+                f"{coordinators} are coordinators, which hold internal topics only; expected some of {for_users}"
             )
 
     def directory_on(self, broker_id: int) -> UUID:
         """Where one more replica goes on a registered broker. Raises InvalidReplicaAssignment when no directory of it
         works.
         """
-        if not self._brokers[broker_id].online_directories:
+        if not self._nodes[broker_id].online_directories:
             raise InvalidReplicaAssignment(
                 f"all data directories of broker {broker_id} have failed; mend its disks or name another broker"
             )
         return self._directories.choose(broker_id)
 
-    def _check(self, replication_factor: int) -> None:
-        if replication_factor < 1:
-            raise InvalidReplicationFactor(
-                f"replication factor: expected 1 or more, found {replication_factor}"
-            )
-        if replication_factor > self._usable_count:
-            instead = f" or ask for at most {self._usable_count}" if self._usable_count else ""
-            raise InvalidReplicationFactor(
-                f"replication factor {replication_factor} is above the number of brokers that can hold a replica, "
-                f"{self._usable_count} (registered, not shutting down, with a directory that works); "
-                f"start {replication_factor - self._usable_count} more{instead}"
-            )
-        if not self._unfenced_count:
-            raise InvalidReplicationFactor(
-                f"all {self._usable_count} brokers are fenced, so none can lead; wait for one to be running"
+    def _place_one(self, replication_factor: int, pools: "Sequence[_Pool]") -> Placement:
+        unfenced: list[int] = []
+        for pool in pools:
+            taken = {self._nodes[each].registration.rack for each in unfenced[:replication_factor]}
+            unfenced += pool.unfenced_in_turn(taken)
+        fenced = chain.from_iterable(pool.fenced_in_turn() for pool in pools)
+        in_turn = list(dict.fromkeys((*unfenced, *fenced)))
+        replicas = tuple(in_turn[:replication_factor])
+        for pool in pools:
+            pool.advance(replicas)
+        return Placement(replicas, tuple(self._directories.choose(broker_id) for broker_id in replicas))
+
+
+class _Pool:
+    """Brokers that take turns, by rack."""
+
+    def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
+        self._random = random
+        self._first_rack = 0
+        self.usable_ids = {each.broker_id for each in brokers}
+        self.unfenced_ids = {each.broker_id for each in brokers if not each.is_fenced}
+        names = sorted({each.registration.rack for each in brokers})
+        racks = [
+            _Rack(name, [each for each in brokers if each.registration.rack == name], random)
+            for name in names
+        ]
+        self._racks = _from_random_start(racks, random)
+
+    def unfenced_in_turn(self, taken: Collection[str]) -> Iterator[int]:
+        """One of each rack, then the next of each; before those all of racks that are not taken."""
+        racks = self._racks_in_turn()
+        for is_taken in (False, True):
+            yield from _striped(
+                [each.unfenced_in_turn() for each in racks if (each.name in taken) is is_taken]
             )
 
-    def _place_one(self, replication_factor: int) -> Placement:
-        racks = [*self._racks[self._first_rack :], *self._racks[: self._first_rack]]
-        in_turn = [
-            *_striped([rack.unfenced_in_turn() for rack in racks]),
-            *_striped([rack.fenced for rack in racks]),
-        ]
-        replicas = tuple(in_turn[:replication_factor])
-        next(rack for rack in racks if replicas[0] in rack.unfenced).advance(self._random)
+    def fenced_in_turn(self) -> Iterator[int]:
+        return _striped([each.fenced for each in self._racks_in_turn()])
+
+    def advance(self, chosen: Sequence[int]) -> None:
+        """The first one of these has had its turn, and its rack's turn is over."""
+        first = next((each for each in chosen if each in self.unfenced_ids), None)
+        if first is None:
+            return
+        next(rack for rack in self._racks if first in rack.unfenced).advance(self._random)
         self._first_rack = (self._first_rack + 1) % len(self._racks)
         if self._first_rack == 0:
             self._random.shuffle(self._racks)
-        return Placement(replicas, tuple(self._directories.choose(broker_id) for broker_id in replicas))
+
+    def _racks_in_turn(self) -> "list[_Rack]":
+        return [*self._racks[self._first_rack :], *self._racks[: self._first_rack]]
 
 
 class _Rack:
     """The brokers of one rack. The turn moves on each time that the rack gives a first replica."""
 
-    def __init__(self, brokers: Sequence[BrokerImage], random: Random) -> None:
+    def __init__(self, name: str, brokers: Sequence[BrokerImage], random: Random) -> None:
+        self.name = name
         unfenced = sorted(broker.broker_id for broker in brokers if not broker.is_fenced)
         self.unfenced = _from_random_start(unfenced, random)
         self.fenced = sorted(broker.broker_id for broker in brokers if broker.is_fenced)
@@ -165,6 +197,24 @@ def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: 
         isr=isr,
         leader_id=isr[0],
     )
+
+
+def _check_factor(replication_factor: int, pools: Sequence[_Pool]) -> None:
+    """Raises InvalidReplicationFactor, saying how many brokers there are for it."""
+    usable_count = len(set[int]().union(*(pool.usable_ids for pool in pools)))
+    if replication_factor < 1:
+        raise InvalidReplicationFactor(f"replication factor: expected 1 or more, found {replication_factor}")
+    if replication_factor > usable_count:
+        instead = f" or ask for at most {usable_count}" if usable_count else ""
+        raise InvalidReplicationFactor(
+            f"replication factor {replication_factor} is above the number of brokers that can hold a replica, "
+            f"{usable_count} (registered, not shutting down, with a directory that works); "
+            f"start {replication_factor - usable_count} more{instead}"
+        )
+    if not any(pool.unfenced_ids for pool in pools):
+        raise InvalidReplicationFactor(
+            f"all {usable_count} brokers are fenced, so none can lead; wait for one to be running"
+        )
 
 
 def check_replica_counts(assignments: Sequence[Sequence[int]], replication_factor: int) -> None:

@@ -161,7 +161,7 @@ class _Creation:
         if replication_factor == DEFAULT_COUNT:
             replication_factor = self._context.config.default_replication_factor
         self._check_partition_count(topic, partition_count)
-        return self._placer.place(partition_count, replication_factor)
+        return self._placer.place(partition_count, replication_factor, is_internal=is_internal(topic.name))
 
     def _assigned(self, topic: NewTopic, assignments: Sequence[Sequence[int]]) -> Iterable[Placement]:
         counts = (topic.partition_count, topic.replication_factor)
@@ -176,7 +176,7 @@ class _Creation:
             )
         self._check_partition_count(topic, len(assignments))
         check_replica_counts(assignments, len(assignments[0]))
-        return map(self._placer.place_on, assignments)
+        return (self._placer.place_on(each, is_internal=is_internal(topic.name)) for each in assignments)
 
     def _check_partition_count(self, topic: NewTopic, count: int) -> None:
         if not 1 <= count <= PARTITIONS_MAX:

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from rayka.errors import UnknownTopicOrPartition
-from rayka.ids import NO_NODE, TopicIdPartition, TopicPartition
+from rayka.ids import NO_NODE, Role, TopicIdPartition, TopicPartition
 from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
@@ -92,6 +92,15 @@ class BrokerImage(msgspec.Struct, frozen=True):
     @property
     def directories(self) -> tuple[LogDirectory, ...]:
         return self.registration.directories
+
+    @property
+    def takes_user_partitions(self) -> bool:
+        return Role.BROKER in self.registration.roles
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether internal partitions go to it before they go to other brokers."""
+        return Role.COORDINATOR in self.registration.roles
 
     @property
     def is_active(self) -> bool:

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from rayka.errors import CorruptRecord, UnsupportedVersion
-from rayka.ids import NO_NODE
+from rayka.ids import BROKER_ONLY, NO_NODE, Role
 from rayka.protocol.configs import ResourceType
 from rayka.protocol.membership import LogDirectory
 from rayka.protocol.replica_reports import LeaderRecoveryState
@@ -46,6 +46,7 @@ class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only
     max_metadata_version: int = METADATA_VERSION_MAX
     is_fenced: bool = True
     is_in_controlled_shutdown: bool = False
+    roles: tuple[Role, ...] = BROKER_ONLY
 
 
 class UnregisterBrokerRecord(_Record, tag=1, frozen=True, array_like=True, kw_only=True):

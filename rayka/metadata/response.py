@@ -42,6 +42,7 @@ def _broker(broker: BrokerImage) -> MetadataBroker:
         incarnation_id=broker.registration.incarnation_id,
         is_in_controlled_shutdown=broker.is_in_controlled_shutdown,
         offline_directories=broker.offline_directories,
+        roles=broker.registration.roles,
     )
 
 

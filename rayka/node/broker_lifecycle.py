@@ -102,6 +102,7 @@ class BrokerLifecycle:
             previous_broker_epoch=self._directories.previous_broker_epoch,
             rack=self._settings.rack,
             known_broker_epoch=self._directories.known_broker_epoch,
+            roles=self._settings.roles,
         )
 
     # ---- What the broker wants -------------------------------------------------------------------------

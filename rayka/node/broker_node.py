@@ -14,7 +14,7 @@ from typing import Any
 
 from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import BrokerNotAvailable, InvariantBroken, StorageError
-from rayka.ids import ZERO_ID, Role, node_name
+from rayka.ids import ZERO_ID, node_name
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.node.answering import Response
@@ -256,7 +256,7 @@ class BrokerNode:
         partitions = parts.replicas.partitions if parts else []
         return StatusResponse(
             node_id=settings.node_id,
-            roles=(Role.BROKER,),
+            roles=settings.roles,
             state=self._state,
             pid=settings.pid,
             host=settings.host,

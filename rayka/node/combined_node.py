@@ -1,4 +1,4 @@
-"""A broker and a controller in one process: Kafka's combined mode (`process.roles=broker,controller`).
+"""A broker, coordinator or both, and a controller in one process: Kafka's combined mode (`process.roles`).
 
 Each is the whole node that it would be alone, with its own state and its own directory: the controller's lies inside
 the broker's first one, as Kafka's `metadata.log.dir` may, with a lock and a `meta.properties` of its own. Between them
@@ -117,7 +117,7 @@ class CombinedNode:
         controller: StatusResponse = await self.controller.handle(request)
         return msgspec.structs.replace(
             broker,
-            roles=(Role.BROKER, Role.CONTROLLER),
+            roles=(*broker.roles, Role.CONTROLLER),
             state=broker.state if controller.state is NodeState.RUNNING else controller.state,
             cluster_id=controller.cluster_id or broker.cluster_id,
             detail="; ".join(each for each in (broker.detail, controller.detail) if each),

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from rayka.config import BrokerConfig
+from rayka.ids import BROKER_ONLY, Role
 from rayka.ports import Disk, Network
 from rayka.shard.runtime import STEPS_PER_TURN
 
@@ -24,7 +25,8 @@ class NodeSettings:
     process (or, in one process, kills the node): it is called once, with the exception that no code expected. `rack` is
     where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much of a long request a
     controller does before others have their turn. `log_path` is where its process logs. `shard_types`: the state
-    machines that a broker hosts on internal topics.
+    machines that a broker hosts on internal topics. `roles` are those of its broker, which a controller does not have:
+    broker, coordinator or both.
     """
 
     node_id: int
@@ -42,6 +44,7 @@ class NodeSettings:
     steps_per_turn: int = STEPS_PER_TURN
     log_path: str = ""
     shard_types: "tuple[ShardType, ...]" = ()
+    roles: tuple[Role, ...] = BROKER_ONLY
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

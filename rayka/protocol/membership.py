@@ -8,6 +8,7 @@ from uuid import UUID
 
 from rayka.errors import ErrorCode
 from rayka.ids import (
+    BROKER_ONLY,
     FIRST_BROKER_ID,
     FIRST_CONTROLLER_ID,
     NO_EPOCH,
@@ -31,7 +32,7 @@ class LogDirectory(Message, frozen=True, array_like=True):
 
 
 class MetadataBroker(Message, frozen=True, array_like=True):
-    """A registered broker."""
+    """A registered broker, or coordinator: `roles` says which partitions it is for, as in its registration."""
 
     node_id: int
     host: str
@@ -42,6 +43,7 @@ class MetadataBroker(Message, frozen=True, array_like=True):
     incarnation_id: UUID = ZERO_ID
     is_in_controlled_shutdown: bool = False
     offline_directories: tuple[UUID, ...] = ()
+    roles: tuple[Role, ...] = BROKER_ONLY
 
 
 class MetadataPartition(Message, frozen=True, array_like=True, gc=False):
@@ -107,6 +109,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
     `cluster_id` is empty for a directory formatted but never registered. `previous_broker_epoch` is the last one this
     disk knows and has lost nothing since: after a clean shutdown, or under the same kernel boot id; otherwise -1.
     `known_broker_epoch` is the last one that it knows, whatever was lost since: this process began after that one.
+    `roles`: a broker takes partitions of users' topics, a coordinator those of internal ones before brokers do.
     """
 
     broker_id: int
@@ -119,6 +122,7 @@ class RegisterBrokerRequest(Request[RegisterBrokerResponse], frozen=True, array_
     min_metadata_version: int = 1
     max_metadata_version: int = 1
     known_broker_epoch: int = NO_EPOCH
+    roles: tuple[Role, ...] = BROKER_ONLY
 
 
 def check_register_broker(request: RegisterBrokerRequest) -> None:
@@ -130,6 +134,9 @@ def check_register_broker(request: RegisterBrokerRequest) -> None:
     check_each_once("directories", map(str, ids))
     versions = (request.min_metadata_version, request.max_metadata_version)
     require(0 < versions[0] <= versions[1], "metadata versions", "a range above 0", versions)
+    is_for_partitions = bool(request.roles) and Role.CONTROLLER not in request.roles
+    require(is_for_partitions, "roles", "broker, coordinator or both", request.roles)
+    check_each_once("roles", request.roles)
 
 
 class HeartbeatResponse(Message, frozen=True, array_like=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID
+from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID
 from rayka.shard.runtime import STEPS_PER_TURN
 from rayka.sim.world.faults import DAMAGING, FaultKind
 
@@ -54,6 +54,7 @@ class SimOptions:
     seconds: float = 60.0
     voters: int = 3
     brokers: int = 3
+    coordinators: int = 0
     combined: bool = False  # the voters are brokers, too
     clients: int = 2
     ops_per_second: float = 10.0
@@ -90,9 +91,13 @@ class SimOptions:
         return tuple(range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers))
 
     @property
+    def coordinator_ids(self) -> tuple[int, ...]:
+        return tuple(range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + self.coordinators))
+
+    @property
     def node_ids(self) -> tuple[int, ...]:
-        """Controllers, then brokers; a node that is both is there once."""
-        return tuple(dict.fromkeys((*self.controller_ids, *self.broker_ids)))
+        """Controllers, then brokers, then coordinators; a node that is both is there once."""
+        return tuple(dict.fromkeys((*self.controller_ids, *self.broker_ids, *self.coordinator_ids)))
 
     @property
     def client_ids(self) -> tuple[int, ...]:

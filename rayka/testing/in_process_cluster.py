@@ -15,7 +15,7 @@ from typing import Any, Self
 from rayka import forks
 from rayka.client import io_thread
 from rayka.config import BrokerConfig
-from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, node_name
+from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID, node_name
 from rayka.options import Transport
 from rayka.ports import Disk
 from rayka.protocol.membership import MetadataPartition
@@ -29,16 +29,17 @@ def cluster(
     brokers: int = 1,
     *,
     controllers: int = 1,
+    coordinators: int = 0,
     data_dir: str | Sequence[str] | None = None,
     config: Mapping[str, Any] | None = None,
     disks: Mapping[int, Disk] | None = None,
     racks: Mapping[int, str] | None = None,
     name: str = "testing",
 ) -> "InProcessCluster":
-    """A running cluster of controllers (nodes from 3001) and brokers (nodes from 1); use it in a `with`
-    statement.
+    """A running cluster of controllers (nodes from 3001), brokers (nodes from 1) and coordinators (nodes from 1001);
+    use it in a `with` statement.
 
-    `data_dir`: a directory, or several over which each broker spreads its partitions; a temporary one,
+    `data_dir`: a directory, or several over which each broker and coordinator spreads its partitions; a temporary one,
     removed at the end, by default. Data that is there is kept and served. `config` has Kafka's broker keys.
     `disks` replaces the real disk of some nodes, `racks` says where they are, both by id. Pass the cluster to
     clients as `cluster=`.
@@ -51,6 +52,7 @@ def cluster(
         node_ids=[
             *range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + controllers),
             *range(FIRST_BROKER_ID, FIRST_BROKER_ID + brokers),
+            *range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + coordinators),
         ],
         data_dirs=[data_dir] if isinstance(data_dir, str) else data_dir or [temporary_dir or ""],
         config=parsed,
@@ -119,8 +121,8 @@ class InProcessCluster:
         io_thread.run(self.nodes.restart(node_id), _START_TIMEOUT_S)
 
     def replace_disk(self, node_id: int) -> None:
-        """Gives a broker that does not run new, empty data directories, as a new machine would have them. Raises
-        ValueError when it runs, or is a controller."""
+        """Gives a broker or coordinator that does not run new, empty data directories, as a new machine would have
+        them. Raises ValueError when it runs, or is a controller."""
         io_thread.run(self.nodes.replace_disk(node_id), _START_TIMEOUT_S)
 
     def partition(self, a: int, b: int) -> None:

@@ -79,23 +79,23 @@ class InProcessNodes:
 
     def data_dirs(self, node_id: int) -> tuple[str, ...]:
         """The data directories of one node; a controller has one."""
-        directories = self._data_dirs[:1] if role_of(node_id) is Role.CONTROLLER else self._data_dirs
+        directories = self._data_dirs[:1] if _is_controller(node_id) else self._data_dirs
         return tuple(os.path.join(each, node_name(node_id)) for each in directories)
 
     async def start(self) -> None:
         settings = {each: self._settings(each) for each in self._node_ids}
         if not any(_is_formatted(each) for each in settings.values()):
             await self._format(settings)
-        for role in (Role.CONTROLLER, Role.BROKER):
-            nodes = {node_id: each for node_id, each in settings.items() if role_of(node_id) is role}
+        for is_controller in (True, False):
+            nodes = {each: settings[each] for each in settings if _is_controller(each) is is_controller}
             await _all(self._start_node(node_id, each) for node_id, each in nodes.items())
         await self.await_active()
 
     async def _format(self, settings: Mapping[int, NodeSettings]) -> None:
-        voters = [each for node_id, each in settings.items() if role_of(node_id) is Role.CONTROLLER]
+        voters = [each for node_id, each in settings.items() if _is_controller(node_id)]
         await format_first_voters(voters)
         for node_id, each in settings.items():
-            if role_of(node_id) is Role.BROKER:
+            if not _is_controller(node_id):
                 await DataDirectories.format(each)
 
     def _settings(self, node_id: int) -> NodeSettings:
@@ -111,11 +111,11 @@ class InProcessNodes:
             crash=lambda error: self._on_crash(node_id, error),
             pid=os.getpid(),
             rack=self._racks.get(node_id, ""),
+            roles=(role_of(node_id),),
         )
 
     async def _start_node(self, node_id: int, settings: NodeSettings) -> None:
-        is_controller = role_of(node_id) is Role.CONTROLLER
-        node = ControllerNode(settings) if is_controller else BrokerNode(settings)
+        node = ControllerNode(settings) if _is_controller(node_id) else BrokerNode(settings)
         owned_disk = settings.disk if isinstance(settings.disk, LocalDisk) else None
         self.running[node_id] = RunningNode(node, owned_disk)
         self.switch.attach(node_id, Inbox(node))
@@ -143,11 +143,11 @@ class InProcessNodes:
         if node_id in self.running:
             await self._stop_node(node_id)
         await self._start_node(node_id, self._settings(node_id))
-        if role_of(node_id) is Role.CONTROLLER and self._can_be_active():
+        if _is_controller(node_id) and self._can_be_active():
             await self.await_active()
 
     def _can_be_active(self) -> bool:
-        voters = [each for each in self._node_ids if role_of(each) is Role.CONTROLLER]
+        voters = [each for each in self._node_ids if _is_controller(each)]
         return not self.switch.is_parted and 2 * sum(each in self.running for each in voters) > len(voters)
 
     async def await_active(self) -> int:
@@ -167,8 +167,10 @@ class InProcessNodes:
             await asyncio.sleep(_POLL_S)
 
     async def replace_disk(self, node_id: int) -> None:
-        if node_id in self.running or role_of(node_id) is not Role.BROKER:
-            raise ValueError(f"node_id: expected a broker that does not run, found {node_name(node_id)}")
+        if node_id in self.running or _is_controller(node_id):
+            raise ValueError(
+                f"node_id: expected a broker or coordinator that does not run, found {node_name(node_id)}"
+            )
         settings = self._settings(node_id)
         for path in settings.data_dirs:
             await settings.disk.discard(path)
@@ -182,10 +184,10 @@ class InProcessNodes:
         _close_disk(running)
 
     async def stop(self) -> None:
-        """Brokers first, all at once: their shutdown needs the controller, and waits for brokers that stay. Then one
-        controller after another, the leader last: it would wait for a successor."""
+        """Brokers and coordinators first, all at once: their shutdown needs the controller, and waits for brokers that
+        stay. Then one controller after another, the leader last: it would wait for a successor."""
         self.switch.heal()
-        await _all(self._stop_node(each) for each in list(self.running) if role_of(each) is Role.BROKER)
+        await _all(self._stop_node(each) for each in list(self.running) if not _is_controller(each))
         statuses = (await self.describe()).nodes
         for status in sorted(statuses, key=lambda each: each.leader_id == each.node_id):
             await self._stop_node(status.node_id)
@@ -211,6 +213,10 @@ async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     for outcome in await asyncio.gather(*coroutines, return_exceptions=True):
         if outcome is not None:
             raise outcome
+
+
+def _is_controller(node_id: int) -> bool:
+    return role_of(node_id) is Role.CONTROLLER
 
 
 def _is_formatted(settings: NodeSettings) -> bool:

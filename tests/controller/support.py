@@ -1,6 +1,6 @@
 """What the tests of the controller share: the state machine, its records replayed as the runtime would."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -27,6 +27,7 @@ from rayka.protocol.membership import (
 from rayka.protocol.replica_reports import ReportExitRequest, ReportExitResponse
 from rayka.protocol.topics import CreateTopicsRequest, CreateTopicsResponse, NewTopic
 from rayka.shard.shard import Result, Steps
+from rayka.shard.timers import Timer
 from tests.metadata.support import directory
 
 CLUSTER_ID = "cluster-a"
@@ -37,13 +38,14 @@ WITH_ELR = [*WITHOUT_ELR, FeatureLevelRecord(name=ELIGIBLE_LEADER_REPLICAS, leve
 
 
 class Machine:
-    """A controller that has bootstrapped, and what it wrote. Time is an attribute."""
+    """A controller that has bootstrapped, what it wrote, and the timers of the last request. Time is an attribute."""
 
     def __init__(self, config: BrokerConfig | None = None, records: Iterable[MetadataRecord] = ()) -> None:
         self._config = config or BrokerConfig()
         self.controller = self._new_controller()
         self.records: list[MetadataRecord] = []
         self.now_ms = 0
+        self.timers: Sequence[Timer] = ()
         self.replay(*records)
         self.handle(BootstrapMetadata())
 
@@ -59,6 +61,7 @@ class Machine:
         outcome = self.controller.handle(request, now_ms=self.now_ms, next_offset=len(self.records))
         result = outcome if isinstance(outcome, Result) else self._take_steps(outcome)
         self.replay(*result.records)
+        self.timers = result.timers
         return result.response
 
     def _take_steps(self, steps: Steps[MetadataRecord, Any]) -> Result[MetadataRecord, Any]:

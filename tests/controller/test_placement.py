@@ -10,18 +10,27 @@ from hypothesis import strategies as st
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.replica_placement import Placement, ReplicaPlacer
 from rayka.errors import InvalidReplicationFactor
+from rayka.ids import Role
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, MetadataRecord
 from tests.metadata.support import active, delta_between, directory, image_of, partition, registered, topic
 
+COORDINATOR = (Role.COORDINATOR,)
+
 
 def place(
-    records: list[MetadataRecord], partition_count: int, replication_factor: int, seed: int = 1
+    records: list[MetadataRecord],
+    partition_count: int,
+    replication_factor: int,
+    seed: int = 1,
+    *,
+    is_internal: bool = False,
 ) -> list[Placement]:
     image = image_of(records)
     index = ReplicaIndex()
     index.update(delta_between(MetadataImage(), image), image)
-    return list(ReplicaPlacer(image, Random(seed), index).place(partition_count, replication_factor))
+    placer = ReplicaPlacer(image, Random(seed), index)
+    return list(placer.place(partition_count, replication_factor, is_internal=is_internal))
 
 
 def test_leaders_take_turns() -> None:  # B47
@@ -130,3 +139,44 @@ def test_no_broker_holds_two_replicas_and_the_first_is_unfenced(data: st.DataObj
         states = [fenced[each - 1] for each in replicas]
         assert states == sorted(states)
         assert not states[0]
+
+
+def place_internal(records: list[MetadataRecord], count: int, replication_factor: int) -> list[Placement]:
+    return place(records, count, replication_factor, is_internal=True)
+
+
+def test_partitions_of_users_are_never_on_a_coordinator() -> None:
+    for replicas, _ in place([*active(1, 2), *active(1001, roles=COORDINATOR)], 20, 2):
+        assert set(replicas) == {1, 2}
+
+
+def test_coordinators_alone_hold_no_topic_of_a_user() -> None:
+    with pytest.raises(InvalidReplicationFactor, match="hold a replica, 0 "):
+        place(active(1001, roles=COORDINATOR), 1, 1)
+
+
+def test_coordinators_lead_internal_partitions_in_turn_and_brokers_fill_up() -> None:
+    records = [*active(1, 2, 3), *active(1001, 1002, roles=COORDINATOR)]
+    replicas = [placement.replicas for placement in place_internal(records, 12, 3)]
+    assert all(set(each[:2]) == {1001, 1002} for each in replicas)
+    assert Counter(each[0] for each in replicas) == {1001: 6, 1002: 6}
+    assert Counter(each[2] for each in replicas) == {1: 4, 2: 4, 3: 4}
+
+
+def test_brokers_fill_up_from_racks_without_a_coordinator() -> None:
+    coordinators = [*active(1001, rack="a", roles=COORDINATOR), *active(1002, rack="b", roles=COORDINATOR)]
+    brokers = [*active(1, rack="a"), *active(2, rack="b"), *active(3, rack="c")]
+    assert {placement.replicas[2] for placement in place_internal([*brokers, *coordinators], 12, 3)} == {3}
+
+
+def test_brokers_lead_internal_partitions_while_no_coordinator_runs() -> None:
+    replicas = [
+        each.replicas for each in place_internal([*active(1, 2), registered(1001, roles=COORDINATOR)], 4, 3)
+    ]
+    assert all(set(each[:2]) == {1, 2} and each[2] == 1001 for each in replicas)
+
+
+def test_a_node_that_is_both_leads_internal_partitions_and_holds_those_of_users() -> None:
+    records = [*active(1, roles=(Role.BROKER, Role.COORDINATOR)), *active(2)]
+    assert {placement.replicas for placement in place_internal(records, 4, 2)} == {(1, 2)}
+    assert {placement.replicas[0] for placement in place(records, 4, 2)} == {1, 2}

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from uuid import UUID
 
+from rayka.ids import BROKER_ONLY, Role
 from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import difference
@@ -24,7 +25,13 @@ def directory(broker_id: int, number: int = 0) -> LogDirectory:
 
 
 def registered(
-    broker_id: int, *, epoch: int = 1, directory_count: int = 1, rack: str = "", is_fenced: bool = True
+    broker_id: int,
+    *,
+    epoch: int = 1,
+    directory_count: int = 1,
+    rack: str = "",
+    is_fenced: bool = True,
+    roles: tuple[Role, ...] = BROKER_ONLY,
 ) -> RegisterBrokerRecord:
     return RegisterBrokerRecord(
         broker_id=broker_id,
@@ -34,6 +41,7 @@ def registered(
         directories=tuple(directory(broker_id, number) for number in range(directory_count)),
         rack=rack,
         is_fenced=is_fenced,
+        roles=roles,
     )
 
 

@@ -140,5 +140,5 @@ def test_nothing_is_left_behind() -> None:
 def test_the_disk_of_a_running_broker_or_of_a_controller_is_not_replaced() -> None:
     with rayka.testing.cluster() as cluster:
         for node_id, name in ((BROKER, "broker-1"), (CONTROLLER, "controller-3001")):
-            with pytest.raises(ValueError, match=f"a broker that does not run, found {name}"):
+            with pytest.raises(ValueError, match=f"a broker or coordinator that does not run, found {name}"):
                 cluster.replace_disk(node_id)

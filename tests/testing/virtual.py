@@ -36,9 +36,9 @@ class VirtualCluster:
 
     name = "virtual"
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, coordinators: int = 0, **config: Any) -> None:
         options = SimOptions(
-            seed=1, voters=1, clients=1, ops_per_second=0.0, faults_per_minute=0.0,
+            seed=1, voters=1, coordinators=coordinators, clients=1, ops_per_second=0.0, faults_per_minute=0.0,
             latency_ms=1.0, jitter_ms=0.0, sync_ms=1.0, config=config,
         )  # fmt: skip
         self.sim = Simulation(options)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
-from rayka.ids import NO_EPOCH, NO_NODE, TopicPartition
+from rayka.ids import BROKER_ONLY, NO_EPOCH, NO_NODE, Role, TopicPartition
 from rayka.ports import Message
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.protocol.quorum_messages import DescribeQuorumResponse, QuorumReplica
@@ -143,10 +143,11 @@ class BrokerState(StrEnum):
 
 @dataclass(frozen=True)
 class BrokerDescription(Result):
-    """One registered broker, the replicas that it holds and how many of them lead.
+    """One registered broker or coordinator, the replicas that it holds and how many of them lead.
 
     `data_dirs` are paths on its machine, and `offline_data_dirs` those of them that have failed. `broker_epoch` tells
-    its registrations apart. `rack` is empty when it was given none.
+    its registrations apart. `rack` is empty when it was given none. `roles`: a broker, a coordinator, which holds
+    internal partitions only, or both.
     """
 
     node_id: int
@@ -159,6 +160,7 @@ class BrokerDescription(Result):
     offline_data_dirs: tuple[str, ...] = ()
     replica_count: int = 0
     leader_count: int = 0
+    roles: tuple[Role, ...] = BROKER_ONLY
 
     @classmethod
     def of(cls, broker: MetadataBroker, topics: Sequence[MetadataTopic]) -> Self:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DamagedLog, DiskFull, RaykaError, StorageError
-from rayka.ids import node_name, random_uuid
+from rayka.ids import node_name, random_uuid, role_of
 from rayka.node.broker_node import BrokerNode
 from rayka.node.combined_node import CombinedNode
 from rayka.node.controller_node import ControllerNode
@@ -153,7 +153,7 @@ class SimCluster:
             node_id,
             self._make_disk(node_id),
             is_controller=node_id in self.options.controller_ids,
-            is_broker=node_id in self.options.broker_ids,
+            is_broker=node_id in (*self.options.broker_ids, *self.options.coordinator_ids),
         )
 
     def _make_disk(self, node_id: int) -> SimDisk:
@@ -219,6 +219,7 @@ class SimCluster:
             wall_clock_ms=wall_clock_ms,
             crash=lambda error: self._on_crash(machine, process, error),
             steps_per_turn=self.options.steps_per_turn,
+            roles=(role_of(machine.node_id),),
             shard_types=(registers_type(),) if self.options.registers else (),
         )
 

@@ -1,0 +1,106 @@
+"""A coordinator that holds no internal partition gets its share of them.
+
+Where internal topics are older than the coordinator, it would idle otherwise: groups stay with brokers until some
+operator reassigns partitions. One that holds anything is left alone, whatever its share, so nothing undoes what an
+operator has reassigned; a coordinator that comes back takes its leads by the balancing of leaders alone. Decision 049.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from rayka.controller.controller_timers import ShareWithCoordinators
+from rayka.controller.reassignment import Reassigning, target_of
+from rayka.controller.request_context import RequestContext
+from rayka.ids import TopicPartition, is_internal
+from rayka.metadata.metadata_records import MetadataRecord
+from rayka.protocol.partition_admin import Reassignment
+from rayka.shard.shard import Result, Steps
+
+
+def share_with_coordinators(
+    context: RequestContext, _: ShareWithCoordinators
+) -> Steps[MetadataRecord, list[int]]:
+    """Begins reassignments to the coordinators that run and hold nothing. The response: these."""
+    image = context.image
+    replicas = {
+        TopicPartition(topic.name, number): target_of(partition)
+        for topic in image.topics.values()
+        if is_internal(topic.name)
+        for number, partition in enumerate(topic.partitions)
+    }
+    holders = set(chain.from_iterable(replicas.values()))
+    coordinators = [each for each in image.brokers.values() if each.is_coordinator]
+    can_hold = [each.broker_id for each in coordinators if each.is_active and each.online_directories]
+    newcomers = [each for each in can_hold if each not in holders]
+    if newcomers:
+        wanted = shared(list(replicas.values()), [each.broker_id for each in coordinators], newcomers)
+        reassigning = Reassigning(context)
+        for name, before, after in zip(replicas, replicas.values(), wanted, strict=True):
+            if before != after:
+                yield reassigning.try_alter(Reassignment(name.topic, name.partition, after))[0]
+        for each in newcomers:
+            context.returned.on_unfenced(each)  # it takes its leads as soon as it is in sync
+    return Result((), newcomers)
+
+
+def shared(
+    replicas: Sequence[tuple[int, ...]], coordinators: Iterable[int], newcomers: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The replicas of each partition, as many as before, with the newcomers among them.
+
+    Newcomers take the places of brokers, then those of coordinators that hold more; and the first place, where another
+    one is first more often. No other replica moves.
+    """
+    shares = _Shares(replicas, tuple(coordinators), newcomers)
+    shares.replace_brokers()
+    while shares.level_replicas() or shares.level_firsts():
+        pass
+    return [tuple(each) for each in shares.replicas]
+
+
+class _Shares:
+    """The replicas of each partition, its coordinators first."""
+
+    def __init__(
+        self, replicas: Sequence[tuple[int, ...]], coordinators: Sequence[int], newcomers: Sequence[int]
+    ) -> None:
+        self._coordinators = coordinators
+        self._newcomers = newcomers
+        self.replicas = [sorted(each, key=lambda node_id: node_id not in coordinators) for each in replicas]
+        self._held = Counter(chain.from_iterable(self.replicas))
+
+    def replace_brokers(self) -> None:
+        for each in self.replicas:
+            while free := [newcomer for newcomer in self._newcomers if newcomer not in each]:
+                count = sum(node_id in self._coordinators for node_id in each)
+                if count == len(each):
+                    break
+                chosen = min(free, key=lambda newcomer: self._held[newcomer])
+                del each[-1]
+                each.insert(count, chosen)
+                self._held[chosen] += 1
+
+    def level_replicas(self) -> bool:
+        """Moves one replica, from the coordinator that holds most; whether there was one to move."""
+        least = min(self._newcomers, key=lambda newcomer: self._held[newcomer])
+        most = max(self._coordinators, key=lambda node_id: (self._held[node_id], node_id))
+        if self._held[most] - self._held[least] <= 1:
+            return False
+        chosen = next(each for each in self.replicas if most in each and least not in each)
+        chosen[chosen.index(most)] = least
+        self._held[most] -= 1
+        self._held[least] += 1
+        return True
+
+    def level_firsts(self) -> bool:
+        """Puts one newcomer before a coordinator that is first more often; whether there was one to put."""
+        firsts = Counter(each[0] for each in self.replicas)
+        for newcomer in sorted(self._newcomers, key=lambda newcomer: firsts[newcomer]):
+            own = (each for each in self.replicas if newcomer in each)
+            chosen = max(own, key=lambda each: firsts[each[0]], default=[newcomer])
+            if firsts[chosen[0]] - firsts[newcomer] > 1:
+                chosen.remove(newcomer)
+                chosen.insert(0, newcomer)
+                return True
+        return False
