@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rayka import forks as _forks  # registers its fork handler  # noqa: F401
 
 if TYPE_CHECKING:
-    from rayka import errors, spark, testing
+    from rayka import aio, errors, spark, testing
     from rayka.client.admin.admin import Admin
     from rayka.client.consumer.consumer import Consumer
     from rayka.client.consumer.reader import read
@@ -30,6 +30,7 @@ __all__ = [
     "Record",
     "RecordMetadata",
     "TopicPartition",
+    "aio",
     "errors",
     "read",
     "spark",

@@ -86,7 +86,7 @@ RULE = re.compile(r"\b[ABCGHR]\d{1,3}\b")
 
 def public() -> list[tuple[str, Any]]:
     """What `help` shows: the public names, and what a user gets from them."""
-    modules = [rayka.errors, rayka.testing, rayka.spark]
+    modules = [rayka.aio, rayka.errors, rayka.testing, rayka.spark]
     named = [(each, getattr(rayka, each)) for each in rayka.__all__]
     inside = [
         (f"{module.__name__}.{each}", getattr(module, each)) for module in modules for each in dir(module)

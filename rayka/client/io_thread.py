@@ -178,13 +178,9 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
-    """Runs the coroutine on the IO thread and waits for its result.
+def submit(coroutine: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
+    """Runs the coroutine on the IO thread; to cancel the future cancels the coroutine.
 
-    Raises TimeoutError after timeout_s, and slack_s more; None: the coroutine has a deadline of its own. Then, and when
-    Ctrl-C or another signal's exception ends the wait, the coroutine is cancelled. The slack is waits of its own: a
-    process that was stopped (Ctrl-Z, a frozen machine) finds one of them over when it goes on, and its IO thread needs
-    a moment.
     Raises RuntimeError on the IO thread itself, and when the process ends; UnavailableError in a forked child.
     """
     try:
@@ -194,10 +190,21 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_
         coroutine.close()
         raise
     try:
-        future = asyncio.run_coroutine_threadsafe(coroutine, own_loop)
+        return asyncio.run_coroutine_threadsafe(coroutine, own_loop)
     except BaseException:  # interrupted: whether it was handed over is not known
         own_loop.call_soon_threadsafe(coroutine.close)
         raise
+
+
+def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
+    """Runs the coroutine on the IO thread and waits for its result.
+
+    Raises TimeoutError after timeout_s, and slack_s more; None: the coroutine has a deadline of its own. Then, and when
+    Ctrl-C or another signal's exception ends the wait, the coroutine is cancelled. The slack is waits of its own: a
+    process that was stopped (Ctrl-Z, a frozen machine) finds one of them over when it goes on, and its IO thread needs
+    a moment. Raises as `submit`.
+    """
+    future = submit(coroutine)
     try:
         for wait_s in (timeout_s, slack_s / 2):
             with suppress(TimeoutError):

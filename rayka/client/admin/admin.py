@@ -24,7 +24,6 @@ from rayka.client.admin.admin_partition_results import (
     PartitionReassignment,
 )
 from rayka.client.admin.admin_results import ClusterSummary, QuorumInfo, TopicDescription
-from rayka.client.admin.drain_plan import drain_plan
 from rayka.client.arguments import int_of, text_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
@@ -119,7 +118,7 @@ class Admin:
 
         Raises UnknownTopicOrPartition.
         """
-        self._run(self._brain.delete_topic, text_of(name, "name"))
+        return self._run(self._brain.delete_topic, text_of(name, "name"))
 
     def list_topics(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -131,8 +130,7 @@ class Admin:
         The brokers are asked for that, each for up to 3 s; of one that does not answer it is unknown (None).
         Raises UnknownTopicOrPartition.
         """
-        (found,) = self._run(self._brain.describe_topics, (text_of(name, "name"),))
-        return found
+        return self._run(self._brain.describe_topic, text_of(name, "name"))
 
     def describe_topics(self, names: Iterable[str] | None = None) -> list[TopicDescription]:
         """As `describe_topic`, of several topics or, with None, of all, sorted by name."""
@@ -187,7 +185,7 @@ class Admin:
         """
         resource = resource_of(topic, broker)
         changes = changes_of(resource, configs)
-        self._run(self._brain.configs.alter, resource, changes)
+        return self._run(self._brain.configs.alter, resource, changes)
 
     # ---- Replicas and leaders ----
 
@@ -201,7 +199,7 @@ class Admin:
         UnknownTopicOrPartition, InvalidReplicaAssignment (unknown brokers, none), NoReassignmentInProgress (nothing to
         cancel). Kafka: AlterPartitionReassignmentsRequest.
         """
-        self._run(self._brain.partitions.alter_reassignments, assignment_of(reassignments))
+        return self._run(self._brain.partitions.alter_reassignments, assignment_of(reassignments))
 
     def drain_broker(self, broker_id: int, *, dry_run: bool = False) -> dict[TopicPartition, tuple[int, ...]]:
         """Gives every replica on the broker to others; returns the new replicas of each partition, nothing when it had
@@ -212,12 +210,7 @@ class Admin:
         which still catch up. Raises BrokerIdNotRegistered, and InvalidReplicationFactor that names the topics for which
         too few brokers remain.
         """
-        plan = drain_plan(
-            int_of(broker_id, "node_id"), self.describe_cluster().brokers, self.describe_topics()
-        )
-        if plan and not dry_run:
-            self.alter_partition_reassignments(plan)
-        return plan
+        return self._run(self._brain.drain_broker, int_of(broker_id, "node_id"), dry_run=dry_run)
 
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
@@ -260,7 +253,7 @@ class Admin:
         Raises BrokerIdNotRegistered, and InvalidRequest while it runs, or holds replicas (`drain_broker` moves
         them). Kafka: UnregisterBrokerRequest, which does not look.
         """
-        self._run(self._brain.unregister_broker, int_of(broker_id, "node_id"))
+        return self._run(self._brain.unregister_broker, int_of(broker_id, "node_id"))
 
     def describe_quorum(self) -> QuorumInfo:
         """Who leads the metadata quorum, who votes and who follows, and how far each is.
@@ -277,7 +270,7 @@ class Admin:
         another change is under way, and UnavailableError when the node does not follow, or the answer was lost and the
         change may have been made.
         """
-        self._run(self._brain.quorum.add_voter, int_of(node_id, "node_id"), directory_id)
+        return self._run(self._brain.quorum.add_voter, int_of(node_id, "node_id"), directory_id)
 
     def remove_raft_voter(self, node_id: int, directory_id: UUID | None = None) -> None:
         """Takes the vote from a controller; returns when that is committed. It goes on following.
@@ -285,7 +278,7 @@ class Admin:
         Raises VoterNotFound, also for the last voter, RequestTimedOut while another change is under way, and
         UnavailableError when the answer was lost and the change may have been made.
         """
-        self._run(self._brain.quorum.remove_voter, int_of(node_id, "node_id"), directory_id)
+        return self._run(self._brain.quorum.remove_voter, int_of(node_id, "node_id"), directory_id)
 
     def close(self) -> None:
         """Ends; closing again does nothing."""
@@ -294,6 +287,10 @@ class Admin:
     def _run(
         self, work: Callable[P, Coroutine[Any, Any, ResultT]], *arguments: P.args, **options: P.kwargs
     ) -> ResultT:
+        """What the work comes to. The last thing that a method does: the async admin awaits here."""
+        self._check_open()
+        return wait_for(work(*arguments, **options), self._brain.timeout_ms, caller=self)
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError(f"{self!r}: make a new Admin")
-        return wait_for(work(*arguments, **options), self._brain.timeout_ms, caller=self)

@@ -12,11 +12,13 @@ from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
 from rayka.client.admin.admin_results import ClusterSummary, TopicDescription
+from rayka.client.admin.drain_plan import drain_plan
 from rayka.client.bootstrap import ClusterHandle
 from rayka.client.metadata import ClusterMetadata, NoSuchTopic
 from rayka.client.retry import Retry
 from rayka.config import AdminConfig
 from rayka.errors import BrokerIdNotRegistered, ErrorCode
+from rayka.ids import TopicPartition
 from rayka.protocol.membership import MetadataRequest, MetadataTopic
 from rayka.protocol.partition_admin import CreatePartitionsRequest, NewPartitions, UnregisterBrokerRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
@@ -82,6 +84,10 @@ class AsyncAdmin(AdminPart):
     async def list_topics(self) -> list[str]:
         return sorted(each.name for each in (await self._ask(MetadataRequest())).topics)
 
+    async def describe_topic(self, name: str) -> TopicDescription:
+        (found,) = await self.describe_topics((name,))
+        return found
+
     async def describe_topics(self, names: tuple[str, ...] | None) -> list[TopicDescription]:
         topics = await self._topics(names)
         looks = await self.partitions.look_at_replicas(topics)
@@ -89,6 +95,15 @@ class AsyncAdmin(AdminPart):
 
     async def describe_cluster(self) -> ClusterSummary:
         return ClusterSummary.of(self.cluster_name, await self._ask(MetadataRequest()))
+
+    async def drain_broker(
+        self, broker_id: int, *, dry_run: bool = False
+    ) -> dict[TopicPartition, tuple[int, ...]]:
+        cluster = await self.describe_cluster()
+        plan = drain_plan(broker_id, cluster.brokers, await self.describe_topics(None))
+        if plan and not dry_run:
+            await self.partitions.alter_reassignments(plan)
+        return plan
 
     async def unregister_broker(self, broker_id: int) -> None:
         await self._registered((broker_id,))

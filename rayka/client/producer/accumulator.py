@@ -51,7 +51,7 @@ class Accumulator:
         self._appended_ms = -NEVER
         self._is_closed = False
         self._lock = threading.Lock()
-        self._memory_freed = threading.Condition(self._lock)
+        self._when_freed: list[Callable[[], object]] = []
 
     def __repr__(self) -> str:
         return f"<Accumulator batches={len(self.batches())} {self.topics!r}>"
@@ -139,9 +139,21 @@ class Accumulator:
 
     def wait_for_memory(self, freed_count: int, timeout_s: float) -> None:
         """Sends what is here, and waits until memory was freed more than `freed_count` times."""
+        freed = threading.Lock()
+        freed.acquire()
+        if self.call_when_freed(freed_count, freed.release):
+            freed.acquire(timeout=timeout_s)
+
+    def call_when_freed(self, freed_count: int, callback: Callable[[], object]) -> bool:
+        """Sends what is here, and calls back, on the IO thread, once memory was freed more than `freed_count` times;
+        False when it was already.
+        """
         self.hurry()
         with self._lock:
-            self._memory_freed.wait_for(lambda: self.freed_count != freed_count, timeout_s)
+            is_to_come = self.freed_count == freed_count
+            if is_to_come:
+                self._when_freed.append(callback)
+            return is_to_come
 
     def _check_open(self) -> None:
         """Under the lock: behind a `close` in another thread a record would never end."""
@@ -295,7 +307,9 @@ class Accumulator:
             for batch in batches:
                 self._finish(batch, is_acknowledged=is_acknowledged)
             self.freed_count += 1
-            self._memory_freed.notify_all()
+            callbacks, self._when_freed = self._when_freed, []
+        for callback in callbacks:
+            callback()
 
     def _finish(self, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
         if not self.topics.holds(batch):

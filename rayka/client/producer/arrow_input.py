@@ -33,6 +33,11 @@ class Input(NamedTuple):
     columns: Columns
     partitions: np.ndarray | None
 
+    @property
+    def last_partition(self) -> int | None:
+        """The highest partition that is asked for, if any is."""
+        return None if self.partitions is None else int(self.partitions.max())
+
     def placed(self, partition_count: int, sticky_partition: int) -> "Input":
         """With a partition for each: the one asked for, else that of its key, else the sticky one. Or for none."""
         keys, partitions = self.columns.keys, self.partitions

@@ -5,13 +5,13 @@ nothing of their own: a waiting thread registers with the batch. Kafka: FutureRe
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Self, TypeAlias
 
 import msgspec
 
 from rayka.client import io_thread
+from rayka.client.other_loops import signal
 from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
 from rayka.client.producer.producer_batch import Callback, ProducerBatch
 
@@ -62,7 +62,7 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
         self.add_done_callback(partial(_report, on_delivery))
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        yield from _await_done((self.batch,))
+        yield from await_done((self.batch,)).__await__()
         return self.result(0)
 
     def metadata(self) -> RecordMetadata:
@@ -112,7 +112,7 @@ class BatchFuture:
         when_done(iter(self._batches()), partial(callback, self))
 
     def __await__(self) -> Generator[Any, None, list[BatchMetadata]]:
-        yield from _await_done(self._batches())
+        yield from await_done(self._batches()).__await__()
         return self.result(0)
 
     def _batches(self) -> tuple[ProducerBatch, ...]:
@@ -137,27 +137,28 @@ def wait_until_done(batches: Sequence[ProducerBatch], timeout: float | None) -> 
     over.acquire()
     when_done(iter(pending), over.release)
     if not over.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
-        late = [each for each in pending if not each.is_done]
-        raise TimeoutError(
-            f"{sum(map(len, late))} records not acknowledged within {timeout} s; they are still under way"
-        )
+        raise _late(pending, timeout)
 
 
-def _await_done(batches: Sequence[ProducerBatch]) -> Generator[Any, None, None]:
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    when_done(iter(batches), partial(_tell, loop, over))
-    yield from over
+async def await_done(batches: Sequence[ProducerBatch], timeout_s: float | None = None) -> None:
+    """As `wait_until_done`, in a running loop, which goes on meanwhile; cancelled, it ends this wait only."""
+    pending = [each for each in batches if not each.is_done]
+    if not pending:
+        return
+    over, end = signal()
+    when_done(iter(pending), end)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await over
+    except TimeoutError as error:
+        raise _late(pending, timeout_s) from error
 
 
-def _tell(loop: asyncio.AbstractEventLoop, over: "asyncio.Future[None]") -> None:
-    with suppress(RuntimeError):  # the loop was closed, and with it all that waits on it
-        loop.call_soon_threadsafe(_set, over)
-
-
-def _set(over: "asyncio.Future[None]") -> None:
-    if not over.done():
-        over.set_result(None)
+def _late(pending: Sequence[ProducerBatch], timeout: float | None) -> TimeoutError:
+    late = [each for each in pending if not each.is_done]
+    return TimeoutError(
+        f"{sum(map(len, late))} records not acknowledged within {timeout} s; they are still under way"
+    )
 
 
 def _report(on_delivery: OnDelivery, future: DeliveryFuture) -> None:

@@ -5,35 +5,25 @@ takes no lock (`producer_batch` tells why that is safe). Everything else is the 
 Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
-import asyncio
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from random import Random
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from rayka import forks
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
-from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer import at_exit
-from rayka.client.producer.accumulator import Moment
-from rayka.client.producer.arrow_input import Data, Piece, inputs_of, pieces_of
+from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
-from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.outbox import Outbox
+from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Row
-from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
-from rayka.client.producer.sender import Sender
-from rayka.client.producer.topic_queues import TopicQueues
-from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
-from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge
 from rayka.options import ProducerOptions
-from rayka.protocol.murmur2 import partition_for_key
 
 AddedT = TypeVar("AddedT")
-_CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
+CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a better message
 _LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
@@ -87,20 +77,15 @@ class Producer:
         config: Mapping[str, Any] | None = None,
         **options: Unpack[ProducerOptions],
     ) -> None:
-        self._config = ProducerConfig.given(config, options, what="producer")
-        self._key_serializer = serializer(self._config.key_serializer, "key_serializer")
-        self._value_serializer = serializer(self._config.value_serializer, "value_serializer")
-        self._sender = Sender(resolve(cluster), self._config, Random())
-        self._accumulator = self._sender.accumulator
-        # With a serializer no value is ready as it comes, so the quick way of `send` must find nothing.
-        self._sticky = {} if self._value_serializer else self._accumulator.topics.sticky
-        largest_bytes = min(self._config.max_request_size, self._config.buffer_memory)
-        self._record_bytes_max = largest_bytes - BATCH_OVERHEAD_BYTES
-        at_exit.watch(self._sender)
+        parsed = ProducerConfig.given(config, options, what="producer")
+        self._outbox = Outbox(resolve(cluster), parsed)
+        self._accumulator = self._outbox.accumulator
+        self._sticky = self._outbox.sticky
+        at_exit.watch(self._outbox.sender)
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<Producer cluster={self._sender.cluster_name}{' closed' * self._is_closed}>"
+        return f"<Producer cluster={self._outbox.sender.cluster_name}{' closed' * self._is_closed}>"
 
     def __enter__(self) -> Self:
         return self
@@ -178,17 +163,13 @@ class Producer:
 
         Waits and raises as `send`. When it raises BufferExhausted, the records before are on their way.
         """
-        self._check_usable()
-        target = self._topic(topic)
-        serializers = (self._key_serializer, self._value_serializer)
+        self._outbox.check_usable()
+        self._learn(topic)
         runs = []
-        for given in inputs_of(data, io_thread.wall_clock_ms(), serializers):
-            if given.partitions is not None:
-                target = self._topic_with(topic, int(given.partitions.max()))
-            placed = given.placed(len(target.queues), target.last_sticky)
-            room = target.batch_bytes - BATCH_OVERHEAD_BYTES
-            for piece in pieces_of(placed, room, self._record_bytes_max):
-                runs.append((*self._add_columns(topic, piece), len(piece.columns.values)))
+        for given in self._outbox.inputs(data):
+            self._learn(topic, given.last_partition)
+            for add, count in self._outbox.prepared_runs(topic, given):
+                runs.append((*(add() or self._when_there_is_memory(add)), count))
         return BatchFuture(runs)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -197,7 +178,7 @@ class Producer:
         Waits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
         callback raised, and ClosedError.
         """
-        self._check_usable()
+        self._outbox.check_usable()
         self._finish(self._accumulator.hurry(), timeout)
 
     def close(self, timeout: float | None = None) -> None:
@@ -206,116 +187,54 @@ class Producer:
         if self._is_closed or io_thread.is_lost():
             return
         io_thread.refuse("close")
-        self._is_closed = True
+        self._is_closed = self._outbox.is_closed = True
         try:
             self._finish(self._accumulator.close(), timeout)
         finally:
-            wait_for(self._sender.close(), _CLOSE_SLACK_S * 1000, caller=self)
+            wait_for(self._outbox.sender.close(), CLOSE_SLACK_S * 1000, caller=self)
 
     # ---- The slow way ----
 
     def _send(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
-        self._check_usable()
-        target = self._topic(topic)
-        row.value = as_bytes(row.value, self._value_serializer, "value")
-        row.key = as_bytes(row.key, self._key_serializer, "key")
-        row.headers, row.timestamp_ms = as_headers(row.headers), as_timestamp(row.timestamp_ms)
-        if partition is not None:
-            self._topic_with(topic, partition)
-        elif row.key is not None:
-            partition = partition_for_key(row.key, len(target.queues))
-        if on_delivery is not None and not callable(on_delivery):
-            raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
-        is_plain = row.key is None and not row.headers and row.timestamp_ms is None
-        slot = row.value if is_plain else row
-        size_bytes = size_of(slot)
-        if size_bytes > self._record_bytes_max:
-            raise RecordTooLarge(
-                f"a record for topic {topic!r} takes {size_bytes} bytes; "
-                f"max_request_size={self._config.max_request_size} and buffer_memory={self._config.buffer_memory} "
-                f"leave {self._record_bytes_max} for one"
-            )
-        accumulator = self._accumulator
-
-        def append() -> DeliveryFuture | None:
-            at = Moment(self._sender.now_ms(), io_thread.wall_clock_ms())
-            return accumulator.append(topic, partition, slot, size_bytes, at, on_delivery=on_delivery)
-
-        filled_count = accumulator.topics.filled_count
+        self._outbox.check_usable()
+        self._learn(topic, partition)
+        append = self._outbox.prepared(topic, row, partition, on_delivery)
+        topics = self._accumulator.topics
+        filled_count = topics.filled_count
         future = append() or self._when_there_is_memory(append)
-        if accumulator.topics.filled_count != filled_count and not io_thread.is_current():
-            self._sender.let_send(_LET_SEND_S)
+        if topics.filled_count != filled_count and not io_thread.is_current():
+            self._outbox.sender.let_send(_LET_SEND_S)
         return future
 
-    def _add_columns(self, topic: str, piece: Piece) -> tuple[ProducerBatch, int]:
-        def add() -> tuple[ProducerBatch, int] | None:
-            return self._accumulator.add_columns(
-                topic, piece.partition, piece.columns, piece.size_bytes, self._sender.now_ms()
-            )
-
-        return add() or self._when_there_is_memory(add)
+    def _learn(self, topic: str, partition: int | None = None) -> None:
+        """The topic, and this partition among its own, are known from here on. Raises as `Outbox.learn`."""
+        while not self._outbox.knows(topic, partition):
+            if io_thread.is_current():
+                self._outbox.check_partition(topic, partition)
+            wait_for(self._outbox.learn(topic, partition), self._outbox.config.max_block_ms, caller=self)
 
     def _when_there_is_memory(self, attempt: Callable[[], AddedT | None]) -> AddedT:
         """Repeats the attempt as memory is freed."""
         io_thread.refuse("send, with the buffer full,")
-        deadline_ms = self._sender.now_ms() + self._config.max_block_ms
-        while (left_ms := deadline_ms - self._sender.now_ms()) > 0:
-            freed_count = (
-                self._accumulator.freed_count
-            )  # before the attempt: what is freed behind it ends the wait
+        outbox, accumulator = self._outbox, self._accumulator
+        deadline_ms = outbox.sender.now_ms() + outbox.config.max_block_ms
+        while (left_ms := deadline_ms - outbox.sender.now_ms()) > 0:
+            # Before the attempt: what is freed behind it ends the wait.
+            freed_count = accumulator.freed_count
             added = attempt()
             if added is not None:
                 return added
-            self._accumulator.wait_for_memory(freed_count, left_ms / 1000)
-            self._check_usable()
-        raise BufferExhausted(
-            f"buffer_memory={self._config.buffer_memory} stayed full for max_block_ms={self._config.max_block_ms}: "
-            f"cluster {self._sender.cluster_name!r} takes records slower than they are sent, or not at all"
-        )
-
-    # ---- Within ----
+            accumulator.wait_for_memory(freed_count, left_ms / 1000)
+            outbox.check_usable()
+        raise outbox.exhausted()
 
     def _finish(self, pending: Sequence[ProducerBatch], timeout: float | None) -> None:
         if timeout is None:
-            timeout = self._config.delivery_timeout_ms / 1000 + _CLOSE_SLACK_S
+            timeout = self._outbox.config.delivery_timeout_ms / 1000 + CLOSE_SLACK_S
         wait_until_done(pending, timeout)
-        io_thread.wait_for_turn(_CLOSE_SLACK_S)
-        outcomes = self._sender.outcomes
-        error, outcomes.callback_error = outcomes.callback_error, None
-        # A caller's task would take this for its own cancellation.
-        if isinstance(error, asyncio.CancelledError):
-            raise RuntimeError("a delivery callback raised CancelledError") from error
+        io_thread.wait_for_turn(CLOSE_SLACK_S)
+        error = self._outbox.take_callback_error()
         if error is not None:
             raise error
-
-    def _topic(self, name: str) -> TopicQueues:
-        """The topic, with its metadata. Raises as `learn_topic`, and TypeError."""
-        if not isinstance(name, str):
-            raise TypeError(f"topic: expected str, found {type(name).__name__}")
-        while (topic := self._accumulator.topics.get(name)) is None:
-            wait_for(self._sender.learn_topic(name), self._config.max_block_ms, caller=self)
-        return topic
-
-    def _topic_with(self, name: str, partition: int) -> TopicQueues:
-        """The topic, this partition among its own; the active controller is asked for one that is not known yet.
-        Raises NoSuchTopic.
-        """
-        if not isinstance(partition, int) or isinstance(partition, bool):
-            raise TypeError(f"partition: expected int, found {type(partition).__name__}")
-        topic = self._topic(name)
-        if partition >= len(topic.queues) and not io_thread.is_current():
-            wait_for(self._sender.renew_topic(name), self._config.max_block_ms, caller=self)
-            topic = self._topic(name)
-        if not 0 <= partition < len(topic.queues):
-            raise NoSuchTopic(
-                f"partition {partition} of topic {name!r} does not exist in cluster {self._sender.cluster_name!r}: "
-                f"it has {len(topic.queues)}, numbered from 0"
-            )
-        return topic
-
-    def _check_usable(self) -> None:
-        forks.refuse()
-        if self._is_closed:
-            raise ClosedError(f"{self!r}: make a new Producer")

@@ -8,7 +8,7 @@ batch goes. Invariant: a batch that was started ends exactly once, also when the
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -98,13 +98,17 @@ class Sender:
         """
         sent = threading.Lock()
         sent.acquire()
+        self.call_when_sent(sent.release)
+        sent.acquire(timeout=timeout_s)
+
+    def call_when_sent(self, callback: Callable[[], object]) -> None:
+        """Sends what is ready, then calls back, both on the IO thread; from any thread."""
 
         def pump() -> None:
             self._pump()
-            self._loop.call_soon(sent.release)  # behind the first steps of the requests, which send
+            self._loop.call_soon(callback)  # behind the first steps of the requests, which send
 
         self._loop.call_soon_threadsafe(pump)
-        sent.acquire(timeout=timeout_s)
 
     async def close(self) -> None:
         """Stops; what is not delivered yet fails with ClosedError."""

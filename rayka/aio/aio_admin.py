@@ -1,0 +1,89 @@
+"""The admin client for event loops: the methods of the sync one. Each of those ends in one call, awaited here."""
+
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+from rayka.aio.opening import AioClient, Opening
+from rayka.client.admin import admin
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
+from rayka.client.bounded_wait import await_for
+from rayka.config import AdminConfig
+from rayka.options import AdminOptions
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+
+
+class _Core(admin.Admin):
+    """Hands each call back to be awaited, where the sync one waits for it."""
+
+    def _run(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any, **options: Any) -> Any:
+        self._check_open()
+        return await_for(work(*arguments, **options), self._brain.timeout_ms, caller=self)
+
+
+def _awaited(
+    method: Callable[Concatenate[admin.Admin, P], ResultT],
+) -> Callable[Concatenate["Admin", P], Coroutine[Any, Any, ResultT]]:
+    """The method of the sync admin, awaitable."""
+
+    @wraps(method)
+    async def call(self: "Admin", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
+        handed_back: Any = method(await self._open(), *arguments, **options)
+        found: ResultT = await handed_back
+        return found
+
+    return call
+
+
+class Admin(AioClient):
+    """Manages topics, partitions, brokers and the quorum, from an event loop. `async with` closes it.
+
+    Options, arguments, results and errors are those of `rayka.Admin`. It looks for its cluster when it is first
+    awaited, or by `async with`. A task that is cancelled in a call ends the call: what it changes may or may not be
+    done.
+    Raises ConfigError; what is awaited first raises ClusterNotFound. Kafka: Admin.
+    """
+
+    def __init__(
+        self,
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **options: Unpack[AdminOptions],
+    ) -> None:
+        AdminConfig.given(config, options, what="admin")
+        self._opening = Opening(partial(_Core, cluster, config=config, **options), "aio.Admin")
+
+    def __repr__(self) -> str:
+        return repr(self._opening)
+
+    create_topic = _awaited(admin.Admin.create_topic)
+    delete_topic = _awaited(admin.Admin.delete_topic)
+    list_topics = _awaited(admin.Admin.list_topics)
+    describe_topic = _awaited(admin.Admin.describe_topic)
+    describe_topics = _awaited(admin.Admin.describe_topics)
+    create_partitions = _awaited(admin.Admin.create_partitions)
+    delete_records = _awaited(admin.Admin.delete_records)
+    describe_configs = _awaited(admin.Admin.describe_configs)
+    alter_configs = _awaited(admin.Admin.alter_configs)
+    alter_partition_reassignments = _awaited(admin.Admin.alter_partition_reassignments)
+    drain_broker = _awaited(admin.Admin.drain_broker)
+    list_partition_reassignments = _awaited(admin.Admin.list_partition_reassignments)
+    elect_leaders = _awaited(admin.Admin.elect_leaders)
+    describe_cluster = _awaited(admin.Admin.describe_cluster)
+    log_dirs = _awaited(admin.Admin.log_dirs)
+    unregister_broker = _awaited(admin.Admin.unregister_broker)
+    describe_quorum = _awaited(admin.Admin.describe_quorum)
+    add_raft_voter = _awaited(admin.Admin.add_raft_voter)
+    remove_raft_voter = _awaited(admin.Admin.remove_raft_voter)
+
+    async def close(self) -> None:
+        """Ends; closing again does nothing."""
+        core = await self._opening.close()
+        if core is not None:
+            core.close()
+
+    async def _open(self) -> _Core:
+        return await self._opening.core()

@@ -1,0 +1,237 @@
+"""The producer for event loops: a face of the sync one, which takes its quick way and awaits where that would wait.
+
+Records, batches, retries and the IO thread are the same; nothing is implemented twice. Kafka has no such client;
+aiokafka's runs on the loop of its user.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, Unpack
+
+from rayka.aio.opening import AioClient, Opening
+from rayka.aio.reports import Reports
+from rayka.client import io_thread
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
+from rayka.client.bounded_wait import await_for
+from rayka.client.other_loops import signal
+from rayka.client.producer import producer
+from rayka.client.producer.acknowledgement import RecordMetadata
+from rayka.client.producer.arrow_input import Data
+from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, await_done
+from rayka.client.producer.outbox import Outbox
+from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.record_columns import Row
+from rayka.config import ProducerConfig
+from rayka.options import ProducerOptions
+
+AddedT = TypeVar("AddedT")
+_LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
+
+
+class _Core(producer.Producer):
+    """Takes what `send` takes the quick way; its slow way is the async producer's."""
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("<Producer", "<aio.Producer", 1)
+
+    @property
+    def outbox(self) -> Outbox:
+        return self._outbox
+
+    def end(self) -> Sequence[ProducerBatch]:
+        """Takes no more records; returns the batches that hold some."""
+        self._is_closed = self._outbox.is_closed = True
+        return self._accumulator.close()
+
+    def _send(self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None) -> Any:
+        return None
+
+
+class Producer(AioClient):
+    """Sends records to topics, from an event loop. `async with` closes it.
+
+    Arguments, options and guarantees are those of `rayka.Producer`. It looks for its cluster when it is first awaited,
+    or by `async with`. `await producer.send(...)` returns when the record is accepted, with a future that can be
+    awaited for its RecordMetadata; while `buffer_memory` is full it awaits, and other tasks go on. Callbacks run in the
+    loop of their `send` and may be coroutines; what one raises is logged, and raised by the next `flush` or `close`.
+
+    A task that is cancelled in `send` has sent its record or has not, never a part of it; cancelled in `flush` or in an
+    awaited future it ends the wait only.
+
+    Raises ConfigError; what is awaited first raises ClusterNotFound. Kafka: KafkaProducer.
+    """
+
+    def __init__(
+        self,
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        *,
+        config: Mapping[str, Any] | None = None,
+        **options: Unpack[ProducerOptions],
+    ) -> None:
+        self._config = ProducerConfig.given(config, options, what="producer")
+        self._opening = Opening(partial(_Core, cluster, config=config, **options), "aio.Producer")
+        self._core: _Core | None = None
+        self._reports = Reports()
+
+    def __repr__(self) -> str:
+        return repr(self._core or self._opening)
+
+    async def send(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> DeliveryFuture:
+        """Sends one record, in the background; the future, when it is awaited, ends as its RecordMetadata or as an
+        error. Arguments and errors as `rayka.Producer.send`; `on_delivery` may be a coroutine function.
+
+        Awaits for up to `max_block_ms` the topic's metadata, or memory.
+        """
+        core = self._core or await self._open()
+        if (
+            key is None
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+            and on_delivery is None
+        ):
+            sent = core.send(topic, value)
+            if sent is not None:
+                return sent
+        row = Row(value, key, headers, timestamp_ms)
+        return await self._send(core.outbox, topic, row, partition, on_delivery)
+
+    async def send_and_wait(
+        self,
+        topic: str,
+        value: Any = None,
+        *,
+        key: Any = None,
+        headers: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> RecordMetadata:
+        """Sends one record and awaits its acknowledgement. Raises as `send`, and what the delivery failed with."""
+        sent = await self.send(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+        return await sent
+
+    async def send_batch(self, topic: str, data: Data) -> BatchFuture:
+        """Sends many records, in the background; the future, when it is awaited, ends as a list of BatchMetadata.
+
+        Arguments and errors as `rayka.Producer.send_batch`; awaits as `send`. Cancelled, the records before are on
+        their way.
+        """
+        outbox = (self._core or await self._open()).outbox
+        outbox.check_usable()
+        await self._learn(outbox, topic)
+        runs = []
+        for given in outbox.inputs(data):
+            await self._learn(outbox, topic, given.last_partition)
+            for add, count in outbox.prepared_runs(topic, given):
+                added = add()
+                if added is None:
+                    added = await self._when_there_is_memory(outbox, add)
+                runs.append((*added, count))
+        return BatchFuture(runs)
+
+    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Returns when every record sent before is over, acknowledged or failed, and its callbacks have run.
+
+        Awaits up to `timeout` seconds, by default as long as a delivery may take. Raises TimeoutError, what a delivery
+        callback raised, and ClosedError.
+        """
+        outbox = (self._core or await self._open()).outbox
+        outbox.check_usable()
+        await self._finish(outbox, outbox.accumulator.hurry(), timeout)
+
+    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        """Flushes and ends; closing again does nothing. What is not over after `timeout` seconds fails with
+        ClosedError, and this raises TimeoutError; it raises what a delivery callback raised, too.
+
+        Cancelled, it ends at once: what is not over fails with ClosedError.
+        """
+        core = await self._opening.close()
+        if core is None:
+            return
+        try:
+            await self._finish(core.outbox, core.end(), timeout)
+        finally:
+            bound_ms = producer.CLOSE_SLACK_S * 1000
+            await asyncio.shield(await_for(core.outbox.sender.close(), bound_ms, caller=self))
+
+    # ---- Within ----
+
+    async def _open(self) -> _Core:
+        self._core = await self._opening.core()
+        return self._core
+
+    async def _send(
+        self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
+    ) -> DeliveryFuture:
+        outbox.check_usable()
+        await self._learn(outbox, topic, partition)
+        reported = None if on_delivery is None else self._reports.to_loop(on_delivery)
+        append = outbox.prepared(topic, row, partition, reported)
+        topics = outbox.accumulator.topics
+        filled_count = topics.filled_count
+        future = append()
+        if future is None:
+            future = await self._when_there_is_memory(outbox, append)
+        if topics.filled_count != filled_count:
+            await _let_send(outbox)
+        return future
+
+    async def _learn(self, outbox: Outbox, topic: str, partition: int | None = None) -> None:
+        while not outbox.knows(topic, partition):
+            await await_for(outbox.learn(topic, partition), self._config.max_block_ms, caller=self)
+
+    async def _when_there_is_memory(self, outbox: Outbox, attempt: Callable[[], AddedT | None]) -> AddedT:
+        """Repeats the attempt as memory is freed."""
+        accumulator = outbox.accumulator
+        try:
+            async with asyncio.timeout(self._config.max_block_ms / 1000):
+                while True:
+                    # Before the attempt: what is freed behind it ends the wait.
+                    freed_count = accumulator.freed_count
+                    added = attempt()
+                    if added is not None:
+                        return added
+                    freed, free = signal()
+                    if accumulator.call_when_freed(freed_count, free):
+                        await freed
+                    outbox.check_usable()
+        except TimeoutError as error:
+            raise outbox.exhausted() from error
+
+    async def _finish(
+        self, outbox: Outbox, pending: Sequence[ProducerBatch], timeout_s: float | None
+    ) -> None:
+        if timeout_s is None:
+            timeout_s = self._config.delivery_timeout_ms / 1000 + producer.CLOSE_SLACK_S
+        await await_done(pending, timeout_s)
+        over, end = signal()
+        io_thread.call_soon(end)  # behind the callbacks that it is in
+        await over
+        await self._reports.join()
+        error = outbox.take_callback_error() or self._reports.take_error()
+        if error is not None:
+            raise error
+
+
+async def _let_send(outbox: Outbox) -> None:
+    """As `Sender.let_send`: the loop of the caller has its turn meanwhile."""
+    sent, end = signal()
+    outbox.sender.call_when_sent(end)
+    try:
+        async with asyncio.timeout(_LET_SEND_S):
+            await sent
+    except TimeoutError:
+        pass

@@ -1,0 +1,69 @@
+"""How an async client opens: it is made in the event loop, and looks for its cluster when it is first awaited.
+
+To look for a cluster blocks, so a thread does it. Invariants: one look at a time, however many tasks wait for it; a
+task that is cancelled meanwhile ends its own wait only; after a failure the next call looks again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar
+
+from rayka.client import io_thread
+from rayka.errors import ClosedError
+
+CoreT = TypeVar("CoreT")
+
+
+class Opening(Generic[CoreT]):
+    """The core of an async client, which is a sync client, once it is there."""
+
+    def __init__(self, make: Callable[[], CoreT], name: str) -> None:
+        self._make = make
+        self._name = name
+        self._look: asyncio.Future[CoreT] | None = None
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"<{self._name}{' closed' * self._is_closed}>"
+
+    async def core(self) -> CoreT:
+        """Raises what making it raises, and ClosedError."""
+        io_thread.refuse(self._name)
+        if self._is_closed:
+            raise ClosedError(f"{self!r}: make a new one")
+        return await self._core()
+
+    async def close(self) -> CoreT | None:
+        """What is to be closed: None if it was closed before, or never opened."""
+        if self._is_closed or io_thread.is_lost():
+            return None
+        self._is_closed = True
+        return None if self._look is None else await self._core()
+
+    async def _core(self) -> CoreT:
+        look = self._look
+        if look is None:
+            look = self._look = asyncio.ensure_future(asyncio.to_thread(self._make))
+        try:
+            return await asyncio.shield(look)
+        except BaseException:
+            if look.done() and self._look is look and (look.cancelled() or look.exception() is not None):
+                self._look = None
+            raise
+
+
+class AioClient:
+    """What all async clients have: `async with`."""
+
+    async def close(self) -> Any:
+        """Ends."""
+
+    async def __aenter__(self) -> Self:
+        await self._open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _open(self) -> Any:
+        """The core."""

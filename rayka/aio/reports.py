@@ -1,0 +1,73 @@
+"""The application's callbacks of an async client: they run in the event loop of the call that brought them, and may be
+coroutines. What one raises is logged, and raised by the next `flush` or `close`.
+"""
+
+import asyncio
+import inspect
+import logging
+from functools import partial
+
+from rayka.client.other_loops import poster, signal
+from rayka.client.producer.acknowledgement import RecordMetadata
+from rayka.client.producer.delivery_future import OnDelivery
+
+logger = logging.getLogger(__name__)
+
+
+class Reports:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self._tasks: dict[asyncio.Future[object], None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Reports tasks={len(self._tasks)}>"
+
+    def to_loop(self, on_delivery: OnDelivery) -> OnDelivery:
+        """A callback for the IO thread that has this one called in the running loop. Raises TypeError."""
+        if not callable(on_delivery):
+            raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
+        post = poster()
+
+        def report(error: Exception | None, metadata: RecordMetadata | None) -> None:
+            post(partial(self._call, on_delivery, error, metadata))
+
+        return report
+
+    async def join(self) -> None:
+        """Returns when all callbacks are over whose time had come, but for the one that awaits this."""
+        over, end = signal()
+        end()  # behind those that wait
+        await over
+        current = asyncio.current_task()
+        tasks = [each for each in self._tasks if each is not current]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def take_error(self) -> BaseException | None:
+        """What one of them raised since the last time."""
+        error, self._error = self._error, None
+        return error
+
+    def _call(
+        self, on_delivery: OnDelivery, error: Exception | None, metadata: RecordMetadata | None
+    ) -> None:
+        try:
+            result = on_delivery(error, metadata)
+        except Exception as raised:
+            self._on_raised(raised)
+            return
+        if inspect.isawaitable(result):
+            task = asyncio.ensure_future(result)
+            self._tasks[task] = None  # a loop keeps no task alive by itself
+            task.add_done_callback(self._on_over)
+
+    def _on_over(self, task: "asyncio.Future[object]") -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (raised := task.exception()) is not None:
+            self._on_raised(raised)
+
+    def _on_raised(self, raised: BaseException) -> None:
+        logger.error("a delivery callback raised", exc_info=raised)
+        self._error = self._error or raised

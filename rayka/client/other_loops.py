@@ -1,0 +1,77 @@
+"""Calls into the event loops of the application, from the IO thread or any other: many of them with one wake-up.
+
+`loop.call_soon_threadsafe` wakes the loop by a write to a socket for each call: ten thousand deliveries that are
+awaited one by one would be ten thousand writes on the IO thread. Here the calls to a loop wait in one mailbox, which
+wakes the loop when it was empty. Invariants: calls are made in the order in which they were posted; a loop has its turn
+after a thousand of them; what is posted to a loop that was closed is dropped, and with it all that waits there.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from weakref import WeakKeyDictionary, ref
+
+Call = Callable[[], object]
+_TURN_CALLS_MAX = 1_000
+
+
+class _Mailbox:
+    """The calls that wait for one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)  # what keeps the mailbox must not keep its key
+        self._calls: deque[Call] = deque()
+        self._is_woken = False
+
+    def post(self, call: Call) -> None:
+        self._calls.append(call)
+        if not self._is_woken:
+            self._is_woken = True
+            self._wake()
+
+    def _wake(self) -> None:
+        loop = self._loop()
+        try:
+            if loop is not None:
+                loop.call_soon_threadsafe(self._run)
+        except RuntimeError:  # it was closed
+            self._calls.clear()
+            self._is_woken = False
+
+    def _run(self) -> None:
+        # Before the calls are looked at: a call that is posted from here on wakes the loop again.
+        self._is_woken = False
+        try:
+            for _ in range(min(len(self._calls), _TURN_CALLS_MAX)):
+                self._calls.popleft()()
+        finally:  # a call may raise: the others are made all the same
+            if self._calls and not self._is_woken:
+                self._is_woken = True
+                self._wake()
+
+
+_mailboxes: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Mailbox]" = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def poster() -> Callable[[Call], None]:
+    """What has the running loop make a call soon; it may be used from any thread."""
+    loop = asyncio.get_running_loop()
+    with _lock:
+        mailbox = _mailboxes.get(loop)
+        if mailbox is None:
+            mailbox = _mailboxes[loop] = _Mailbox(loop)
+    return mailbox.post
+
+
+def signal() -> "tuple[asyncio.Future[None], Call]":
+    """A future of the running loop, and what ends it, from any thread."""
+    over = asyncio.get_running_loop().create_future()
+    return over, partial(poster(), partial(_set, over))
+
+
+def _set(over: "asyncio.Future[None]") -> None:
+    if not over.done():
+        over.set_result(None)

@@ -1,0 +1,165 @@
+"""What the sync and the async producer have in common: records are checked, serialized, placed and offered.
+
+Invariant: nothing here waits. Where a record lacks metadata or memory the producer is told so, and waits in its own
+way: by blocking its thread, or by awaiting. Kafka: KafkaProducer.doSend.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+
+from rayka import forks
+from rayka.client import io_thread
+from rayka.client.bootstrap import ClusterHandle
+from rayka.client.metadata import NoSuchTopic
+from rayka.client.producer.accumulator import Moment
+from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
+from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
+from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.record_columns import Row
+from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
+from rayka.client.producer.sender import Sender
+from rayka.client.serializers import serializer
+from rayka.config import ProducerConfig
+from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge
+from rayka.protocol.murmur2 import partition_for_key
+
+Run = tuple[ProducerBatch, int]  # and the index of its first record there
+
+
+class Outbox:
+    """See the module."""
+
+    def __init__(self, handle: ClusterHandle, config: ProducerConfig) -> None:
+        self.config = config
+        self.key_serializer = serializer(config.key_serializer, "key_serializer")
+        self.value_serializer = serializer(config.value_serializer, "value_serializer")
+        self.sender = Sender(handle, config, Random())
+        self.accumulator = self.sender.accumulator
+        # With a serializer no value is ready as it comes, so the quick way of `send` must find nothing.
+        self.sticky = {} if self.value_serializer else self.accumulator.topics.sticky
+        self.is_closed = False
+        self._record_bytes_max = min(config.max_request_size, config.buffer_memory) - BATCH_OVERHEAD_BYTES
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.accumulator!r}>"
+
+    def check_usable(self) -> None:
+        """Raises ClosedError, and UnavailableError in a forked child."""
+        forks.refuse()
+        if self.is_closed:
+            raise ClosedError(
+                f"the producer of cluster {self.sender.cluster_name!r} is closed: make a new Producer"
+            )
+
+    # ---- Metadata ----
+
+    def knows(self, topic: str, partition: int | None = None) -> bool:
+        """Whether the metadata of the topic is here, and the partition is one of its own. Raises TypeError."""
+        if not isinstance(topic, str):
+            raise TypeError(f"topic: expected str, found {type(topic).__name__}")
+        known = self.accumulator.topics.get(topic)
+        if known is None or partition is None:
+            return known is not None
+        if not isinstance(partition, int) or isinstance(partition, bool):
+            raise TypeError(f"partition: expected int, found {type(partition).__name__}")
+        return 0 <= partition < len(known.queues)
+
+    async def learn(self, topic: str, partition: int | None = None) -> None:
+        """Gets what `knows` misses, on the IO thread; the active controller is asked for a partition that is not known
+        yet. Raises NoSuchTopic, InvalidTopic, UnavailableError.
+        """
+        if not self.knows(topic):
+            await self.sender.learn_topic(topic)
+        if not self.knows(topic, partition):
+            await self.sender.renew_topic(topic)
+            self.check_partition(topic, partition)
+
+    def check_partition(self, topic: str, partition: int | None) -> None:
+        """Raises NoSuchTopic for a partition that the topic, which is known, does not have."""
+        if not self.knows(topic, partition) and (known := self.accumulator.topics.get(topic)) is not None:
+            raise NoSuchTopic(
+                f"partition {partition} of topic {topic!r} does not exist in cluster {self.sender.cluster_name!r}: "
+                f"it has {len(known.queues)}, numbered from 0"
+            )
+
+    # ---- One record ----
+
+    def prepared(
+        self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
+    ) -> Callable[[], DeliveryFuture | None]:
+        """The record as it will be sent, for a topic that is known: a call appends it, or returns None while the memory
+        for it is not there. Raises as `Producer.send`.
+        """
+        row.value = as_bytes(row.value, self.value_serializer, "value")
+        row.key = as_bytes(row.key, self.key_serializer, "key")
+        row.headers, row.timestamp_ms = as_headers(row.headers), as_timestamp(row.timestamp_ms)
+        accumulator = self.accumulator
+        if partition is None and row.key is not None:
+            known = accumulator.topics.get(topic)
+            if known is None:
+                raise NoSuchTopic(f"topic {topic!r} was deleted")
+            partition = partition_for_key(row.key, len(known.queues))
+        if on_delivery is not None and not callable(on_delivery):
+            raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
+        is_plain = row.key is None and not row.headers and row.timestamp_ms is None
+        slot = row.value if is_plain else row
+        size_bytes = size_of(slot)
+        if size_bytes > self._record_bytes_max:
+            raise self._too_large(topic, size_bytes)
+
+        def append() -> DeliveryFuture | None:
+            at = Moment(self.sender.now_ms(), io_thread.wall_clock_ms())
+            return accumulator.append(topic, partition, slot, size_bytes, at, on_delivery=on_delivery)
+
+        return append
+
+    def _too_large(self, topic: str, size_bytes: int) -> RecordTooLarge:
+        return RecordTooLarge(
+            f"a record for topic {topic!r} takes {size_bytes} bytes; "
+            f"max_request_size={self.config.max_request_size} and buffer_memory={self.config.buffer_memory} "
+            f"leave {self._record_bytes_max} for one"
+        )
+
+    # ---- Many records ----
+
+    def inputs(self, data: Data) -> list[Input]:
+        """The records of a `send_batch`, serialized. Raises as `Producer.send_batch`."""
+        return inputs_of(data, io_thread.wall_clock_ms(), (self.key_serializer, self.value_serializer))
+
+    def prepared_runs(self, topic: str, given: Input) -> Iterator[tuple[Callable[[], Run | None], int]]:
+        """Pieces that fit a batch each, for a topic that is known: a call adds one, or returns None while the memory
+        for it is not there; and how many records it has. Raises RecordTooLarge before the first.
+        """
+        known = self.accumulator.topics.get(topic)
+        if known is None:
+            raise NoSuchTopic(f"topic {topic!r} was deleted")
+        placed = given.placed(len(known.queues), known.last_sticky)
+        for piece in pieces_of(placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self._record_bytes_max):
+            yield partial(self._add, topic, piece), len(piece.columns.values)
+
+    def _add(self, topic: str, piece: Piece) -> Run | None:
+        return self.accumulator.add_columns(
+            topic, piece.partition, piece.columns, piece.size_bytes, self.sender.now_ms()
+        )
+
+    # ---- The end ----
+
+    def take_callback_error(self) -> BaseException | None:
+        """What one of the application's callbacks raised since the last time."""
+        outcomes = self.sender.outcomes
+        error, outcomes.callback_error = outcomes.callback_error, None
+        # A caller's task would take this for its own cancellation.
+        if isinstance(error, asyncio.CancelledError):
+            replaced = RuntimeError("a delivery callback raised CancelledError")
+            replaced.__cause__ = error
+            return replaced
+        return error
+
+    def exhausted(self) -> BufferExhausted:
+        """What a record that waited for memory in vain raises."""
+        return BufferExhausted(
+            f"buffer_memory={self.config.buffer_memory} stayed full for max_block_ms={self.config.max_block_ms}: "
+            f"cluster {self.sender.cluster_name!r} takes records slower than they are sent, or not at all"
+        )
