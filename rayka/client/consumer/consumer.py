@@ -8,6 +8,7 @@ pause and resume.
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Self, Unpack
 
 import pyarrow as pa
@@ -15,18 +16,18 @@ import pyarrow as pa
 from rayka.client import io_thread
 from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
-from rayka.client.consumer.consumer_part import partitions_of
-from rayka.client.consumer.consumer_positions import ConsumerPositions
+from rayka.client.consumer.consumer_part import partitions_of, topic_names
 from rayka.client.consumer.record import Record
+from rayka.client.group.consumer_membership import ConsumerMembership
 from rayka.config import ConsumerConfig
-from rayka.errors import ClosedError, ConfigError
+from rayka.errors import ClosedError
 from rayka.ids import TopicPartition
 from rayka.options import ConsumerOptions
 
 _ITERATION_POLL_MS = 1_000.0
 
 
-class Consumer(ConsumerPositions):
+class Consumer(ConsumerMembership):
     """Reads records of topics in order per partition.
 
     `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits
@@ -86,14 +87,9 @@ class Consumer(ConsumerPositions):
     ) -> None:
         names = topic_names(*topics)
         super().__init__(cluster, parse_options(config, options))
-        if names and self._config.group_id is not None:
-            self.close()
-            raise ConfigError(
-                "consumer: with group_id, use Consumer(cluster=...) and `assign`; `subscribe` is not there yet"
-            )
         if names:
             try:
-                self._run(self._fetcher.follow(names))
+                self.subscribe(names)
             except BaseException:
                 self.close()
                 raise
@@ -108,8 +104,10 @@ class Consumer(ConsumerPositions):
         """
         wanted = partitions_of(partitions)
         with self._exclusive():
+            self._check_not_subscribed()
             self._run(self._fetcher.assign(wanted))
             self._delivery.keep_only(dict.fromkeys(wanted))
+            self._is_assigned = bool(wanted)
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
@@ -153,7 +151,7 @@ class Consumer(ConsumerPositions):
             except ClosedError:  # meanwhile, in another thread
                 return
             if records is not None and not self._closed:
-                yield from records
+                yield from records if self._group is None else islice(records, self._config.max_poll_records)
 
     # ---- End -------------------------------------------------------------------------------------------------------
 
@@ -161,8 +159,12 @@ class Consumer(ConsumerPositions):
         """Stops fetching. Any other method raises ClosedError from then on, and loops over the consumer end; closing
         twice is fine.
         """
-        if not self._closed and not io_thread.is_lost():
-            io_thread.refuse("close")
+        if self._closed or io_thread.is_lost():
+            return
+        io_thread.refuse("close")
+        try:
+            self._end_membership()
+        finally:
             self._closed = True
             self._delivery.end()
             self._run(self._fetcher.close())
@@ -175,7 +177,8 @@ class Consumer(ConsumerPositions):
 
     def __del__(self) -> None:
         if not self._closed and not io_thread.is_lost():
-            io_thread.call_soon(self._fetcher.abandon)  # first: warnings may be errors
+            for abandon in self._abandons():  # first: warnings may be errors
+                io_thread.call_soon(abandon)
             warnings.warn(f"{self!r} was not closed; use `with` or close()", ResourceWarning, stacklevel=2)
 
     # ---- Within ----------------------------------------------------------------------------------------------------
@@ -184,30 +187,22 @@ class Consumer(ConsumerPositions):
         """What `take` gives, waiting for fetches while it gives nothing."""
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
-        taken = take()
         deadline_s = time.monotonic() + timeout_ms / 1000
-        while not taken:
-            remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
-            silence_ms_max = self._config.default_api_timeout_ms
-            poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
-            if not self._run(poll, remaining_ms):
-                self._check_open()
-                return None
-            taken = take()
-        return taken
+        with self._polling():
+            while True:
+                self._hand_over()
+                if taken := take():
+                    return taken
+                remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+                silence_ms_max = self._config.default_api_timeout_ms
+                poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
+                if not self._run(poll, remaining_ms):
+                    self._check_open()
+                    if not self._has_handover and time.monotonic() >= deadline_s:
+                        self._raise_of_callbacks()
+                        return None
 
 
 def parse_options(config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> ConsumerConfig:
     """Options of a consumer from keywords and a dict of dotted names."""
     return ConsumerConfig.given(config, options, what="consumer")
-
-
-def topic_names(*topics: str | Iterable[str]) -> list[str]:
-    """The names given, one by one or in lists, each once. Raises TypeError for anything that is no name."""
-    names: dict[str, None] = {}
-    for each in topics:
-        for name in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
-            if not isinstance(name, str):
-                raise TypeError(f"topics: expected names, found {type(name).__name__}")
-            names[name] = None
-    return list(names)

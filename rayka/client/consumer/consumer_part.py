@@ -31,6 +31,7 @@ class ConsumerPart:
         handle = resolve(cluster)
         self._cluster_name = handle.name
         self._in_use = threading.Lock()
+        self._user: int | None = None  # the thread that is in a method
         self._fetcher: Fetcher = self._run(_open(handle, config))
         self._closed = False
 
@@ -48,12 +49,24 @@ class ConsumerPart:
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
+        """A callback of the group, which runs within a poll, may call other methods."""
         self._check_open()
+        if self._user == threading.get_ident():
+            yield
+            return
         if not self._in_use.acquire(blocking=False):
             raise RuntimeError(f"{self!r} is used by two threads at once; give each its own consumer")
+        with self._turn():
+            yield
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The one that `_in_use` was taken for."""
+        self._user = threading.get_ident()
         try:
             yield
         finally:
+            self._user = None
             self._in_use.release()
 
     def _check_open(self) -> None:
@@ -76,3 +89,14 @@ def partitions_of(given: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]
     if isinstance(given, TopicPartition) or not isinstance(given, Iterable):
         raise TypeError(f"partitions: expected a list of rayka.TopicPartition, found {type(given).__name__}")
     return tuple(dict.fromkeys(partition_of(each) for each in given))
+
+
+def topic_names(*topics: str | Iterable[str]) -> list[str]:
+    """The names given, one by one or in lists, each once. Raises TypeError for anything that is no name."""
+    names: dict[str, None] = {}
+    for each in topics:
+        for name in [each] if isinstance(each, str) or not isinstance(each, Iterable) else each:
+            if not isinstance(name, str):
+                raise TypeError(f"topics: expected names, found {type(name).__name__}")
+            names[name] = None
+    return list(names)

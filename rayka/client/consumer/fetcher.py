@@ -54,6 +54,7 @@ class Fetcher:
         self._config = config
         self._loop = FetchLoop(self.state, self.leaders, config, random)
         self._is_closed = False
+        self._is_interrupted = False
 
     async def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID] | None = None
@@ -88,6 +89,26 @@ class Fetcher:
             for name, last in last_partitions.items()
         }
         return {name: self.metadata.cached(name) or topic for name, topic in topics.items()}
+
+    def read(
+        self, partitions: Sequence[TopicPartition], starts: Mapping[TopicPartition, tuple[int, int]]
+    ) -> None:
+        """Reads these partitions, of topics that are known, from now on; of those that are new, some from an offset
+        whose predecessor has the given leader epoch.
+        """
+        topics = [self.metadata.cached(name) for name in dict.fromkeys(tp.topic for tp in partitions)]
+        known_ids = {topic.name: topic.topic_id for topic in topics if topic is not None}
+        if not self.state.by_topic:
+            self._network.forget()
+        self.subscription.assign(partitions, known_ids, is_bounded=False)
+        for tp, (offset, leader_epoch) in starts.items():
+            self.state.seek(tp, offset, leader_epoch)
+        self._loop.wake()
+
+    def interrupt(self) -> None:
+        """Ends a poll that waits, or else the next one, before anything is delivered."""
+        self._is_interrupted = True
+        self.state.buffer.news.set()
 
     async def seek(self, partitions: Mapping[TopicPartition, int]) -> None:
         """The next fetch of each partition begins at its offset."""
@@ -135,7 +156,7 @@ class Fetcher:
 
         What is taken is delivered in the same step: a Ctrl-C in the thread that waits for the answer loses nothing.
         Raises errors of partitions, and UnavailableError whenever no node has answered anything for
-        silence_ms_max. A poll that waits while the fetcher is closed ends at once.
+        silence_ms_max. A poll that waits while the fetcher is closed or interrupted ends at once.
         """
         if self._is_closed:
             return False
@@ -144,7 +165,8 @@ class Fetcher:
         # A fetch without news is answered after its wait: so long a silence is none.
         silence_ms_max = max(silence_ms_max, 2 * self._config.fetch_max_wait_ms)
         await self._wait_for_news(timeout_ms / 1000, silence_ms_max / 1000)
-        if self._is_closed or not self.state.buffer.has_news():
+        is_interrupted, self._is_interrupted = self._is_interrupted, False
+        if is_interrupted or self._is_closed or not self.state.buffer.has_news():
             return False
         try:
             deliver(self.state.buffer.take())
@@ -155,7 +177,7 @@ class Fetcher:
     async def _wait_for_news(self, timeout_s: float, silence_s_max: float) -> None:
         """Raises UnavailableError when a silence has lasted too long, and then not again before as long a one."""
         buffer, deadline_s = self.state.buffer, now_s() + timeout_s
-        while not buffer.has_news() and not self._is_closed:
+        while not (buffer.has_news() or self._is_closed or self._is_interrupted):
             if self._silence_remaining_s(silence_s_max) <= 0:
                 await asyncio.sleep(_ARRIVED_S)
                 if self._silence_remaining_s(silence_s_max) <= 0 and not buffer.has_news():

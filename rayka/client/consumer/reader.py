@@ -19,7 +19,8 @@ from rayka.client import io_thread
 from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
-from rayka.client.consumer.consumer import parse_options, topic_names
+from rayka.client.consumer.consumer import parse_options
+from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.consumer.record import Record

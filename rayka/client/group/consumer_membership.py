@@ -1,0 +1,193 @@
+"""The consumer as a member of a group: what it subscribes to, and how it leaves.
+
+The part of `Consumer` that joins a group. Kafka: KafkaConsumer.subscribe, unsubscribe, groupMetadata (E3 to E9).
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from rayka.client import io_thread
+from rayka.client.consumer.consumer_part import topic_names
+from rayka.client.consumer.consumer_positions import ConsumerPositions
+from rayka.client.coordinator_calls import CoordinatorCalls
+from rayka.client.group.group_face import GroupFace
+from rayka.client.group.group_member import GroupMember
+from rayka.client.group.handover_stages import Listener
+from rayka.client.group.member_requests import GroupMetadata, MemberOptions
+from rayka.config import ConsumerConfig
+from rayka.errors import ClosedError, ConfigError
+from rayka.ids import TopicPartition
+
+_TURN_S = 5.0  # for the thread that polls to notice that another one closes
+OnPartitions = Callable[[list[TopicPartition]], Any]
+
+logger = logging.getLogger(__name__)
+
+
+class ConsumerMembership(ConsumerPositions):
+    """See the module; its methods are those of `Consumer`."""
+
+    _group: GroupFace | None = None
+    _topics: tuple[str, ...] = ()
+    _is_assigned = False
+    _is_closing = False
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+    ) -> None:
+        """Reads these topics from now on, instead of those before, and shares their partitions with the other members
+        of its group; without a group, reads all of them.
+
+        The group is joined when `poll` is called, and what changes later is told by `poll` too, in its thread:
+        `on_assign` with the partitions that are new, before any record of them, `on_revoke` with those that another
+        member is to get, after which none of their records is given, `on_lost` (else `on_revoke`) with those that
+        others may have already, because this member was silent for too long. Each gets a list of TopicPartition, and
+        may call the consumer's other methods, `commit` and `seek` among them, but not `poll`.
+        Raises UnknownTopicOrPartition for a topic that does not exist, and RuntimeError while partitions are assigned.
+        """
+        names = tuple(topic_names(topics))
+        listener = Listener(on_assign, on_revoke, on_lost)
+        if not names:
+            raise ValueError("topics: expected at least one; `unsubscribe` ends a subscription")
+        with self._exclusive():
+            if self._is_assigned:
+                raise RuntimeError(
+                    f"{self!r} reads what `assign` named; assign([]) ends that, and then subscribe"
+                )
+            if self._config.group_id is None:
+                if listener != Listener():
+                    raise ConfigError("subscribe: callbacks expect a group; give the consumer a group_id")
+                self._run(self._fetcher.follow(names))
+            else:
+                group = self._group = self._group or self._face(self._config.group_id)
+                group.listener = listener
+                self._run(group.member.subscribe(names))
+            self._topics = names
+
+    def unsubscribe(self) -> None:
+        """Reads nothing from now on; a member of a group leaves it, after `on_revoke`. Does nothing otherwise."""
+        with self._exclusive():
+            if self._group is not None:
+                self._leave_group(self._group)
+            else:
+                self._run(self._fetcher.assign([]))
+                self._delivery.keep_only({})
+            self._topics = ()
+
+    def subscription(self) -> tuple[str, ...]:
+        """The topics that are subscribed to."""
+        return self._topics
+
+    def group_metadata(self) -> GroupMetadata:
+        """The group, the generation and the member's ids. Raises ConfigError without a group."""
+        if self._config.group_id is None:
+            raise ConfigError("group_metadata: expected a consumer with a group_id, found none")
+        if self._group is None:
+            instance_id = self._config.group_instance_id or ""
+            return GroupMetadata(self._config.group_id, group_instance_id=instance_id)
+        return self._group.member.metadata
+
+    # ---- Within ----------------------------------------------------------------------------------------------------
+
+    def _face(self, group_id: str) -> GroupFace:
+        member = self._run(self._member(group_id))
+        return GroupFace(member, self._delivery, run=self._run, commit=self._commit_before_handover)
+
+    async def _member(self, group_id: str) -> GroupMember:
+        config = self._config
+        return GroupMember(
+            _member_options(group_id, config),
+            CoordinatorCalls(self._fetcher.metadata.nodes),
+            self._fetcher,
+            metadata_max_age_ms=config.metadata_max_age_ms,
+            timeout_ms=config.default_api_timeout_ms,
+        )
+
+    def _commit_before_handover(self) -> None:
+        pass
+
+    def _check_not_subscribed(self) -> None:
+        if self._group is not None:
+            topics = ", ".join(self._topics)
+            raise RuntimeError(
+                f"{self!r} is subscribed to {topics} in a group; unsubscribe first, or do not assign"
+            )
+
+    # ---- In poll -----------------------------------------------------------------------------------------------------
+
+    def _polling(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._group is None else self._group.polling()
+
+    def _hand_over(self) -> None:
+        """What changes in the group, before any record is given."""
+        if self._is_closing:
+            raise ClosedError(f"{self!r} is being closed by another thread")
+        if self._group is not None:
+            self._group.hand_over()
+
+    @property
+    def _has_handover(self) -> bool:
+        return self._is_closing or (self._group is not None and self._group.is_waiting)
+
+    def _raise_of_callbacks(self) -> None:
+        if self._group is not None:
+            self._group.raise_error()
+
+    # ---- The end -----------------------------------------------------------------------------------------------------
+
+    def _leave_group(self, group: GroupFace) -> None:
+        """Raises what a callback has raised, in the end."""
+        self._run(group.member.begin_leaving())
+        group.hand_over()
+        self._run(group.member.close())
+        self._group = None
+        group.raise_error()
+
+    def _end_membership(self) -> None:
+        """Leaves once the thread that polls, if there is one, has noticed."""
+        group = self._group
+        if group is None:
+            return
+        if self._user == threading.get_ident():
+            self._leave_group(group)
+        elif self._in_use.acquire(blocking=False) or self._interrupt_other_thread():
+            with self._turn():
+                self._leave_group(group)
+        else:
+            logger.warning("%r is closed while a callback of its group runs: nothing more is told", self)
+            self._run(group.member.close())
+
+    def _interrupt_other_thread(self) -> bool:
+        """Whether the thread that polls has ended its poll, so that this one has its turn."""
+        self._is_closing = True
+        io_thread.call_soon(self._fetcher.interrupt)
+        return self._in_use.acquire(timeout=_TURN_S)
+
+    def _abandons(self) -> list[Callable[[], object]]:
+        """What ends the work on the loop without this object."""
+        found: list[Callable[[], object]] = [self._fetcher.abandon]
+        if self._group is not None:
+            found.append(self._group.member.abandon)
+        return found
+
+
+def _member_options(group_id: str, config: ConsumerConfig) -> MemberOptions:
+    return MemberOptions(
+        group_id,
+        config.session_timeout_ms,
+        config.max_poll_interval_ms,
+        config.heartbeat_interval_ms,
+        config.retry_backoff_ms,
+        tuple(config.partition_assignment_strategy),
+        config.group_instance_id or "",
+        config.client_id,
+        config.client_rack,
+    )

@@ -1,0 +1,105 @@
+"""A sync consumer's side of its group: what changes is done in the thread that polls, callbacks included.
+
+Invariants: no record is handed out between the first stage of a handover and its last; a callback that raises ends
+nothing, its error is raised from a poll once the member is settled, or at the end of that poll. Kafka:
+ConsumerCoordinator.poll, ConsumerRebalanceListener.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rayka.client.consumer.delivery import Delivery
+from rayka.client.group.group_member import GroupMember
+from rayka.client.group.handover_stages import HandoverStages, Listener, Stage
+
+logger = logging.getLogger(__name__)
+Run = Callable[..., Any]
+
+
+class GroupFace:
+    """See the module. `run` waits for a coroutine on the loop, `commit` commits what was handed out, if it is to be."""
+
+    def __init__(
+        self, member: GroupMember, delivery: Delivery, *, run: Run, commit: Callable[[], object]
+    ) -> None:
+        self.member = member
+        self.listener = Listener()
+        self.is_telling = False
+        self._delivery = delivery
+        self._run = run
+        self._commit = commit
+        self._stages: HandoverStages | None = None
+        self._error: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<GroupFace {self._stages} of {self.member!r}>"
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Within it the application polls."""
+        if self.is_telling:
+            raise RuntimeError("poll was called in a callback of the group; return from it, and poll then")
+        self.member.is_polling = True
+        try:
+            yield
+        finally:
+            self.member.polled_s = time.monotonic()
+            self.member.is_polling = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to hand over."""
+        return bool(self._stages) or self.member.ready is not None
+
+    def hand_over(self) -> None:
+        """Does all that is to be done now, and raises what the member has failed with."""
+        while self.is_waiting:
+            if not self._stages:
+                ready = self.member.ready
+                self._stages = HandoverStages(ready) if ready is not None else None
+            self._go_on()
+        if self.member.failure is not None:
+            failure = self._run(self.member.take_failure())
+            if failure is not None:
+                raise failure
+        if self._error is not None and self.member.is_settled:
+            self.raise_error()
+
+    def raise_error(self) -> None:
+        """What a callback has raised."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _go_on(self) -> None:
+        stages = self._stages
+        while stages:
+            stage = stages.next()
+            if stage is Stage.COMMIT:
+                self._commit()
+                stages.done()
+            elif stage is Stage.READ:
+                if not self._run(self.member.read(stages.ready)):
+                    stages.give_up()
+                    return
+                self._delivery.keep_only(dict.fromkeys(stages.partitions))
+                stages.done()
+            else:
+                self._tell(stages.callback(self.listener))
+
+    def _tell(self, callback: Callable[[], Any] | None) -> None:
+        if callback is None:
+            return
+        self.is_telling = True
+        try:
+            callback()
+        except Exception as error:
+            if self._error is None:
+                self._error = error
+            else:
+                logger.exception("a callback of the group failed after another one")
+        finally:
+            self.is_telling = False

@@ -1,0 +1,128 @@
+"""What a consumer says to its group and how it shares out the partitions where it leads: pure functions.
+
+A member offers each of its assignors with its subscription. With an assignor that remembers, the subscription claims
+the partitions that the member has, or had in its last generation where it gives up all of them before it joins. Kafka:
+`ConsumerCoordinator.metadata`, `ConsumerCoordinator.onLeaderElected` (E9).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rayka.coordinator.assignors.assignor import Subscriber
+from rayka.coordinator.assignors.assignor_table import ASSIGNORS
+from rayka.ids import TopicPartition
+from rayka.protocol.consumer_protocol import (
+    CONSUMER_PROTOCOL_TYPE,
+    NO_GENERATION,
+    ConsumerAssignment,
+    ConsumerSubscription,
+    decode_said,
+    encode_said,
+)
+from rayka.protocol.groups import (
+    GroupProtocol,
+    JoinedMember,
+    JoinGroupRequest,
+    MemberAssignment,
+    SyncGroupRequest,
+)
+
+_FORGETFUL = ("range", "roundrobin")  # claims change nothing, so a restarted member says what it said before
+
+
+class MemberOptions(NamedTuple):
+    """What of a consumer's options concerns its group. `rebalance_timeout_ms` is `max_poll_interval_ms`."""
+
+    group_id: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    heartbeat_interval_ms: int
+    retry_backoff_ms: int
+    assignors: tuple[str, ...]
+    group_instance_id: str = ""
+    client_id: str = ""
+    rack: str = ""
+
+    @property
+    def is_cooperative(self) -> bool:
+        """One assignor that is not makes the member eager, so that members can change from one to the other."""
+        return all(ASSIGNORS[each].is_cooperative for each in self.assignors)
+
+
+class GroupMetadata(NamedTuple):
+    """Which member of which generation speaks. Kafka: ConsumerGroupMetadata."""
+
+    group_id: str
+    generation_id: int = NO_GENERATION
+    member_id: str = ""
+    group_instance_id: str = ""
+
+
+class Claim(NamedTuple):
+    """Partitions that a member has, and the generation whose assignment gave it to them."""
+
+    partitions: tuple[TopicPartition, ...] = ()
+    generation_id: int = NO_GENERATION
+
+
+def join_request(
+    options: MemberOptions, member_id: str, topics: tuple[str, ...], claim: Claim
+) -> JoinGroupRequest:
+    """A join with all assignors of the member, in its order."""
+    protocols = tuple(
+        GroupProtocol(name, _subscription(options, name, topics, claim)) for name in options.assignors
+    )
+    return JoinGroupRequest(
+        options.group_id,
+        options.session_timeout_ms,
+        options.rebalance_timeout_ms,
+        member_id,
+        CONSUMER_PROTOCOL_TYPE,
+        protocols,
+        options.group_instance_id,
+        options.client_id,
+    )
+
+
+def _subscription(options: MemberOptions, name: str, topics: tuple[str, ...], claim: Claim) -> bytes:
+    """A member that gives up everything before it joins claims nothing from a cooperative assignor, which would keep it
+    from the others.
+    """
+    has_claim = name not in _FORGETFUL and ASSIGNORS[name].is_cooperative == options.is_cooperative
+    said = claim if has_claim else Claim()
+    return encode_said(ConsumerSubscription(topics, said.partitions, said.generation_id, options.rack))
+
+
+def sync_request(
+    metadata: GroupMetadata, protocol_name: str, assignments: tuple[MemberAssignment, ...] = ()
+) -> SyncGroupRequest:
+    """A sync of this generation; the leader's has the assignments of all."""
+    group_id, generation_id, member_id, instance_id = metadata
+    return SyncGroupRequest(
+        group_id,
+        generation_id,
+        member_id,
+        assignments,
+        CONSUMER_PROTOCOL_TYPE,
+        protocol_name,
+        instance_id,
+    )
+
+
+def subscribers_of(members: Iterable[JoinedMember]) -> list[Subscriber]:
+    """The members of a generation as an assignor sees them. Raises CorruptRecord."""
+    return [
+        Subscriber(each.member_id, decode_said(ConsumerSubscription, each.metadata), each.group_instance_id)
+        for each in members
+    ]
+
+
+def assignments_of(
+    protocol_name: str, members: Iterable[Subscriber], partition_counts: Mapping[str, int]
+) -> tuple[MemberAssignment, ...]:
+    """What the leader brings for all members."""
+    assigned = ASSIGNORS[protocol_name].assign(members, partition_counts)
+    return tuple(
+        MemberAssignment(member_id, encode_said(ConsumerAssignment(tuple(partitions))))
+        for member_id, partitions in assigned.items()
+    )

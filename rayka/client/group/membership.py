@@ -1,0 +1,322 @@
+"""One consumer's membership of its group, as a synchronous core: which request comes next, and what changes for the
+application.
+
+The node (`group_member`) sends what `next_step` gives and brings back what came of it. The face (`Consumer`) does what
+`handover` says when the application polls: only then partitions are given up or begun, so the application is told in
+its own thread, and a join follows only when it has been told. States: unjoined → joining → syncing → stable; a stable
+member that has to join again stays stable, and its heartbeats go on, until the application polls.
+
+Invariants: at most one join or sync is under way, and one heartbeat; an answer to any other request changes nothing;
+`owned` are the partitions of which the application was told, and no others; a member whose generation is gone has lost
+them, and is told so before anything else. Eager members give up all before they join; cooperative ones keep what they
+have, give up what moved, and join again. Kafka: AbstractCoordinator, ConsumerCoordinator (E3 to E9). Left out: commits.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rayka.client.group.member_requests import (
+    Claim,
+    GroupMetadata,
+    MemberOptions,
+    assignments_of,
+    join_request,
+    subscribers_of,
+    sync_request,
+)
+from rayka.coordinator.assignors.assignor import Subscriber
+from rayka.errors import (
+    ErrorCode,
+    FencedInstanceId,
+    IllegalGeneration,
+    RaykaError,
+    RebalanceInProgress,
+    UnavailableError,
+    UnknownMemberId,
+)
+from rayka.ids import TopicPartition
+from rayka.ports import Request
+from rayka.protocol.consumer_protocol import NO_GENERATION, ConsumerAssignment, decode_said, encode_said
+from rayka.protocol.groups import (
+    GroupHeartbeatRequest,
+    GroupHeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeavingMember,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class MemberState(StrEnum):
+    """Where a member is between two generations."""
+
+    UNJOINED = "unjoined"
+    JOINING = "joining"
+    SYNCING = "syncing"
+    STABLE = "stable"
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What changes for the application when it polls. `added` is None when the member is to join, or has left: it has
+    no new assignment then. `is_lost`: others may read what is revoked already, so there is nothing to commit.
+    """
+
+    kept: tuple[TopicPartition, ...] = ()
+    revoked: tuple[TopicPartition, ...] = ()
+    added: tuple[TopicPartition, ...] | None = None
+    is_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CountPartitions:
+    """The leader needs the partition counts of these topics, 0 for one that does not exist. The answer is a mapping."""
+
+    topics: tuple[str, ...]
+
+
+Step = Request[Any] | CountPartitions
+
+
+class Membership:
+    """See the module. Time comes in; the owner asks for the next step after each input and when `next_due_ms` comes."""
+
+    def __init__(self, options: MemberOptions) -> None:
+        self.options = options
+        self.state = MemberState.UNJOINED
+        self.metadata = GroupMetadata(options.group_id, group_instance_id=options.group_instance_id)
+        self.topics: tuple[str, ...] = ()
+        self.owned: dict[TopicPartition, None] = {}
+        self.leader_counts: dict[str, int] | None = None  # what it has assigned by; None: it does not lead
+        self.failure: RaykaError | None = None  # for the application, see `take_failure`
+        self._claim = Claim()
+        self._assigned: tuple[TopicPartition, ...] | None = None  # of this generation, not yet handed over
+        self._subscribers: list[Subscriber] | None = None  # whom it is to assign to, as the leader
+        self._skips_assignment = False
+        self._sync: SyncGroupRequest | None = None
+        self._leave: LeaveGroupRequest | None = None
+        self._out: Step | None = None  # the join, the sync or the count that is under way
+        self._heartbeat: GroupHeartbeatRequest | None = None  # the one that is under way
+        self._heartbeat_due_ms = 0
+        self._retry_ms = 0
+        self._must_join = False
+        self._is_prepared = False  # the application was told that the member joins
+        self._is_lost = False
+        self._is_leaving = False
+
+    def __repr__(self) -> str:
+        group_id, generation_id, member_id, _ = self.metadata
+        return f"<Membership of {group_id} {self.state} {member_id!r} generation={generation_id}>"
+
+    # ---- What the application wants ----------------------------------------------------------------------------------
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """Joins with these topics, or again if they are others than before (E8)."""
+        self._must_join |= self._is_leaving or topics != self.topics
+        self.topics, self._is_leaving = topics, False
+
+    def begin_leaving(self) -> None:
+        """Once the application has been told (`handover`), the member leaves; a static one only stops (E6, E7)."""
+        self._is_leaving = True
+
+    def expire(self) -> None:
+        """The application has not polled for too long: the member leaves, and joins again when it polls."""
+        self._leave_group("the application did not poll within max_poll_interval_ms")
+        self._forget()
+        self._is_prepared = False
+
+    def take_failure(self) -> RaykaError | None:
+        """The error for the application. To be fenced is final; after another one, the next poll tries again."""
+        failure = self.failure
+        if not isinstance(failure, FencedInstanceId):
+            self.failure = None
+        return failure
+
+    # ---- What changes for the application ----------------------------------------------------------------------------
+
+    @property
+    def handover(self) -> Handover | None:
+        """What is to be done next, when the application polls; `on_handed_over` when it is done."""
+        owned = tuple(self.owned)
+        if self._is_lost:
+            return Handover(revoked=owned, is_lost=True)
+        if self._is_leaving:
+            return Handover(revoked=owned)
+        if self._assigned is not None:
+            kept = {each: None for each in self._assigned if each in self.owned}
+            added = tuple(each for each in self._assigned if each not in kept)
+            return Handover(tuple(kept), tuple(each for each in owned if each not in kept), added)
+        if self._must_join and not self._is_prepared and self.failure is None:
+            kept = {each: None for each in owned if self._keeps(each)}
+            return Handover(tuple(kept), tuple(each for each in owned if each not in kept))
+        return None
+
+    def _keeps(self, topic_partition: TopicPartition) -> bool:
+        """Whether it is read during the rebalance too."""
+        return self.options.is_cooperative and topic_partition.topic in self.topics
+
+    def on_handed_over(self, handover: Handover) -> None:
+        """The application was told, and reads what it says."""
+        self.owned = dict.fromkeys((*handover.kept, *(handover.added or ())))
+        if self._is_leaving:
+            self._leave_group("the consumer was closed or has unsubscribed")
+            self._forget()
+            self._must_join = self._is_leaving = self._is_prepared = False
+            self.topics, self.failure = (), None
+        elif handover.is_lost:
+            self._is_lost, self._is_prepared, self._claim = False, self.failure is None, Claim()
+        elif handover.added is None:
+            self._is_prepared = True
+            if self.options.is_cooperative:
+                self._claim = self._claim._replace(partitions=tuple(self.owned))
+        else:
+            self._assigned = None
+            self._claim = Claim(tuple(self.owned), self.metadata.generation_id)
+            self._must_join |= self.options.is_cooperative and bool(
+                handover.revoked
+            )  # for those to be assigned
+
+    # ---- What is sent ------------------------------------------------------------------------------------------------
+
+    def next_step(self, now_ms: int) -> Step | None:
+        """The next request to send, or the partitions to count; each is given once."""
+        if self._leave is not None:
+            leave, self._leave = self._leave, None
+            return leave
+        if self._out is None and self._is_rebalancing and now_ms >= self._retry_ms:
+            self._out = self._next_of_rebalance()
+            return self._out
+        if self._beats and now_ms >= self._heartbeat_due_ms:
+            group_id, generation_id, member_id, instance_id = self.metadata
+            self._heartbeat = GroupHeartbeatRequest(group_id, generation_id, member_id, instance_id)
+            return self._heartbeat
+        return None
+
+    def next_due_ms(self) -> int | None:
+        """When to ask for the next step although nothing has come."""
+        due = [self._heartbeat_due_ms] if self._beats else []
+        if self._out is None and self._is_rebalancing:
+            due.append(self._retry_ms)
+        return min(due, default=None)
+
+    @property
+    def _beats(self) -> bool:
+        return self._heartbeat is None and self.state in (MemberState.SYNCING, MemberState.STABLE)
+
+    @property
+    def _is_rebalancing(self) -> bool:
+        is_begun = self.state in (MemberState.JOINING, MemberState.SYNCING)
+        return (is_begun or (self._must_join and self._is_prepared)) and not self._is_leaving
+
+    def _next_of_rebalance(self) -> Step | None:
+        if self.state is not MemberState.SYNCING:
+            self.state, self._must_join, self._heartbeat = MemberState.JOINING, False, None
+            return join_request(self.options, self.metadata.member_id, self.topics, self._claim)
+        if self._subscribers is not None:
+            topics = {topic: None for each in self._subscribers for topic in each.subscription.topics}
+            return CountPartitions(tuple(topics))
+        return self._sync
+
+    def _leave_group(self, reason: str) -> None:
+        """A static member keeps its place until its session ends, so that a restart moves nothing (E7)."""
+        group_id, _, member_id, instance_id = self.metadata
+        if member_id and not instance_id:
+            self._leave = LeaveGroupRequest(group_id, (LeavingMember(member_id, reason=reason),))
+
+    # ---- What came of it ---------------------------------------------------------------------------------------------
+
+    def on_response(self, step: Step, response: Any, now_ms: int) -> None:
+        """The answer to what `next_step` gave."""
+        if step is self._heartbeat:
+            self._heartbeat, self._heartbeat_due_ms = None, now_ms + self.options.heartbeat_interval_ms
+            self._on_heartbeat(response)
+        elif step is self._out:
+            self._out = None
+            try:
+                if isinstance(response, JoinGroupResponse):
+                    self._on_joined(response, now_ms)
+                elif isinstance(response, SyncGroupResponse):
+                    self._on_synced(response)
+                else:
+                    self._assign(response)
+            except RaykaError as error:  # a member speaks otherwise than this one understands
+                self._fail(error)
+
+    def on_error(self, step: Step, error: RaykaError, now_ms: int) -> None:
+        """What a request was refused with, or why it was not answered."""
+        due_ms = now_ms + self.options.retry_backoff_ms
+        if step is self._heartbeat:
+            self._heartbeat, self._heartbeat_due_ms = None, due_ms
+        elif step is self._out:
+            self._out, self._retry_ms = None, due_ms
+            if isinstance(error, UnavailableError):  # for the application; the member tries on
+                self.failure = self.failure or error
+        else:
+            return
+        if isinstance(error, RebalanceInProgress):  # the generation that was to begin has ended already
+            self.state, self._retry_ms = MemberState.JOINING, now_ms
+        elif isinstance(error, (UnknownMemberId, IllegalGeneration)):
+            logger.info("group %r: %s; the member joins again", self.options.group_id, error)
+            self._forget(keeps_id=isinstance(error, IllegalGeneration))
+        elif not (isinstance(error, UnavailableError) or error.retriable):
+            self._fail(error)
+
+    def on_counts(self, counts: Mapping[str, int]) -> None:
+        """The partitions that the topics of `leader_counts` have now: a leader that has assigned by other counts joins
+        again (E8).
+        """
+        if self.leader_counts is not None and self.leader_counts != counts:
+            self._must_join = True
+
+    def _on_heartbeat(self, response: GroupHeartbeatResponse) -> None:
+        is_over = response.error_code is ErrorCode.REBALANCE_IN_PROGRESS
+        if is_over and self.state is MemberState.STABLE:
+            self._must_join = True
+
+    def _on_joined(self, response: JoinGroupResponse, now_ms: int) -> None:
+        self.metadata = self.metadata._replace(member_id=response.member_id)
+        if response.error_code is ErrorCode.MEMBER_ID_REQUIRED:
+            return
+        self.metadata = self.metadata._replace(generation_id=response.generation_id)
+        self.state, self.leader_counts = MemberState.SYNCING, None
+        self._heartbeat_due_ms = now_ms + self.options.heartbeat_interval_ms
+        self._sync = sync_request(self.metadata, response.protocol_name)
+        if response.leader_id == response.member_id:
+            self._subscribers = subscribers_of(response.members)
+            self._skips_assignment = response.skip_assignment
+
+    def _assign(self, counts: Mapping[str, int]) -> None:
+        """As the leader. One that took a static member's place is told that all stays as it was (E7)."""
+        assert self._subscribers is not None, self
+        assert self._sync is not None, self
+        subscribers, self._subscribers, self.leader_counts = self._subscribers, None, dict(counts)
+        if not self._skips_assignment:
+            name = self._sync.protocol_name
+            self._sync = sync_request(self.metadata, name, assignments_of(name, subscribers, counts))
+
+    def _on_synced(self, response: SyncGroupResponse) -> None:
+        said = decode_said(ConsumerAssignment, response.assignment or encode_said(ConsumerAssignment(())))
+        self._assigned = tuple(dict.fromkeys(said.partitions))
+        self.state, self._is_prepared = MemberState.STABLE, False
+
+    # ---- The generation ends -----------------------------------------------------------------------------------------
+
+    def _fail(self, error: RaykaError) -> None:
+        self.failure = error
+        self._forget()
+        self._is_prepared = False
+
+    def _forget(self, *, keeps_id: bool = False) -> None:
+        """The member is of no generation any more: what it owns is lost, and it has to join again."""
+        member_id = self.metadata.member_id if keeps_id else ""
+        self.metadata = self.metadata._replace(generation_id=NO_GENERATION, member_id=member_id)
+        self.state, self._out, self._heartbeat = MemberState.UNJOINED, None, None
+        self._assigned = self._subscribers = self.leader_counts = None
+        self._must_join, self._is_lost = True, bool(self.owned)
+        self._is_prepared = self._is_prepared and not self.owned
