@@ -1,11 +1,11 @@
 """What every test runs under: a temporary directory of its own, and proof that the run leaves nothing behind; and the
 one Ray and the cluster that tests share, which start when the first test asks for them.
 
-Two worker processes of pytest-xdist run the tests, for two cores: one those that need Ray and mostly wait for it, the
-other those that need Spark and the simulator; then each whatever file is next. Temporary files of a worker, those of
-Ray and of subprocesses included, go into one directory; it must be empty at the end, but for what pytest keeps of
-failed tests. Every process that a test starts inherits its worker's mark in its environment; none may be alive at the
-end.
+Four worker processes of pytest-xdist run the tests, for two cores, as tests on Ray mostly wait: one runs those that
+share a Ray, one those that start a Ray of their own, one those that need Spark, one new seeds of the simulator; then
+each whatever file is next. Temporary files of a worker, those of Ray and of subprocesses included, go into one
+directory; it must be empty at the end, but for what pytest keeps of failed tests. Every process that a test starts
+inherits its worker's mark in its environment; none may be alive at the end.
 """
 
 import logging
@@ -38,7 +38,7 @@ os.environ.update(
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
-_GROUPS = ("ray", "spark", "sim")
+_SHARED_RAY, _OWN_RAY, _SPARK, _SIM = _GROUPS = ("shared ray", "own ray", "spark", "sim")
 _BYTECODE = "bytecode"
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
@@ -103,6 +103,7 @@ def _is_the_runs(path: Path) -> bool:
     return path.name == _BYTECODE or path.name.startswith("pytest-of-")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each test its group, all of which one worker runs; the long ones first."""
     for item in items:
@@ -111,7 +112,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    return next((each for each in _GROUPS if item.get_closest_marker(each)), item.path.name)
+    marks = {each.name for each in item.iter_markers()}
+    for each in (_SPARK, _SIM):
+        if each in marks:
+            return each
+    if "rays" in getattr(item, "fixturenames", ()):
+        return _SHARED_RAY
+    return _OWN_RAY if marks & {"ray", "lane"} else item.path.name
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -383,3 +383,8 @@ def test_an_unknown_command_of_a_readme_is_found() -> None:
     assert unknown_words("topic create flights --partitions 6", root) == []
     assert unknown_words("topic make flights", root) == ["make"]
     assert unknown_words("topic create flights --parts 6", root) == ["--parts"]
+
+
+def test_a_worker_process_runs_all_tests_of_a_group(request: pytest.FixtureRequest) -> None:
+    """Else each would start a Ray and a Spark of its own. Some versions of pytest-xdist ignore groups in silence."""
+    assert request.node.nodeid.endswith("@test_tidy.py") == ("PYTEST_XDIST_WORKER" in os.environ)
