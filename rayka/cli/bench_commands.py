@@ -145,7 +145,7 @@ def measure_latency(cluster: "ClusterHandle", topic_name: str, load: Load) -> Fi
     value = os.urandom(load.size_bytes)
     producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
     with closing(producer):
-        return _one_by_one("latency", load, lambda number: producer.send(topic_name, value).result(_WAIT_S))
+        return one_by_one("latency", load, lambda number: producer.send(topic_name, value).result(_WAIT_S))
 
 
 def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
@@ -169,17 +169,22 @@ def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) ->
                 if time.monotonic() >= deadline_s:
                     raise UnavailableError(f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s")
 
-        return _one_by_one("end-to-end", load, pass_through)
+        return one_by_one("end-to-end", load, pass_through)
 
 
-def _one_by_one(benchmark: str, load: Load, pass_one: Callable[[int], object]) -> Figures:
-    """A tenth more of them than asked for come first, and do not count."""
-    latencies_s = []
-    for number in range(-(load.record_count // 10) - 1, load.record_count):
-        begin_s = time.perf_counter()
-        pass_one(number + load.record_count)
-        if number >= 0:
-            latencies_s.append(time.perf_counter() - begin_s)
+def one_by_one(
+    benchmark: str,
+    load: Load,
+    pass_one: Callable[[int], object],
+    clock_s: Callable[[], float] = time.perf_counter,
+) -> Figures:
+    """The latency of each record, which has its number. A tenth more come first, to warm up, and do not count."""
+    warm_up_count, latencies_s = load.record_count // 10 + 1, []
+    for number in range(warm_up_count + load.record_count):
+        begin_s = clock_s()
+        pass_one(number)
+        latencies_s.append(clock_s() - begin_s)
+    del latencies_s[:warm_up_count]
     size_bytes = load.record_count * load.size_bytes
     return Figures.of(benchmark, load.record_count, size_bytes, sum(latencies_s), latencies_s)
 

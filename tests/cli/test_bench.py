@@ -19,6 +19,7 @@ from rayka.cli.bench_commands import (
     measure_end_to_end,
     measure_latency,
     measure_producer,
+    one_by_one,
     percentile,
 )
 from rayka.cli.main import run
@@ -74,6 +75,19 @@ def test_as_many_records_of_that_size_are_sent_as_asked_for_and_some_that_warm_u
     assert figures.records_per_s == pytest.approx(200 / figures.seconds)
     assert figures.mb_per_s == pytest.approx(0.02 / figures.seconds)
     assert 0 < figures.p50_ms <= figures.p95_ms <= figures.p99_ms <= figures.p99_9_ms
+
+
+def test_what_the_first_records_take_to_warm_up_stays_out_of_the_figures() -> None:
+    now_s = 0.0
+
+    def take(number: int) -> None:
+        nonlocal now_s
+        now_s += 1.0 if number < 3 else 0.25
+
+    load = Load(record_count=20, size_bytes=1_000_000, configs={})
+    figures = one_by_one("latency", load, take, clock_s=lambda: now_s)
+    assert now_s == 3 * 1.0 + 20 * 0.25
+    assert figures == Figures("latency", 20, 5.0, 4.0, 4.0, 250.0, 250.0, 250.0, 250.0)
 
 
 def test_a_consumer_is_measured_by_what_it_has_read(here: InProcessCluster) -> None:
