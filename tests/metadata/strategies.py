@@ -1,6 +1,7 @@
 """Random runs of metadata records that make sense: what a controller could have written."""
 
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TypeVar
 from uuid import UUID
 
 from hypothesis import strategies as st
@@ -32,10 +33,17 @@ from tests.metadata.support import directory, registered
 NAMES = ("orders", "payments", "events")
 BROKERS = (1, 2, 3)
 KEYS = ("retention.ms", "cleanup.policy")
+T = TypeVar("T")
 
+# Strategies are made once: to make one for each record takes most of the time of a run.
+_choices = st.integers(0, 59)
+_flags = st.booleans()
 _replicas = st.lists(st.sampled_from(BROKERS), min_size=1, max_size=3, unique=True).map(tuple)
 _some_replicas = st.lists(st.sampled_from(BROKERS), max_size=3, unique=True).map(tuple)
 _recovery_states = st.sampled_from(LeaderRecoveryState)
+_maybe_replicas = st.none() | _replicas
+_maybe_some_replicas = st.none() | _some_replicas
+_maybe_recovery_states = st.none() | _recovery_states
 
 
 @st.composite
@@ -44,7 +52,7 @@ def record_runs(draw: st.DrawFn, max_size: int = 18) -> list[MetadataRecord]:
     records: list[MetadataRecord] = []
     image = MetadataImage()
     for number in range(draw(st.integers(0, max_size))):
-        record = draw(_next_record(image, number))
+        record = _Next(draw, image, number).record()
         delta = MetadataDelta(image)
         delta.replay(record)
         image = delta.apply(image.next_offset + 1)
@@ -52,127 +60,115 @@ def record_runs(draw: st.DrawFn, max_size: int = 18) -> list[MetadataRecord]:
     return records
 
 
-def _next_record(image: MetadataImage, number: int) -> st.SearchStrategy[MetadataRecord]:
-    ways: list[st.SearchStrategy[Any]] = [
-        _registrations(number),
-        _features(),
-        _producer_ids(image),
-        _configs(ResourceType.BROKER, ["", "1"]),
-        st.just(NoOpRecord()),
-    ]
-    if image.brokers:
-        ways += [_broker_changes(image), _unregistrations(image)]
-    free = [name for name in NAMES if name not in image.topics]
-    if free:
-        names = st.sampled_from(free)
-        ways.append(st.builds(TopicRecord, name=names, topic_id=st.just(UUID(int=100 + number))))
-    if image.topics:
-        topics = st.sampled_from(list(image.topics.values()))
-        ways += [
-            _configs(ResourceType.TOPIC, list(image.topics)),
-            st.builds(ClearElrRecord, topic_name=st.sampled_from(("", *image.topics))),
-            topics.map(lambda topic: RemoveTopicRecord(topic_id=topic.topic_id)),
-            topics.flatmap(lambda topic: _partitions(topic.topic_id, len(topic.partitions))),
+class _Next:
+    """Draws the record that comes after those of which the image is."""
+
+    def __init__(self, draw: st.DrawFn, image: MetadataImage, number: int) -> None:
+        self._draw = draw
+        self._image = image
+        self._number = number
+
+    def _one_of(self, options: Collection[T]) -> T:
+        return list(options)[self._draw(_choices) % len(options)]
+
+    def record(self) -> MetadataRecord:
+        image = self._image
+        ways: list[Callable[[], MetadataRecord]] = [
+            self._registration,
+            self._feature,
+            self._producer_ids,
+            lambda: self._config(ResourceType.BROKER, ("", "1")),
+            NoOpRecord,
         ]
-    with_partitions = [topic for topic in image.topics.values() if topic.partitions]
-    if with_partitions:
-        topics = st.sampled_from(with_partitions)
-        ways.append(topics.flatmap(lambda topic: _partition_changes(topic.topic_id, len(topic.partitions))))
-    return st.one_of(ways)
+        if image.brokers:
+            ways += [self._broker_change, self._unregistration]
+        if len(image.topics) < len(NAMES):
+            ways.append(self._topic)
+        if image.topics:
+            ways += [
+                lambda: self._config(ResourceType.TOPIC, image.topics),
+                lambda: ClearElrRecord(topic_name=self._one_of(("", *image.topics))),
+                lambda: RemoveTopicRecord(topic_id=self._one_of(image.topics.values()).topic_id),
+                *[self._partition] * 3,
+            ]
+        if any(each.partitions for each in image.topics.values()):
+            ways += [self._partition_change] * 4
+        return self._one_of(ways)()
 
-
-def _registrations(number: int) -> st.SearchStrategy[RegisterBrokerRecord]:
-    return st.builds(
-        lambda broker_id, count, is_fenced: registered(
-            broker_id, epoch=number, directory_count=count, is_fenced=is_fenced
-        ),
-        st.sampled_from(BROKERS),
-        st.integers(1, 2),
-        st.booleans(),
-    )
-
-
-def _features() -> st.SearchStrategy[FeatureLevelRecord]:
-    names = st.sampled_from((METADATA_VERSION, ELIGIBLE_LEADER_REPLICAS))
-    return st.builds(FeatureLevelRecord, name=names, level=st.integers(1, 3))
-
-
-def _producer_ids(image: MetadataImage) -> st.SearchStrategy[ProducerIdsRecord]:
-    return st.builds(
-        ProducerIdsRecord,
-        broker_id=st.sampled_from(BROKERS),
-        broker_epoch=st.just(0),
-        next_producer_id=st.just(image.next_producer_id + 1000),
-    )
-
-
-def _broker_changes(image: MetadataImage) -> st.SearchStrategy[BrokerRegistrationChangeRecord]:
-    maybe = st.sampled_from((None, True, False))
-    return st.sampled_from(list(image.brokers.values())).flatmap(
-        lambda broker: st.builds(
-            BrokerRegistrationChangeRecord,
-            broker_id=st.just(broker.broker_id),
-            broker_epoch=st.just(broker.broker_epoch),
-            is_fenced=maybe,
-            is_in_controlled_shutdown=maybe,
-            offline_directories=st.sampled_from((None, (), (directory(broker.broker_id).directory_id,))),
+    def _registration(self) -> RegisterBrokerRecord:
+        count, is_fenced = self._one_of((1, 2)), self._draw(_flags)
+        return registered(
+            self._one_of(BROKERS), epoch=self._number, directory_count=count, is_fenced=is_fenced
         )
-    )
 
+    def _feature(self) -> FeatureLevelRecord:
+        name = self._one_of((METADATA_VERSION, ELIGIBLE_LEADER_REPLICAS))
+        return FeatureLevelRecord(name=name, level=self._one_of((1, 2, 3)))
 
-def _unregistrations(image: MetadataImage) -> st.SearchStrategy[UnregisterBrokerRecord]:
-    return st.sampled_from(list(image.brokers.values())).map(
-        lambda broker: UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
-    )
+    def _producer_ids(self) -> ProducerIdsRecord:
+        next_producer_id = self._image.next_producer_id + 1000
+        return ProducerIdsRecord(
+            broker_id=self._one_of(BROKERS), broker_epoch=0, next_producer_id=next_producer_id
+        )
 
+    def _broker_change(self) -> BrokerRegistrationChangeRecord:
+        broker, maybe = self._one_of(self._image.brokers.values()), (None, True, False)
+        return BrokerRegistrationChangeRecord(
+            broker_id=broker.broker_id,
+            broker_epoch=broker.broker_epoch,
+            is_fenced=self._one_of(maybe),
+            is_in_controlled_shutdown=self._one_of(maybe),
+            offline_directories=self._one_of((None, (), (directory(broker.broker_id).directory_id,))),
+        )
 
-def _configs(resource_type: ResourceType, names: list[str]) -> st.SearchStrategy[ConfigRecord]:
-    return st.builds(
-        ConfigRecord,
-        resource_type=st.just(resource_type),
-        resource_name=st.sampled_from(names),
-        name=st.sampled_from(KEYS),
-        value=st.sampled_from((None, "1", "2")),
-    )
+    def _unregistration(self) -> UnregisterBrokerRecord:
+        broker = self._one_of(self._image.brokers.values())
+        return UnregisterBrokerRecord(broker_id=broker.broker_id, broker_epoch=broker.broker_epoch)
 
+    def _config(self, resource_type: ResourceType, names: Collection[str]) -> ConfigRecord:
+        return ConfigRecord(
+            resource_type=resource_type,
+            resource_name=self._one_of(names),
+            name=self._one_of(KEYS),
+            value=self._one_of((None, "1", "2")),
+        )
 
-def _partitions(topic_id: UUID, next_number: int) -> st.SearchStrategy[PartitionRecord]:
-    def made(
-        replicas: tuple[int, ...], epoch: int, elr: tuple[int, ...], state: LeaderRecoveryState
-    ) -> PartitionRecord:
+    def _topic(self) -> TopicRecord:
+        free = [name for name in NAMES if name not in self._image.topics]
+        return TopicRecord(name=self._one_of(free), topic_id=UUID(int=100 + self._number))
+
+    def _partition(self) -> PartitionRecord:
+        topic = self._one_of(self._image.topics.values())
+        replicas, elr = self._draw(_replicas), self._draw(_some_replicas)
         return PartitionRecord(
-            topic_id=topic_id,
-            partition=next_number,
+            topic_id=topic.topic_id,
+            partition=len(topic.partitions),
             replicas=replicas,
             directories=_directories(replicas),
             isr=replicas,
             leader_id=replicas[0],
-            leader_epoch=epoch,
-            leader_recovery_state=state,
+            leader_epoch=self._one_of((0, 1, 2)),
+            leader_recovery_state=self._draw(_recovery_states),
             eligible_leader_replicas=elr,
             last_known_elr=elr[:1],
         )
 
-    return st.builds(made, _replicas, st.integers(0, 2), _some_replicas, _recovery_states)
-
-
-def _partition_changes(topic_id: UUID, count: int) -> st.SearchStrategy[PartitionChangeRecord]:
-    def made(replicas: tuple[int, ...] | None, **fields: object) -> PartitionChangeRecord:
-        directories = None if replicas is None else _directories(replicas)
-        return PartitionChangeRecord(topic_id=topic_id, replicas=replicas, directories=directories, **fields)  # type: ignore[arg-type]
-
-    return st.builds(
-        made,
-        partition=st.integers(0, count - 1),
-        replicas=st.none() | _replicas,
-        isr=st.none() | _some_replicas,
-        leader_id=st.sampled_from((NO_LEADER_CHANGE, -1, *BROKERS)),
-        adding_replicas=st.none() | _some_replicas,
-        removing_replicas=st.none() | _some_replicas,
-        leader_recovery_state=st.none() | _recovery_states,
-        eligible_leader_replicas=st.none() | _some_replicas,
-        last_known_elr=st.none() | _some_replicas,
-    )
+    def _partition_change(self) -> PartitionChangeRecord:
+        topic = self._one_of([each for each in self._image.topics.values() if each.partitions])
+        replicas = self._draw(_maybe_replicas)
+        return PartitionChangeRecord(
+            topic_id=topic.topic_id,
+            partition=self._one_of(range(len(topic.partitions))),
+            replicas=replicas,
+            directories=None if replicas is None else _directories(replicas),
+            isr=self._draw(_maybe_some_replicas),
+            leader_id=self._one_of((NO_LEADER_CHANGE, -1, *BROKERS)),
+            adding_replicas=self._draw(_maybe_some_replicas),
+            removing_replicas=self._draw(_maybe_some_replicas),
+            leader_recovery_state=self._draw(_maybe_recovery_states),
+            eligible_leader_replicas=self._draw(_maybe_some_replicas),
+            last_known_elr=self._draw(_maybe_some_replicas),
+        )
 
 
 def _directories(replicas: tuple[int, ...]) -> tuple[UUID, ...]:
