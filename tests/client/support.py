@@ -61,6 +61,8 @@ class ScriptedCluster:
         self.is_down = False
         self.metadata_calls = 0
         self.executes_lost_requests = False
+        self.batch_bytes_max = 1 << 30  # larger ones are refused
+        self.refused_count = 0
         self._gate: asyncio.Event | None = None
         self._held = Event()
 
@@ -159,6 +161,11 @@ class ScriptedCluster:
             return ProducePartitionResult(part.topic_id, part.partition, answer, "as told")
         if isinstance(answer, Exception) and not self.executes_lost_requests:
             raise answer
+        if part.records.size > self.batch_bytes_max:
+            self.refused_count += 1
+            return ProducePartitionResult(
+                part.topic_id, part.partition, ErrorCode.MESSAGE_TOO_LARGE, "too large"
+            )
         log = self.logs.setdefault((topic, part.partition), [])
         base_offset = sum(each.record_count for each in log)
         log += split_batches(part.records.copy())

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rayka.client.producer.accumulator import Accumulator, Moment
 from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
-from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, PartEnd, ProducerBatch
 from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Columns, Row
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
@@ -510,7 +510,7 @@ def test_a_batch_that_grew_too_large_becomes_several():
         base_offsets += [100 * len(base_offsets)] * part.record_count
         values += [value[:1] for value in decode(part).values_list() if value]
         if batch.has_more_parts:
-            filling.go_on(batch, base_offsets[-1], -1)
+            filling.go_on(batch, PartEnd(base_offsets[-1]))
         else:
             filling.finish((batch,), is_acknowledged=True)
             batch.acknowledge(base_offsets[-1], -1)

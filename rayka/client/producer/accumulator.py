@@ -21,7 +21,7 @@ from rayka.client.producer.agenda import APPENDING_MS, Agenda
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
 from rayka.client.producer.dispatch import Dispatch
 from rayka.client.producer.partition_queue import NEVER, Limits, PartitionQueue
-from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.producer_batch import PartEnd, ProducerBatch
 from rayka.client.producer.producer_identity import ProducerIdentity
 from rayka.client.producer.producer_topics import ProducerTopics
 from rayka.client.producer.record_columns import Columns, Row
@@ -288,15 +288,17 @@ class Accumulator:
             self.agenda.bring_all_back()
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
 
-    def go_on(self, batch: ProducerBatch, base_offset: int, log_append_time_ms: int) -> bool:
-        """The log has a part of a batch; False unless another part is to go now."""
+    def go_on(self, batch: ProducerBatch, end: PartEnd | None) -> bool:
+        """A part of a batch is over, or with None became smaller ones: the next goes now. False when its partition is
+        gone.
+        """
         with self._lock:
-            if not batch.has_more_parts or not self.topics.holds(batch):
+            if not self.topics.holds(batch):
                 return False
             queue = self.topics.queue_of(batch)
-            if batch.sequence is not None:
-                queue.sequences.on_acknowledged(batch.sequence.base_sequence, batch.part_count)
-            batch.acknowledge_part(base_offset, log_append_time_ms)
+            if end is not None:
+                self.identity.on_part_over(queue, batch, is_acknowledged=end.error is None)
+                batch.end_part(end)
             batch.is_in_flight = False
             self._settle(queue)
             return True

@@ -147,7 +147,7 @@ class _FailingAtTheEnd:
 
 
 def _is_delivered(batch: ProducerBatch) -> bool:
-    return batch.is_done and batch.error is None
+    return batch.is_done and batch.error_of(0, len(batch)) is None
 
 
 def _message(lost: dict[ProducerBatch, Sender]) -> str:
@@ -166,7 +166,7 @@ def _message(lost: dict[ProducerBatch, Sender]) -> str:
 
 def _reason(batches: Sequence[ProducerBatch]) -> str:
     """The first error there is; a batch may wait for an answer without any."""
-    errors = (each.error or each.last_error for each in batches)
+    errors = (each.error_of(0, len(each)) or each.last_error for each in batches)
     error = next((each for each in errors if each is not None), None)
     return "no answer yet" if error is None else f"{type(error).__name__}: {error}"
 

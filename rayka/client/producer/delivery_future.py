@@ -28,7 +28,7 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
     slot: Any  # the record, until its batch is sealed; then its index there
 
     def __repr__(self) -> str:
-        state = "pending" if not self.done() else "failed" if self.batch.error else "acknowledged"
+        state = "pending" if not self.done() else "failed" if self._error() else "acknowledged"
         return f"<DeliveryFuture {self.batch.topic_partition} {state}>"
 
     def done(self) -> bool:
@@ -42,15 +42,18 @@ class DeliveryFuture(msgspec.Struct, eq=False, gc=False):
         Raises what the delivery failed with, TimeoutError when it is still under way, and RuntimeError on the IO
         thread, where callbacks run.
         """
-        wait_until_done((self.batch,), timeout)
-        if self.batch.error is not None:
-            raise self.batch.error
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
         return self.metadata()
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """What the delivery failed with, or None; waits like `result`."""
         wait_until_done((self.batch,), timeout)
-        return self.batch.error
+        return self._error()
+
+    def _error(self) -> Exception | None:
+        return self.batch.error_of(self.slot)
 
     def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
         """Calls `callback(self)` at the end: on the IO thread, or at once if it has come already."""
@@ -105,7 +108,8 @@ class BatchFuture:
         """The first error among them, or None; waits like `result`."""
         batches = self._batches()
         wait_until_done(batches, timeout)
-        return next((each.error for each in batches if each.error is not None), None)
+        errors = (batch.error_of(index, count) for batch, index, count in self._parts)
+        return next((each for each in errors if each is not None), None)
 
     def add_done_callback(self, callback: "Callable[[Self], object]") -> None:
         """Calls `callback(self)` when all is over: on the IO thread, or at once if it is already."""
@@ -162,5 +166,5 @@ def _late(pending: Sequence[ProducerBatch], timeout: float | None) -> TimeoutErr
 
 
 def _report(on_delivery: OnDelivery, future: DeliveryFuture) -> None:
-    error = future.batch.error
+    error = future.exception(0)
     on_delivery(error, None if error is not None else future.metadata())

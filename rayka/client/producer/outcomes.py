@@ -1,5 +1,8 @@
 """What an answer or a failure means: for batches, for the callbacks and futures of their records.
 
+A batch of several records that the log refuses as too large goes again in smaller parts; a single record that is too
+large fails alone. Kafka: RecordAccumulator.splitAndReenqueue.
+
 A request that fails in a way that passes is repeated until `delivery_timeout_ms`: after a pause, or as soon as a new
 leader is known where it was the leader that failed. With idempotence the broker knows a repeated batch again; without,
 a request whose answer was lost may put its records into the log twice. Invariant: a batch ends exactly once. On the IO
@@ -11,21 +14,26 @@ from collections.abc import Callable, Sequence
 
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_leaders import PartitionLeaders
-from rayka.client.producer.producer_batch import Callback, ProducerBatch
+from rayka.client.producer.producer_batch import Callback, PartEnd, ProducerBatch
 from rayka.client.retry import Backoff
 from rayka.errors import (
     ApiError,
     ErrorCode,
     InvalidMetadataError,
+    NetworkException,
+    NotEnoughReplicasAfterAppend,
     OutOfOrderSequence,
     RaykaError,
+    RecordTooLarge,
     RequestTimedOut,
     error_for,
 )
 from rayka.ids import NO_NODE, node_name
+from rayka.protocol.batch_header import Codec
 from rayka.protocol.produce import ProducePartitionResult
 
 NO_LEADER_ERRORS = (InvalidMetadataError, RequestTimedOut)
+_PERHAPS_IN_LOG = (NetworkException, RequestTimedOut, NotEnoughReplicasAfterAppend)
 _IN_LOG = (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER)
 
 logger = logging.getLogger(__name__)
@@ -41,6 +49,7 @@ class Outcomes:
         backoff: Backoff,
         now_ms: Callable[[], float],
         cluster_name: str,
+        codec: Codec,
     ) -> None:
         self.callback_error: BaseException | None = None
         self.logs_failures = True
@@ -50,6 +59,7 @@ class Outcomes:
         self._backoff = backoff
         self._now_ms = now_ms
         self._cluster_name = cluster_name
+        self._codec = codec
 
     def on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
@@ -81,10 +91,13 @@ class Outcomes:
             self._call_back(batch, callbacks)
 
     def _go_on(self, batch: ProducerBatch, result: ProducePartitionResult) -> bool:
-        return self._accumulator.go_on(batch, result.base_offset, result.log_append_time_ms)
+        return self._accumulator.go_on(batch, PartEnd(result.base_offset, result.log_append_time_ms))
 
     def on_error(self, batch: ProducerBatch, error: ApiError, node_id: int) -> None:
         """Another try later, or at once at a leader that is known by now, or the end."""
+        if isinstance(error, RecordTooLarge) and self._goes_on_smaller(batch, error):
+            return
+        batch.may_be_in_log |= isinstance(error, _PERHAPS_IN_LOG)
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
         if not may_retry or not self._accumulator.defer(batch, error, self.retry_ms(batch)):
             self.end(batch, error)
@@ -93,6 +106,21 @@ class Outcomes:
                 self._leaders.on_failed(batch)
             else:
                 self._accumulator.on_new_leaders(batch.topic, (batch.partition,))
+
+    def _goes_on_smaller(self, batch: ProducerBatch, error: RecordTooLarge) -> bool:
+        """Whether the log is asked to take less at a time, or what is behind the one record that is too large."""
+        if batch.part_count > 1:
+            # The log may have it whole, from before its limit was lowered, and would not know its parts again.
+            if batch.may_be_in_log and batch.sequence is not None:
+                return False
+            batch.split(self._codec)
+            is_going_on = self._accumulator.go_on(batch, None)
+        else:
+            is_going_on = batch.has_more_parts and self._accumulator.go_on(batch, PartEnd(error=error))
+            if is_going_on and self.logs_failures:
+                logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
+        self._leaders.refresh(batch.topic)  # the limit has changed: batches to come are made for it
+        return is_going_on
 
     def on_unsent(self, batch: ProducerBatch, error: ApiError) -> None:
         """It could not go: another try later, or the end."""

@@ -64,6 +64,8 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
             if not batch.is_in_flight:
                 may_go = not self.sequences.needs_new_epoch and (batch is first or self._may_follow(batch))
                 return batch if may_go and (batch.count or batch.records) else None
+            if batch.has_more_parts:  # what is behind it would overtake them
+                return None
         return None
 
     def _may_follow(self, batch: ProducerBatch) -> bool:

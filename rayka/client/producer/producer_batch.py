@@ -2,7 +2,8 @@
 
 A batch gathers either records of `send`, each held by the future that its caller got, or columns of `send_batch`. Its
 life: open, closed, sealed by the IO thread when it is to be sent, done. Sealing gives every record its index. Almost
-always it becomes one batch of the log; one that grew too large becomes several parts, sent one after the other.
+always it becomes one batch of the log; one that grew too large, here or for the log, becomes several parts, sent one
+after the other, and each ends for itself.
 
 `send` appends to an open batch without a lock, which one thread may do while another seals:
 1. the appender appends its future, then looks whether the batch is sealed;
@@ -25,6 +26,7 @@ from rayka.client.producer.record_columns import Columns, columns_of_rows, conca
 from rayka.errors import RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
+from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import with_sequence
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
 
@@ -35,6 +37,14 @@ BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at mo
 NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
 Callback = Callable[[], object]
 _completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
+
+
+class PartEnd(NamedTuple):
+    """Where a part is in the log, or why it is not there."""
+
+    base_offset: int = NO_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    error: Exception | None = None
 
 
 class ProducerBatch:
@@ -48,8 +58,8 @@ class ProducerBatch:
         "_callbacks", "_chunks", "_done_count", "_earlier_stamps", "_encoded_as", "_parts", "_placed",
         "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
         "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
-        "last_error", "limit_bytes", "log_append_time_ms", "number", "partition", "records", "sequence",
-        "size_bytes", "stamped_ms", "topic", "went_first",
+        "last_error", "limit_bytes", "log_append_time_ms", "may_be_in_log", "number", "partition", "records",
+        "sequence", "size_bytes", "stamped_ms", "topic", "went_first",
     )  # fmt: skip
 
     def __init__(self, topic: str, partition: int, created_ms: float) -> None:
@@ -70,6 +80,7 @@ class ProducerBatch:
         self.is_done = False
         self.failure_count = 0
         self.last_error: RaykaError | None = None
+        self.may_be_in_log = False  # an answer about the part that is next was lost
         self.sequence: ProducerSequence | None = None  # of the part that is next, once it was sent
         self.number = 0  # of those sent for the partition
         self.error: Exception | None = None
@@ -84,8 +95,10 @@ class ProducerBatch:
         self._callbacks: list[Callback] | None = None
         self._parts: Sequence[np.ndarray] = ()  # encoded, those that are not acknowledged
         self._encoded_as: ProducerSequence | None = None
-        self._done_count = 0  # records in parts that are acknowledged
-        self._placed: Sequence[_Placed] = ()  # those parts
+        self._done_count = 0  # records in parts that are over
+        self._placed: Sequence[
+            tuple[int, PartEnd]
+        ] = ()  # those parts, and the index of the first record of each
 
     def __repr__(self) -> str:
         state = (
@@ -157,7 +170,7 @@ class ProducerBatch:
 
     @property
     def left_count(self) -> int:
-        """Records that are not acknowledged; only once it is sealed."""
+        """Records in parts that are not over; only once it is sealed."""
         return self.count - self._done_count
 
     @property
@@ -197,14 +210,30 @@ class ProducerBatch:
             sequence = sequence.after(RecordBatch(part).record_count)
         self._parts = numbered
 
+    def split(self, codec: Codec) -> None:
+        """The part that is next, of several records, becomes two or more, each at most half as large if it has more
+        than one record; their records keep their sequences.
+        """
+        part, count = self._parts[0], self.part_count
+        assert count > 1, repr(self)
+        decoded = decode(RecordBatch(part), check_crc=False)
+        columns = Columns(decoded.values, decoded.keys, decoded.headers, decoded.timestamps_ms)
+        sequence = self.sequence or NO_SEQUENCE
+        smaller: list[np.ndarray] = []
+        for begin, end in pairwise((0, count // 2, count)):
+            piece = columns.slice(begin, end)
+            smaller += encode_columns(piece, codec, part.size // 2, sequence.after(begin))
+        self._parts = [*smaller, *self._parts[1:]]
+
     # ---- The end ----
 
-    def acknowledge_part(self, base_offset: int, log_append_time_ms: int) -> None:
-        """The log has the part that was next; another one is now."""
+    def end_part(self, end: "PartEnd") -> None:
+        """The part that was next is over; another one is next now."""
         count = self.part_count
-        self._placed = (*self._placed, _Placed(self._done_count, base_offset, log_append_time_ms))
+        self._placed = (*self._placed, (self._done_count, end))
         self._done_count += count
         self._parts = self._parts[1:]
+        self.may_be_in_log = False
         if self.sequence is not None:
             self.sequence = self._encoded_as = self.sequence.after(count)
 
@@ -228,13 +257,24 @@ class ProducerBatch:
                 self._callbacks.append(callback)
             return not self.is_done
 
+    def error_of(self, index: int, count: int = 1) -> Exception | None:
+        """The first error of these records, once the batch is done."""
+        if not self._placed:  # then all ended as one; perhaps unsent, and they have no index
+            return self.error
+        edges = [*(begin for begin, _ in self._placed[1:]), self._done_count]
+        ends = zip(self._placed, edges, strict=True)
+        errors = [
+            each.error for (begin, each), end in ends if begin < index + count and index < end and each.error
+        ]
+        return next(iter(errors), self.error if index + count > self._done_count else None)
+
     def offset_of(self, index: int) -> int:
-        begin, base_offset, _ = self._place_of(index)
-        return offset_after(base_offset, index - begin)
+        begin, end = self._place_of(index)
+        return offset_after(end.base_offset, index - begin)
 
     def timestamp_of(self, index: int) -> int:
         """The record's timestamp in the log."""
-        log_append_time_ms = self._place_of(index).log_append_time_ms
+        log_append_time_ms = self._place_of(index)[1].log_append_time_ms
         if log_append_time_ms != NO_TIMESTAMP:
             return log_append_time_ms
         timestamps_ms = self._timestamps_ms
@@ -242,16 +282,16 @@ class ProducerBatch:
 
     def runs(self, index: int, count: int) -> list[tuple[int, int]]:
         """Base offset and length of the runs that so many records from an index on make in the log."""
-        begins = [each.begin for each in self._placed if index < each.begin < index + count]
+        begins = [begin for begin, _ in self._placed if index < begin < index + count]
         if index < self._done_count < index + count:
             begins.append(self._done_count)
         edges = [index, *begins, index + count]
         return [(self.offset_of(begin), end - begin) for begin, end in pairwise(edges)]
 
-    def _place_of(self, index: int) -> "_Placed":
+    def _place_of(self, index: int) -> "tuple[int, PartEnd]":
         if index >= self._done_count:
-            return _Placed(self._done_count, self.base_offset, self.log_append_time_ms)
-        return next(each for each in reversed(self._placed) if each.begin <= index)
+            return self._done_count, PartEnd(self.base_offset, self.log_append_time_ms)
+        return next(each for each in reversed(self._placed) if each[0] <= index)
 
     def _finish(self) -> Sequence[Callback]:
         assert not self.is_done, repr(self)
@@ -269,11 +309,3 @@ def _each_timestamp(stamps: list[int]) -> Timestamps:
     if ends[-1] < SHORT_LIST:
         return array("q", chain.from_iterable(map(repeat, timestamps_ms, lengths)))
     return np.repeat(np.array(timestamps_ms, np.int64), lengths)
-
-
-class _Placed(NamedTuple):
-    """Where a part is in the log: its first record's index, and that record's offset."""
-
-    begin: int
-    base_offset: int
-    log_append_time_ms: int

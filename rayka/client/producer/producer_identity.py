@@ -52,10 +52,11 @@ class ProducerIdentity:
 
     def on_over(self, queue: PartitionQueue, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
         """The log has what was left of the batch, or it is given up and the log may have it."""
-        if batch.sequence is not None:
-            sequences = queue.sequences
-            on_over = sequences.on_acknowledged if is_acknowledged else sequences.on_failed
-            on_over(batch.sequence.base_sequence, batch.left_count)
+        _tell(queue, batch, batch.left_count, is_acknowledged=is_acknowledged)
+
+    def on_part_over(self, queue: PartitionQueue, batch: ProducerBatch, *, is_acknowledged: bool) -> None:
+        """As `on_over`, of the part that is next."""
+        _tell(queue, batch, batch.part_count, is_acknowledged=is_acknowledged)
 
     def settle(self, queue: PartitionQueue) -> None:
         """Something of the partition is not in flight any more: begins the next epoch if it is needed, and possible."""
@@ -71,3 +72,10 @@ class ProducerIdentity:
             sequences.begin_next_epoch()
             for batch in sent:
                 batch.sequence = None
+
+
+def _tell(queue: PartitionQueue, batch: ProducerBatch, count: int, *, is_acknowledged: bool) -> None:
+    if batch.sequence is not None:
+        sequences = queue.sequences
+        on_over = sequences.on_acknowledged if is_acknowledged else sequences.on_failed
+        on_over(batch.sequence.base_sequence, count)

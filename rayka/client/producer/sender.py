@@ -73,7 +73,7 @@ class Sender:
             self._metadata, self.accumulator, config.retry_backoff_ms, self._run, self._fail
         )
         self.outcomes = Outcomes(
-            self.accumulator, self._leaders, self._backoff, self.now_ms, self.cluster_name
+            self.accumulator, self._leaders, self._backoff, self.now_ms, self.cluster_name, self._codec
         )
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking_for_id = False
