@@ -12,6 +12,7 @@ anything is awaited, but for those that need a look-up: they wait for the same o
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from random import SystemRandom
@@ -35,6 +36,7 @@ from rayka.transport.lanes import Node, lanes_of_this_loop
 
 ResponseT = TypeVar("ResponseT")
 _OFFER_TIMEOUT_S = 10.0
+_CONNECTION_KNOWN_S = 0.01
 
 
 class RayNetwork:
@@ -50,6 +52,7 @@ class RayNetwork:
         self._for_client = for_client
         self._is_direct = transport == "auto"
         self._actors = self._of(None)
+        self._known_until_s = -math.inf
 
     def __repr__(self) -> str:
         return f"<RayNetwork {self._cluster_name} {self._actors!r}>"
@@ -73,13 +76,13 @@ class RayNetwork:
         return running_node_ids(self._cluster_name)
 
     async def _send(self, call: Call) -> Answer:
-        name, actors = actor_name(self._cluster_name, call.node_id), self._current_actors()
+        actors = self._current_actors()
         if self._is_direct and takes(call):
-            node, ask = Node(self._cluster_name, call.node_id), partial(_ask_for_lane, actors, name)
-            lane = lanes_of_this_loop().get(actors.connection, node, ask)
+            node = Node(self._cluster_name, call.node_id)
+            lane = lanes_of_this_loop().get(actors.connection, node, partial(_ask_for_lane, actors, node))
             if lane is not None:
                 return await lane.send(call)
-        return await self._send_by_ray(call, name, actors)
+        return await self._send_by_ray(call, actor_name(self._cluster_name, call.node_id), actors)
 
     async def _send_by_ray(self, call: Call, name: str, actors: NamedActors) -> Answer:
         arguments = pack_call(call.header, call.request)
@@ -101,7 +104,13 @@ class RayNetwork:
         return unpack_answer(answer)
 
     def _current_actors(self) -> NamedActors:
-        """Those of this process's present connection to Ray. Raises NetworkException without one."""
+        """Those of this process's present connection to Ray. Raises NetworkException without one.
+
+        To find out takes a tenth of a call, and to make another connection longer than what was found out holds.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._known_until_s and ray.is_initialized():
+            return self._actors
         try:
             connection = connection_id()
         except NetworkException:
@@ -110,14 +119,16 @@ class RayNetwork:
         if connection != self._actors.connection:
             self._actors.close()
             self._actors = self._of(connection)
+        self._known_until_s = now_s + _CONNECTION_KNOWN_S
         return self._actors
 
     def _of(self, connection: ConnectionId | None) -> NamedActors:
         return NamedActors(connection, for_client=self._for_client)
 
 
-async def _ask_for_lane(actors: NamedActors, name: str) -> LaneOffer:
+async def _ask_for_lane(actors: NamedActors, node: Node) -> LaneOffer:
     """Where the node serves its lane. Raises NetworkException."""
+    name = actor_name(*node)
     handle = actors.known(name) or await _look_up(actors, name)
     try:
         async with asyncio.timeout(_OFFER_TIMEOUT_S):

@@ -27,7 +27,7 @@ class ReadResult(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return self.records.size + sum(each.size_bytes for each in self.file_ranges)
+        return sum(each.size_bytes for each in self.file_ranges) if self.file_ranges else self.records.size
 
 
 class FoundOffset(NamedTuple):

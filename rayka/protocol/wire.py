@@ -26,6 +26,7 @@ SMALL_BYTES = (
     4 << 10
 )  # buffers of this size on average cost less joined than one by one, for any number of them
 NO_BYTES = np.empty(0, dtype=np.uint8)
+_BYTE = np.dtype(np.uint8)  # a comparison with the type would make this first
 
 
 class Failure(Message, frozen=True, array_like=True):
@@ -67,22 +68,15 @@ class Encoded(NamedTuple):
 
     def payload(self) -> Payload:
         """The buffers as one array, or as they are where joining them would copy more than it saves."""
-        return (
-            self.buffers
-            if any(isinstance(each, FileSlice) for each in self.buffers)
-            else _joined(self.buffers)
-        )
+        return _joined(self.buffers) if all(map(_is_array, self.buffers)) else self.buffers
 
 
 def encode(message: Message) -> Encoded:
     """The message as bytes; its arrays are referred to, not copied."""
     buffers: list[Part] = []
 
-    def set_aside(value: Any) -> int:
-        if isinstance(value, FileSlice):
-            buffers.append(value)
-            return value.size
-        if not isinstance(value, np.ndarray) or value.dtype != np.uint8 or value.ndim != 1:
+    def set_aside(value: Any) -> Any:
+        if not _is_array(value) and not isinstance(value, FileSlice):
             raise InvariantBroken(f"a message holds {value!r}, which is no array of bytes")
         buffers.append(value)
         return value.size
@@ -131,8 +125,11 @@ def _are_bytes(payload: Any) -> bool:
     """Whether it is what a lane may carry as payload; a caller may have sent anything."""
     if isinstance(payload, bytes):
         return True
-    arrays = payload if isinstance(payload, list) else [payload]
-    return all(isinstance(each, np.ndarray) and each.dtype == np.uint8 and each.ndim == 1 for each in arrays)
+    return all(map(_is_array, payload)) if isinstance(payload, list) else _is_array(payload)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == _BYTE and value.ndim == 1
 
 
 def _take_parts(payload: np.ndarray | bytes) -> Callable[[type, Any], np.ndarray]:

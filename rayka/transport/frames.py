@@ -61,9 +61,8 @@ def encode_frame(
     head = (_PREFIX.pack(request_id, size, len(header), len(body), kind, len(name)), name, header, body)
     if size > _JOINED_BYTES_MAX:
         return [b"".join(head), *(each for each in parts if isinstance(each, FileSlice) or len(each))]
-    return [
-        b"".join((*head, *(bytes(each.read() if isinstance(each, FileSlice) else each) for each in parts)))
-    ]
+    small: list[Any] = [each.read() if isinstance(each, FileSlice) else each for each in parts]
+    return [b"".join((*head, *small))]
 
 
 class _Sizes(NamedTuple):
@@ -150,12 +149,8 @@ class FrameReader:
     def _checked(self, sizes: _Sizes) -> _Sizes:
         if sizes.kind not in _KINDS:
             raise BrokenStream(f"expected a frame, found one of kind {sizes.kind}")
-        for what, found, bound in (
-            ("head", sizes.head_bytes, HEAD_BYTES_MAX),
-            ("payload", sizes.payload_bytes, self._payload_bytes_max),
-        ):
-            if found > bound:
-                raise BrokenStream(f"a frame's {what}: expected at most {bound} bytes, found {found}")
+        _check_size("head", sizes.head_bytes, HEAD_BYTES_MAX)
+        _check_size("payload", sizes.payload_bytes, self._payload_bytes_max)
         return sizes
 
     def _receive_apart(self, sizes: _Sizes, data: memoryview) -> None:
@@ -169,14 +164,19 @@ class FrameReader:
         self._payload.data[: len(records)] = records
 
 
-_KINDS = frozenset(int(each) for each in Kind)
+_KINDS = {int(each): each for each in Kind}
+
+
+def _check_size(what: str, found: int, bound: int) -> None:
+    if found > bound:
+        raise BrokenStream(f"a frame's {what}: expected at most {bound} bytes, found {found}")
 
 
 def _frame(sizes: _Sizes, head: memoryview, payload: np.ndarray) -> Frame:
     after_name = sizes.name_bytes
     after_header = after_name + sizes.header_bytes
     return Frame(
-        Kind(sizes.kind),
+        _KINDS[sizes.kind],
         sizes.request_id,
         bytes(head[:after_name]).decode("utf-8", "replace"),
         bytes(head[after_name:after_header]),
