@@ -38,7 +38,7 @@ from rayka.actors.spec_changes import added_brokers, refusal, united
 from rayka.actors.start_lock import only_start
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
-from rayka.ids import Role, role_of
+from rayka.ids import Role, is_combined, role_of
 from rayka.options import ClusterFields, Transport
 
 if TYPE_CHECKING:
@@ -73,8 +73,10 @@ class Cluster:
     ) -> Self:
         """Starts the cluster that a spec declares: a file, a `ClusterSpec`, or its fields as keyword arguments.
 
-        Fields and defaults: name="rayka", controllers=1, brokers=1, data_dir="~/.rayka" (or a list), ray={"address":
-        "auto"}, config={} (Kafka's keys), resources by role, or `nodes` in place of the two counts.
+        Fields and defaults: name="rayka", controllers=1, brokers=1, coordinators=0, data_dir="~/.rayka" (or a list),
+        ray={"address": "auto"}, config={} (Kafka's keys), resources by role, or `nodes` in place of the three counts.
+        Coordinators lead internal partitions, so that heavy traffic of records does not delay groups; without any,
+        brokers do.
 
         Returns when every node is registered and unfenced. Data directories that exist bring back all they hold; they
         are formatted only when the cluster has none anywhere. Nodes in `replace` start again on an empty disk: a broker
@@ -84,8 +86,9 @@ class Cluster:
 
         A cluster that runs already with the same spec is returned as it is. Brokers that it has not, and the spec has,
         are added while it runs: empty, until `Admin.alter_partition_reassignments` gives them replicas or new topics
-        do; see `added_brokers`. Nothing else may differ. A node in `replace` has to be lost or failed, or all its
-        directories offline; it is replaced while the others run.
+        do; so are coordinators, which take over their share of internal partitions at once; see `added_brokers`.
+        Nothing else may differ. A node in `replace` has to be lost or failed, or all its directories offline; it is
+        replaced while the others run.
 
         Raises ConfigError, ClusterExists (runs with another spec or directory), StorageError (directories are
         missing) and UnavailableError (no Ray at the address given; a node that did not start, with its reason).
@@ -120,7 +123,9 @@ class Cluster:
 
     @property
     def added_brokers(self) -> tuple[int, ...]:
-        """The brokers that this `start` added to a cluster that ran already; none of them has a replica yet."""
+        """The brokers and coordinators that this `start` added to a cluster that ran already. None of the brokers has a
+        replica yet.
+        """
         return self._added_brokers
 
     def network(self, transport: Transport = "auto") -> RayNetwork:
@@ -132,9 +137,9 @@ class Cluster:
         return wait_for(describe(self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S)
 
     def remove_broker(self, broker_id: int) -> None:
-        """Stops a broker that holds no replica, for good: it is forgotten, its directories are removed, and from then
-        on the cluster's spec does without it. Also one whose machine is lost. Calling it again finishes what was
-        interrupted, but for directories that were left when the controller had forgotten the broker.
+        """Stops a broker or coordinator that holds no replica, for good: it is forgotten, its directories are removed,
+        and from then on the cluster's spec does without it. Also one whose machine is lost. Calling it again finishes
+        what was interrupted, but for directories that were left when the controller had forgotten the broker.
 
         `rayka broker drain` moves its replicas first. Raises BrokerIdNotRegistered, InvalidRequest while it holds
         replicas, ConfigError for the last broker, for one that is a controller too, and where the spec's
@@ -153,8 +158,8 @@ class Cluster:
             remove_broker(self, record, broker_id)
 
     def stop(self, delete_data: bool = False) -> None:
-        """Stops the cluster under control: the supervisor, brokers, then controllers, the active one last; then their
-        actors are ended for good. Data stays.
+        """Stops the cluster under control: the supervisor, brokers and coordinators, then controllers, the active one
+        last; then their actors are ended for good. Data stays.
 
         With `delete_data` the nodes' directories are removed, and all topics and records with them. Raises
         ClusterNotFound when the cluster was stopped already.
@@ -169,7 +174,7 @@ class Cluster:
         unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=_ANSWER_TIMEOUT_S)
         handles, processes = self._processes(besides=unplaced)
         roles = _roles(handles, processes)
-        combined = {each: handles[each] for each in handles if len(roles[each]) > 1}
+        combined = {each: handles[each] for each in handles if is_combined(roles[each])}
         wait_for(launch.stop_brokers(self._name, combined), launch.STOP_TIMEOUT_S)
         for node_ids in self._stop_order(roles):
             chosen = {node_id: handles[node_id] for node_id in node_ids}

@@ -22,7 +22,14 @@ from pydantic import (
 
 from rayka.config_model import ConfigModel, dotted, snake
 from rayka.errors import ConfigError
-from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID, Role, role_of
+from rayka.ids import (
+    FIRST_BROKER_ID,
+    FIRST_CONTROLLER_ID,
+    FIRST_COORDINATOR_ID,
+    Role,
+    is_combined,
+    role_of,
+)
 
 IDEMPOTENT_IN_FLIGHT_MAX = 5  # as many batches of a producer as a broker recognises
 _INT32_MAX = 2**31 - 1
@@ -363,6 +370,7 @@ class Resources(ConfigModel):
 
     broker: RoleResources = RoleResources(num_cpus=0.05)
     controller: RoleResources = RoleResources(num_cpus=0.02)
+    coordinator: RoleResources = RoleResources(num_cpus=0.02)
 
 
 def _data_dir(value: Any) -> Any:
@@ -379,10 +387,10 @@ _COUNTS = ("controllers", "brokers", "coordinators")
 
 
 class NodeSpec(ConfigModel):
-    """One node and what it does: a broker, a controller, or both in one actor (Kafka's `process.roles`)."""
+    """One node and what it does: one role, or several in one actor (Kafka's `process.roles`)."""
 
     id: int = Field(ge=1, strict=True)
-    roles: tuple[Literal[Role.BROKER, Role.CONTROLLER], ...] = Field(min_length=1)
+    roles: tuple[Role, ...] = Field(min_length=1)
 
     @field_validator("roles")
     @classmethod
@@ -394,7 +402,8 @@ class NodeSpec(ConfigModel):
         if node_id is not None and role_of(node_id) is not in_order[0]:
             raise ValueError(
                 f"node {node_id} has the id of a {role_of(node_id)}; expected brokers from {FIRST_BROKER_ID}, "
-                f"controllers from {FIRST_CONTROLLER_ID}, a node that is both with the id of a broker"
+                f"coordinators from {FIRST_COORDINATOR_ID}, controllers from {FIRST_CONTROLLER_ID}, a node that is "
+                "several with the id of the first of these roles"
             )
         return in_order
 
@@ -410,9 +419,11 @@ def _check_nodes(nodes: tuple[NodeSpec, ...]) -> tuple[NodeSpec, ...]:
     for role in (Role.BROKER, Role.CONTROLLER):
         if not any(role in each.roles for each in nodes):
             raise ValueError(f"expected at least one {role}")
-    combined = [each.id for each in nodes if len(each.roles) > 1]
+    combined = [each.id for each in nodes if is_combined(each.roles)]
     if combined and any(each.roles == (Role.CONTROLLER,) for each in nodes):
-        raise ValueError(f"expected controllers that are all brokers too, or none that is: {combined} are")
+        raise ValueError(
+            f"expected controllers that are all brokers or coordinators too, or none that is: {combined} are"
+        )
     _check_controllers(sum(Role.CONTROLLER in each.roles for each in nodes))
     return tuple(sorted(nodes, key=lambda each: each.id))
 
@@ -437,6 +448,8 @@ def _check_ports(ports: tuple[int, int]) -> tuple[int, int]:
 class ClusterSpec(ConfigModel):
     """The whole cluster, declared: what `cluster.yaml` holds.
 
+    Coordinators lead internal partitions, groups among them; where there are none, brokers do.
+
     With the transport `auto` the nodes serve hot calls over sockets of their own, on a port of `transport_ports` (the
     first and the last one, by default any that is free); with `ray` nothing listens, and every call is a remote method.
     """
@@ -446,7 +459,7 @@ class ClusterSpec(ConfigModel):
         default=1, ge=1, le=NODES_MAX, strict=True
     )
     brokers: int = Field(default=1, ge=1, le=NODES_MAX, strict=True)
-    coordinators: Literal[0] = 0
+    coordinators: int = Field(default=0, ge=0, le=NODES_MAX, strict=True)
     nodes: Annotated[tuple[NodeSpec, ...], AfterValidator(_check_nodes)] | None = None
     data_dir: Annotated[str | list[str], BeforeValidator(_data_dir)] = "~/.rayka"
     ray: RaySpec = RaySpec()
@@ -475,9 +488,11 @@ class ClusterSpec(ConfigModel):
         if self.nodes is not None:
             return {each.id: each.roles for each in self.nodes}
         brokers = range(FIRST_BROKER_ID, FIRST_BROKER_ID + self.brokers)
+        coordinators = range(FIRST_COORDINATOR_ID, FIRST_COORDINATOR_ID + self.coordinators)
         controllers = range(FIRST_CONTROLLER_ID, FIRST_CONTROLLER_ID + self.controllers)
         return {
             **dict.fromkeys(brokers, (Role.BROKER,)),
+            **dict.fromkeys(coordinators, (Role.COORDINATOR,)),
             **dict.fromkeys(controllers, (Role.CONTROLLER,)),
         }
 

@@ -100,6 +100,11 @@ def holds_partitions(roles: Collection[Role]) -> bool:
     return any(each is not Role.CONTROLLER for each in roles)
 
 
+def is_combined(roles: Collection[Role]) -> bool:
+    """Whether a node with these roles is a controller, and something else."""
+    return Role.CONTROLLER in roles and holds_partitions(roles)
+
+
 def possible_controllers(node_ids: Iterable[int]) -> list[int]:
     """Of all nodes of one cluster, those that may be its controllers: by their ids, or, where none has the id of one,
     all of them, for then controllers are combined with other roles (decision 032).

@@ -96,7 +96,7 @@ class ClusterFields(TypedDict, total=False):
     name: str
     controllers: int
     brokers: int
-    coordinators: Literal[0]
+    coordinators: int
     nodes: Sequence[Mapping[str, Any]] | None
     data_dir: str | list[str]
     ray: Mapping[str, Any]

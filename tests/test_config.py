@@ -111,9 +111,15 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
         ("{brokers: 3, nodes: [{id: 1, roles: [broker, controller]}]}", "either nodes or the counts"),
         ("nodes: [{id: 1, roles: [broker]}]", "nodes: expected at least one controller"),
         ("nodes: [{id: 3001, roles: [controller]}]", "nodes: expected at least one broker"),
+        ("coordinators: -1", "coordinators: .* found -1"),
         (
-            "nodes: [{id: 1, roles: [broker, controller, coordinator]}]",
-            "nodes.0.roles.2: .* 'broker' or 'controller'",
+            "nodes: [{id: 1, roles: [broker, manager]}]",
+            "nodes.0.roles.1: .* 'broker', 'coordinator' or 'controller'",
+        ),
+        ("nodes: [{id: 1001, roles: [coordinator, controller]}]", "nodes: expected at least one broker"),
+        (
+            "nodes: [{id: 1001, roles: [broker, coordinator]}]",
+            "nodes.0.roles: node 1001 has the id of a coordinator; .* the first of these roles",
         ),
         ("nodes: [{id: 1, roles: [broker, broker]}]", "nodes.0.roles: expected each role once"),
         (
@@ -127,7 +133,7 @@ def test_a_producer_option_that_cannot_work_is_refused(options: dict[str, Any], 
         ),
         (
             "nodes: [{id: 1, roles: [broker, controller]}, {id: 3001, roles: [controller]}]",
-            "nodes: expected controllers that are all brokers too, or none",
+            "nodes: expected controllers that are all brokers or coordinators too, or none",
         ),
         ("name: ..", "name: "),
         ("name: a/b", "name: "),
@@ -156,6 +162,21 @@ def test_a_node_may_have_several_roles_and_the_first_names_it(tmp_path: Path):
     path = tmp_path / "cluster.yaml"
     path.write_text("nodes: [{id: 2, roles: [broker]}, {id: 1, roles: [controller, broker]}]")
     assert ClusterSpec.load(path).roles == {1: (Role.BROKER, Role.CONTROLLER), 2: (Role.BROKER,)}
+    path.write_text(
+        "nodes: [{id: 1, roles: [coordinator, controller, broker]}, {id: 1001, roles: [controller, coordinator]},"
+        " {id: 1002, roles: [coordinator, controller]}]"
+    )
+    assert ClusterSpec.load(path).roles == {
+        1: (Role.BROKER, Role.COORDINATOR, Role.CONTROLLER),
+        **dict.fromkeys((1001, 1002), (Role.COORDINATOR, Role.CONTROLLER)),
+    }
+
+
+def test_coordinators_have_ids_of_their_own():
+    roles = ClusterSpec.of({"coordinators": 2}).roles
+    assert roles == {
+        1: (Role.BROKER,), 1001: (Role.COORDINATOR,), 1002: (Role.COORDINATOR,), 3001: (Role.CONTROLLER,)
+    }  # fmt: skip
 
 
 def test_counts_declare_nodes_of_one_role_each():

@@ -1,4 +1,4 @@
-"""The `Broker` actor: a broker node on Ray, or one that is a controller too.
+"""The `Broker` actor: a broker node on Ray, or one that is a coordinator or a controller too.
 
 The nodes are imported late; see `node_actor`.
 """

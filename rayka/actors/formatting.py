@@ -3,7 +3,7 @@
 A cluster is formatted when none of its directories exists anywhere; when some are missing it is refused, for a node
 on an empty disk is not the node it was (design §4). What a start that broke off has begun is finished, in two phases:
 
-1. Brokers are formatted, and every controller gets the 0-0 checkpoint, which names all voters.
+1. Brokers and coordinators are formatted, and every controller gets the 0-0 checkpoint, which names all voters.
 2. Then each controller gets its `meta.properties`, without which no node starts.
 
 A start that broke off in phase 1 left nothing that anyone has used: all controllers are formatted anew. One that broke
@@ -24,6 +24,7 @@ from rayka.actors.names import (
     formatted_directories,
     node_directories,
     nodes_with,
+    partition_nodes,
     wanted_node_ids,
 )
 from rayka.config import ClusterSpec
@@ -95,7 +96,7 @@ def _plan_new(spec: ClusterSpec, found: Found, random: Random) -> FormatPlan:
     formats = {
         each.node_id: ControllerFormat(cluster_id, each.directory_id, voters) for each in voters.voters
     }
-    return FormatPlan(_broker_ids(spec, nodes_with(spec, Role.BROKER), random), voters, formats)
+    return FormatPlan(_broker_ids(spec, partition_nodes(spec), random), voters, formats)
 
 
 def _plan_rest(
@@ -111,7 +112,7 @@ def _plan_rest(
             key = _prepared(spec, found, each, whole)
             if key is not None:
                 formats[each] = ControllerFormat(cluster_id, key.directory_id, _of(spec, found, each).voters)
-    brokers = [each for each in nodes_with(spec, Role.BROKER) if each in replace]
+    brokers = [each for each in partition_nodes(spec) if each in replace]
     return FormatPlan(_broker_ids(spec, brokers, random), None, formats)
 
 
@@ -122,7 +123,7 @@ def _broker_ids(spec: ClusterSpec, node_ids: Collection[int], random: Random) ->
 
 def _to_be_there(spec: ClusterSpec, plan: FormatPlan, awaited: Collection[int]) -> list[str]:
     """The directories that are neither made nor awaited."""
-    brokers = [each for each in nodes_with(spec, Role.BROKER) if each not in (*plan.brokers, *awaited)]
+    brokers = [each for each in partition_nodes(spec) if each not in (*plan.brokers, *awaited)]
     controllers = [each for each in _controllers(spec) if each not in (*plan.controllers, *awaited)]
     return [
         *(path for each in brokers for path in node_directories(spec, each)),
@@ -162,15 +163,19 @@ def _check_replace(spec: ClusterSpec, replace: Collection[int]) -> None:
 
 
 def refuse_undeclared(spec: ClusterSpec, found: Found) -> None:
-    """Raises StorageError for the disk of a broker that the spec lacks, as an older file may: what only that one holds
-    would be gone.
+    """Raises StorageError for the disk of a broker or coordinator that the spec lacks, as an older file may: what only
+    that one holds would be gone.
     """
     for path, each in found.items():
-        if each.cluster_id and role_of(each.node_id) is Role.BROKER and each.node_id not in spec.roles:
+        if (
+            each.cluster_id
+            and role_of(each.node_id) is not Role.CONTROLLER
+            and each.node_id not in spec.roles
+        ):
             raise StorageError(
-                f"{path} is the disk of {node_name(each.node_id)}, which the spec does not have: add it (`brokers` or "
-                "`nodes`), and take it out later with `rayka broker drain` and `rayka broker remove`; or remove the "
-                "directory if nothing in it is wanted"
+                f"{path} is the disk of {node_name(each.node_id)}, which the spec does not have: add it (`brokers`, "
+                "`coordinators` or `nodes`), and take it out later with `rayka broker drain` and `rayka broker "
+                "remove`; or remove the directory if nothing in it is wanted"
             )
 
 

@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayka.actors import worker_python
 from rayka.actors.broker_actor import Broker
 from rayka.actors.controller_actor import Controller
+from rayka.actors.coordinator_actor import Coordinator
 from rayka.actors.names import NAMESPACE, actor_name, named, running_node_ids
 from rayka.actors.node_placement import Placement
 from rayka.actors.on_ray_node import HOST_LABEL, host_label
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 MAX_CONCURRENCY = 10_000  # long polls count; the node bounds them per API
 STOP_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_MS = 15_000
-_CLASSES = {Role.BROKER: Broker, Role.CONTROLLER: Controller}
+_CLASSES = {Role.BROKER: Broker, Role.COORDINATOR: Coordinator, Role.CONTROLLER: Controller}
 
 _logger = logging.getLogger(__name__)
 

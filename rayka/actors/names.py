@@ -8,7 +8,7 @@ import ray
 from rayka.actors.ray_head import check_head
 from rayka.config import ClusterSpec
 from rayka.errors import NetworkException, UnavailableError
-from rayka.ids import Role, node_name
+from rayka.ids import Role, holds_partitions, node_name
 from rayka.node.settings import combined_controller_directory
 
 NAMESPACE = "rayka"
@@ -47,9 +47,14 @@ def nodes_with(spec: ClusterSpec, role: Role) -> tuple[int, ...]:
     return tuple(node_id for node_id, roles in spec.roles.items() if role in roles)
 
 
+def partition_nodes(spec: ClusterSpec) -> tuple[int, ...]:
+    """The nodes that hold partitions, so that the controller knows them as brokers: brokers and coordinators."""
+    return tuple(node_id for node_id, roles in spec.roles.items() if holds_partitions(roles))
+
+
 def node_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:
     """`<data_dir>/<cluster>/<role>-<id>` below each data directory; a controller has one log, so one directory."""
-    data_dirs = spec.data_dirs if Role.BROKER in spec.roles[node_id] else spec.data_dirs[:1]
+    data_dirs = spec.data_dirs if holds_partitions(spec.roles[node_id]) else spec.data_dirs[:1]
     return tuple(os.path.join(each, spec.name, node_name(node_id)) for each in data_dirs)
 
 
@@ -59,9 +64,11 @@ def cluster_directories(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def controller_directory(spec: ClusterSpec, node_id: int) -> str:
-    """Where a controller has its log: in its directory, or inside the first one of the broker that it is too."""
+    """Where a controller has its log: in its directory, or inside the first one of the broker or coordinator that it is
+    too.
+    """
     first = node_directories(spec, node_id)[0]
-    return combined_controller_directory(first) if Role.BROKER in spec.roles[node_id] else first
+    return combined_controller_directory(first) if holds_partitions(spec.roles[node_id]) else first
 
 
 def formatted_directories(spec: ClusterSpec, node_id: int) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What `Broker` and `Controller` share: one remote method for each API of the table, handed to the shell.
+"""What the actors of all roles share: one remote method for each API of the table, handed to the shell.
 
 The arguments are what `rayka.actors.payload` makes of a call. An API that the node does not serve is refused by its
 inbox.

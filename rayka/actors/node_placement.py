@@ -19,7 +19,7 @@ from rayka.actors.node_logs import own_log_path
 from rayka.actors.ray_network import RayNetwork
 from rayka.config import ClusterSpec, RoleResources
 from rayka.errors import UnavailableError
-from rayka.ids import Role, role_of
+from rayka.ids import Role, is_combined, role_of
 from rayka.node.settings import NodeSettings, controller_settings
 from rayka.ports import Disk
 
@@ -60,12 +60,13 @@ class Placement:
             pid=os.getpid(),
             rack=own_rack(),
             log_path=own_log_path(),
+            roles=tuple(each for each in self.roles if each is not Role.CONTROLLER),
         )
 
     def controller_settings(self, disk: Disk, crash: Callable[[BaseException], None]) -> NodeSettings:
         """What the controller in the node is told, which may be one of two there."""
         settings = self.settings(disk, crash)
-        return controller_settings(settings) if len(self.roles) > 1 else settings
+        return controller_settings(settings) if is_combined(self.roles) else settings
 
 
 def wall_clock_ms() -> int:

@@ -1,4 +1,6 @@
-"""How the spec of a running cluster may change: brokers may come, and go one by one; all else takes a stop. Pure."""
+"""How the spec of a running cluster may change: brokers and coordinators may come, and go one by one; all else takes a
+stop. Pure.
+"""
 
 from collections.abc import Collection, Container, Mapping
 from typing import Any
@@ -7,14 +9,14 @@ from rayka.actors.names import nodes_with
 from rayka.config import ClusterSpec
 from rayka.config_model import dotted
 from rayka.errors import ConfigError
-from rayka.ids import Role
+from rayka.ids import Role, role_of
 
 
 def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()) -> str:
     """The first difference that cannot be made while the cluster runs, and what to do; empty when there is none.
 
     Which Ray to use is not part of the cluster, and neither is how its nodes are written: by counts or one by one.
-    Brokers among those that are `gone` may be missing from what is wanted.
+    Brokers and coordinators among those that are `gone` may be missing from what is wanted.
     """
     stop = f"stop it first with `rayka stop --cluster {running.name}`"
     difference = _setting_difference(running, wanted)
@@ -27,31 +29,38 @@ def refusal(running: ClusterSpec, wanted: ClusterSpec, gone: Container[int] = ()
             "its vote with `rayka quorum voters add ID`, from one that is to go take it with `rayka quorum voters "
             "remove ID` before the stop"
         )
+    kept = [each for each in running.roles if each in wanted.roles]
+    changed = [each for each in kept if running.roles[each] != wanted.roles[each]]
+    if changed:
+        found_roles, expected_roles = (", ".join(each.roles[changed[0]]) for each in (running, wanted))
+        return f"node {changed[0]} as {found_roles}, not as {expected_roles}; {stop}"
     surplus = [each for each in running.roles if each not in wanted.roles and each not in gone]
     if surplus:
         return (
-            f"broker {surplus[0]}, which the spec does not have; keep it in the spec, or end it for good with `rayka "
-            f"broker drain {surplus[0]}`, then `rayka broker remove {surplus[0]}`"
+            f"{role_of(surplus[0])} {surplus[0]}, which the spec does not have; keep it in the spec, or end it for "
+            f"good with `rayka broker drain {surplus[0]}`, then `rayka broker remove {surplus[0]}`"
         )
     return ""
 
 
 def added_brokers(running: ClusterSpec, wanted: ClusterSpec) -> tuple[int, ...]:
-    """The brokers that a spec which is not refused has more, ascending."""
+    """The brokers and coordinators that a spec which is not refused has more, ascending."""
     return tuple(each for each in wanted.roles if each not in running.roles)
 
 
 def with_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
     """The same cluster, which has that broker in any case."""
-    return _with_nodes(spec, {broker_id: (Role.BROKER,), **spec.roles}, f"with broker {broker_id}")
+    return _with_nodes(
+        spec, {broker_id: (role_of(broker_id),), **spec.roles}, f"with {role_of(broker_id)} {broker_id}"
+    )
 
 
 def without_broker(spec: ClusterSpec, broker_id: int) -> ClusterSpec:
     """The same cluster without that broker. Raises ConfigError where it could not be one, and for a controller."""
     if Role.CONTROLLER in spec.roles[broker_id]:
-        raise ConfigError(f"node {broker_id} is a controller: expected one that is only a broker")
+        raise ConfigError(f"node {broker_id} is a controller: expected one that is none")
     rest = {each: roles for each, roles in spec.roles.items() if each != broker_id}
-    return _with_nodes(spec, rest, f"without broker {broker_id}")
+    return _with_nodes(spec, rest, f"without {role_of(broker_id)} {broker_id}")
 
 
 def united(specs: Collection[ClusterSpec]) -> ClusterSpec | None:

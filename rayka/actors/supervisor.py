@@ -30,7 +30,7 @@ from rayka.actors.names import (
     NAMESPACE,
     actor_name,
     formatted_directories,
-    nodes_with,
+    partition_nodes,
     running_node_ids,
     supervisor_name,
     wanted_node_ids,
@@ -42,7 +42,7 @@ from rayka.actors.pending import PendingTimes
 from rayka.actors.ray_records import PendingActor, free_resources, has_process, last_places, pending_actors
 from rayka.actors.start_lock import is_starting
 from rayka.config import ClusterSpec
-from rayka.ids import Role, node_name
+from rayka.ids import node_name
 from rayka.node.repeats import Repeats
 
 _LOOK_S = 1.0
@@ -76,7 +76,7 @@ class Supervisor:
         self._pending_times = PendingTimes()
         self._troubles: dict[int, str] = {}
         self._move_again_s = 0.0
-        watch = ExitWatch(spec, nodes_with(spec, Role.BROKER))
+        watch = ExitWatch(spec, partition_nodes(spec))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._keep()), loop.create_task(watch.run())]
         for task in self._tasks:

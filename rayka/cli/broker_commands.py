@@ -34,13 +34,13 @@ _broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
 
 @click.group(cls=Group)
 def broker() -> None:
-    """List, describe, configure, drain and remove brokers."""
+    """List, describe, configure, drain and remove brokers and coordinators."""
 
 
 @broker.command("list")
 @target_options
 def list_brokers(target: Target) -> None:
-    """List the registered brokers: state, rack, how many replicas they have and lead."""
+    """List the registered brokers and coordinators: state, rack, how many replicas they have and lead."""
     with target.admin() as admin:
         found = admin.describe_cluster()
         unsure = [each.node_id for each in found.brokers if each.offline_data_dirs]
@@ -166,7 +166,7 @@ def print_brokers(brokers: "Sequence[BrokerDescription]", disks: "Sequence[Broke
     """
     full = {(each.broker_id, own.path) for each in disks for own in each.directories if own.is_full}
     rows = [_row(each, {path for broker_id, path in full if broker_id == each.node_id}) for each in brokers]
-    columns = ("broker", "state", "host", "rack", "replicas", "leaders", "data")
+    columns = ("broker", "roles", "state", "host", "rack", "replicas", "leaders", "data")
     print_table("Brokers", columns, rows, [_STYLES[each.state] for each in brokers])
 
 
@@ -201,7 +201,8 @@ def _row(found: "BrokerDescription", full: Collection[str]) -> tuple[object, ...
     said = {**dict.fromkeys(found.offline_data_dirs, " (offline)"), **dict.fromkeys(full, " (full)")}
     paths = ", ".join(f"{each}{said.get(each, '')}" for each in found.data_dirs)
     counts = Count(found.replica_count), Count(found.leader_count)
-    return found.node_id, found.state, found.host, found.rack, *counts, paths
+    roles = ", ".join(found.roles)
+    return found.node_id, roles, found.state, found.host, found.rack, *counts, paths
 
 
 def _broker(text: str) -> int | str:

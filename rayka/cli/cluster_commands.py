@@ -55,8 +55,8 @@ def start(
     """Start the cluster that SPEC declares (default: ./cluster.yaml, or one broker and one controller).
 
     Data that is there already comes back. Where no Ray runs, one is started that stays until `rayka stop`. A cluster
-    that runs gets the brokers that SPEC has more. A node whose machine or disk is lost is brought back empty while the
-    others run; a controller then has no vote until `rayka quorum voters` gives it one.
+    that runs gets the brokers and coordinators that SPEC has more. A node whose machine or disk is lost is brought back
+    empty while the others run; a controller then has no vote until `rayka quorum voters` gives it one.
     """
     from rayka.cluster import Cluster
 
@@ -80,11 +80,7 @@ def start(
         return
     print_description(description)
     if cluster.added_brokers:
-        is_one = len(cluster.added_brokers) == 1
-        click.echo(
-            f"\nAdded {'broker' if is_one else 'brokers'} {ids(cluster.added_brokers)} to the running cluster. New "
-            f"topics use {'it' if is_one else 'them'}; what is there stays until `rayka partition reassign` moves it."
-        )
+        print_added(cluster.added_brokers)
     print_vote_commands(cluster, spec, replace)
     click.echo(f"\nUse it:   rayka.Producer(cluster={spec.name!r})")
     click.echo(f"          rayka topic create NAME --cluster {spec.name}")
@@ -130,6 +126,25 @@ def status(target: Target) -> int:
     else:
         print_description(description)
     return 0 if description.is_running else 1
+
+
+def print_added(node_ids: tuple[int, ...]) -> None:
+    """Prints which nodes a running cluster got, and what they will hold."""
+    from rayka.ids import Role, role_of
+
+    coordinators = [each for each in node_ids if role_of(each) is Role.COORDINATOR]
+    brokers = [each for each in node_ids if each not in coordinators]
+    if brokers:
+        names, pronoun = ("broker", "it") if len(brokers) == 1 else ("brokers", "them")
+        click.echo(
+            f"\nAdded {names} {ids(brokers)} to the running cluster. New topics use {pronoun}; what is there stays "
+            "until `rayka partition reassign` moves it."
+        )
+    if coordinators:
+        names = "coordinator" if len(coordinators) == 1 else "coordinators"
+        click.echo(
+            f"\nAdded {names} {ids(coordinators)} to the running cluster. Groups move there by themselves."
+        )
 
 
 def print_vote_commands(cluster: "Cluster", spec: "ClusterSpec", replaced: tuple[int, ...]) -> None:

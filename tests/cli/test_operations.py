@@ -27,7 +27,7 @@ from rayka.errors import (
     InvalidReplicationFactor,
     PreferredLeaderNotAvailable,
 )
-from rayka.ids import TopicPartition
+from rayka.ids import Role, TopicPartition
 
 COMMANDS = [
     *(f"topic {verb}" for verb in ("create", "list", "describe", "alter", "delete")),
@@ -88,6 +88,22 @@ def test_a_reassignment_under_way_counts_with_its_target() -> None:
     coming = PartitionDescription(1, 3, 0, (1, 2, 3), (3,), adding_replicas=(1, 2), removing_replicas=(3,))
     moving = TopicDescription("a", uuid.UUID(int=1), (leaving, coming), {})
     assert drained(1, [a_broker(each) for each in (1, 2, 3, 4)], moving) == {"a-1": (3, 2)}
+
+
+def test_a_broker_is_drained_to_brokers_and_of_internal_topics_to_coordinators_first() -> None:
+    coordinators = [a_broker(each, 99, roles=(Role.COORDINATOR,)) for each in (1001, 1002)]
+    brokers = [*(a_broker(each) for each in (1, 2, 3)), *coordinators]
+    topics = a_topic("a", (1, 2)), a_topic("__consumer_offsets", (1001, 1, 2), (1001, 1002, 1))
+    assert drained(1, brokers, *topics) == {
+        "a-0": (3, 2), "__consumer_offsets-0": (1001, 1002, 2), "__consumer_offsets-1": (1001, 1002, 2)
+    }  # fmt: skip
+
+
+def test_brokers_take_over_from_the_last_coordinator_that_is_drained_and_do_not_come_first() -> None:
+    brokers = [*(a_broker(each) for each in (1, 2, 3)), a_broker(1002, roles=(Role.COORDINATOR,))]
+    brokers.append(a_broker(1001, roles=(Role.COORDINATOR,)))
+    plan = drained(1001, brokers, a_topic("__consumer_offsets", (1001, 1002, 1), (1001, 2, 1)))
+    assert plan == {"__consumer_offsets-0": (1002, 2, 1), "__consumer_offsets-1": (1002, 2, 1)}
 
 
 def test_topics_that_could_not_keep_their_replication_factor_are_named() -> None:

@@ -11,7 +11,7 @@ from rayka.actors.names import cluster_directories, formatted_directories, wante
 from rayka.actors.spec_changes import added_brokers, refusal, united, with_broker, without_broker
 from rayka.config import ClusterSpec
 from rayka.errors import ConfigError, StorageError
-from rayka.ids import ZERO_ID
+from rayka.ids import ZERO_ID, Role
 from rayka.log.meta_properties import META_PROPERTIES_FILE, MetaProperties, encode_meta_properties
 
 BOTH = ["broker", "controller"]
@@ -35,6 +35,7 @@ def nodes(**roles: list[str]) -> dict[str, Any]:
         (nodes(n1=BOTH), nodes(n1=BOTH, n5=["broker"]), (5,)),
         (nodes(n1=["broker"], n3=["broker"], n3001=["controller"]), {"brokers": 3}, (2,)),
         ({"ray": {"address": "here:1"}}, {"ray": {"address": "there:1"}}, ()),
+        ({"coordinators": 1}, {"coordinators": 2, "brokers": 2}, (2, 1002)),
     ],
     ids=[
         "same",
@@ -43,6 +44,7 @@ def nodes(**roles: list[str]) -> dict[str, Any]:
         "beside-a-combined-one",
         "one-that-was-removed",
         "another-address",
+        "coordinators",
     ],
 )
 def test_brokers_may_be_added_to_a_cluster_that_runs(
@@ -66,8 +68,24 @@ def test_brokers_may_be_added_to_a_cluster_that_runs(
         (nodes(n1=BOTH), nodes(n1=BOTH, n2=BOTH, n3=BOTH), "controllers [1], not [1, 2, 3]; stop it first"),
         ({"brokers": 3}, {"brokers": 2}, "broker 3, which the spec does not have; "),
         ({"brokers": 3}, {"brokers": 1}, "`rayka broker drain 2`, then `rayka broker remove 2`"),
+        ({"coordinators": 1}, {}, "coordinator 1001, which the spec does not have; "),
+        (
+            nodes(n1=BOTH),
+            nodes(n1=[*BOTH, "coordinator"]),
+            "node 1 as broker, controller, not as broker, coordinator, controller; stop it first",
+        ),
     ],
-    ids=["directory", "config", "resources", "controllers", "combined", "fewer", "fewer-by-two"],
+    ids=[
+        "directory",
+        "config",
+        "resources",
+        "controllers",
+        "combined",
+        "fewer",
+        "fewer-by-two",
+        "fewer-coordinators",
+        "roles",
+    ],
 )
 def test_every_other_difference_is_named_with_what_to_do(
     running: dict[str, Any], wanted: dict[str, Any], says: str
@@ -87,6 +105,12 @@ def test_a_broker_is_taken_out_and_all_else_stays() -> None:
     assert list(after.roles) == [1, 3, 3001]
     assert refusal(with_broker(after, 2), before) == ""
     assert added_brokers(after, before) == (2,)
+
+
+def test_a_coordinator_is_taken_out_as_a_broker_is() -> None:
+    after = without_broker(spec(coordinators=2), 1001)
+    assert list(after.roles) == [1, 1002, 3001]
+    assert with_broker(after, 1001).roles[1001] == (Role.COORDINATOR,)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Where the replicas of a broker go that is to be emptied. Pure."""
+"""Where the replicas of a broker or coordinator go that is to be emptied. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rayka.client.admin.admin_results import BrokerDescription, PartitionDescription, TopicDescription
 from rayka.errors import BrokerIdNotRegistered, InvalidReplicationFactor
-from rayka.ids import TopicPartition
+from rayka.ids import Role, TopicPartition, is_internal, role_of
 
 Plan = dict[TopicPartition, tuple[int, ...]]
 
@@ -15,14 +15,15 @@ def drain_plan(
     """New replicas of each partition that has one on the broker: another broker takes its place in the order.
 
     Each goes to an active broker that has none of the partition, in a rack that has none if there is one, with the
-    fewest replicas by then. Raises BrokerIdNotRegistered, and InvalidReplicationFactor naming the topics for which
-    there are not enough brokers.
+    fewest replicas by then. Users' partitions go to brokers only, internal ones to coordinators before brokers, and the
+    coordinators among their replicas come first. Raises BrokerIdNotRegistered, and InvalidReplicationFactor naming the
+    topics for which there are not enough brokers.
     """
     known = [each.node_id for each in brokers]
     if broker_id not in known:
         listed = ", ".join(map(str, known)) or "none"
         raise BrokerIdNotRegistered(f"there is no broker {broker_id}; the cluster has {listed}")
-    racks = {each.node_id: each.rack for each in brokers}
+    nodes = {each.node_id: each for each in brokers}
     counts = {
         each.node_id: each.replica_count
         for each in brokers
@@ -30,26 +31,33 @@ def drain_plan(
     }
     plan: Plan = {}
     homeless: dict[str, int] = {}
+    remaining: list[int] = []  # for those
     for topic in topics:
+        role = Role.COORDINATOR if is_internal(topic.name) else Role.BROKER
+        preferred = [each.node_id for each in brokers if role in each.roles]
+        able = [each for each in counts if each in preferred or role is Role.COORDINATOR]
         for partition in topic.partitions:
             target = _target(partition)
             if broker_id not in target:
                 continue
             others = [each for each in target if each != broker_id]
-            chosen = _successor(others, counts, racks)
+            free = [nodes[each] for each in able if each not in others]
+            taken = [nodes[each].rack for each in others if each in nodes]
+            chosen = _successor(free, preferred, taken, counts)
             if chosen is None:
-                homeless[topic.name] = len(target)
+                homeless[topic.name], remaining = len(target), able
             else:
                 counts[chosen] += 1
-                plan[TopicPartition(topic.name, partition.partition)] = tuple(
-                    chosen if each == broker_id else each for each in target
-                )
+                replicas = [chosen if each == broker_id else each for each in target]
+                if is_internal(topic.name):
+                    replicas.sort(key=preferred.__contains__, reverse=True)
+                plan[TopicPartition(topic.name, partition.partition)] = tuple(replicas)
     if homeless:
         named = ", ".join(f"{name} (replication factor {count})" for name, count in homeless.items())
         raise InvalidReplicationFactor(
-            f"without broker {broker_id} {len(counts)} active brokers remain ({_listed(counts)}), too few for topic "
-            f"{named}; add another broker first (one more in the spec, and `rayka start` again while the cluster "
-            "runs), or reassign to fewer replicas with `rayka partition reassign`"
+            f"without {role_of(broker_id)} {broker_id} {len(remaining)} active brokers remain ({_listed(remaining)}), "
+            f"too few for topic {named}; add another broker first (one more in the spec, and `rayka start` again while "
+            "the cluster runs), or reassign to fewer replicas with `rayka partition reassign`"
         )
     return plan
 
@@ -59,11 +67,19 @@ def _target(partition: PartitionDescription) -> tuple[int, ...]:
     return tuple(each for each in partition.replicas if each not in partition.removing_replicas)
 
 
-def _successor(others: Sequence[int], counts: Mapping[int, int], racks: Mapping[int, str]) -> int | None:
-    taken = [racks.get(each, "") for each in others]
-    free = [each for each in counts if each not in others]
-    return min(free, key=lambda each: (racks[each] in taken, counts[each], each), default=None)
+def _successor(
+    free: Sequence[BrokerDescription],
+    preferred: Collection[int],
+    taken: Collection[str],
+    counts: Mapping[int, int],
+) -> int | None:
+    """A preferred one before others, in a rack that is not taken, with the fewest replicas."""
+
+    def cost(node: BrokerDescription) -> tuple[bool, bool, int, int]:
+        return node.node_id not in preferred, node.rack in taken, counts[node.node_id], node.node_id
+
+    return min(map(cost, free))[-1] if free else None
 
 
-def _listed(counts: Mapping[int, int]) -> str:
-    return ", ".join(str(each) for each in sorted(counts)) or "none"
+def _listed(node_ids: Collection[int]) -> str:
+    return ", ".join(str(each) for each in sorted(node_ids)) or "none"
