@@ -46,6 +46,21 @@ class Row:
     ratio_bar: Bar | None = None
     note: str = ""
 
+    @classmethod
+    def allowed(cls, what: str, value: float, unit: str, most: float, **more: Any) -> "Row":
+        """A value that may be so much at the most; `more` are other fields."""
+        bar = Bar(1.0, at_most=True)
+        return cls(
+            what=what,
+            value=value,
+            unit=unit,
+            limit=most,
+            limit_what="what is allowed",
+            share=value / most,
+            bar=bar,
+            **more,
+        )
+
     @property
     def ratio(self) -> float | None:
         return self.value / self.peer if self.peer else None

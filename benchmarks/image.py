@@ -15,7 +15,7 @@ from uuid import UUID
 
 import psutil
 
-from benchmarks.harness import Bar, Row
+from benchmarks.harness import Row
 from rayka.ids import OffsetAndEpoch, random_uuid
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import image_of
@@ -31,7 +31,6 @@ from rayka.raft.snapshot import decode_snapshot, encode_data, encode_snapshot
 TOPICS, PARTITIONS = 100, 100
 RECORDS_PER_BATCH = 1_000
 LOAD_MAX_S, MEMORY_MAX_BYTES = 3.0, 60e6
-BAR = Bar(1.0, at_most=True)
 
 
 def rows(directory: Path, rounds: int) -> list[Row]:
@@ -47,17 +46,7 @@ def rows(directory: Path, rounds: int) -> list[Row]:
 
 
 def _row(what: str, settings: str, unit: str, allowed: float, values: list[float]) -> Row:
-    value = statistics.median(values)
-    return Row(
-        what=what,
-        settings=settings,
-        value=value,
-        unit=unit,
-        limit=allowed,
-        limit_what="what is allowed",
-        share=value / allowed,
-        bar=BAR,
-    )
+    return Row.allowed(what, statistics.median(values), unit, allowed, settings=settings)
 
 
 def _snapshot() -> bytes:

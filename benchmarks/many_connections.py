@@ -21,7 +21,7 @@ import ray
 
 import rayka
 from benchmarks.bare_sockets import end_process, start_process
-from benchmarks.harness import Bar, Row
+from benchmarks.harness import Row
 from benchmarks.single_records import topic_of
 from benchmarks.stage import cpu_seconds, pid_of
 from rayka.actors import launch
@@ -48,18 +48,21 @@ def rows(cluster: rayka.Cluster, *, seconds_long: float) -> Iterator[Row]:
     with _connected(cluster) as processes:
         time.sleep(_SETTLE_S)
         memory, cpu = _resident(pid), _percent(pid, seconds_long)
-        yield _allowed(
+        settings = f"{CONNECTIONS} connections"
+        yield Row.allowed(
             "memory of idle connections",
             max(0.0, memory - memory_before),
             "B",
             IDLE_BYTES_MAX,
+            settings=settings,
             note=f"RSS of the broker {memory_before / 1e6:.0f} MB without, {memory / 1e6:.0f} MB with them",
         )
-        yield _allowed(
+        yield Row.allowed(
             "CPU of idle connections",
             max(0.0, cpu - cpu_before),
             "% of a core",
             IDLE_PERCENT_MAX,
+            settings=settings,
             note=f"the broker {cpu_before:.2f} % of a core without, {cpu:.2f} % with them",
         )
         yield _active(cluster, processes, seconds_long)
@@ -80,30 +83,8 @@ def _active(cluster: rayka.Cluster, processes: Sequence["subprocess.Popen[str]"]
     value = max(counts) / max(1, min(counts))
     total = f"{sum(counts) / seconds_long:,.0f}/s in all"
     note = f"{min(counts)} to {max(counts)} records each in {seconds_long:g} s, {total}"
-    return _allowed(
-        "active producers, the most by the fewest records", value, "x", UNEVEN_MAX, settings, note
-    )
-
-
-def _allowed(
-    what: str,
-    value: float,
-    unit: str,
-    most: float,
-    settings: str = f"{CONNECTIONS} connections",
-    note: str = "",
-) -> Row:
-    return Row(
-        what=what,
-        settings=settings,
-        value=value,
-        unit=unit,
-        limit=most,
-        limit_what="what is allowed",
-        share=value / most,
-        bar=Bar(1.0, at_most=True),
-        note=note,
-    )
+    what = "active producers, the most by the fewest records"
+    return Row.allowed(what, value, "x", UNEVEN_MAX, settings=settings, note=note)
 
 
 def _resident(pid: int) -> float:

@@ -201,15 +201,12 @@ class _Replication:
         gaps = [gap_s for gap_s, _ in ours]
         value = statistics.median_low(gaps)
         shares = ours[gaps.index(value)][1]
-        return Row(
-            what=f"{what}, longest gap between acknowledgements",
+        return Row.allowed(
+            f"{what}, longest gap between acknowledgements",
+            value,
+            "s",
+            max_s,
             settings=f"500 records/s, {BROKERS} replicas, default timeouts (session {SESSION_S:g} s)",
-            value=value,
-            unit="s",
-            limit=max_s,
-            limit_what="what is allowed",
-            share=value / max_s,
-            bar=Bar(1.0, at_most=True),
             peer=statistics.median(theirs) if theirs else None,
             note=f"the gap at the election, in the median run: {shares}; detection ends when the controller has "
             "committed that the broker is fenced or leaves, in one batch with the elections, so election is what it "
@@ -291,17 +288,7 @@ class _Replication:
             ("CPU of a broker", cpu, "% of a core", CPU_MAX_PERCENT),
             ("RSS of a broker", float(rss), "B", RSS_MAX_BYTES),
         ):
-            yield Row(
-                what=what,
-                settings=settings,
-                value=value,
-                unit=unit,
-                limit=most,
-                limit_what="what is allowed",
-                share=value / most,
-                bar=Bar(1.0, at_most=True),
-                note="the largest of the three",
-            )
+            yield Row.allowed(what, value, unit, most, settings=settings, note="the largest of the three")
         yield self._many_elections(topic)
 
     def _many_elections(self, topic: str) -> Row:
@@ -315,15 +302,12 @@ class _Replication:
                 first = time.perf_counter()
             time.sleep(0.002)
         value = time.perf_counter() - first if first else 0.0
-        return Row(
-            what="new leaders for all partitions of a broker",
+        return Row.allowed(
+            "new leaders for all partitions of a broker",
+            value,
+            "s",
+            ELECTION_MAX_S,
             settings=f"{self._many:,} partitions, {BROKERS} replicas, kill -9",
-            value=value,
-            unit="s",
-            limit=ELECTION_MAX_S,
-            limit_what="what is allowed",
-            share=value / ELECTION_MAX_S,
-            bar=Bar(1.0, at_most=True),
             note="from the first partition with another leader to the last, as another broker knows it; 0: all at once",
         )
 

@@ -11,7 +11,7 @@ from random import Random
 from uuid import UUID
 
 import rayka
-from benchmarks.harness import Bar, Row
+from benchmarks.harness import Row
 from benchmarks.stage import pid_of, running_cluster
 from rayka.client.admin.admin_results import PartitionDescription
 from rayka.config import BrokerConfig
@@ -29,7 +29,6 @@ BROKERS = 3
 PARTITIONS, QUICK_PARTITIONS = 2_000, 100
 IMAGE_TOPICS, IMAGE_PARTITIONS, QUICK_IMAGE_PARTITIONS = 50, 1_000, 50
 TURN_MAX_S = 0.05
-TURN_BAR = Bar(1.0, at_most=True)
 _WAIT_S = 300.0
 
 
@@ -181,15 +180,12 @@ def image_rows(partitions: int) -> Iterator[Row]:
 
 
 def _turn_row(what: str, settings: str, turns_s: Sequence[float]) -> Row:
-    return Row(
-        what=f"{what}: the controller's longest turn",
+    return Row.allowed(
+        f"{what}: the controller's longest turn",
+        max(turns_s),
+        "s",
+        TURN_MAX_S,
         settings=settings,
-        value=max(turns_s),
-        unit="s",
-        limit=TURN_MAX_S,
-        limit_what="what is allowed",
-        share=max(turns_s) / TURN_MAX_S,
-        bar=TURN_BAR,
         note=f"{what}: {len(turns_s)} turns, {sum(turns_s):.2f} s in all",
     )
 

@@ -53,6 +53,15 @@ def test_a_row_without_a_bar_is_neither_met_nor_missed() -> None:
     assert Row(what="a", value=1, unit="s", share=0.1).is_met is None
 
 
+def test_what_is_allowed_is_a_limit_that_may_be_reached() -> None:
+    rows = [Row.allowed("a", value, "s", 2.0, note="b") for value in (1.0, 2.0, 2.5)]
+    assert [(row.share, row.is_met, row.limit, row.note) for row in rows] == [
+        (0.5, True, 2.0, "b"),
+        (1.0, True, 2.0, "b"),
+        (1.25, False, 2.0, "b"),
+    ]
+
+
 def test_a_row_with_two_bars_is_met_when_both_are() -> None:
     fast = Bar(0.8, at_most=True)
     assert Row(what="a", value=1, unit="s", share=0.7, bar=Bar(0.6), peer=2, ratio_bar=fast).is_met is True
