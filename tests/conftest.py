@@ -2,10 +2,10 @@
 one Ray and the cluster that tests share, which start when the first test asks for them.
 
 Four worker processes of pytest-xdist run the tests, for two cores, as tests on Ray mostly wait: one runs those that
-share a Ray, one those that start a Ray of their own, one those that need Spark, one new seeds of the simulator; then
-each whatever file is next. Temporary files of a worker, those of Ray and of subprocesses included, go into one
-directory; it must be empty at the end, but for what pytest keeps of failed tests. Every process that a test starts
-inherits its worker's mark in its environment; none may be alive at the end.
+start clusters on a Ray that they share, one those that start a Ray of their own, one those that share a cluster (with
+Spark), one new seeds of the simulator; then each whatever file is next. Temporary files of a worker, those of Ray and
+of subprocesses included, go into one directory; it must be empty at the end, but for what pytest keeps of failed tests.
+Every process that a test starts inherits its worker's mark in its environment; none may be alive at the end.
 """
 
 import logging
@@ -38,7 +38,7 @@ os.environ.update(
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
-_SHARED_RAY, _OWN_RAY, _SPARK, _SIM = _GROUPS = ("shared ray", "own ray", "spark", "sim")
+_SHARED_RAY, _OWN_RAY, _SHARED_CLUSTER, _SIM = _GROUPS = ("shared ray", "own ray", "shared cluster", "sim")
 _BYTECODE = "bytecode"
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
@@ -112,12 +112,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    marks = {each.name for each in item.iter_markers()}
-    for each in (_SPARK, _SIM):
-        if each in marks:
-            return each
-    if "rays" in getattr(item, "fixturenames", ()):
-        return _SHARED_RAY
+    marks, fixtures = {each.name for each in item.iter_markers()}, getattr(item, "fixturenames", ())
+    if "sim" in marks:
+        return _SIM
+    if "rays" in fixtures:
+        return _SHARED_CLUSTER if "cluster" in fixtures else _SHARED_RAY
     return _OWN_RAY if marks & {"ray", "lane"} else item.path.name
 
 
