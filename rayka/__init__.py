@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rayka.client.consumer.consumer import Consumer
     from rayka.client.consumer.reader import read
     from rayka.client.consumer.record import Record
+    from rayka.client.group.offset_values import OffsetAndMetadata, OffsetAndTimestamp
     from rayka.client.producer.acknowledgement import BatchMetadata, RecordMetadata
     from rayka.client.producer.producer import Producer
     from rayka.cluster import Cluster
@@ -26,6 +27,8 @@ __all__ = [
     "BatchMetadata",
     "Cluster",
     "Consumer",
+    "OffsetAndMetadata",
+    "OffsetAndTimestamp",
     "Producer",
     "Record",
     "RecordMetadata",
@@ -42,6 +45,8 @@ _MODULES = {
     "BatchMetadata": "rayka.client.producer.acknowledgement",
     "Cluster": "rayka.cluster",
     "Consumer": "rayka.client.consumer.consumer",
+    "OffsetAndMetadata": "rayka.client.group.offset_values",
+    "OffsetAndTimestamp": "rayka.client.group.offset_values",
     "Producer": "rayka.client.producer.producer",
     "Record": "rayka.client.consumer.record",
     "RecordMetadata": "rayka.client.producer.acknowledgement",

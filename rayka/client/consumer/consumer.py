@@ -64,7 +64,12 @@ class Consumer(ConsumerMembership):
     Assignors are "range", "roundrobin", "sticky" and "cooperative-sticky". A callable deserializer takes bytes. With
     `local_reads`, which is rayka's own, segments on this machine are mapped instead of being sent. With `client_rack` a
     replica in that rack is read, if it is in sync; without it, one in the rack of a broker whose files are here.
-    Positions live in this object only, unless they are committed to a group.
+
+    With `group_id` reading begins where the group has committed, and where it has committed nothing at
+    `auto_offset_reset`. Positions are committed every `auto_commit_interval_ms` by `poll` and by loops, of what was
+    given before, and when partitions go to another member or the consumer closes, unless `enable_auto_commit=False`;
+    `commit` and `commit_async` do it when you say so. So each record is given at least once. Without `group_id`
+    positions live in this object only.
 
     A consumer made with topics follows them: partitions that are added are read within `metadata_max_age_ms`, always
     from their beginning, since all their records are newer than the subscription. When a topic was deleted and created
@@ -75,7 +80,7 @@ class Consumer(ConsumerMembership):
     `seek` says otherwise. When an unclean election has taken records that were read, reading goes on at the first
     offset that differs, or with `auto_offset_reset="none"` raises LogTruncation. Raises ConfigError for an unknown
     option, ClusterNotFound, UnknownTopicOrPartition, UnavailableError when no broker answers within
-    `default_api_timeout_ms`, also while reading. Kafka: KafkaConsumer without group.id.
+    `default_api_timeout_ms`, also while reading. Kafka: KafkaConsumer.
     """
 
     def __init__(
@@ -163,6 +168,7 @@ class Consumer(ConsumerMembership):
             return
         io_thread.refuse("close")
         try:
+            self._commit_at_end()
             self._end_membership()
         finally:
             self._closed = True
@@ -188,6 +194,7 @@ class Consumer(ConsumerMembership):
         if not is_int(timeout_ms) and not isinstance(timeout_ms, float):
             raise TypeError(f"timeout_ms: expected a number, found {type(timeout_ms).__name__}")
         deadline_s = time.monotonic() + timeout_ms / 1000
+        self._maybe_auto_commit()
         with self._polling():
             while True:
                 self._hand_over()

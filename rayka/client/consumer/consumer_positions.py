@@ -3,13 +3,16 @@
 The part of `Consumer` that says from where records are read. Kafka: KafkaConsumer, SubscriptionState (G12, G16).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 
-from rayka.client.arguments import int_of
+from rayka.client.arguments import int_of, partition_of
 from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
+from rayka.client.group.offset_values import OffsetAndTimestamp
 from rayka.client.list_offsets import LIST_OFFSETS
-from rayka.ids import TopicPartition
-from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from rayka.client.timestamps import timestamp_ms_of
+from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartitionResult
 
 
 class ConsumerPositions(ConsumerPart):
@@ -38,6 +41,41 @@ class ConsumerPositions(ConsumerPart):
         """Goes behind the last committed record of the partitions, of all assigned ones if none is named."""
         self._seek_to_timestamp(partitions, LATEST_TIMESTAMP)
 
+    def seek_to_timestamp(self, timestamp: datetime | int, *partitions: TopicPartition) -> None:
+        """Goes to the first record at or after a moment, or a timestamp in ms, and behind the last record where there
+        is none; of all assigned partitions if none is named. A `datetime` without a time zone is local time.
+        """
+        self._seek_to_timestamp(partitions, _timestamp_ms(timestamp, "timestamp"))
+
+    # ---- Pausing ---------------------------------------------------------------------------------------------------
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Gives no more records of these partitions until `resume`, also in a loop that is under way; positions stay.
+
+        What was fetched of them is kept. A partition that is assigned anew is not paused. Raises ValueError for one
+        that is not assigned.
+        """
+        with self._exclusive():
+            self._check_assigned(partitions)
+            self._run(self._fetcher.pause(partitions))
+            for tp in partitions:
+                self._delivery.pause(tp)
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Goes on giving records of these partitions. Raises ValueError for one that is not assigned."""
+        with self._exclusive():
+            self._check_assigned(partitions)
+            for tp in partitions:
+                self._delivery.resume(tp)
+            self._run(self._fetcher.resume(partitions))
+
+    def paused(self) -> tuple[TopicPartition, ...]:
+        """The partitions that are paused."""
+        self._check_open()
+        return self._delivery.paused()
+
+    # ---- Offsets ---------------------------------------------------------------------------------------------------
+
     def position(self, topic_partition: TopicPartition) -> int:
         """The offset of the next record that poll will give. Raises what the lookup of an unknown one raises."""
         with self._exclusive():
@@ -57,6 +95,35 @@ class ConsumerPositions(ConsumerPart):
         """The high watermark of each partition: the offset after its last committed record."""
         return self._offsets(partitions, LATEST_TIMESTAMP)  # G12
 
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, datetime | int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition at or after its moment, or timestamp in ms; None where there is none.
+
+        Raises UnknownTopicOrPartition, UnavailableError, TypeError, ValueError for a negative timestamp.
+        """
+        if not isinstance(timestamps, Mapping):
+            raise TypeError(
+                f"timestamps: expected a mapping by rayka.TopicPartition, found {type(timestamps).__name__}"
+            )
+        wanted = {partition_of(tp): _timestamp_ms(given, f"{tp}") for tp, given in timestamps.items()}
+        found = self._look_up(wanted)
+        return {
+            tp: None
+            if found[tp].offset == NO_OFFSET
+            else OffsetAndTimestamp(found[tp].offset, found[tp].timestamp_ms, found[tp].leader_epoch)
+            for tp in wanted
+        }
+
+    def lag(self, *partitions: TopicPartition) -> dict[TopicPartition, int]:
+        """How many offsets each partition's end is ahead of its position, of all assigned ones if none is named.
+
+        Raises what `position` and `end_offsets` raise.
+        """
+        chosen = partitions or self.assignment()
+        ends = self.end_offsets(chosen)
+        return {tp: max(0, ends[tp] - self.position(tp)) for tp in chosen}
+
     def _seek_to_timestamp(self, partitions: tuple[TopicPartition, ...], timestamp_ms: int) -> None:
         with self._exclusive():
             chosen = partitions or self.assignment()
@@ -67,7 +134,22 @@ class ConsumerPositions(ConsumerPart):
 
     def _offsets(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
         wanted = dict.fromkeys(partitions_of(partitions), timestamp_ms)
+        found = self._look_up(wanted)
+        return {tp: found[tp].offset for tp in wanted}
+
+    def _look_up(
+        self, wanted: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, ListOffsetsPartitionResult]:
         self._check_open()
         timeout_ms = self._config.default_api_timeout_ms
-        found = self._run(self._fetcher.leaders.call(LIST_OFFSETS, wanted, timeout_ms))
-        return {tp: found[tp].offset for tp in wanted}
+        found: dict[TopicPartition, ListOffsetsPartitionResult] = self._run(
+            self._fetcher.leaders.call(LIST_OFFSETS, wanted, timeout_ms)
+        )
+        return found
+
+
+def _timestamp_ms(given: datetime | int, what: str) -> int:
+    timestamp_ms = timestamp_ms_of(given) if isinstance(given, datetime) else int_of(given, what)
+    if not 0 <= timestamp_ms < 2**63:
+        raise ValueError(f"{what}: expected a time since 1970, found {given}")
+    return timestamp_ms

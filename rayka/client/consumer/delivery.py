@@ -8,7 +8,7 @@ FetchCollector (G16).
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, compress, islice
 from operator import length_hint
 from typing import NamedTuple, Self
 
@@ -19,7 +19,7 @@ from rayka.client.consumer.record import Deserializers, Record, arrow_of, record
 from rayka.client.serializers import deserializer
 from rayka.config import ConsumerConfig
 from rayka.errors import CorruptRecord
-from rayka.ids import TopicPartition
+from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
 
@@ -28,10 +28,13 @@ _MERGED_BYTES = 64 << 10
 
 
 class Position(NamedTuple):
-    """Up to where a partition was handed over, and in which generation of its positions."""
+    """Up to where a partition was handed over, in which generation of its positions, and the leader epoch of the record
+    before it, if that is known.
+    """
 
     offset: int
     generation: int
+    leader_epoch: int = NO_EPOCH
 
 
 class Delivery:
@@ -50,7 +53,9 @@ class Delivery:
         self._ends = end_offsets or {}
         self._fetched: deque[Fetched] = deque()
         self._generations: dict[TopicPartition, int] = {}  # of the positions
+        self._epochs: dict[TopicPartition, int] = {}  # of the last batches that were handed over
         self._current: _Current | None = None
+        self._paused: dict[TopicPartition, deque[Fetched]] = {}  # with what is not handed over meanwhile
 
     @classmethod
     def of(cls, config: ConsumerConfig, end_offsets: Mapping[TopicPartition, int] | None = None) -> Self:
@@ -61,21 +66,53 @@ class Delivery:
 
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Takes what was fetched; the one method that is called on the IO thread."""
-        self._fetched.extend(fetched)
+        if not self._paused:
+            self._fetched.extend(fetched)
+            return
+        for each in fetched:
+            self._paused.get(each.topic_partition, self._fetched).append(each)
+
+    def pause(self, topic_partition: TopicPartition) -> None:
+        """Hands nothing of the partition over, also by an iterator that is in use, until `resume`."""
+        if topic_partition in self._paused:
+            return
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition:
+            self._epochs[topic_partition] = self._epoch(topic_partition)
+            self.positions[topic_partition] = current.position()
+            self._fetched[0] = current.fetched  # to be begun again, at the position
+            current.empty()
+            self._current = None
+        is_of_it = [each.topic_partition == topic_partition for each in self._fetched]
+        self._paused[topic_partition] = deque(compress(self._fetched, is_of_it))
+        self._fetched = deque(compress(self._fetched, (not each for each in is_of_it)))
+
+    def resume(self, topic_partition: TopicPartition) -> None:
+        """Hands over what was held back, and then the rest."""
+        self._fetched.extend(self._paused.pop(topic_partition, ()))
+
+    def paused(self) -> tuple[TopicPartition, ...]:
+        """The partitions of which nothing is handed over."""
+        return tuple(self._paused)
 
     def drop(self, topic_partition: TopicPartition) -> None:
         """Forgets what was fetched of a partition, and its position."""
         self._fetched = deque(each for each in self._fetched if each.topic_partition != topic_partition)
+        if topic_partition in self._paused:
+            self._paused[topic_partition] = deque()
         if self._current is not None and self._current.topic_partition == topic_partition:
             self._current.empty()
             self._current = None
         self.positions.pop(topic_partition, None)
+        self._epochs.pop(topic_partition, None)
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
         """Forgets all other partitions."""
-        for tp in {**self.positions, **{each.topic_partition: 0 for each in self._fetched}}:
+        waiting = dict.fromkeys(each.topic_partition for each in self._fetched)
+        for tp in {**self.positions, **waiting, **self._paused}:
             if tp not in partitions:
                 self.drop(tp)
+                self._paused.pop(tp, None)
 
     def end(self) -> None:
         """Nothing more is handed over, also not by an iterator that is in use. From any thread."""
@@ -94,7 +131,7 @@ class Delivery:
         current = self._current
         if current is not None and current.topic_partition == topic_partition and not current.is_empty():
             return current.position()
-        for fetched in self._fetched:
+        for fetched in chain(self._paused.get(topic_partition, ()), self._fetched):
             if fetched.topic_partition == topic_partition:
                 read = self.read_up_to(topic_partition)
                 is_next = read is not None and read.generation == fetched.generation
@@ -104,7 +141,26 @@ class Delivery:
     def read_up_to(self, topic_partition: TopicPartition) -> Position | None:
         """What `position` is, and in which generation; None when nothing of the partition was handed over."""
         offset = self.position(topic_partition)
-        return None if offset is None else Position(offset, self._generations[topic_partition])
+        if offset is None:
+            return None
+        return Position(offset, self._generations[topic_partition], self._epoch(topic_partition))
+
+    def read(self) -> dict[TopicPartition, Position]:
+        """What is known of each partition: up to where it was handed over, or where what waits begins."""
+        current = {} if self._current is None else {self._current.topic_partition: None}
+        known = {tp: self.read_up_to(tp) for tp in {**self.positions, **current}}
+        found = {tp: each for tp, each in known.items() if each is not None}
+        for fetched in (*chain.from_iterable(self._paused.values()), *self._fetched):
+            at = found.get(fetched.topic_partition)
+            if at is None or at.generation < fetched.generation:
+                found[fetched.topic_partition] = Position(fetched.fetch_offset, fetched.generation)
+        return found
+
+    def _epoch(self, topic_partition: TopicPartition) -> int:
+        current = self._current
+        if current is not None and current.topic_partition == topic_partition and current.is_begun():
+            return current.batch.batch.leader_epoch
+        return self._epochs.get(topic_partition, NO_EPOCH)
 
     def next_records(self, count_max: int) -> list[Record]:
         """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""
@@ -153,6 +209,7 @@ class Delivery:
         if self._generations.setdefault(tp, fetched.generation) != fetched.generation:
             self._generations[tp] = fetched.generation  # the position was reset, perhaps backwards
             self.positions.pop(tp, None)
+            self._epochs.pop(tp, None)
         start_offset = max(fetched.fetch_offset, self.positions.get(tp, 0))
         end_offset = self._ends.get(tp)
         remaining = fetched.buffers
@@ -163,9 +220,11 @@ class Delivery:
         batch = _first_batch(fetched)
         if batch.next_offset <= start_offset or batch.is_control:
             self.positions[tp] = max(start_offset, batch.next_offset)
+            if batch.is_control:
+                self._epochs[tp] = batch.leader_epoch
         else:
             decoded = self._decode(tp, batch)
-            self._current = _Current(tp, decoded, rows_between(decoded, start_offset, end_offset))
+            self._current = _Current(fetched, decoded, rows_between(decoded, start_offset, end_offset))
         rest = remaining[0][batch.size_bytes :]
         self._fetched[0] = fetched._replace(buffers=(rest, *remaining[1:]) if rest.size else remaining[1:])
 
@@ -179,17 +238,20 @@ class Delivery:
 
     def _finish(self, current: "_Current") -> None:
         self.positions[current.topic_partition] = current.batch.batch.next_offset
+        self._epochs[current.topic_partition] = current.batch.batch.leader_epoch
         self._current = None
 
 
 class _Current:
-    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over."""
+    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over; `fetched` begins with it."""
 
-    __slots__ = ("_iterator", "_records", "_start", "_stop", "batch", "topic_partition")
+    __slots__ = ("_first", "_iterator", "_records", "_start", "_stop", "batch", "fetched", "topic_partition")
 
-    def __init__(self, topic_partition: TopicPartition, batch: DecodedBatch, rows: slice) -> None:
-        self.topic_partition = topic_partition
+    def __init__(self, fetched: Fetched, batch: DecodedBatch, rows: slice) -> None:
+        self.topic_partition = fetched.topic_partition
+        self.fetched = fetched
         self.batch = batch
+        self._first: int = rows.start
         self._start: int = rows.start
         self._stop: int = rows.stop
         self._records: list[Record] = []
@@ -197,6 +259,9 @@ class _Current:
 
     def is_empty(self) -> bool:
         return self._first_row() == self._stop
+
+    def is_begun(self) -> bool:
+        return self._first_row() > self._first
 
     def position(self) -> int:
         row = self._first_row()

@@ -7,7 +7,7 @@ came before it, and until then its partition is not asked for. Kafka: FetchBuffe
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,10 @@ class FetchBuffer:
     def error(self, topic_partition: TopicPartition) -> RaykaError | None:
         """The one that waits for the application."""
         return self._errors.get(topic_partition)
+
+    def waiting(self) -> Iterable[Fetched]:
+        """What is to be taken, in order of arrival."""
+        return self._fetched
 
     def first_offset(self, topic_partition: TopicPartition) -> int | None:
         """Where what waits of the partition begins; None when nothing waits."""

@@ -19,6 +19,7 @@ from rayka.client.consumer.fetch_plan import FetchPlanner
 from rayka.client.consumer.fetch_starts import FetchStarts
 from rayka.client.consumer.fetch_state import FetchState, FetchTicket
 from rayka.client.consumer.node_fetches import NodeFetches
+from rayka.client.group.committing import GroupOffsets
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.retry import Backoff
 from rayka.config import ConsumerConfig
@@ -33,9 +34,16 @@ class FetchLoop:
     """See the module. Owns the tasks of one consumer; `start` begins the loop, `wake` has it look again."""
 
     def __init__(
-        self, state: FetchState, leaders: LeaderCalls, config: ConsumerConfig, random: Random
+        self,
+        state: FetchState,
+        leaders: LeaderCalls,
+        config: ConsumerConfig,
+        random: Random,
+        *,
+        group_offsets: GroupOffsets | None = None,
     ) -> None:
-        self.starts = FetchStarts(state, leaders, config.default_api_timeout_ms, self.wake)
+        timeout_ms = config.default_api_timeout_ms
+        self.starts = FetchStarts(state, leaders, timeout_ms, self.wake, group_offsets=group_offsets)
         self._state = state
         self._metadata = leaders.metadata
         self._backoff = Backoff.of(config, random)

@@ -1,5 +1,7 @@
 """Start offsets of partitions that have no position: looked up in the background, while the other partitions are read.
 
+What the group has committed comes first; where that is nothing, the reset policy says where to begin.
+
 Invariants: a position is looked up once at a time; a result for an older generation (`seek` came meanwhile, or the
 topic was created again) changes nothing; a partition whose leader is silent, or that cannot be looked up at all, holds
 up no other. Kafka: OffsetFetcher.resetPositionsIfNeeded (G12, G16).
@@ -10,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 from rayka.client.consumer.fetch_state import FetchStart, FetchState
+from rayka.client.group.committing import GroupOffsets
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.list_offsets import LIST_OFFSETS
 from rayka.errors import OffsetOutOfRange, RaykaError
@@ -24,12 +27,19 @@ class FetchStarts:
     """See the module. `wake` is called when partitions got a position."""
 
     def __init__(
-        self, state: FetchState, leaders: LeaderCalls, timeout_ms: int, wake: Callable[[], object]
+        self,
+        state: FetchState,
+        leaders: LeaderCalls,
+        timeout_ms: int,
+        wake: Callable[[], object],
+        *,
+        group_offsets: GroupOffsets | None = None,
     ) -> None:
         self._state = state
         self._leaders = leaders
         self._timeout_ms = timeout_ms
         self._wake = wake
+        self._group_offsets = group_offsets
         self._asked: dict[TopicPartition, FetchStart] = {}  # those that are looked up just now
 
     def __repr__(self) -> str:
@@ -50,7 +60,7 @@ class FetchStarts:
         wanted: dict[TopicPartition, FetchStart] = {}
         for each in starts:
             tp = each.topic_partition
-            if each.timestamp_ms is None:
+            if each.timestamp_ms is None and not each.is_committed:
                 reason = f"{tp} has no position and auto_offset_reset is 'none'; seek first"
                 self._state.on_error(each, OffsetOutOfRange(reason))
             else:
@@ -59,6 +69,32 @@ class FetchStarts:
         return self._look_up(wanted)
 
     async def _look_up(self, starts: _Starts) -> None:
+        committed = {tp: each for tp, each in starts.items() if each.is_committed}
+        if committed:
+            await self._look_up_committed(committed)
+        await self._look_up_timestamps({tp: each for tp, each in starts.items() if not each.is_committed})
+
+    async def _look_up_committed(self, starts: _Starts) -> None:
+        """Partitions of which nothing is committed are looked up anew, by the reset policy."""
+        assert self._group_offsets is not None, starts
+        try:
+            found = await self._group_offsets.fetch(starts)
+        except RaykaError as error:
+            for each in starts.values():
+                self._on_refused(each, error)
+            return
+        finally:
+            for each in starts.values():
+                self._end(each)
+        for tp, start in starts.items():
+            value = found[tp]
+            if value is None:
+                self._state.on_nothing_committed(start)
+            else:
+                self._state.on_offset(start, value.offset, value.leader_epoch)
+        self._wake()
+
+    async def _look_up_timestamps(self, starts: _Starts) -> None:
         timestamps = {tp: each.timestamp_ms for tp, each in starts.items() if each.timestamp_ms is not None}
         try:
             await self._leaders.call(

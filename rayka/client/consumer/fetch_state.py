@@ -33,11 +33,15 @@ class FetchTicket(NamedTuple):
 
 
 class FetchStart(NamedTuple):
-    """What is known of a partition without an offset: the timestamp to look up; None: no policy says where."""
+    """What is known of a partition without an offset: the timestamp to look up; None: no policy says where.
+
+    `is_committed`: what the group has committed comes first, if it has committed anything.
+    """
 
     topic_partition: TopicPartition
     generation: int
     timestamp_ms: int | None
+    is_committed: bool = False
 
 
 Position = FetchTicket | FetchStart
@@ -46,12 +50,21 @@ Position = FetchTicket | FetchStart
 class FetchState:
     """The partitions of one consumer. Belongs to the loop that fetches."""
 
-    def __init__(self, *, auto_offset_reset: str, partition_bytes_max: int, total_bytes_max: int) -> None:
+    def __init__(
+        self,
+        *,
+        auto_offset_reset: str,
+        partition_bytes_max: int,
+        total_bytes_max: int,
+        has_group: bool = False,
+    ) -> None:
         self.by_topic: Mapping[str, Sequence[TopicPartition]] = {}  # the assignment
         self.changed = ChangedPartitions()  # another broker or position may have to be asked, or none
         self.read_replicas = ReadReplicas(self.changed)
         self.buffer = FetchBuffer(self.changed, partition_bytes_max, total_bytes_max)
         self._reset_to = START_TIMESTAMPS.get(auto_offset_reset)
+        self._has_group = has_group  # which may have committed where its partitions are to be read
+        self._paused: dict[TopicPartition, None] = {}
         self._generation = 0  # of the newest position; never used twice
         self._positions: dict[TopicPartition, Position] = {}
         self._unpositioned: dict[TopicPartition, FetchStart] = {}
@@ -68,13 +81,26 @@ class FetchState:
             if tp in kept:
                 self._positions[tp] = kept[tp]
             else:
-                self._set(FetchStart(tp, self._next_generation(), self._reset_to))
+                self._set(FetchStart(tp, self._next_generation(), self._reset_to, self._has_group))
             by_topic.setdefault(tp.topic, []).append(tp)
         self.by_topic = by_topic
         gone = [tp for tp in kept if tp not in self._positions]
         self._drop(dict.fromkeys(gone))
         for tp in gone:
             self._unpositioned.pop(tp, None)
+            self._paused.pop(tp, None)
+            self.changed.add(tp)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are not asked for until `resume`, or until they are assigned anew."""
+        for tp in partitions:
+            self._paused[tp] = None
+            self.changed.add(tp)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are asked for again."""
+        for tp in partitions:
+            self._paused.pop(tp, None)
             self.changed.add(tp)
 
     def seek(self, topic_partition: TopicPartition, offset: int, last_epoch: int = NO_EPOCH) -> None:
@@ -122,6 +148,11 @@ class FetchState:
         if self.is_current(start):
             self._set(FetchTicket(start.topic_partition, start.generation, offset, epoch))
 
+    def on_nothing_committed(self, start: FetchStart) -> None:
+        """The start goes on with the reset policy."""
+        if self.is_current(start):
+            self._set(start._replace(is_committed=False))
+
     def reset(self, ticket: FetchTicket) -> bool:
         """The ticket's offset is out of range: look the start up anew by the reset policy. False when there is none."""
         if self._reset_to is None:
@@ -146,6 +177,8 @@ class FetchState:
         """From where the partition is to be asked for; None while it is not."""
         position = self._positions.get(topic_partition)
         if not isinstance(position, FetchTicket) or self._resting.get(topic_partition) == position:
+            return None
+        if topic_partition in self._paused:
             return None
         return position if self.buffer.takes_more(topic_partition) else None
 

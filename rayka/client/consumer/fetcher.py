@@ -7,9 +7,10 @@ Fetcher, FetchCollector (G14, G15, G16, G18).
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from random import Random
+from typing import Any
 from uuid import UUID
 
 from rayka.client.bootstrap import ClusterHandle
@@ -18,6 +19,9 @@ from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.fetch_loop import FetchLoop
 from rayka.client.consumer.fetch_state import FetchStart, FetchState, FetchTicket
 from rayka.client.consumer.subscription import Subscription
+from rayka.client.coordinator_calls import CoordinatorCalls
+from rayka.client.group.committing import GroupOffsets
+from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
@@ -48,13 +52,21 @@ class Fetcher:
             auto_offset_reset=config.auto_offset_reset,
             partition_bytes_max=config.max_partition_fetch_bytes,
             total_bytes_max=config.fetch_max_bytes,
+            has_group=config.group_id is not None,
         )
+        self.coordinators = CoordinatorCalls(self.metadata.nodes)
+        self.group_offsets = self._group_offsets(config)
         self.subscription = Subscription(self.state, handle.name)
         self.metadata.listen(self._on_topic)
         self._config = config
-        self._loop = FetchLoop(self.state, self.leaders, config, random)
+        self._loop = FetchLoop(self.state, self.leaders, config, random, group_offsets=self.group_offsets)
         self._is_closed = False
         self._is_interrupted = False
+
+    def _group_offsets(self, config: ConsumerConfig) -> GroupOffsets | None:
+        if config.group_id is None:
+            return None
+        return GroupOffsets(self.coordinators, self.metadata, config.group_id, config.default_api_timeout_ms)
 
     async def assign(
         self, partitions: Sequence[TopicPartition], topic_ids: Mapping[str, UUID] | None = None
@@ -103,6 +115,9 @@ class Fetcher:
         self.subscription.assign(partitions, known_ids, is_bounded=False)
         for tp, (offset, leader_epoch) in starts.items():
             self.state.seek(tp, offset, leader_epoch)
+        for tp in partitions:  # of the others nothing is committed
+            if isinstance(start := self.state.position(tp), FetchStart):
+                self.state.on_nothing_committed(start)
         self._loop.wake()
 
     def interrupt(self) -> None:
@@ -121,6 +136,41 @@ class Fetcher:
         for tp in partitions:
             self.state.seek_to_timestamp(tp, timestamp_ms)
         self._loop.wake()
+
+    async def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are not fetched until `resume`."""
+        self.state.pause(partitions)
+
+    async def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """They are fetched again."""
+        self.state.resume(partitions)
+        self._loop.wake()
+
+    def consumed(self, read: Mapping[TopicPartition, Position]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Up to where each partition that has a position was handed over; `read` is what the application knows of it.
+
+        What was fetched ahead counts as not handed over.
+        """
+        waiting: dict[TopicPartition, Fetched] = {}
+        for fetched in self.state.buffer.waiting():
+            waiting.setdefault(fetched.topic_partition, fetched)
+        found: dict[TopicPartition, OffsetAndMetadata] = {}
+        for tp in self.subscription.partitions:
+            at, known = self.state.position(tp), read.get(tp)
+            if known is not None and known.generation == at.generation:
+                found[tp] = OffsetAndMetadata(known.offset, leader_epoch=known.leader_epoch)
+            elif tp in waiting:
+                found[tp] = OffsetAndMetadata(waiting[tp].fetch_offset)
+            elif isinstance(at, FetchTicket):
+                found[tp] = OffsetAndMetadata(at.fetch_offset, leader_epoch=at.last_fetched_epoch)
+        return found
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs it until the fetcher is closed."""
+        if self._is_closed:
+            work.close()
+        else:
+            self._loop.spawn(work)
 
     async def position(self, topic_partition: TopicPartition, read: Position | None, timeout_ms: int) -> int:
         """Of the next record, when all that was delivered is `read` up to there; looked up if it is unknown."""
@@ -200,12 +250,13 @@ class Fetcher:
         await asyncio.gather(*self.abandon(), return_exceptions=True)
         await self._loop.end_sessions()
 
-    def abandon(self) -> "list[asyncio.Task[None]]":
+    def abandon(self) -> "list[asyncio.Task[Any]]":
         """Cancels what is under way; returns the tasks that are ending."""
         self._is_closed = True
         self.metadata.unlisten(self._on_topic)
         self.state.buffer.news.set()
-        return self._loop.cancel()
+        commits = self.group_offsets.abandon() if self.group_offsets is not None else []
+        return [*self._loop.cancel(), *commits, *self.coordinators.abandon()]
 
     async def _keep_up(self) -> None:
         """Refreshes the metadata of topics that are followed at their maximum age, also while nothing else asks."""

@@ -12,7 +12,7 @@ from typing import Any
 from rayka.client import io_thread
 from rayka.client.consumer.consumer_part import topic_names
 from rayka.client.consumer.consumer_positions import ConsumerPositions
-from rayka.client.coordinator_calls import CoordinatorCalls
+from rayka.client.group.consumer_commits import ConsumerCommits
 from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
@@ -27,7 +27,7 @@ OnPartitions = Callable[[list[TopicPartition]], Any]
 logger = logging.getLogger(__name__)
 
 
-class ConsumerMembership(ConsumerPositions):
+class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     """See the module; its methods are those of `Consumer`."""
 
     _group: GroupFace | None = None
@@ -87,13 +87,8 @@ class ConsumerMembership(ConsumerPositions):
         return self._topics
 
     def group_metadata(self) -> GroupMetadata:
-        """The group, the generation and the member's ids. Raises ConfigError without a group."""
-        if self._config.group_id is None:
-            raise ConfigError("group_metadata: expected a consumer with a group_id, found none")
-        if self._group is None:
-            instance_id = self._config.group_instance_id or ""
-            return GroupMetadata(self._config.group_id, group_instance_id=instance_id)
-        return self._group.member.metadata
+        """The group, the generation and the member's ids. Raises InvalidGroupId without a group."""
+        return super().group_metadata() if self._group is None else self._group.member.metadata
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
@@ -105,14 +100,11 @@ class ConsumerMembership(ConsumerPositions):
         config = self._config
         return GroupMember(
             _member_options(group_id, config),
-            CoordinatorCalls(self._fetcher.metadata.nodes),
+            self._fetcher.coordinators,
             self._fetcher,
             metadata_max_age_ms=config.metadata_max_age_ms,
             timeout_ms=config.default_api_timeout_ms,
         )
-
-    def _commit_before_handover(self) -> None:
-        pass
 
     def _check_not_subscribed(self) -> None:
         if self._group is not None:

@@ -6,7 +6,7 @@ import pytest
 
 import rayka.testing
 from rayka import Consumer, TopicPartition
-from rayka.errors import ConfigError, UnknownTopicOrPartition
+from rayka.errors import ConfigError, InvalidGroupId, UnknownTopicOrPartition
 from rayka.testing import InProcessCluster
 from tests.client.group.consumer_support import QUICK, Told, new_topic, poll_until, send
 
@@ -87,7 +87,7 @@ def test_what_needs_a_group_says_so(cluster: InProcessCluster, topic: str) -> No
     with Consumer(cluster=cluster) as consumer:
         with pytest.raises(ConfigError, match="give the consumer a group_id"):
             consumer.subscribe(topic, on_assign=print)
-        with pytest.raises(ConfigError, match="with a group_id"):
+        with pytest.raises(InvalidGroupId, match="give it a group_id"):
             consumer.group_metadata()
         with pytest.raises(ValueError, match="at least one"):
             consumer.subscribe([])

@@ -1,0 +1,225 @@
+"""The offsets that one consumer commits and reads: one commit at a time, in the order in which they were asked for.
+
+A commit that has to wait for the one before takes in those that are asked for meanwhile: of each partition the newest
+offset counts, and all of them end with the one request. Invariants: an older commit never overwrites a newer one, also
+when it is retried; a commit is made as the member that asked for it, so that one of a former generation is refused
+instead of overwriting what the partition's new owner has committed. Kafka: ConsumerCoordinator (E10).
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from uuid import UUID
+
+from rayka.client.coordinator_calls import CoordinatorCalls
+from rayka.client.group.member_requests import GroupMetadata
+from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.loop_time import now_s
+from rayka.client.metadata import ClusterMetadata, check_partition
+from rayka.errors import ErrorCode, RaykaError, UnavailableError, error_for
+from rayka.ids import NO_OFFSET, ZERO_ID, TopicPartition
+from rayka.protocol.group_offsets import (
+    PARTITIONS_PER_COMMIT_MAX,
+    CommittedOffset,
+    FetchedOffset,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+_Problems = dict[TopicPartition, RaykaError]
+
+
+class _Commit:
+    """What is committed together. `done` tells all that asked for it which partitions were refused."""
+
+    def __init__(self, group: GroupMetadata) -> None:
+        self.group = group
+        self.deadline_s = 0.0
+        self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.done: asyncio.Future[_Problems] = asyncio.get_running_loop().create_future()
+
+
+class GroupOffsets:
+    """See the module. Belongs to the IO loop."""
+
+    def __init__(
+        self, coordinators: CoordinatorCalls, metadata: ClusterMetadata, group_id: str, timeout_ms: int
+    ) -> None:
+        self._group_id = group_id
+        self._coordinators = coordinators
+        self._metadata = metadata
+        self._timeout_ms = timeout_ms
+        self._waiting: deque[_Commit] = deque()
+        self._sender: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<GroupOffsets of {self._group_id!r} waiting={len(self._waiting)}>"
+
+    # ---- Commit ------------------------------------------------------------------------------------------------------
+
+    async def commit(self, offsets: Offsets, group: GroupMetadata) -> None:
+        """Commits them after all that were asked for before; of one partition the last call counts. `group` says as
+        which member, which has no id when the group has no members.
+
+        Raises the error of a partition when all others are committed, and for all of them what no retry mends:
+        IllegalGeneration, UnknownMemberId, FencedInstanceId, RebalanceInProgress; in the end UnavailableError or the
+        last error.
+        """
+        if not offsets:
+            return
+        problems = await asyncio.shield(self._enqueue(offsets, group).done)
+        for tp in offsets:
+            if tp in problems:
+                raise problems[tp]
+
+    def _enqueue(self, offsets: Offsets, group: GroupMetadata) -> _Commit:
+        if not self._waiting or self._waiting[-1].group != group:
+            self._waiting.append(_Commit(group))
+        commit = self._waiting[-1]
+        commit.deadline_s = now_s() + self._timeout_ms / 1000
+        commit.offsets.update(offsets)
+        if self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._send_all())
+        return commit
+
+    async def _send_all(self) -> None:
+        commit: _Commit | None = None
+        try:
+            while self._waiting:
+                commit = self._waiting.popleft()
+                problems = await self._send(commit)
+                commit.done.set_result(problems)
+        finally:
+            self._sender = None
+            if commit is not None:
+                commit.done.cancel()  # does nothing, unless this was cancelled
+
+    async def _send(self, commit: _Commit) -> _Problems:
+        problems = await self._unknown(commit)
+        for tp in problems:
+            del commit.offsets[tp]
+        for some in _in_parts(commit.offsets):
+            try:
+                problems |= await self._send_some(commit, some)
+            except RaykaError as error:
+                problems |= dict.fromkeys(some, error)
+        return problems
+
+    async def _unknown(self, commit: _Commit) -> _Problems:
+        """The partitions that do not exist."""
+        problems: _Problems = {}
+        for tp in commit.offsets:
+            topic = self._metadata.cached(tp.topic)
+            if topic is not None and 0 <= tp.partition < len(topic.partitions):
+                continue
+            try:
+                found = await self._metadata.topic_with(tp.topic, tp.partition, _remaining_ms(commit))
+                check_partition(found, tp.partition)
+            except RaykaError as error:
+                problems[tp] = error
+        return problems
+
+    async def _send_some(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> _Problems:
+        """The partitions that were refused, which no retry mends."""
+        group, problems = commit.group, _Problems()
+        instance_id = group.group_instance_id if group.member_id else ""
+        offsets = tuple(self._committed(tp, commit.offsets[tp]) for tp in partitions)
+        request = OffsetCommitRequest(
+            group.group_id, offsets, group.generation_id, group.member_id, instance_id
+        )
+
+        def check(response: OffsetCommitResponse) -> None:
+            problems.clear()
+            for each in response.partitions:
+                if each.error_code is not ErrorCode.NONE:
+                    tp = TopicPartition(each.topic, each.partition)
+                    error = problems[tp] = error_for(each.error_code, f"{tp}: {each.error_message}")
+                    if error.retriable:
+                        raise error
+
+        await self._coordinators.call(group.group_id, request, _remaining_ms(commit), check=check)
+        return problems
+
+    def _committed(self, topic_partition: TopicPartition, offset: OffsetAndMetadata) -> CommittedOffset:
+        tp = topic_partition
+        topic_id = self._topic_id(tp.topic)
+        return CommittedOffset(
+            tp.topic, tp.partition, offset.offset, offset.leader_epoch, offset.metadata, topic_id=topic_id
+        )
+
+    def _topic_id(self, topic: str) -> UUID:
+        known = self._metadata.cached(topic)
+        return ZERO_ID if known is None else known.topic_id
+
+    # ---- Read --------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed of each partition; None where that is nothing, or of a former topic of the
+        name.
+        """
+        group_id, found = self._group_id, dict[TopicPartition, OffsetAndMetadata | None]()
+        for some in _in_parts(dict.fromkeys(partitions)):
+            request = OffsetFetchRequest(group_id, some)
+            response = await self._coordinators.call(
+                group_id, request, self._timeout_ms, check=_check_fetched
+            )
+            for each in response.partitions:
+                tp = TopicPartition(each.topic, each.partition)
+                found[tp] = None if self._is_nothing(each) else _value(each)
+        return found
+
+    def _is_nothing(self, fetched: FetchedOffset) -> bool:
+        known_id = self._topic_id(fetched.topic)
+        is_former = fetched.topic_id not in (ZERO_ID, known_id) and known_id != ZERO_ID
+        return fetched.offset == NO_OFFSET or is_former
+
+    async def settle(self) -> None:
+        """Returns when all that was asked for has ended."""
+        if self._sender is not None:
+            await asyncio.gather(asyncio.shield(self._sender), return_exceptions=True)
+
+    # ---- End ---------------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> "list[asyncio.Task[None]]":
+        """Cancels what is under way; returns the task that is ending. What it was about may be committed or not."""
+        for each in self._waiting:
+            each.done.cancel()
+        self._waiting.clear()
+        if self._sender is None:
+            return []
+        self._sender.cancel()
+        return [self._sender]
+
+
+def _remaining_ms(commit: _Commit) -> int:
+    """Raises UnavailableError when there is no time left."""
+    remaining_ms = int((commit.deadline_s - now_s()) * 1000)
+    if remaining_ms <= 0:
+        raise UnavailableError(
+            f"group {commit.group.group_id!r}: there was no time left for a commit, since those before it took it; does"
+            " its coordinator run? see `rayka status`"
+        )
+    return remaining_ms
+
+
+def _in_parts(partitions: Iterable[TopicPartition]) -> Iterator[tuple[TopicPartition, ...]]:
+    """As many as one request takes."""
+    remaining = iter(partitions)
+    while some := tuple(islice(remaining, PARTITIONS_PER_COMMIT_MAX)):
+        yield some
+
+
+def _value(fetched: FetchedOffset) -> OffsetAndMetadata:
+    return OffsetAndMetadata(fetched.offset, fetched.metadata, fetched.leader_epoch)
+
+
+def _check_fetched(response: OffsetFetchResponse) -> None:
+    for each in response.partitions:
+        if each.error_code is not ErrorCode.NONE:
+            raise error_for(each.error_code, f"{each.topic}-{each.partition}: {each.error_message}")

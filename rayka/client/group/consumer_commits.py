@@ -1,0 +1,168 @@
+"""What a consumer with a group commits, and reads of what was committed: when asked to, every few seconds, at close.
+
+The part of `Consumer` that keeps positions in the cluster. Invariants: what is committed was handed over; by the time a
+poll commits, the records of the poll before have been processed; a commit holds up no poll. Kafka: KafkaConsumer,
+ConsumerCoordinator (E10).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rayka.client import io_thread
+from rayka.client.bootstrap import ClusterHandle
+from rayka.client.consumer.consumer_part import ConsumerPart, partitions_of
+from rayka.client.consumer.delivery import Position
+from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.group.committing import GroupOffsets
+from rayka.client.group.member_requests import GroupMetadata
+from rayka.client.group.offset_values import CommittableOffsets, OffsetAndMetadata, committable
+from rayka.config import ConsumerConfig
+from rayka.errors import InvalidGroupId, RaykaError
+from rayka.ids import TopicPartition
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+OnCommit = Callable[[Offsets, RaykaError | None], object]
+_CLOSE_TIMEOUT_MS = 30_000
+_NEVER_S = float("inf")
+
+logger = logging.getLogger(__name__)
+
+
+class ConsumerCommits(ConsumerPart):
+    """See the module; its methods are those of `Consumer`."""
+
+    def __init__(self, cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
+        super().__init__(cluster, config)
+        is_automatic = config.group_id is not None and config.enable_auto_commit
+        self._commit_due_s = time.monotonic() + config.auto_commit_interval_ms / 1000
+        if not is_automatic:
+            self._commit_due_s = _NEVER_S
+
+    def commit(self, offsets: CommittableOffsets | None = None) -> None:
+        """Commits these offsets, of the next records that the group is to read, or, with None, all positions.
+
+        Returns when all brokers in sync have them. Of a partition that several commits name the last one counts. Raises
+        InvalidGroupId without `group_id`, UnknownTopicOrPartition, OffsetMetadataTooLarge (the other partitions are
+        committed then), IllegalGeneration, UnknownMemberId or FencedInstanceId when the group goes on without this
+        member, RebalanceInProgress, UnavailableError.
+        """
+        with self._exclusive():
+            self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit())
+
+    def commit_async(
+        self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """As `commit`, but does not wait. `callback(offsets, error)` is called on the IO thread when it has ended, with
+        None for an error when all went well; without a callback an error is logged.
+
+        It never overwrites a later commit of this consumer.
+        """
+        with self._exclusive():
+            ask = self._ask("commit_async", None if offsets is None else committable(offsets))
+            self._in_background(ask.commit_and_tell(callback or _log))
+
+    def committed(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed of each partition; None where that is nothing. Raises InvalidGroupId without
+        `group_id`, UnavailableError.
+        """
+        wanted = partitions_of(partitions)
+        self._check_open()
+        found: dict[TopicPartition, OffsetAndMetadata | None] = self._run(
+            self._of_group("committed").fetch(wanted)
+        )
+        return {tp: found[tp] for tp in wanted}
+
+    def group_metadata(self) -> GroupMetadata:
+        """As what this consumer commits. Raises InvalidGroupId without `group_id`."""
+        self._of_group("group_metadata")
+        return GroupMetadata(
+            self._config.group_id or "", group_instance_id=self._config.group_instance_id or ""
+        )
+
+    # ---- Automatic commits -------------------------------------------------------------------------------------------
+
+    def _maybe_auto_commit(self) -> None:
+        """At the beginning of a poll: the records that were given before have been processed."""
+        at_s = time.monotonic()
+        if at_s < self._commit_due_s:
+            return
+        self._commit_due_s = at_s + self._config.auto_commit_interval_ms / 1000
+        self._in_background(self._ask("auto commit").commit_and_tell(_log))
+
+    def _commit_before_handover(self) -> None:
+        """Before partitions go to another member, if positions are committed automatically. An error is logged: the
+        other member is given some records again.
+        """
+        if self._commit_due_s < _NEVER_S:
+            self._commit_or_log(self._ask("commit").commit())
+
+    def _commit_at_end(self) -> None:
+        """Before the consumer closes: what `commit_async` has begun ends, and the positions of one that is no member
+        are committed; those of a member are when it leaves.
+        """
+        group_offsets = self._fetcher.group_offsets
+        if group_offsets is None or not self._in_use.acquire(blocking=False):
+            return  # or another thread polls just now: what it gets is not processed
+        try:
+            if self._commit_due_s < _NEVER_S and not self.group_metadata().member_id:
+                self._commit_or_log(self._ask("commit").commit())
+            self._commit_or_log(group_offsets.settle())
+        finally:
+            self._in_use.release()
+
+    def _commit_or_log(self, commit: Coroutine[Any, Any, object]) -> None:
+        try:
+            self._run(commit, min(_CLOSE_TIMEOUT_MS, self._config.default_api_timeout_ms))
+        except RaykaError as error:
+            logger.warning("%r: its positions were not committed: %s", self, error)
+
+    # ---- Within ------------------------------------------------------------------------------------------------------
+
+    def _of_group(self, what: str) -> GroupOffsets:
+        found = self._fetcher.group_offsets
+        if found is None:
+            raise InvalidGroupId(f"{what}: {self!r} has no group; give it a group_id: Consumer(group_id=...)")
+        return found
+
+    def _ask(self, what: str, offsets: Offsets | None = None) -> "_Ask":
+        group_offsets = self._of_group(what)
+        return _Ask(self._fetcher, group_offsets, self.group_metadata(), self._delivery.read(), offsets)
+
+    def _in_background(self, commit: Coroutine[Any, Any, None]) -> None:
+        io_thread.call_soon(self._fetcher.spawn, commit)
+
+
+class _Ask(NamedTuple):
+    """A commit as the caller's thread asks for it; of all positions, or of the offsets given."""
+
+    fetcher: Fetcher
+    group_offsets: GroupOffsets
+    group: GroupMetadata
+    read: Mapping[TopicPartition, Position]
+    offsets: Offsets | None
+
+    async def commit(self) -> None:
+        await self.group_offsets.commit(self._chosen(), self.group)
+
+    async def commit_and_tell(self, callback: OnCommit) -> None:
+        offsets, error = self._chosen(), None
+        try:
+            await self.group_offsets.commit(offsets, self.group)
+        except RaykaError as problem:
+            error = problem
+        try:
+            callback(offsets, error)
+        except Exception:
+            logger.exception("a callback of commit_async raised")
+
+    def _chosen(self) -> Offsets:
+        return self.fetcher.consumed(self.read) if self.offsets is None else self.offsets
+
+
+def _log(offsets: Offsets, error: RaykaError | None) -> None:
+    if error is not None:
+        logger.warning("offsets of %d partitions were not committed: %s", len(offsets), error)
