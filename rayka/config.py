@@ -268,6 +268,8 @@ class ProducerConfig(_ClientConfig):
     )
     key_serializer: Any = None
     value_serializer: Any = None
+    partitioner: Any = None
+    interceptors: Any = ()
 
     @field_validator("delivery_timeout_ms")
     @classmethod

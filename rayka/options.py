@@ -31,6 +31,9 @@ Serializer = SerializerName | type[WritableModel] | Callable[[Any], bytes]
 Deserializer = SerializerName | ReadableModel | Callable[[bytes], Any]
 
 
+Partitioner = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
+
+
 class ClientOptions(TypedDict, total=False):
     """What all clients have."""
 
@@ -62,6 +65,8 @@ class ProducerOptions(ClientOptions, total=False):
     compression_type: CompressionType | None
     key_serializer: Serializer | None
     value_serializer: Serializer | None
+    partitioner: Partitioner | None
+    interceptors: Sequence[object]
 
 
 class ConsumerOptions(ClientOptions, total=False):

@@ -197,7 +197,11 @@ def test_type_checkers_find_wrong_options_and_nothing_else(
 
 # ---- How a type is written ----
 
-WORDS = {typed.WritableModel: "a pydantic model", typed.ReadableModel: "a pydantic model"}
+WORDS: dict[Any, str] = {
+    typed.WritableModel: "a pydantic model",
+    typed.ReadableModel: "a pydantic model",
+    Sequence[object]: "a list of objects",
+}
 
 
 def shown(hint: Any) -> str:

@@ -19,10 +19,13 @@ from rayka.client.producer import producer
 from rayka.client.producer.acknowledgement import RecordMetadata
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, await_done
+from rayka.client.producer.interceptors import OutgoingRecord, reported_to
 from rayka.client.producer.outbox import Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import Row
 from rayka.config import ProducerConfig
+from rayka.errors import ClosedError
 from rayka.options import ProducerOptions
 
 AddedT = TypeVar("AddedT")
@@ -54,7 +57,8 @@ class Producer(AioClient):
     Arguments, options and guarantees are those of `rayka.Producer`. It looks for its cluster when it is first awaited,
     or by `async with`. `await producer.send(...)` returns when the record is accepted, with a future that can be
     awaited for its RecordMetadata; while `buffer_memory` is full it awaits, and other tasks go on. Callbacks run in the
-    loop of their `send` and may be coroutines; what one raises is logged, and raised by the next `flush` or `close`.
+    loop of their `send` and may be coroutines, and so may those of interceptors; what a callback raises is logged, and
+    raised by the next `flush` or `close`.
 
     A task that is cancelled in `send` has sent its record or has not, never a part of it; cancelled in `flush` or in an
     awaited future it ends the wait only.
@@ -167,6 +171,12 @@ class Producer(AioClient):
             bound_ms = producer.CLOSE_SLACK_S * 1000
             await asyncio.shield(await_for(core.outbox.sender.close(), bound_ms, caller=self))
 
+    def metrics(self) -> ProducerMetrics:
+        """As `rayka.Producer.metrics`. Raises ClosedError before the producer has looked for its cluster."""
+        if self._core is None:
+            raise ClosedError(f"{self!r} is not open yet: await something of it first, or use `async with`")
+        return self._core.metrics()
+
     # ---- Within ----
 
     async def _open(self) -> _Core:
@@ -177,9 +187,25 @@ class Producer(AioClient):
         self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
         outbox.check_usable()
-        await self._learn(outbox, topic, partition)
         reported = None if on_delivery is None else self._reports.to_loop(on_delivery)
-        append = outbox.prepared(topic, row, partition, reported)
+        interceptors = outbox.interceptors
+        if interceptors is None:
+            return await self._append(outbox, topic, row, partition, reported)
+        given = OutgoingRecord(topic, row.value, row.key, row.headers, partition, row.timestamp_ms)
+        sent = await interceptors.await_sent(given)
+        row = Row(sent.value, sent.key, sent.headers, sent.timestamp_ms)
+        try:
+            reported = reported_to(self._reports.to_loop(interceptors.await_acknowledged), reported)
+            return await self._append(outbox, sent.topic, row, sent.partition, reported)
+        except Exception as error:
+            await interceptors.await_acknowledged(error, None)
+            raise
+
+    async def _append(
+        self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
+    ) -> DeliveryFuture:
+        await self._learn(outbox, topic, partition)
+        append = outbox.prepared(topic, row, partition, on_delivery)
         topics = outbox.accumulator.topics
         filled_count = topics.filled_count
         future = append()

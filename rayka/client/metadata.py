@@ -105,6 +105,11 @@ class ClusterMetadata:
             self._ask_soon((name,))
         return known.topic
 
+    def last_known(self, name: str) -> MetadataTopic | None:
+        """As `cached`, whatever its age; from any thread."""
+        known = self._topics.get(name)
+        return None if known is None else known.topic
+
     async def topic(self, name: str, timeout_ms: int) -> MetadataTopic:
         """The topic, asked for if it is not cached.
 

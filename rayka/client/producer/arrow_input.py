@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayka.client.consumer.record import Record
+from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.record_columns import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp
 from rayka.client.serializers import Serializer
@@ -37,6 +38,20 @@ class Input(NamedTuple):
     def last_partition(self) -> int | None:
         """The highest partition that is asked for, if any is."""
         return None if self.partitions is None else int(self.partitions.max())
+
+    def placed_by(self, partitioning: Partitioning, topic: str) -> "Input":
+        """With the partitions that a partitioner chooses, for the records that ask for none."""
+        keys = self.columns.keys
+        listed = [None] * len(self.columns.values) if keys is None else keys.to_pylist()
+        if self.partitions is None:
+            return self._replace(partitions=partitioning.partitions(topic, listed))
+        asked = self.partitions >= 0
+        chosen = partitioning.partitions(
+            topic, (key for key, is_asked in zip(listed, asked, strict=True) if not is_asked)
+        )
+        partitions = self.partitions.copy()
+        partitions[~asked] = chosen
+        return self._replace(partitions=partitions)
 
     def placed(self, partition_count: int, sticky_partition: int) -> "Input":
         """With a partition for each: the one asked for, else that of its key, else the sticky one. Or for none."""

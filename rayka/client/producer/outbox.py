@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from functools import partial
 from random import Random
+from typing import Any
 
 from rayka import forks
 from rayka.client import io_thread
@@ -16,13 +17,16 @@ from rayka.client.metadata import NoSuchTopic
 from rayka.client.producer.accumulator import Moment
 from rayka.client.producer.arrow_input import Data, Input, Piece, inputs_of, pieces_of
 from rayka.client.producer.delivery_future import DeliveryFuture, OnDelivery
+from rayka.client.producer.interceptors import Interceptors
+from rayka.client.producer.partitioning import Partitioning
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
+from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import Row
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp, size_of
 from rayka.client.producer.sender import Sender
 from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
-from rayka.errors import BufferExhausted, ClosedError, RecordTooLarge
+from rayka.errors import BufferExhausted, ClosedError, ConfigError, RecordTooLarge
 from rayka.protocol.murmur2 import partition_for_key
 
 Run = tuple[ProducerBatch, int]  # and the index of its first record there
@@ -37,8 +41,11 @@ class Outbox:
         self.value_serializer = serializer(config.value_serializer, "value_serializer")
         self.sender = Sender(handle, config, Random())
         self.accumulator = self.sender.accumulator
-        # With a serializer no value is ready as it comes, so the quick way of `send` must find nothing.
-        self.sticky = {} if self.value_serializer else self.accumulator.topics.sticky
+        self.interceptors = Interceptors.of(config.interceptors)
+        self._partitioning = _partitioning(config.partitioner, self.sender)
+        # Where a value is not ready as it comes, or placed by its batch, the quick way of `send` must find nothing.
+        is_plain = not (self.value_serializer or self._partitioning or self.interceptors)
+        self.sticky = self.accumulator.topics.sticky if is_plain else {}
         self.is_closed = False
         self._record_bytes_max = min(config.max_request_size, config.buffer_memory) - BATCH_OVERHEAD_BYTES
 
@@ -96,6 +103,8 @@ class Outbox:
         row.key = as_bytes(row.key, self.key_serializer, "key")
         row.headers, row.timestamp_ms = as_headers(row.headers), as_timestamp(row.timestamp_ms)
         accumulator = self.accumulator
+        if partition is None and self._partitioning is not None:
+            partition = self._partitioning.partition(topic, row.key)
         if partition is None and row.key is not None:
             known = accumulator.topics.get(topic)
             if known is None:
@@ -135,6 +144,8 @@ class Outbox:
         known = self.accumulator.topics.get(topic)
         if known is None:
             raise NoSuchTopic(f"topic {topic!r} was deleted")
+        if self._partitioning is not None:
+            given = given.placed_by(self._partitioning, topic)
         placed = given.placed(len(known.queues), known.last_sticky)
         for piece in pieces_of(placed, known.batch_bytes - BATCH_OVERHEAD_BYTES, self._record_bytes_max):
             yield partial(self._add, topic, piece), len(piece.columns.values)
@@ -145,6 +156,15 @@ class Outbox:
         )
 
     # ---- The end ----
+
+    def metrics(self) -> ProducerMetrics:
+        """What was done, and what waits."""
+        waiting = self.accumulator.batches()
+        return self.sender.counts.snapshot(
+            records_waiting=sum(map(len, waiting)),
+            batches_waiting=len(waiting),
+            buffer_bytes=sum(each.granted_bytes for each in waiting),
+        )
 
     def take_callback_error(self) -> BaseException | None:
         """What one of the application's callbacks raised since the last time."""
@@ -163,3 +183,15 @@ class Outbox:
             f"buffer_memory={self.config.buffer_memory} stayed full for max_block_ms={self.config.max_block_ms}: "
             f"cluster {self.sender.cluster_name!r} takes records slower than they are sent, or not at all"
         )
+
+
+def _partitioning(given: Any, sender: Sender) -> Partitioning | None:
+    if given is None:
+        return None
+    if callable(given):
+        partitioner: Any = given
+        return Partitioning(partitioner, sender.known_topic)
+    raise ConfigError(
+        "partitioner: expected a callable of (key, all partitions, those with a leader), "
+        f"found {type(given).__name__}"
+    )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from rayka.client.producer.accumulator import Accumulator
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.producer_batch import Callback, PartEnd, ProducerBatch
+from rayka.client.producer.producer_metrics import Counts
 from rayka.client.retry import Backoff
 from rayka.errors import (
     ApiError,
@@ -48,8 +49,10 @@ class Outcomes:
         leaders: PartitionLeaders,
         backoff: Backoff,
         now_ms: Callable[[], float],
+        *,
         cluster_name: str,
         codec: Codec,
+        counts: Counts,
     ) -> None:
         self.callback_error: BaseException | None = None
         self.logs_failures = True
@@ -60,6 +63,7 @@ class Outcomes:
         self._now_ms = now_ms
         self._cluster_name = cluster_name
         self._codec = codec
+        self._counts = counts
 
     def on_answers(
         self, node_id: int, batches: Sequence[ProducerBatch], results: Sequence[ProducePartitionResult]
@@ -71,6 +75,8 @@ class Outcomes:
         for batch, result in zip(batches, results, strict=True):
             if result.error_code in _IN_LOG:
                 self._leaders.on_settled(batch)
+                self._counts.batches += 1
+                self._counts.records += batch.part_count
                 if not batch.has_more_parts or not self._go_on(batch, result):
                     appended.append((batch, result))
         self._accumulator.finish([batch for batch, _ in appended], is_acknowledged=True)
@@ -101,7 +107,9 @@ class Outcomes:
         may_retry = error.retriable or isinstance(error, OutOfOrderSequence)
         if not may_retry or not self._accumulator.defer(batch, error, self.retry_ms(batch)):
             self.end(batch, error)
-        elif isinstance(error, NO_LEADER_ERRORS):
+            return
+        self._counts.retries += 1
+        if isinstance(error, NO_LEADER_ERRORS):
             if self._leaders.leader_of(batch) in (node_id, NO_NODE):
                 self._leaders.on_failed(batch)
             else:
@@ -114,9 +122,11 @@ class Outcomes:
             if batch.may_be_in_log and batch.sequence is not None:
                 return False
             batch.split(self._codec)
+            self._counts.splits += 1
             is_going_on = self._accumulator.go_on(batch, None)
         else:
             is_going_on = batch.has_more_parts and self._accumulator.go_on(batch, PartEnd(error=error))
+            self._counts.errors += is_going_on
             if is_going_on and self.logs_failures:
                 logger.warning("1 record for %s failed: %s", batch.topic_partition, error)
         self._leaders.refresh(batch.topic)  # the limit has changed: batches to come are made for it
@@ -141,6 +151,7 @@ class Outcomes:
 
     def end(self, batch: ProducerBatch, error: Exception) -> None:
         """It has failed for good."""
+        self._counts.errors += batch.left_count if batch.is_sealed else len(batch)
         callbacks = batch.fail(error)
         self._leaders.on_settled(batch)
         self._accumulator.finish((batch,), is_acknowledged=False)

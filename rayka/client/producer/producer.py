@@ -16,8 +16,10 @@ from rayka.client.bounded_wait import wait_for
 from rayka.client.producer import at_exit
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
+from rayka.client.producer.interceptors import OutgoingRecord, reported_to
 from rayka.client.producer.outbox import Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.producer_metrics import ProducerMetrics
 from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Row
 from rayka.config import ProducerConfig
 from rayka.options import ProducerOptions
@@ -45,13 +47,19 @@ class Producer:
         compression_type: "none" | "gzip" | "lz4" | "zstd" | None = "none"
         key_serializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
         value_serializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        partitioner: a callable | None = None
+        interceptors: a list of objects = ()
         request_timeout_ms: int = 30000
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
         metadata_max_age_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
-    A callable serializer takes what was sent and returns bytes. `enable_idempotence=None` is True with `acks="all"` and
+    A callable serializer takes what was sent and returns bytes. `partitioner(key, partitions, available)` chooses for
+    records that name no partition: by the key as bytes or None, among all partitions and those with a leader; where it
+    returns None, the producer chooses. `interceptors` are objects with `on_send(record)`, which returns the record or
+    a changed one before it is serialized, `on_acknowledgement(metadata, error)`, or both, for each `send`; what they
+    raise is logged and harms nothing else. `enable_idempotence=None` is True with `acks="all"` and
     at most 5 in flight.
 
     Guarantee: what was acknowledged is in the log (how safely, `acks` and the topic's `flush` say); the records of
@@ -193,12 +201,32 @@ class Producer:
         finally:
             wait_for(self._outbox.sender.close(), CLOSE_SLACK_S * 1000, caller=self)
 
+    def metrics(self) -> ProducerMetrics:
+        """What the producer has done so far, and what waits; as it is now, and not followed any further."""
+        return self._outbox.metrics()
+
     # ---- The slow way ----
 
     def _send(
         self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
         self._outbox.check_usable()
+        interceptors = self._outbox.interceptors
+        if interceptors is None:
+            return self._append(topic, row, partition, on_delivery)
+        given = OutgoingRecord(topic, row.value, row.key, row.headers, partition, row.timestamp_ms)
+        sent = interceptors.sent(given)
+        row = Row(sent.value, sent.key, sent.headers, sent.timestamp_ms)
+        try:
+            reported = reported_to(interceptors.acknowledged, on_delivery)
+            return self._append(sent.topic, row, sent.partition, reported)
+        except Exception as error:
+            interceptors.acknowledged(error, None)
+            raise
+
+    def _append(
+        self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
+    ) -> DeliveryFuture:
         self._learn(topic, partition)
         append = self._outbox.prepared(topic, row, partition, on_delivery)
         topics = self._accumulator.topics

@@ -21,6 +21,7 @@ from rayka.client.producer.outcomes import NO_LEADER_ERRORS, Outcomes
 from rayka.client.producer.partition_leaders import PartitionLeaders
 from rayka.client.producer.partition_queue import NEVER, Limits
 from rayka.client.producer.producer_batch import ProducerBatch
+from rayka.client.producer.producer_metrics import Counts
 from rayka.client.retry import Backoff
 from rayka.config import ProducerConfig, TopicConfig
 from rayka.errors import (
@@ -72,8 +73,15 @@ class Sender:
         self._leaders = PartitionLeaders(
             self._metadata, self.accumulator, config.retry_backoff_ms, self._run, self._fail
         )
+        self.counts = Counts()
         self.outcomes = Outcomes(
-            self.accumulator, self._leaders, self._backoff, self.now_ms, self.cluster_name, self._codec
+            self.accumulator,
+            self._leaders,
+            self._backoff,
+            self.now_ms,
+            cluster_name=self.cluster_name,
+            codec=self._codec,
+            counts=self.counts,
         )
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking_for_id = False
@@ -139,6 +147,10 @@ class Sender:
     async def learn_topic(self, name: str) -> None:
         """Makes the topic known to the accumulator. Raises UnknownTopicOrPartition, InvalidTopic, UnavailableError."""
         self._set_topic(await self._metadata.topic(name, self._config.max_block_ms))
+
+    def known_topic(self, name: str) -> MetadataTopic | None:
+        """The topic as it is known; from any thread."""
+        return self._metadata.last_known(name)
 
     async def renew_topic(self, name: str) -> None:
         """Makes the topic known as the active controller has it now. Raises UnavailableError."""
@@ -206,7 +218,9 @@ class Sender:
         try:
             batches, parts = self._encoded(started)
             if batches:
-                self.outcomes.on_answers(node_id, batches, await self._call(node_id, batches, parts))
+                results = await self._call(node_id, batches, parts)
+                self.counts.on_answer(self.now_ms() - began_ms)
+                self.outcomes.on_answers(node_id, batches, results)
         except ApiError as error:
             if isinstance(error, (NetworkException, RequestTimedOut)):
                 self._metadata.nodes.doubt(node_id)
@@ -243,6 +257,7 @@ class Sender:
             except RaykaError as error:
                 self.outcomes.end(batch, error)
             else:
+                self.counts.bytes += encoded.size
                 batches.append(batch)
                 parts.append(ProducePartition(topic.topic_id, batch.partition, encoded))
         return batches, parts
