@@ -11,11 +11,13 @@ import rayka
 import rayka.testing
 from rayka.client import io_thread
 from rayka.errors import ConfigError, NetworkException, StorageError
+from rayka.ids import Role
 from rayka.node.broker_node import BrokerNode
+from rayka.protocol.groups import FindCoordinatorRequest
 from rayka.protocol.membership import NodeState, StatusRequest
 from rayka.testing import InProcessCluster
 
-BROKER, CONTROLLER = 1, 3001
+BROKER, COORDINATOR, CONTROLLER = 1, 1001, 3001
 
 
 def status(cluster: InProcessCluster, node_id: int) -> NodeState:
@@ -27,6 +29,20 @@ def produced_and_read(cluster: InProcessCluster, topic: str, values: list[bytes]
         for value in values:
             producer.send(topic, value=value, partition=0)
     return [record.value for record in rayka.read(topic, cluster=cluster)]
+
+
+def test_a_coordinator_leads_internal_topics_and_brokers_those_of_users() -> None:
+    with rayka.testing.cluster(brokers=2, coordinators=1) as cluster:
+        found = io_thread.run(cluster.network().call(BROKER, FindCoordinatorRequest(("g",)), 5_000), 10)
+        assert [each.node_id for each in found.coordinators] == [COORDINATOR]
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("orders", partitions=4)
+            assert {each.leader_id for each in admin.describe_topic("orders").partitions} == {1, 2}
+            brokers = {each.node_id: each.roles for each in admin.describe_cluster().brokers}
+        assert brokers == {1: (Role.BROKER,), 2: (Role.BROKER,), COORDINATOR: (Role.COORDINATOR,)}
+        cluster.kill(COORDINATOR)
+        assert produced_and_read(cluster, "orders", [b"a"]) == [b"a"]
+        cluster.restart(COORDINATOR)
 
 
 def test_clients_connect_and_every_node_says_that_it_runs() -> None:
