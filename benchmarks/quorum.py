@@ -1,4 +1,4 @@
-"""The metadata quorum: what a commit costs, and how long nobody decides when the active controller ends.
+"""The metadata quorum: what a commit costs, and how long no controller decides when the active controller ends.
 
 A commit is one topic of one partition, created and deleted in turn by one caller that waits for each, and then a while.
 The limits are made of what this machine needs for one call of an actor and for one fsync after the same pause, measured
@@ -220,7 +220,7 @@ async def _until_accepted(network: Network, node_ids: Sequence[int]) -> None:
             try:
                 response = await network.call(each, request, _CALL_TIMEOUT_MS)
             except ApiError:
-                await asyncio.sleep(0.001)  # leaves the processor to those who elect
+                await asyncio.sleep(0.001)  # leaves the processor to the voters that elect
                 continue
             assert response.topics[0].error_code is ErrorCode.NONE, response
             return

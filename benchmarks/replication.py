@@ -328,7 +328,7 @@ def _is_known_to_end(network: Network, controller_id: int, broker_id: int) -> bo
 
 
 def _led_by(network: Network, asked_id: int, topic: str, leader_id: int) -> list[MetadataPartition]:
-    """The partitions of the topic that the broker leads, or nobody, as another broker knows it."""
+    """The partitions of the topic that the broker, or no broker, leads, as another broker knows it."""
     try:
         response = _metadata(network, asked_id, topic)
     except ApiError:

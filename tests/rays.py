@@ -20,7 +20,7 @@ _QUIET: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
 def connected_ray(head_cpus: int) -> Iterator[RayNodes]:
     """A Ray of one node, to which this process is connected; ends with all that it has started.
 
-    Without what nobody asks here: autoscaler, dashboard, the workers' output.
+    Without what no test asks: autoscaler, dashboard, the workers' output.
     """
     directory = os.environ["RAY_TMPDIR"] = ray_process.make_temp_dir()
     head = {

@@ -163,7 +163,7 @@ def test_the_shares_of_a_gap_make_up_the_whole() -> None:
 
 
 def test_what_was_seen_after_the_end_of_a_gap_had_happened_before() -> None:
-    """The one who looks may be later than the producer: no share is below nothing."""
+    """The observer may be later than the producer: no share is below 0."""
     acknowledgements = Acknowledgements((0.0, 0.4, 0.45, 0.5, 0.55))
     shares = Shares.of(acknowledgements, known=Seen(0.6, 0.2), led=Seen(0.5, 0.2))
     assert (shares.detection_s, shares.election_s, shares.client_s) == (0.4, 0.0, 0.0)

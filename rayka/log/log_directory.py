@@ -110,7 +110,7 @@ class LogDirectory:
         return directory
 
     async def adopt_cluster_id(self, cluster_id: str) -> None:
-        """The cluster has said who it is. Raises StorageError when the directory is another one's."""
+        """The cluster has told its id. Raises StorageError when the directory is another cluster's."""
         if self.cluster_id == cluster_id:
             return
         if self.cluster_id:

@@ -1,4 +1,4 @@
-"""`rayka log dump`: what it prints of a log, of damage, and that it disturbs nobody."""
+"""`rayka log dump`: what it prints of a log, of damage, and that it disturbs no node."""
 
 import json
 import os
@@ -138,7 +138,7 @@ def test_offsets_that_go_back_are_damage(data_dir: Path, capsys: pytest.CaptureF
     assert "offsets go back to 0, expected 3 or later" in capsys.readouterr().out
 
 
-# ---- Who is disturbed ------------------------------------------------------------------------------------------------
+# ---- A node that runs ------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_is_not_taken_and_nothing_is_written(

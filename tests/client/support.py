@@ -50,7 +50,7 @@ class ScriptedCluster:
         self.cut_off: list[int] = []  # brokers that do not reach the controller
         self.logs: dict[tuple[str, int], list[RecordBatch]] = {}
         self.requests: list[ProduceRequest] = []
-        self.asked: list[int] = []  # who got them
+        self.asked: list[int] = []  # the nodes that got them
         self.leader_id = BROKER
         self.leader_epoch = 0
         self.metadata_offset = 7

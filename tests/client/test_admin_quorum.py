@@ -1,4 +1,4 @@
-"""The quorum through an `Admin`: who is asked, what is made of the answers, and what a change that fails says."""
+"""The quorum through an `Admin`: which node is asked, what becomes of the answers, what a change that fails says."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def replica(node_id: int, end_offset: int, number: int = 0) -> QuorumReplica:
 class Controllers:
     """A `ClusterHandle` and its `Network`: three controllers and a broker that observes.
 
-    `leads`: the node that answers as the leader; `believed`: whom the others name. `dead` ones are not reached.
+    `leads`: the node that answers as the leader; `believed`: which one the others name. `dead` ones are not reached.
     `changes`: what becomes of the next changes of the voters.
     """
 

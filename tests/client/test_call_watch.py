@@ -56,7 +56,7 @@ def in_virtual_time(play: Callable[[Caller], Coroutine[Any, Any, None]]) -> Call
     return caller
 
 
-# ---- Who is silent ----
+# ---- Which nodes are silent ----
 
 
 def test_of_a_node_that_answers_nothing_is_told() -> None:

@@ -119,7 +119,7 @@ def test_records_that_never_left_take_none_of_the_later_ones_with_them() -> None
         assert producer.send("orders", b"1").result(WAIT_S).offset == 0
 
 
-# ---- Who waits ----
+# ---- Which requests wait ----
 
 
 def topic(*leaders: tuple[int, int]) -> MetadataTopic:

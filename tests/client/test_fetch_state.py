@@ -269,7 +269,7 @@ def test_a_truncation_that_is_heard_after_a_seek_changes_nothing():  # G16
     assert ticket_of(fetching, FIRST).fetch_offset == 4
 
 
-# ---- Whom to ask ----
+# ---- Which broker to ask ----
 
 
 def test_a_read_replica_is_used_until_its_time_is_over():  # G15

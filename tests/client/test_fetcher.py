@@ -1,4 +1,4 @@
-"""Whom a consumer asks, from where, and what it makes of the answers (G2, G15, G16, G18)."""
+"""Which broker a consumer asks, from which offset, and what it makes of the answers (G2, G15, G16, G18)."""
 
 import asyncio
 from collections import deque
@@ -184,7 +184,7 @@ async def poll_forever(fetcher: Fetcher) -> None:
 
 
 def consume_alone(answers: Sequence[dict[str, Any]], act: Any, **options: Any) -> None:
-    """As `consume`, without anybody who polls beside."""
+    """As `consume`, without a thread that polls beside."""
 
     async def main() -> None:
         scripted = ScriptedBrokers()

@@ -199,7 +199,7 @@ def test_the_controller_is_found_and_asked():
 
 
 class FailingOver(ScriptedCluster):
-    """The broker still names the old controller; that one is gone, or says who follows, and one of the others leads."""
+    """The broker still names the old controller; that one is gone, or names the next, and one of the others leads."""
 
     def __init__(self, old: Exception) -> None:
         super().__init__()

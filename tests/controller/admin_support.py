@@ -29,7 +29,7 @@ def create(
 
 
 def report_isr(machine: Machine, *isr: int, name: str = "orders", number: int = 0) -> None:
-    """What the leader says of who is in sync."""
+    """Which replicas the leader says are in sync."""
     partition = machine.partition(name, number)
     item = AlterPartitionItem(
         topic_id=machine.image.topics[name].topic_id,

@@ -42,7 +42,7 @@ def machine(*more: MetadataRecord, before: PartitionRecord = LED_BY_1) -> Machin
 
 
 def item(isr: tuple[int, ...] = (1, 2, 3), *, broker_epoch: int = 1, **changes: Any) -> AlterPartitionItem:
-    """On top of what is committed, from who runs in this broker epoch; other fields as given."""
+    """On top of what is committed, from the process with this broker epoch; other fields as given."""
     fields: dict[str, Any] = {"topic_id": ORDERS, "partition": 0, "leader_epoch": 5, "partition_epoch": 9}
     members = tuple(IsrMember(each, broker_epoch) for each in isr)
     return AlterPartitionItem(**(fields | {"isr": members} | changes))

@@ -1,4 +1,4 @@
-"""Leaders elected because somebody asks (B46)."""
+"""Leaders elected because a caller asks (B46)."""
 
 import pytest
 

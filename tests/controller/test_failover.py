@@ -1,4 +1,4 @@
-"""Brokers with many partitions come, go and come back: who leads them then, and who may (B40-B44, H3, H6, H8)."""
+"""Brokers with many partitions come, go and come back: which leads them then, and which may (B40-B44, H3, H6, H8)."""
 
 from uuid import UUID
 

@@ -45,7 +45,7 @@ def record(**fields: Any) -> PartitionChangeRecord:
     return PartitionChangeRecord(topic_id=ORDERS, partition=0, **fields)
 
 
-# ---- Who leads (B40) -------------------------------------------------------------------------------------------------
+# ---- The leader (B40) ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def record(**fields: Any) -> PartitionChangeRecord:
             Election.NORMAL,
             1,
         ),  # in the order of the replicas
-        (partition(leader_id=-1, isr=(1, 2)), (3,), Election.NORMAL, -1),  # nobody who is in sync
+        (partition(leader_id=-1, isr=(1, 2)), (3,), Election.NORMAL, -1),  # no replica that is in sync
         (partition(leader_id=-1, isr=(), eligible_leader_replicas=(2, 3)), (1, 2, 3), Election.NORMAL, 2),
         (partition(leader_id=-1, isr=(), eligible_leader_replicas=(2, 1)), (1, 2, 3), Election.PREFERRED, 1),
         (partition(leader_id=-1, isr=(3,), eligible_leader_replicas=(1, 2)), (1, 2), Election.NORMAL, -1),
@@ -324,8 +324,8 @@ def test_a_member_of_the_isr_is_a_replica() -> None:
         (change(partition(isr=(1, 2))).target_isr((1, 2, 3)), 0),  # or grows
         (change(partition(isr=(1,))).target_isr((1, 2)), 0),
         (change(partition(), live=(2, 3)).target_isr((2, 3)), 1),  # another leader
-        (change(partition(isr=(1,)), live=()).target_isr(()), 1),  # nobody leads
-        (change(partition(isr=(), leader_id=-1, eligible_leader_replicas=(1,))), 1),  # somebody leads again
+        (change(partition(isr=(1,)), live=()).target_isr(()), 1),  # no leader any more
+        (change(partition(isr=(), leader_id=-1, eligible_leader_replicas=(1,))), 1),  # a leader again
         (change(partition(leader_id=2)).election(Election.PREFERRED), 1),
         (change(moving((2, 3, 4, 1), leader_id=2)), 1),  # the same leader, a replica dropped
         (cancelled(moving((1, 2, 3), leader_id=2)), 1),

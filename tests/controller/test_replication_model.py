@@ -1,8 +1,8 @@
-"""Whatever happens to brokers, and in whatever order leaders propose ISRs and operators change things: who leads has
-every committed record, and whoever has them may lead (B13, B40-B45).
+"""Whatever happens to brokers, and in whatever order leaders propose ISRs and operators change things: the leader has
+every committed record, and a replica that has them may lead (B13, B40-B45).
 
 The model knows which replicas hold all that is committed. Those that come into the ISR do; once enough are in sync the
-high watermark may move, and then nobody else does; a broker that restarts without its disk does not.
+high watermark may move, and then no other broker does; a broker that restarts without its disk does not.
 """
 
 from typing import Any
@@ -132,7 +132,7 @@ class Model:
         )
 
     def propose(self, number: int, isr: tuple[int, ...]) -> None:
-        """By whoever leads, with the epochs that it knows by now; with the broker epochs of those it sees."""
+        """By the leader, with the epochs that it knows by now; with the broker epochs of those it sees."""
         state, brokers = self.partitions()[number], self.machine.image.brokers
         if not state.has_leader:
             return

@@ -341,7 +341,7 @@ def test_a_broker_that_is_being_unfenced_leads_nothing_before_it_is() -> None:  
     assert not controller.image.brokers[1].is_fenced
     assert 0 < controller.leaders.count(1) < COUNT
     controller.fail_over()
-    controller.run(BalanceLeaders(1))  # the timer of whoever is next
+    controller.run(BalanceLeaders(1))  # the timer of the next active controller
     assert controller.leaders == [1] * COUNT
 
 

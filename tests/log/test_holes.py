@@ -1,4 +1,4 @@
-"""Files of a log that somebody removed or shortened: no record goes missing in silence (B30-B32)."""
+"""Files of a log that were removed or shortened from outside: no record goes missing in silence (B30-B32)."""
 
 from collections.abc import Callable
 from random import Random

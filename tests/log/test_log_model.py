@@ -81,7 +81,7 @@ class LogModel(RuleBasedStateMachine):
         return self.log.log_end_offset
 
     def _appended(self, first_offset: int) -> None:
-        """Takes over what the log says it appended, and who stands beside whom."""
+        """Takes over what the log says it appended, and which batches are neighbours."""
         data = self.log.read(first_offset, max_bytes=1 << 20, end_offset=self.end_offset)
         assert data.base_offset == first_offset
         for found in read_batches(self.log):

@@ -42,7 +42,7 @@ class HeldDisk(MemoryDisk):
 
 
 class NoNetwork:
-    """A controller alone calls nobody."""
+    """A controller alone calls no other node."""
 
     async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
         raise NetworkException(f"nobody answers as node {node_id}")

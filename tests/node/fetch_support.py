@@ -18,7 +18,7 @@ from rayka.protocol.produce import ACKS_LEADER
 from tests.metadata.support import ORDERS
 from tests.node.replica_support import BROKER, LEADER, LEADER_EPOCH, OTHER, Broker, now_ms
 
-FOLLOWERS = (LEADER, OTHER)  # the names of `replica_support`, for whom broker 1 is the one that follows
+FOLLOWERS = (LEADER, OTHER)  # the names of `replica_support`, where broker 1 is the one that follows
 FOLLOWER = LEADER
 FOLLOWER_EPOCH = 1
 WAIT_MS = 500
@@ -31,7 +31,7 @@ def passed_ms() -> int:
 
 
 async def led(partition_count: int = 1, **config: Any) -> tuple[Broker, FetchHandler]:
-    """Broker 1, which leads that many partitions with two followers in sync, and who answers its fetches."""
+    """Broker 1, which leads that many partitions with two followers in sync, and the one that answers its fetches."""
     broker = await Broker.start(**config)
     await broker.apply(*(new_led(broker, number) for number in range(partition_count)))
     return broker, FetchHandler(broker.replicas, broker.settings)
@@ -44,7 +44,7 @@ def new_led(
 
 
 def append(broker: Broker, *values: bytes, number: int = 0) -> None:
-    """As a producer does that waits for nobody."""
+    """As a producer with acks=0 does."""
     replica = broker.replica(number)
     records = encode_batch(list(values), timestamps_ms=1_700_000_000_000)
     appended = replica.partition.as_leader().append(

@@ -113,7 +113,7 @@ class CounterNode:
 
 
 class Silence:
-    """A network in which nobody answers; it remembers what was sent, and to whom."""
+    """A network in which no node answers; it remembers what was sent, and to which node."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Request[Any]]] = []
@@ -157,7 +157,7 @@ class Counters:
         return next(node for node in self.nodes.values() if node.shard.is_active)
 
     async def add(self, number: int) -> int:
-        """The total afterwards; asked of whoever leads."""
+        """The total afterwards, as the leader answers it."""
         total: int = await (await self.active()).shard.submit(number)
         return total
 
@@ -166,7 +166,7 @@ class Counters:
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
-    """On virtual time: a pause costs nothing, and whoever waits for ever fails at once."""
+    """On virtual time: a pause costs nothing, and a wait without an end fails at once."""
     loop = VirtualLoop()
     try:
         loop.run_until_complete(asyncio.wait_for(scenario, PATIENCE_S))

@@ -64,7 +64,7 @@ RequestT = TypeVar("RequestT", bound=Request[Any])
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """On a clock that jumps; whoever waits for what never comes gets a TimeoutError."""
+    """On a clock that jumps; a wait for what never comes ends with a TimeoutError."""
 
     async def bounded() -> None:
         async with asyncio.timeout(_HOUR_S):

@@ -30,7 +30,7 @@ HEARTBEAT = HeartbeatRequest(1, 0, 0, False, False)
 
 
 class Controllers:
-    """Controllers that say who leads; `known` is the leader and epoch by who is asked, None for one that is down."""
+    """Controllers that name the leader; `known`: leader and epoch as each knows them, None for one that is down."""
 
     def __init__(self, known: dict[int, tuple[int, int] | None]) -> None:
         self.known = known

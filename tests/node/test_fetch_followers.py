@@ -201,7 +201,7 @@ def test_a_process_that_has_ended_counts_for_nothing() -> None:  # B5
     run(main)
 
 
-# ---- What a fetch tells the leader, and whom it wakes ----
+# ---- What a fetch tells the leader, and which requests it wakes ----
 
 
 def test_a_followers_fetch_wakes_the_consumers_that_wait_for_the_high_watermark() -> None:  # G8, G13

@@ -19,7 +19,7 @@ from tests.node.controller_support import NoNetwork, settings
 
 
 async def publish(delta: MetadataDelta, image: MetadataImage) -> None:
-    """Nobody looks at the image but the test."""
+    """Only the test looks at the image."""
 
 
 def records(*offsets_and_epochs: tuple[int, int]) -> np.ndarray:

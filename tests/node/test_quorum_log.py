@@ -33,7 +33,7 @@ from tests.node.log_support import CONFIG, VOTERS, CounterNode, Counters, Silenc
 
 
 async def alone(disk: MemoryDisk, network: Silence | None = None, **changes: Any) -> CounterNode:
-    """Voter 3001 of three, whom nobody answers."""
+    """Voter 3001 of three; the others do not answer."""
     node = CounterNode(disk, network or Silence(), 3001, **changes)
     await format_voter(node.settings)
     await node.start()

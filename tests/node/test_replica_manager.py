@@ -213,7 +213,7 @@ def test_a_replica_that_came_back_into_another_directory_begins_there_anew() -> 
         back = broker.new_partition()
         other_id = broker.directories.all[1].directory_id
         directories = (other_id, *back.directories[1:])
-        await broker.apply(  # who was cut off for a while hears of both at once
+        await broker.apply(  # a broker that was cut off for a while reads both at once
             moved(broker), changed(replicas=back.replicas, directories=directories, leader_id=LEADER)
         )
         assert positions((await broker.next_fetch()).request) == {0: 0}

@@ -1,4 +1,4 @@
-"""What followers' fetches do to a leader: how far it is committed, what is deleted everywhere, who reads where."""
+"""What followers' fetches do to a leader: how far it is committed, what is deleted everywhere, and read where."""
 
 from typing import Any
 

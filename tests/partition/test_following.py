@@ -351,7 +351,7 @@ def log_bytes(partition: Partition) -> bytes:
 
 def test_a_follower_that_restarts_and_leads_at_once_loses_nothing() -> None:  # B22, B23
     """1. Both have records 0 and 1; the follower does not know yet that 1 is committed. 2. It restarts, and would have
-    cut its log at its high watermark. 3. The leader dies; what the follower has cut, nobody has.
+    cut its log at its high watermark. 3. The leader dies; what the follower has cut, no replica has.
     """
     leader, partition = new_partition(state=changed(leader_epoch=5)), follower()
     append(leader, b"a")
@@ -379,7 +379,7 @@ def test_logs_that_were_written_apart_become_one() -> None:  # B22, B23
 
 
 def test_logs_with_epochs_that_the_other_lacks_become_one() -> None:  # B22, B23
-    """KIP-279: leaders changed fast, and each wrote records that nobody else has."""
+    """KIP-279: leaders changed fast, and each wrote records that no other replica has."""
     leader = follower((1, 2), (2, 1), (5, 2))
     leader.update_state(changed(leader_epoch=8, partition_epoch=11), now_ms=0)
     append(leader, b"new")

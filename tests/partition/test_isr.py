@@ -304,7 +304,7 @@ def test_an_answer_after_newer_metadata_changes_nothing() -> None:  # B12
 
 
 def test_metadata_that_is_not_newer_leaves_the_proposal() -> None:  # B2, B16
-    """The controller may have accepted it by now, so who joins must count on."""
+    """The controller may have accepted it by now, so the replica that joins must go on to count."""
     partition = leader()
     expanding(partition)
     partition.update_state(changed(replicas=REPLICAS, leader_epoch=6), now_ms=0)

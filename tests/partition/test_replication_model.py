@@ -127,7 +127,7 @@ class Replication(RuleBasedStateMachine):
     @precondition(lambda self: self.copies)
     @rule(index=INDEX)
     def repeat(self, index: int) -> None:
-        """The network brings a proposal once more; nobody waits for the answer."""
+        """The network brings a proposal once more; no replica waits for the answer."""
         self.controller.alter_partition(*_taken(self.copies, index))
 
     @precondition(lambda self: self.proposals)

@@ -423,7 +423,7 @@ class Cluster:
         return self.leader
 
     def commit(self, *values: bytes) -> None:
-        """Runs until the values are committed by whoever leads; another appends them again if he lost the lead."""
+        """Runs until a leader has committed the values; the next leader appends them again if it lost the lead."""
         leader = self.elected()
         end, epoch = leader.quorum.leading.append(values) + len(values), leader.epoch
         self.run_until(lambda: leader.quorum.high_watermark >= end or leader.epoch != epoch)

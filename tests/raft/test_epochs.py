@@ -166,7 +166,7 @@ def test_a_resigned_leader_tells_every_voter_until_it_acknowledges() -> None:  #
     node.fetched_by(THIRD, now_ms=2_000)
     node.quorum.resign(2_000)
     sent = node.quorum.requests(2_000)
-    expected = end(3001, 1, THIRD, OTHER)  # who holds most is first
+    expected = end(3001, 1, THIRD, OTHER)  # the one that holds most is first
     assert sent == [(3003, expected), (3002, expected)]
     node.quorum.on_response(3003, sent[0][1], EndQuorumEpochResponse(3001, 1), 2_001)
     node.quorum.on_no_response(3002, sent[1][1], 2_001)

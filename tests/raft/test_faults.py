@@ -60,7 +60,7 @@ def fault(cluster: Cluster, random: Random) -> None:
 
 
 def change(cluster: Cluster, random: Random) -> None:
-    """Somebody makes a snapshot and perhaps cleans up behind it, or a voter comes or goes."""
+    """A replica makes a snapshot and perhaps cleans up behind it, or a voter comes or goes."""
     node = cluster.nodes[random.choice(sorted(cluster.nodes))]
     end_offset = node.quorum._state.known_high_watermark
     match random.randrange(3):

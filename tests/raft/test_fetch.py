@@ -1,4 +1,4 @@
-"""What the leader answers to those who follow its log."""
+"""What the leader answers to the replicas that follow its log."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The files of the quorum: `quorum-state`; and who may vote."""
+"""The files of the quorum: `quorum-state`; and which replicas may vote."""
 
 import json
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""The follower: whom it fetches from and when, what it takes, what it truncates, what it ignores."""
+"""The follower: from which voter it fetches and when, what it takes, what it truncates, what it ignores."""
 
 from random import Random
 from typing import Any

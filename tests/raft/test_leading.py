@@ -1,4 +1,4 @@
-"""The leader's book: what is committed, who is how far, who is forgotten."""
+"""The leader's book: what is committed, how far each follower is, which are forgotten."""
 
 import pytest
 

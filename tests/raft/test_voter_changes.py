@@ -322,7 +322,7 @@ def test_a_follower_that_has_heard_of_no_voters_asks_for_nothing() -> None:  # A
 
 
 def changed(cluster: Cluster, request: AddRaftVoterRequest | RemoveRaftVoterRequest) -> ErrorCode:
-    """Asks whoever leads, until there is an outcome."""
+    """Asks the leader of the moment, until there is an outcome."""
     node = cluster.elected()
     quorum = node.quorum
     if isinstance(request, AddRaftVoterRequest):

@@ -1,6 +1,6 @@
 """Several Ray nodes on one machine, each with a disk of its own, as far as one file system allows.
 
-A machine is lost with all its processes: the raylet and what it has started are killed at once, so nobody is left to
+A machine is lost with all its processes: the raylet and what it has started are killed at once, so none is left to
 report an exit, and its nodes' directories are moved away, as a disk that is out of reach. It comes back as another Ray
 node, with the same disk or with an empty one.
 """

@@ -18,7 +18,7 @@ RAYKA = (sys.executable, "-c", "from rayka.cli.main import main; main()")
 
 
 def kill(pid: int) -> None:
-    """The end of a process without its end."""
+    """Ends a process with SIGKILL: nothing of its own end runs."""
     os.kill(pid, signal.SIGKILL)
 
 
@@ -35,7 +35,7 @@ def broker_pid(cluster: Cluster) -> int:
 
 
 def end_supervisor(cluster: Cluster) -> None:
-    """From now on nobody brings back nodes that have no actor."""
+    """From now on nodes that have no actor are not brought back."""
     io_thread.run(supervise.stop(cluster.name), 30)
 
 
@@ -59,7 +59,7 @@ def running(cluster: Cluster) -> ClusterDescription:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; what is left of one that nobody waited for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

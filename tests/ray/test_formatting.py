@@ -63,7 +63,7 @@ def identity(spec: ClusterSpec, node_id: int) -> dict[str, str]:
 
 
 def check_agreement(spec: ClusterSpec) -> None:
-    """All controllers are of one cluster, know the same voters, and are who these say."""
+    """All controllers are of one cluster, know the same voters, and are these voters."""
     identities = {each: identity(spec, each) for each in CONTROLLERS}
     assert len({each["cluster.id"] for each in identities.values()}) == 1
     for node_id in CONTROLLERS:

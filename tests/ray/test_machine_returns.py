@@ -1,5 +1,5 @@
 """A machine that comes back as another Ray node: its broker has another actor, whose old handle is of no use, and gets
-its leads back; whoever knew the old actor must find the new one, or what is sent to those leads is refused.
+its leads back; a caller that knew the old actor must find the new one, or what is sent to those leads is refused.
 """
 
 from collections.abc import Iterator

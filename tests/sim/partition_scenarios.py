@@ -6,7 +6,7 @@ The outcome is the test: it is compared as a whole, and a change of it is to be 
 `python -m tests.sim.partition_scenarios --rewrite [NAME]` writes the outcomes anew.
 
     cluster replicas=1,2,3 min_isr=2     begins; the partition's first replica leads it
-    send a acks=all [to=2] [sequence=0]  one record, to whoever leads; with a sequence of an idempotent producer
+    send a acks=all [to=2] [sequence=0]  one record, to the leader; with a sequence of an idempotent producer
     delete 1                             the records below this offset
     read [from=1]                        what a consumer gets
     late-fetch 3 to=1 epoch=0 offset=2   what a replica asked for in an earlier epoch arrives now
@@ -18,7 +18,7 @@ The outcome is the test: it is compared as a whole, and a change of it is to be 
     create name replicas=4               another topic, with a replication factor
     reassign 1,2,9                       other replicas for the partition
     wait 500                             milliseconds
-    until leader=2 | isr=1,2 | all=5     until somebody leads, is in sync, or everybody has so many records
+    until leader=2 | isr=1,2 | all=5     until this one leads, these are in sync, or all have so many records
 """
 
 import sys

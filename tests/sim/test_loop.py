@@ -49,7 +49,7 @@ def test_a_timeout_ends_on_time() -> None:
 
 @pytest.mark.parametrize("wait_ms", [1, 3, 7, 57, 251, 333, 1_001, 57_003])
 def test_whoever_waits_until_a_moment_finds_that_it_has_come(wait_ms: int) -> None:
-    """Deadlines are computed as floats and looked at as whole milliseconds: rounding must not wake anybody early."""
+    """Deadlines are computed as floats and looked at as whole milliseconds: rounding must wake no waiter early."""
     loop = VirtualLoop()
 
     async def wait() -> None:

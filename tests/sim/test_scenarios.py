@@ -62,8 +62,8 @@ class Script:
         return len(self.sim.checkers.leaders)
 
     def leader(self) -> Machine:
-        """Whoever leads the newest epoch; waits until somebody does."""
-        self.until(lambda: bool(self._leaders()), "nobody leads")
+        """The leader of the newest epoch; waits until there is one."""
+        self.until(lambda: bool(self._leaders()), "no voter leads")
         return max(self._leaders(), key=self._epoch)
 
     def _leaders(self) -> list[Machine]:
@@ -180,7 +180,7 @@ def test_a_majority_that_is_reachable_makes_progress(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_leadership_is_assigned_once_though_some_cannot_win(seed: int) -> None:
-    """Pre-vote: a voter that does not reach a majority from the begin disturbs nobody (I7)."""
+    """Pre-vote: a voter that never reached a majority does not disturb the others (I7)."""
     with Script(seed, 5) as script:
         a, b, *rest = script.voters
         script.part([a], [b, rest[0], rest[1]])
@@ -194,7 +194,7 @@ def test_leadership_is_assigned_once_though_some_cannot_win(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_leadership_does_not_change_while_a_majority_is_reachable(seed: int) -> None:
-    """Pre-vote: who lost the leader, but not the majority, does not depose it (I7)."""
+    """Pre-vote: a voter that lost the leader, but not the majority, does not depose it (I7)."""
     with Script(seed, 5) as script:
         leader = script.leader()
         script.all_reach(script.commit_more(), script.voters)

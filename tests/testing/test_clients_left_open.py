@@ -1,4 +1,4 @@
-"""Readers that nobody closes: whatever thread collects them, and when, nothing of them is left."""
+"""Readers that are not closed: whatever thread collects them, and when, nothing of them is left."""
 
 import asyncio
 import subprocess

@@ -516,12 +516,12 @@ def test_what_was_fetched_for_a_poll_that_was_interrupted_comes_with_the_next(cl
     send(cluster, topic, [b"kept"])
     with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
         poll = consumer._fetcher.poll(5_000, consumer._delivery.add)
-        io_thread.run(poll, None)  # Ctrl-C: nobody looks at what it returns
+        io_thread.run(poll, None)  # Ctrl-C: what it returns is not used
         assert [record.value for record in consumer.poll(timeout_ms=0)] == [b"kept"]
 
 
 class OnceUnavailable:
-    """A cluster whose first answer to a fetch is an error that nobody expects there."""
+    """A cluster whose first answer to a fetch is an error that is not expected there."""
 
     def __init__(self, cluster: InProcessCluster) -> None:
         self.name = cluster.name

@@ -112,7 +112,7 @@ def test_a_producer_goes_on_with_the_next_leader_as_soon_as_there_is_one() -> No
 def test_a_leader_that_was_given_up_and_comes_back_changes_nothing(
     options: dict[str, Any],
 ) -> None:  # B22, C3
-    """What it was sent before is executed and answered when nobody waits for it any more."""
+    """What it was sent before is executed and answered when no caller waits for it any more."""
     with virtual_cluster(**SHORT_SESSION) as cluster:
         producer = VirtualProducer(cluster, pause_ms=2)
         cluster.go_on(1_000)

@@ -1,4 +1,4 @@
-"""Consumers of replicated partitions: who is nearest is read, leaders change, logs are truncated (G15, G16)."""
+"""Consumers of replicated partitions: the nearest replica is read, leaders change, logs are truncated (G15, G16)."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -36,7 +36,7 @@ ResponseT = TypeVar("ResponseT")
 
 
 class Watched:
-    """A cluster, and whom its clients ask for records."""
+    """A cluster, and which brokers its clients ask for records."""
 
     def __init__(self, cluster: InProcessCluster) -> None:
         self.name = cluster.name

@@ -113,7 +113,7 @@ def produce(
     timeout_ms: int = TIMEOUT_MS,
     partition: int = 0,
 ) -> ProducePartitionResult:
-    """Straight to one broker, whoever leads."""
+    """Straight to one broker, also where another leads."""
     (topic,) = call(cluster, node_id, MetadataRequest((TOPIC,))).topics
     data = ProducePartition(topic.topic_id, partition, records(value))
     return call(cluster, node_id, ProduceRequest(acks, timeout_ms, (data,))).partitions[0]

@@ -1,4 +1,4 @@
-"""Snapshots of the metadata in a whole cluster: who was away too long catches up by one, and acts upon what it says."""
+"""Snapshots of the metadata in a whole cluster: a node that was away too long catches up by one, and acts upon it."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def _log_start(cluster: InProcessCluster, node_id: int) -> int:
 
 
 def _until(cluster: InProcessCluster, is_so: Callable[[], bool]) -> None:
-    """Asks the active controller something again and again, so that nobody's time is wasted by sleeping."""
+    """Asks the active controller something again and again, so that no time is spent on sleeping."""
     for _ in range(20_000):
         if is_so():
             return

@@ -90,7 +90,7 @@ class VirtualCluster:
         return state
 
     def silence(self, node_id: int) -> None:
-        """The node ends, and nobody is told: calls to it are never answered."""
+        """The node ends in silence: calls to it are never answered."""
         self.sim.network.links.cut([(CLIENT_ID, node_id), (node_id, CLIENT_ID)])
         self.sim.cluster.kill(node_id, is_silent=True)
 
