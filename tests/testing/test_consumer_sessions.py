@@ -13,6 +13,7 @@ import rayka
 import rayka.testing
 from rayka.client import io_thread
 from rayka.errors import ErrorCode
+from rayka.log.given import COPIED_RANGE_BYTES_MIN
 from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
@@ -139,11 +140,23 @@ def test_within_a_session_a_consumer_names_only_what_has_changed(cluster, topic)
         told = len(watched.fetches)
         send(cluster, topic, b"one", partition=7)
         assert values(consumer, 1) == [b"one"]
-        wait_until(lambda: not consumer.poll(10) and len(watched.fetches) > told + 4)
+        arrived = len(watched.fetches)
+        wait_until(lambda: not consumer.poll(10) and len(watched.fetches) > arrived + 4)
     later = watched.fetches[told:]
     assert {each.partition for fetch in later for each in fetch.request.partitions} == {7}
     assert {each.partition for fetch in later for each in fetch.response.partitions} == {7}
     assert len(watched.begun) == 1
+
+
+def test_a_consumer_opens_files_only_while_many_records_come_at_once(cluster, topic) -> None:
+    few, many = b"few", bytes(COPIED_RANGE_BYTES_MIN)
+    watched = Watched(cluster)
+    with reading(watched, topic, local_reads=True) as consumer:
+        for value in (few, few, many, many, few, few):
+            send(cluster, topic, value)
+            assert values(consumer, 1) == [value]
+    brought = [part for each in watched.fetches for part in each.response.partitions if part.size_bytes]
+    assert [bool(part.file_ranges) for part in brought] == [True, False, False, True, True, False]
 
 
 def test_a_session_that_the_broker_has_dropped_begins_anew(cluster, topic) -> None:  # G14

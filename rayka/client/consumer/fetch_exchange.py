@@ -22,6 +22,7 @@ from rayka.client.metadata import ClusterMetadata
 from rayka.config import ConsumerConfig
 from rayka.errors import ApiError, ErrorCode, NetworkException, RequestTimedOut, error_for, is_retriable
 from rayka.ids import NO_NODE
+from rayka.log.given import COPIED_RANGE_BYTES_MIN
 from rayka.ports import Network
 from rayka.protocol.fetch import (
     FINAL_SESSION_EPOCH,
@@ -78,6 +79,8 @@ class FetchExchange:
             logger.debug("%r: %s", node, response.error_message)
             is_failed = ending is Ending.FAILED
             return Trouble(error_for(response.error_code, response.error_message) if is_failed else None)
+        if size_bytes := sum(each.size_bytes for each in response.partitions):
+            node.gets_many = size_bytes >= COPIED_RANGE_BYTES_MIN
         refused = []
         for result in response.partitions:
             ticket = node.ticket(number, result)
@@ -92,7 +95,7 @@ class FetchExchange:
             self._config.fetch_max_bytes,
             session.partitions,
             local_directory_ids=self._local.directory_ids(self._metadata.nodes.brokers)
-            if self._local
+            if self._local and node.gets_many
             else (),
             session_id=session.session_id,
             session_epoch=session.session_epoch,

@@ -134,8 +134,10 @@ class FetchLoop:
     # ---- One fetch -------------------------------------------------------------------------------------------------
 
     async def _fetch(self, node: NodeFetches, number: int, session: SessionRequest) -> None:
-        """One request, and the rest of what it was wrong with: other fetches go on meanwhile."""
+        """One request, and the rest of what it was wrong with. Its end wakes the loop, which sends others meanwhile."""
         trouble = await self._exchange.run(node, number, session)
+        if not any(trouble):
+            return
         self.wake()
         if trouble.node_error is not None:  # refreshed metadata may name other nodes for its partitions
             node.is_paused = True

@@ -218,10 +218,12 @@ class Fetcher:
         is_interrupted, self._is_interrupted = self._is_interrupted, False
         if is_interrupted or self._is_closed or not self.state.buffer.has_news():
             return False
+        was_full = not self.state.buffer.has_room
         try:
             deliver(self.state.buffer.take())
         finally:  # a partition whose error was raised is asked again, too
-            self._loop.wake()
+            if was_full or self.state.changed:
+                self._loop.wake()
         return True
 
     async def _wait_for_news(self, timeout_s: float, silence_s_max: float) -> None:

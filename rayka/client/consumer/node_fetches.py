@@ -30,12 +30,15 @@ class _Asked:
 
 
 class NodeFetches:
-    """See the module. `is_paused`: the broker has failed to answer, and is given a while."""
+    """See the module. `is_paused`: the broker has failed to answer, and is given a while. `gets_many`: whether the last
+    records were so many that their files are worth opening, where they are on this machine.
+    """
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
         self.stream = FetchStream()
         self.is_paused = False
+        self.gets_many = True
         self._asked: dict[PartitionKey, _Asked] = {}
         self._has_news = False  # something to ask for that no request asks for yet
 
