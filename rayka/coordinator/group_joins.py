@@ -5,12 +5,15 @@ and the answer waits for the next generation. Kafka: `GroupMetadataManager.class
 Kafka's, a member that is alone may change all its protocols.
 """
 
+from contextlib import suppress
+
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE, Group, Member, member_of
 from rayka.coordinator.group_effects import Effects, EndPending, EndSession
 from rayka.coordinator.group_records import GroupKey, GroupRecord
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.coordinator.rebalances import Rebalances, end_requests, join_response
 from rayka.errors import (
+    CorruptRecord,
     ErrorCode,
     FencedInstanceId,
     GroupMaxSizeReached,
@@ -19,6 +22,7 @@ from rayka.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
+from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerSubscription, decode_said
 from rayka.protocol.groups import JoinGroupRequest, JoinGroupResponse
 from rayka.shard.shard import Later
 
@@ -156,9 +160,18 @@ class GroupJoins:
 
 def _is_unchanged(group: Group, following: Group, old: Member, member: Member) -> bool:
     """Whether the generation can go on with the new process."""
-    name = group.protocol_name
-    is_same = old.metadata(name) == member.metadata(name) and following.protocol_type == group.protocol_type
-    return is_same and following.select_protocol() == name
+    name, protocol_type = group.protocol_name, group.protocol_type
+    says_the_same = _says(protocol_type, old, name) == _says(protocol_type, member, name)
+    return says_the_same and following.protocol_type == protocol_type and following.select_protocol() == name
+
+
+def _says(protocol_type: str, member: Member, protocol_name: str) -> object:
+    """What matters to the assignment: of a consumer its topics, and not what it had claimed when it joined."""
+    metadata = member.metadata(protocol_name)
+    if protocol_type == CONSUMER_PROTOCOL_TYPE:
+        with suppress(CorruptRecord):
+            return decode_said(ConsumerSubscription, metadata).topics
+    return metadata
 
 
 def _fenced(group: Group, member: Member) -> FencedInstanceId:

@@ -5,6 +5,7 @@ import pytest
 from rayka.coordinator.group import COMPLETING, EMPTY, PREPARING, STABLE
 from rayka.coordinator.group_joins import PENDING_MAX
 from rayka.errors import ErrorCode, InvariantBroken
+from rayka.protocol.consumer_protocol import ConsumerSubscription, encode_said
 from rayka.protocol.groups import GroupProtocol
 from tests.coordinator.group_support import (
     DELAY_MS,
@@ -14,6 +15,7 @@ from tests.coordinator.group_support import (
     answer,
     code,
     offers,
+    partition,
 )
 
 
@@ -291,6 +293,15 @@ def test_a_static_member_that_comes_back_takes_its_place_without_a_rebalance() -
     assert code(coordinator.sync(follower, 1, instance=instance)) is ErrorCode.FENCED_INSTANCE_ID
     assert code(coordinator.join(follower, group_instance_id=instance)) is ErrorCode.FENCED_INSTANCE_ID
     assert coordinator.leave(follower, instance=instance) == [ErrorCode.FENCED_INSTANCE_ID]
+
+
+def test_what_a_static_member_had_claimed_does_not_count_when_it_comes_back() -> None:  # E7
+    coordinator = Coordinator()
+    coordinator.stable(instances=["a", "b"])
+    claims = encode_said(ConsumerSubscription(("t",), (partition("t-0"),), 1))
+    protocols = (GroupProtocol("range", claims),)
+    response = answer(coordinator.join(group_instance_id="a", protocols=protocols))
+    assert (response.generation_id, coordinator.group().state) == (1, STABLE)
 
 
 def test_a_leader_that_comes_back_is_told_that_it_need_not_assign() -> None:  # E7

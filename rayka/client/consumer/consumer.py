@@ -203,7 +203,7 @@ class Consumer(ConsumerMembership):
                 remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
                 silence_ms_max = self._config.default_api_timeout_ms
                 poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
-                if not self._run(poll, remaining_ms):
+                if not self._polls(poll, remaining_ms):
                     self._check_open()
                     if not self._has_handover and time.monotonic() >= deadline_s:
                         self._raise_of_callbacks()

@@ -102,22 +102,13 @@ class Fetcher:
         }
         return {name: self.metadata.cached(name) or topic for name, topic in topics.items()}
 
-    def read(
-        self, partitions: Sequence[TopicPartition], starts: Mapping[TopicPartition, tuple[int, int]]
-    ) -> None:
-        """Reads these partitions, of topics that are known, from now on; of those that are new, some from an offset
-        whose predecessor has the given leader epoch.
-        """
+    def read(self, partitions: Sequence[TopicPartition]) -> None:
+        """Reads these partitions, of topics that are known, from now on."""
         topics = [self.metadata.cached(name) for name in dict.fromkeys(tp.topic for tp in partitions)]
         known_ids = {topic.name: topic.topic_id for topic in topics if topic is not None}
         if not self.state.by_topic:
             self._network.forget()
         self.subscription.assign(partitions, known_ids, is_bounded=False)
-        for tp, (offset, leader_epoch) in starts.items():
-            self.state.seek(tp, offset, leader_epoch)
-        for tp in partitions:  # of the others nothing is committed
-            if isinstance(start := self.state.position(tp), FetchStart):
-                self.state.on_nothing_committed(start)
         self._loop.wake()
 
     def interrupt(self) -> None:

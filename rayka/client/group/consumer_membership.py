@@ -4,8 +4,9 @@ The part of `Consumer` that joins a group. Kafka: KafkaConsumer.subscribe, unsub
 """
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,7 +19,7 @@ from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
 from rayka.config import ConsumerConfig
-from rayka.errors import ClosedError, ConfigError
+from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
 _TURN_S = 5.0  # for the thread that polls to notice that another one closes
@@ -39,37 +40,43 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         self,
         topics: str | Iterable[str] = (),
         *,
+        pattern: str | re.Pattern[str] | None = None,
         on_assign: OnPartitions | None = None,
         on_revoke: OnPartitions | None = None,
         on_lost: OnPartitions | None = None,
     ) -> None:
         """Reads these topics from now on, instead of those before, and shares their partitions with the other members
-        of its group; without a group, reads all of them.
+        of its group; without a group, reads all of them. With `pattern`, a regular expression for whole names, the
+        group reads the topics that match, those that are created later too, within `metadata_max_age_ms`.
 
         The group is joined when `poll` is called, and what changes later is told by `poll` too, in its thread:
         `on_assign` with the partitions that are new, before any record of them, `on_revoke` with those that another
         member is to get, after which none of their records is given, `on_lost` (else `on_revoke`) with those that
         others may have already, because this member was silent for too long. Each gets a list of TopicPartition, and
         may call the consumer's other methods, `commit` and `seek` among them, but not `poll`.
-        Raises UnknownTopicOrPartition for a topic that does not exist, and RuntimeError while partitions are assigned.
+        A callback that raises ends nothing: a poll raises it when the member has its partitions. Raises
+        UnknownTopicOrPartition for a topic that does not exist, ConfigError for what needs a group, ValueError for a
+        pattern that is none, RuntimeError while partitions are assigned.
         """
-        names = tuple(topic_names(topics))
+        names, matching = tuple(topic_names(topics)), _compiled(pattern)
         listener = Listener(on_assign, on_revoke, on_lost)
-        if not names:
-            raise ValueError("topics: expected at least one; `unsubscribe` ends a subscription")
+        if bool(names) == (matching is not None):
+            raise ValueError("subscribe: expected topics or a pattern; `unsubscribe` ends a subscription")
         with self._exclusive():
             if self._is_assigned:
                 raise RuntimeError(
                     f"{self!r} reads what `assign` named; assign([]) ends that, and then subscribe"
                 )
             if self._config.group_id is None:
-                if listener != Listener():
-                    raise ConfigError("subscribe: callbacks expect a group; give the consumer a group_id")
+                if listener != Listener() or matching is not None:
+                    raise ConfigError(
+                        "subscribe: a pattern and callbacks expect a group; give the consumer a group_id"
+                    )
                 self._run(self._fetcher.follow(names))
             else:
                 group = self._group = self._group or self._face(self._config.group_id)
                 group.listener = listener
-                self._run(group.member.subscribe(names))
+                self._run(group.member.subscribe(names, matching))
             self._topics = names
 
     def unsubscribe(self) -> None:
@@ -83,8 +90,8 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
             self._topics = ()
 
     def subscription(self) -> tuple[str, ...]:
-        """The topics that are subscribed to."""
-        return self._topics
+        """The topics that are subscribed to, or that match the pattern as far as is known."""
+        return self._topics if self._group is None else self._group.member.topics
 
     def group_metadata(self) -> GroupMetadata:
         """The group, the generation and the member's ids. Raises InvalidGroupId without a group."""
@@ -124,6 +131,16 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
             raise ClosedError(f"{self!r} is being closed by another thread")
         if self._group is not None:
             self._group.hand_over()
+
+    def _polls(self, poll: Coroutine[Any, Any, bool], remaining_ms: float) -> bool:
+        """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""
+        try:
+            return bool(self._run(poll, remaining_ms))
+        except UnknownTopicOrPartition:
+            if self._group is None:
+                raise
+        self._run(self._group.member.look_at_topics())
+        return True
 
     @property
     def _has_handover(self) -> bool:
@@ -167,8 +184,20 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         """What ends the work on the loop without this object."""
         found: list[Callable[[], object]] = [self._fetcher.abandon]
         if self._group is not None:
-            found.append(self._group.member.abandon)
+            found.insert(0, self._group.member.abandon)
         return found
+
+
+def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
+    """Raises ValueError for what is no regular expression."""
+    if pattern is None or (isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str)):
+        return pattern
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern: expected a regular expression of str, found {pattern!r}")
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern: expected a regular expression, found {pattern!r}: {error}") from None
 
 
 def _member_options(group_id: str, config: ConsumerConfig) -> MemberOptions:

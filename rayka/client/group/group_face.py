@@ -51,12 +51,16 @@ class GroupFace:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is something to hand over."""
+        """Whether `hand_over` has something to do, or to raise."""
+        return self._has_handover or self.member.failure is not None
+
+    @property
+    def _has_handover(self) -> bool:
         return bool(self._stages) or self.member.ready is not None
 
     def hand_over(self) -> None:
         """Does all that is to be done now, and raises what the member has failed with."""
-        while self.is_waiting:
+        while self._has_handover:
             if not self._stages:
                 ready = self.member.ready
                 self._stages = HandoverStages(ready) if ready is not None else None
@@ -82,7 +86,7 @@ class GroupFace:
                 self._commit()
                 stages.done()
             elif stage is Stage.READ:
-                if not self._run(self.member.read(stages.ready)):
+                if not self._run(self.member.read(stages.handover)):
                     stages.give_up()
                     return
                 self._delivery.keep_only(dict.fromkeys(stages.partitions))

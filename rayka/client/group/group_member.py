@@ -1,27 +1,27 @@
 """One consumer's membership of its group on the IO loop: sends what the core wants, keeps its time, watches its topics.
 
 Heartbeats, joins and syncs run here and never in a thread of the application. What changes for the application is
-offered to its face as `ready` once nothing more has to be asked for it: the committed offsets of partitions that are
-new, and their topics. The face says when it polls, so a member whose application does not poll for
-`max_poll_interval_ms` leaves (E6). Invariants: `ready` is offered until the face has read it or the core wants
-something else; a failure of the coordinator changes nothing of what is read. Kafka: AbstractCoordinator,
-ConsumerCoordinator, HeartbeatThread.
+offered to its face as `ready` once the topics of what is new are known. The face says when it polls, so a member whose
+application does not poll for `max_poll_interval_ms` leaves (E6). Invariants: `ready` is offered until the face has read
+it or the core wants something else; a failure of the coordinator changes nothing of what is read. Kafka:
+AbstractCoordinator, ConsumerCoordinator, HeartbeatThread.
 """
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+import re
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
 from rayka.client.group.membership import CountPartitions, Handover, Membership, MemberState, Step
+from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
-from rayka.errors import ErrorCode, RaykaError, UnknownTopicOrPartition, error_for
-from rayka.ids import ZERO_ID, TopicPartition
-from rayka.protocol.group_offsets import FetchedOffset, OffsetFetchRequest
+from rayka.errors import RaykaError, UnknownTopicOrPartition
+from rayka.ids import TopicPartition
 from rayka.protocol.groups import (
     GroupHeartbeatRequest,
     JoinGroupRequest,
@@ -33,13 +33,6 @@ from rayka.protocol.membership import MetadataTopic
 logger = logging.getLogger(__name__)
 _PARKED_SLACK_MS = 5_000  # for the answer to a join that has waited for as long as it may
 _LEAVE_TIMEOUT_MS = 5_000
-
-
-class Ready(NamedTuple):
-    """A handover with what the face needs for it: where the group has come to in what is added."""
-
-    handover: Handover
-    committed: Mapping[TopicPartition, FetchedOffset]
 
 
 class GroupMember:
@@ -56,7 +49,7 @@ class GroupMember:
         metadata_max_age_ms: int,
         timeout_ms: int,
     ) -> None:
-        self.ready: Ready | None = None
+        self.ready: Handover | None = None
         self.polled_s = now_s()
         self.is_polling = False
         self._core = Membership(options)
@@ -64,12 +57,15 @@ class GroupMember:
         self._calls = calls
         self._fetcher = fetcher
         self._metadata = fetcher.metadata
+        self._topics = TopicWatch(fetcher.metadata, timeout_ms)
+        self._pattern: re.Pattern[str] | None = None
         self._max_age_s = metadata_max_age_ms / 1000
         self._timeout_ms = timeout_ms
         self._tasks: dict[asyncio.Task[None], Step | None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._offered: Handover | None = None
-        self._last: Ready | None = None
+        self._last: Handover | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._metadata.listen(self._on_topic)
 
     def __repr__(self) -> str:
@@ -93,11 +89,17 @@ class GroupMember:
 
     # ---- For the face, on the loop -----------------------------------------------------------------------------------
 
-    async def subscribe(self, topics: tuple[str, ...]) -> None:
-        """Joins with these topics when the application polls. Raises UnknownTopicOrPartition."""
-        for name in topics:
-            await self._metadata.topic(name, self._timeout_ms)
+    async def subscribe(self, topics: tuple[str, ...], pattern: re.Pattern[str] | None = None) -> None:
+        """Joins with these topics, or with those that match, when the application polls. Raises
+        UnknownTopicOrPartition.
+        """
+        await self._topics.check(topics)
+        if pattern is not None:
+            topics = await self._topics.matching(pattern)
+        self._pattern = pattern
         self._core.subscribe(topics)
+        if self._watching is None:
+            self._watching = self._spawn(self._keep_up())
         self._advance()
 
     async def take_failure(self) -> RaykaError | None:
@@ -105,7 +107,7 @@ class GroupMember:
         self._advance()
         return failure
 
-    async def read(self, ready: Ready) -> bool:
+    async def read(self, ready: Handover) -> bool:
         """The application was told what it gives up: from now on it reads what the handover says. False when the core
         wants something else by now, such as that all is lost.
         """
@@ -114,32 +116,36 @@ class GroupMember:
         if ready is not self.ready:
             return False
         self._last = ready
-        handover = ready.handover
-        starts = {tp: (each.offset, each.leader_epoch) for tp, each in ready.committed.items()}
-        self._fetcher.read((*handover.kept, *(handover.added or ())), starts)
-        self._core.on_handed_over(handover)
+        self._fetcher.read((*ready.kept, *(ready.added or ())))
+        self._core.on_handed_over(ready)
         self._advance()
         return True
 
     async def begin_leaving(self) -> None:
         """The next handover is the last one: what the member owns is revoked, and then it leaves."""
+        self._pattern = None
         self._core.begin_leaving()
         self._advance()
 
     async def close(self) -> None:
         """Waits for the leave that may be under way, and ends all else."""
-        leaves = [task for task, step in self._tasks.items() if isinstance(step, LeaveGroupRequest)]
-        tasks = self.abandon(except_for=leaves)
-        await asyncio.gather(*leaves, *tasks, return_exceptions=True)
+        await asyncio.gather(*self._end(), return_exceptions=True)
 
-    def abandon(self, except_for: "list[asyncio.Task[None]] | None" = None) -> "list[asyncio.Task[None]]":
-        """Ends all that is under way; returns the tasks that are ending. The session of the member ends by itself."""
+    def abandon(self) -> None:
+        """The consumer is gone and was not closed: leaves if it can, and waits for nothing."""
+        self._core.expire()
+        self._advance()
+        self._end()
+
+    def _end(self) -> "list[asyncio.Task[None]]":
+        """Ends all but a leave that is under way; returns the tasks that are ending."""
         self._metadata.unlisten(self._on_topic)
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [each for each in self._tasks if each not in (except_for or ())]
+        tasks = list(self._tasks)
         for task in tasks:
-            task.cancel()
+            if not isinstance(self._tasks[task], LeaveGroupRequest):
+                task.cancel()
         return tasks
 
     # ---- What the core wants -----------------------------------------------------------------------------------------
@@ -150,6 +156,8 @@ class GroupMember:
         while (step := self._core.next_step(_now_ms())) is not None:
             self._spawn(self._take(step), step)
         self._offer()
+        if self._core.failure is not None:
+            self._fetcher.interrupt()
         self._arm()
 
     def _look_at_polls(self) -> None:
@@ -176,10 +184,11 @@ class GroupMember:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(min(due_s), self._advance) if due_s else None
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None], step: Step | None = None) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None], step: Step | None = None) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks[task] = step
         task.add_done_callback(self._tasks.pop)
+        return task
 
     async def _take(self, step: Step) -> None:
         try:
@@ -197,7 +206,7 @@ class GroupMember:
     async def _answer(self, step: Step) -> Any:
         group_id, options = self._options.group_id, self._options
         if isinstance(step, CountPartitions):
-            return await self._counts(step.topics)
+            return await self._topics.counts(step.topics)
         if isinstance(step, (JoinGroupRequest, SyncGroupRequest)):
             timeout_ms = options.rebalance_timeout_ms + _PARKED_SLACK_MS
             return await self._calls.call(group_id, step, timeout_ms, may_park=True)
@@ -215,24 +224,23 @@ class GroupMember:
         if handover is not None and handover.added:
             self._spawn(self._prepare(handover))
         elif handover is not None:
-            self._set_ready(Ready(handover, {}))
+            self._set_ready(handover)
 
-    def _set_ready(self, ready: Ready) -> None:
+    def _set_ready(self, ready: Handover) -> None:
         self.ready = ready
         self._fetcher.interrupt()
 
     async def _prepare(self, handover: Handover) -> None:
-        """Asks where the group has come to, until it is known or the core wants something else."""
+        """Learns the topics of what is added, until they are known or the core wants something else."""
         while handover is self._offered:
             try:
                 added = await self._existing(handover.added or ())
-                committed = await self._committed(added)
             except RaykaError as error:
-                logger.debug("group %r: committed offsets: %s", self._options.group_id, error)
+                logger.debug("group %r: topics: %s", self._options.group_id, error)
                 await asyncio.sleep(self._options.retry_backoff_ms / 1000)
                 continue
             if handover is self._offered:
-                self._set_ready(Ready(replace(handover, added=added), committed))
+                self._set_ready(replace(handover, added=added))
             return
 
     async def _existing(self, partitions: tuple[TopicPartition, ...]) -> tuple[TopicPartition, ...]:
@@ -248,35 +256,53 @@ class GroupMember:
                 found.append(tp)
         return tuple(found)
 
-    async def _committed(self, partitions: tuple[TopicPartition, ...]) -> dict[TopicPartition, FetchedOffset]:
-        """The offsets that the group has committed of these partitions of these topics, where there are any."""
-        group_id = self._options.group_id
-        request = OffsetFetchRequest(group_id, partitions)
-        response = await self._calls.call(group_id, request, self._timeout_ms)
-        found = {}
-        for each in response.partitions:
-            tp = TopicPartition(each.topic, each.partition)
-            if each.error_code is not ErrorCode.NONE:
-                raise error_for(each.error_code, f"group {group_id!r}, {tp}: {each.error_message}")
-            topic = self._metadata.cached(each.topic)
-            is_same = topic is not None and each.topic_id in (ZERO_ID, topic.topic_id)
-            if each.offset >= 0 and is_same:
-                found[tp] = each
-        return found
-
     # ---- Topics ------------------------------------------------------------------------------------------------------
 
-    async def _counts(self, topics: tuple[str, ...]) -> dict[str, int]:
-        """How many partitions each topic has now, 0 for one that is not there."""
-        problem = await self._metadata.refresh(topics)
-        if problem is not None:
-            raise problem
-        known = {name: self._metadata.cached(name) for name in topics}
-        return {name: len(topic.partitions) if topic else 0 for name, topic in known.items()}
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Those that are subscribed to, or that match."""
+        return self._core.topics
+
+    async def look_at_topics(self) -> None:
+        """Asks for the topics that concern the group: the member may subscribe to others now, the leader may have to
+        assign anew, and what is gone is not read, nor asked for, until it is there again.
+        """
+        pattern, counted = self._pattern, self._core.leader_counts or {}
+        owned = {tp.topic: None for tp in self._core.owned}
+        counts = await self._topics.counts({**owned, **counted})
+        if pattern is not None:
+            topics = await self._topics.matching(pattern)
+            if pattern is self._pattern:
+                self._core.subscribe(topics)
+        self._core.on_counts({name: counts[name] for name in counted})
+        self._read_existing()
+        self._advance()
+
+    def _read_existing(self) -> None:
+        former = self._fetcher.subscription.partitions
+        existing = self._topics.existing(self._core.owned)
+        gone = [tp for tp in former if tp not in existing]
+        if gone or len(existing) > len(former):
+            self._fetcher.read(existing)
+        if gone:
+            logger.warning(
+                "group %r: %s: there is no such partition any more",
+                self._options.group_id,
+                ", ".join(f"{tp}" for tp in gone),
+            )
+
+    async def _keep_up(self) -> None:
+        while True:
+            await asyncio.sleep(self._max_age_s)
+            try:
+                await self.look_at_topics()
+            except RaykaError as error:
+                logger.debug("group %r: its topics: %s", self._options.group_id, error)
 
     def _on_topic(self, topic: MetadataTopic) -> None:
+        """The leader need not wait for the next look."""
         counts = self._core.leader_counts
-        if counts is not None and counts.get(topic.name, len(topic.partitions)) != len(topic.partitions):
+        if counts is not None and topic.name in counts:
             self._core.on_counts({**counts, topic.name: len(topic.partitions)})
             self._advance()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from rayka.client.group.group_member import Ready
+from rayka.client.group.membership import Handover
 from rayka.ids import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,8 @@ class Listener(NamedTuple):
 class HandoverStages:
     """The stages of a handover that are left. True while there are any."""
 
-    def __init__(self, ready: Ready) -> None:
-        handover = ready.handover
-        self.ready = ready
+    def __init__(self, handover: Handover) -> None:
+        self.handover = handover
         self._left = deque([Stage.READ])
         if handover.revoked:
             self._left.appendleft(Stage.TELL_LOST if handover.is_lost else Stage.TELL_REVOKED)
@@ -51,7 +50,7 @@ class HandoverStages:
             self._left.append(Stage.TELL_ADDED)
 
     def __repr__(self) -> str:
-        return f"<HandoverStages {[each.name for each in self._left]} of {self.ready.handover}>"
+        return f"<HandoverStages {[each.name for each in self._left]} of {self.handover}>"
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -59,8 +58,7 @@ class HandoverStages:
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
         """What is read from the stage READ on."""
-        handover = self.ready.handover
-        return (*handover.kept, *(handover.added or ()))
+        return (*self.handover.kept, *(self.handover.added or ()))
 
     def next(self) -> Stage:
         """What is to be done now; `done` when it is."""
@@ -75,7 +73,7 @@ class HandoverStages:
 
     def callback(self, listener: Listener) -> Callable[[], Any] | None:
         """The callback of a telling stage, which is done with that; None where the application has none."""
-        stage, handover = self._left.popleft(), self.ready.handover
+        stage, handover = self._left.popleft(), self.handover
         if stage is Stage.TELL_ADDED:
             told, partitions = listener.on_assign, handover.added or ()
         elif stage is Stage.TELL_LOST:

@@ -50,6 +50,8 @@ from rayka.protocol.groups import (
     SyncGroupResponse,
 )
 
+_FIRST_PAUSE_MS = 100  # then each is twice as long, up to heartbeat_interval_ms
+
 logger = logging.getLogger(__name__)
 
 
@@ -104,6 +106,7 @@ class Membership:
         self._out: Step | None = None  # the join, the sync or the count that is under way
         self._heartbeat: GroupHeartbeatRequest | None = None  # the one that is under way
         self._heartbeat_due_ms = 0
+        self._pause_ms = 0  # until the next heartbeat
         self._retry_ms = 0
         self._must_join = False
         self._is_prepared = False  # the application was told that the member joins
@@ -118,7 +121,7 @@ class Membership:
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Joins with these topics, or again if they are others than before (E8)."""
-        self._must_join |= self._is_leaving or topics != self.topics
+        self._must_join |= self._is_leaving or topics != self.topics or self.state is MemberState.UNJOINED
         self.topics, self._is_leaving = topics, False
 
     def begin_leaving(self) -> None:
@@ -234,8 +237,8 @@ class Membership:
     def on_response(self, step: Step, response: Any, now_ms: int) -> None:
         """The answer to what `next_step` gave."""
         if step is self._heartbeat:
-            self._heartbeat, self._heartbeat_due_ms = None, now_ms + self.options.heartbeat_interval_ms
-            self._on_heartbeat(response)
+            self._heartbeat = None
+            self._on_heartbeat(response, now_ms)
         elif step is self._out:
             self._out = None
             try:
@@ -271,13 +274,16 @@ class Membership:
         """The partitions that the topics of `leader_counts` have now: a leader that has assigned by other counts joins
         again (E8).
         """
-        if self.leader_counts is not None and self.leader_counts != counts:
+        former = self.leader_counts
+        if former is not None and former != counts and former.keys() == counts.keys():
             self._must_join = True
 
-    def _on_heartbeat(self, response: GroupHeartbeatResponse) -> None:
+    def _on_heartbeat(self, response: GroupHeartbeatResponse, now_ms: int) -> None:
+        """One rebalance is often followed by another, so the first heartbeats of a generation come soon."""
+        self._heartbeat_due_ms = now_ms + self._pause_ms
+        self._pause_ms = min(2 * self._pause_ms, self.options.heartbeat_interval_ms)
         is_over = response.error_code is ErrorCode.REBALANCE_IN_PROGRESS
-        if is_over and self.state is MemberState.STABLE:
-            self._must_join = True
+        self._must_join |= is_over and self.state is MemberState.STABLE
 
     def _on_joined(self, response: JoinGroupResponse, now_ms: int) -> None:
         self.metadata = self.metadata._replace(member_id=response.member_id)
@@ -285,7 +291,8 @@ class Membership:
             return
         self.metadata = self.metadata._replace(generation_id=response.generation_id)
         self.state, self.leader_counts = MemberState.SYNCING, None
-        self._heartbeat_due_ms = now_ms + self.options.heartbeat_interval_ms
+        self._pause_ms = min(_FIRST_PAUSE_MS, self.options.heartbeat_interval_ms)
+        self._heartbeat_due_ms = now_ms + self._pause_ms
         self._sync = sync_request(self.metadata, response.protocol_name)
         if response.leader_id == response.member_id:
             self._subscribers = subscribers_of(response.members)

@@ -33,7 +33,12 @@ class Told:
     """A consumer of a group with what its callbacks were told and what it has read."""
 
     def __init__(self, cluster: InProcessCluster, group_id: str, *, topic: str = "", **options: Any) -> None:
-        given = {"auto_offset_reset": "earliest", "heartbeat_interval_ms": 50, **options}
+        given = {
+            "auto_offset_reset": "earliest",
+            "heartbeat_interval_ms": 50,
+            "max_poll_records": 50,
+            **options,
+        }
         self.consumer: Consumer = Consumer(cluster=cluster, group_id=group_id, **given)
         self.told: list[str] = []
         self.records: list[Record] = []

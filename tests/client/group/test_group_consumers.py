@@ -1,14 +1,39 @@
 """Consumers of a group on the real nodes in this process (E3 to E9)."""
 
+import re
+import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 
 import rayka.testing
 from rayka import Consumer, TopicPartition
-from rayka.errors import ConfigError, InvalidGroupId, UnknownTopicOrPartition
+from rayka.errors import (
+    ConfigError,
+    FencedInstanceId,
+    InconsistentGroupProtocol,
+    InvalidGroupId,
+    InvalidSessionTimeout,
+    UnknownTopicOrPartition,
+)
 from rayka.testing import InProcessCluster
 from tests.client.group.consumer_support import QUICK, Told, new_topic, poll_until, send
+from tests.testing.waiting import WAIT_S, wait_until
+
+
+@contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """The alarm of the process is a Ctrl-C."""
+    former = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, former)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +65,31 @@ def test_two_consumers_share_a_topic_and_one_takes_over_when_the_other_closes(
     first.records.clear()
     poll_until(lambda: {*first.values} >= {b"%d-0" % n for n in range(4)}, first)
     first.consumer.close()
+
+
+@pytest.mark.parametrize("assignor", ["range", "roundrobin", "sticky", "cooperative-sticky"])
+def test_a_group_that_does_not_fail_is_given_each_record_once(
+    cluster: InProcessCluster, topic: str, assignor: str
+) -> None:  # E9 E10
+    members = [Told(cluster, topic, partition_assignment_strategy=assignor) for _ in range(3)]
+    send(cluster, topic, 300)
+
+    def given(count: int) -> bool:
+        return sum(len(each.records) for each in members) >= count
+
+    members[0].subscribe(topic)
+    poll_until(lambda: given(100), members[0])
+    members[1].subscribe(topic)
+    poll_until(lambda: len(members[1].owned) == 2, *members[:2])
+    members[2].subscribe(topic)
+    poll_until(lambda: len(members[2].owned) > 0, *members)
+    send(cluster, topic, 300)
+    members[0].consumer.close()
+    poll_until(lambda: given(2_400), *members[1:])
+    seen = sorted((each.partition, each.offset) for member in members for each in member.records)
+    assert seen == [(partition, offset) for partition in range(4) for offset in range(600)]
+    for each in members[1:]:
+        each.consumer.close()
 
 
 def test_topics_given_to_the_constructor_are_subscribed_to(
@@ -89,10 +139,271 @@ def test_what_needs_a_group_says_so(cluster: InProcessCluster, topic: str) -> No
             consumer.subscribe(topic, on_assign=print)
         with pytest.raises(InvalidGroupId, match="give it a group_id"):
             consumer.group_metadata()
-        with pytest.raises(ValueError, match="at least one"):
+        with pytest.raises(ValueError, match="topics or a pattern"):
             consumer.subscribe([])
 
 
 def test_a_topic_that_does_not_exist_is_named(cluster: InProcessCluster, topic: str) -> None:
     with pytest.raises(UnknownTopicOrPartition, match="nearest name"):
         Consumer(topic + "x", cluster=cluster, group_id=topic)
+
+
+# ---- Topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_topics_that_match_a_pattern_are_read_and_those_that_are_created_later_too(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E8
+    made = Told(cluster, topic, metadata_max_age_ms=50)
+    made.consumer.subscribe(pattern=f"{topic}(-.*)?")
+    poll_until(lambda: len(made.owned) == 4, made)
+    assert made.consumer.subscription() == (topic,)
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(f"{topic}-more", partitions=2)
+        admin.create_topic(f"other-{topic}", partitions=2)
+    poll_until(lambda: len(made.owned) == 6, made)
+    assert made.consumer.subscription() == (topic, f"{topic}-more")
+    made.consumer.close()
+
+
+@pytest.mark.parametrize("pattern", ["flights-(", re.compile(b"flights"), 5])
+def test_what_is_no_pattern_is_refused(cluster: InProcessCluster, topic: str, pattern: Any) -> None:
+    with Consumer(cluster=cluster, group_id=topic) as consumer:
+        with pytest.raises((ValueError, TypeError), match="expected a regular expression"):
+            consumer.subscribe(pattern=pattern)
+        with pytest.raises(ValueError, match="topics or a pattern"):
+            consumer.subscribe(topic, pattern=topic)
+    with (
+        Consumer(cluster=cluster) as consumer,
+        pytest.raises(ConfigError, match="give the consumer a group_id"),
+    ):
+        consumer.subscribe(pattern=topic)
+
+
+def test_partitions_that_are_added_are_shared(cluster: InProcessCluster, topic: str) -> None:  # E8
+    first, second = (Told(cluster, topic, topic=topic, metadata_max_age_ms=50) for _ in range(2))
+    poll_until(lambda: len(first.owned) == len(second.owned) == 2, first, second)
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_partitions(topic, 6)
+    poll_until(lambda: len(first.owned) == len(second.owned) == 3, first, second)
+    send(cluster, topic, 1, partitions=6)
+    poll_until(lambda: {*first.values, *second.values} >= {b"%d-0" % n for n in range(6)}, first, second)
+    for each in (first, second):
+        each.consumer.close()
+
+
+def test_a_topic_that_is_deleted_is_no_error_to_a_group_and_is_read_again_when_it_is_created_again(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E8
+    other = new_topic(cluster, 2)
+    made = Told(cluster, topic, metadata_max_age_ms=50)
+    made.subscribe(topic, other)
+    poll_until(lambda: len(made.owned) == 6, made)
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.delete_topic(other)
+        poll_until(lambda: len(made.owned) == 4, made)
+        assert made.consumer.subscription() == (topic, other)
+        admin.create_topic(other, partitions=3)
+    poll_until(lambda: len(made.owned) == 7, made)
+    send(cluster, other, 1, partitions=3)
+    poll_until(lambda: len(made.values) == 3, made)
+    made.consumer.close()
+
+
+# ---- Callbacks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", ["on_assign", "on_revoke"])
+def test_a_callback_that_raises_is_raised_from_poll_and_loses_nothing(
+    cluster: InProcessCluster, topic: str, which: str
+) -> None:
+    def fail(partitions: list[TopicPartition]) -> None:
+        raise LookupError(f"{which} {len(partitions)}")
+
+    send(cluster, topic, 5)
+    made, other = Told(cluster, topic), Told(cluster, topic)
+    made.consumer.subscribe(topic, **{which: fail})
+    errors: list[str] = []
+
+    def poll() -> None:
+        try:
+            made.poll(1_000)
+        except LookupError as error:
+            errors.append(str(error))
+
+    while len(made.values) < 20:
+        poll()
+    other.subscribe(topic)
+    while len(made.owned) != 2 or not errors:
+        poll()
+        other.poll()
+    assert errors[0] == f"{which} 4"
+    with pytest.raises(LookupError) if which == "on_revoke" else nullcontext():
+        made.consumer.close()
+    poll_until(lambda: len(other.owned) == 4, other)
+    other.consumer.close()
+
+
+def test_a_callback_may_seek_and_look_but_not_poll(cluster: InProcessCluster, topic: str) -> None:
+    send(cluster, topic, 5)
+    found: list[object] = []
+    consumer = Consumer(cluster=cluster, group_id=topic, auto_offset_reset="earliest")
+
+    def on_assign(partitions: list[TopicPartition]) -> None:
+        for each in partitions:
+            consumer.seek(each, 4)
+        found.append(consumer.position(partitions[0]))
+        with pytest.raises(RuntimeError, match="in a callback of the group"):
+            consumer.poll()
+
+    with consumer:
+        consumer.subscribe(topic, on_assign=on_assign)
+        values = []
+        while len(values) < 4:
+            values += [each.value for each in consumer.poll(5_000)]
+    assert sorted(values) == [b"0-4", b"1-4", b"2-4", b"3-4"]
+    assert found == [4]
+
+
+# ---- Members that fail -----------------------------------------------------------------------------------------------
+
+
+def test_an_application_that_does_not_poll_in_time_loses_its_place_and_is_told(
+    cluster: InProcessCluster, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:  # E4 E6
+    slow = Told(cluster, topic, topic=topic, max_poll_interval_ms=300)
+    poll_until(lambda: len(slow.owned) == 4, slow)
+    other = Told(cluster, topic, topic=topic)
+    poll_until(lambda: len(other.owned) == 4, other)  # the slow one does not poll meanwhile
+    assert "has not polled for max_poll_interval_ms=300" in caplog.text
+    assert slow.told[-1] == "assigned 0 1 2 3"
+    poll_until(lambda: len(slow.owned) == len(other.owned) == 2, slow, other)
+    assert slow.told[1] == "lost 0 1 2 3"
+    for each in (slow, other):
+        each.consumer.close()
+
+
+def test_user_code_that_is_slow_is_kept_by_heartbeats(cluster: InProcessCluster, topic: str) -> None:  # E6
+    made = Told(cluster, topic, topic=topic, session_timeout_ms=400)
+    poll_until(lambda: len(made.owned) == 4, made)
+    is_over = threading.Event()
+    is_over.wait(1.2)
+    for _ in range(3):
+        made.poll()
+    assert made.told == ["assigned 0 1 2 3"]
+    made.consumer.close()
+
+
+def test_the_second_process_of_an_instance_fences_the_first(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E7
+    first = Told(cluster, topic, topic=topic, group_instance_id="one")
+    poll_until(lambda: len(first.owned) == 4, first)
+    second = Told(cluster, topic, topic=topic, group_instance_id="one")
+    poll_until(lambda: len(second.owned) == 4, second)
+    for _ in range(2):
+        with pytest.raises(FencedInstanceId, match="one"):
+            poll_until(lambda: False, first)
+    assert first.told[-1] == "lost 0 1 2 3"
+    first.consumer.close()
+    second.poll()
+    second.consumer.close()
+    assert second.told == ["assigned 0 1 2 3", "revoked 0 1 2 3"]
+
+
+def test_a_static_member_that_is_restarted_moves_nothing(cluster: InProcessCluster, topic: str) -> None:  # E7
+    strategy = {"partition_assignment_strategy": "cooperative-sticky"}
+    first = Told(cluster, topic, topic=topic, group_instance_id="one", **strategy)
+    poll_until(lambda: len(first.owned) == 4, first)
+    second = Told(cluster, topic, topic=topic, group_instance_id="two", **strategy)
+    poll_until(lambda: len(first.owned) == len(second.owned) == 2, first, second)
+    generation, owned = first.consumer.group_metadata().generation_id, second.owned
+    second.consumer.close()
+    again = Told(cluster, topic, topic=topic, group_instance_id="two", **strategy)
+    poll_until(lambda: len(again.owned) == 2, first, again)
+    assert again.owned == owned
+    assert first.consumer.group_metadata().generation_id == generation
+    for each in (first, again):
+        each.consumer.close()
+
+
+def test_members_that_have_no_assignor_in_common_are_told_by_poll(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E3
+    first = Told(cluster, topic, topic=topic, partition_assignment_strategy="range")
+    poll_until(lambda: len(first.owned) == 4, first)
+    second = Told(cluster, topic, topic=topic, partition_assignment_strategy="roundrobin")
+    with pytest.raises(InconsistentGroupProtocol, match="share no protocol"):
+        second.poll(5_000)
+    for each in (first, second):
+        each.consumer.close()
+
+
+def test_a_session_timeout_that_the_cluster_does_not_allow_is_told_by_poll(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E3
+    made = Told(cluster, topic, topic=topic, session_timeout_ms=90)
+    with pytest.raises(InvalidSessionTimeout, match="expected 100 to"):
+        made.poll(5_000)
+    made.consumer.close()
+
+
+# ---- The end of a member ---------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_that_was_not_closed_leaves_when_it_is_gone(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E6
+    forgotten, other = Told(cluster, topic, topic=topic), Told(cluster, topic, topic=topic)
+    poll_until(lambda: len(forgotten.owned) == len(other.owned) == 2, forgotten, other)
+    with pytest.warns(ResourceWarning, match="not closed"):
+        forgotten.consumer.__del__()
+    poll_until(lambda: len(other.owned) == 4, other)
+    other.consumer.close()
+    forgotten.consumer.close()
+
+
+def test_a_loop_in_another_thread_ends_when_the_consumer_is_closed_and_the_member_leaves(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E6
+    made, other = Told(cluster, topic, topic=topic), Told(cluster, topic, topic=topic)
+    poll_until(lambda: len(made.owned) == len(other.owned) == 2, made, other)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(list, made.consumer)
+        wait_until(made.consumer._in_use.locked)
+        made.consumer.close()
+        assert reading.result(WAIT_S) == []
+    poll_until(lambda: len(other.owned) == 4, other)
+    other.consumer.close()
+
+
+def test_ctrl_c_ends_a_poll_at_once_and_the_next_one_goes_on(cluster: InProcessCluster, topic: str) -> None:
+    send(cluster, topic, 5)
+    made, other = Told(cluster, topic, topic=topic), Told(cluster, topic)
+    poll_until(lambda: len(made.values) == 20, made)
+    with interrupted_after(0.3), pytest.raises(KeyboardInterrupt):
+        made.poll(60_000)
+    other.subscribe(topic)
+    poll_until(lambda: len(made.owned) == len(other.owned) == 2, made, other)
+    assert made.told[:2] == ["assigned 0 1 2 3", "revoked 0 1 2 3"]
+    for each in (made, other):
+        each.consumer.close()
+
+
+def test_ctrl_c_in_a_callback_ends_the_poll_and_no_callback_is_called_twice(
+    cluster: InProcessCluster, topic: str
+) -> None:
+    calls: list[str] = []
+
+    def on_assign(partitions: list[TopicPartition]) -> None:
+        calls.append(f"assigned {len(partitions)}")
+        raise KeyboardInterrupt
+
+    send(cluster, topic, 1)
+    made = Told(cluster, topic)
+    made.consumer.subscribe(topic, on_assign=on_assign)
+    with pytest.raises(KeyboardInterrupt):
+        made.poll(60_000)
+    poll_until(lambda: len(made.values) == 4, made)
+    assert calls == ["assigned 4"]
+    made.consumer.close()

@@ -1,0 +1,47 @@
+"""Which topics there are for a member of a group, and how many partitions they have.
+
+A pattern matches whole names, as Kafka's does, and no internal topic. Kafka: ConsumerMetadata (E8).
+"""
+
+import re
+from collections.abc import Iterable
+
+from rayka.client.metadata import ClusterMetadata
+from rayka.errors import ErrorCode
+from rayka.ids import TopicPartition, is_internal
+from rayka.protocol.membership import MetadataRequest
+
+
+class TopicWatch:
+    """See the module. Belongs to the loop; asks when it is called, and raises RaykaError where no node can say."""
+
+    def __init__(self, metadata: ClusterMetadata, timeout_ms: int) -> None:
+        self._metadata = metadata
+        self._timeout_ms = timeout_ms
+
+    def __repr__(self) -> str:
+        return f"<TopicWatch {self._metadata!r}>"
+
+    async def check(self, topics: Iterable[str]) -> None:
+        """Raises UnknownTopicOrPartition of one that does not exist."""
+        for name in topics:
+            await self._metadata.topic(name, self._timeout_ms)
+
+    async def matching(self, pattern: re.Pattern[str]) -> tuple[str, ...]:
+        """The names of the topics that match now."""
+        response = await self._metadata.nodes.ask_any_broker(MetadataRequest())
+        names = (each.name for each in response.topics if each.error_code is ErrorCode.NONE)
+        return tuple(sorted(name for name in names if pattern.fullmatch(name) and not is_internal(name)))
+
+    async def counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each topic has now, 0 for one that is not there."""
+        names = tuple(topics)
+        problem = await self._metadata.refresh(names)
+        if problem is not None:
+            raise problem
+        known = {name: self._metadata.cached(name) for name in names}
+        return {name: len(topic.partitions) if topic else 0 for name, topic in known.items()}
+
+    def existing(self, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+        """Those that there are, as last heard of."""
+        return tuple(each for each in partitions if self._metadata.partition(each.topic, each.partition))
