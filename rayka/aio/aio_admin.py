@@ -38,7 +38,7 @@ def _awaited(
 
 
 class Admin(AioClient):
-    """Manages topics, partitions, brokers and the quorum, from an event loop. `async with` closes it.
+    """Manages topics, partitions, brokers, groups and the quorum, from an event loop. `async with` closes it.
 
     Options, arguments, results and errors are those of `rayka.Admin`. It looks for its cluster when it is first
     awaited, or by `async with`. A task that is cancelled in a call ends the call: what it changes may or may not be
@@ -72,6 +72,11 @@ class Admin(AioClient):
     drain_broker = _awaited(admin.Admin.drain_broker)
     list_partition_reassignments = _awaited(admin.Admin.list_partition_reassignments)
     elect_leaders = _awaited(admin.Admin.elect_leaders)
+    list_groups = _awaited(admin.Admin.list_groups)
+    describe_group = _awaited(admin.Admin.describe_group)
+    delete_group = _awaited(admin.Admin.delete_group)
+    group_offsets = _awaited(admin.Admin.group_offsets)
+    reset_group_offsets = _awaited(admin.Admin.reset_group_offsets)
     describe_cluster = _awaited(admin.Admin.describe_cluster)
     log_dirs = _awaited(admin.Admin.log_dirs)
     unregister_broker = _awaited(admin.Admin.unregister_broker)

@@ -1,7 +1,7 @@
 """`rayka consume`: the records of a topic on standard output, as a format says or as lines of JSON.
 
 Only whole records are written, also when Ctrl-C ends the command, unless the reader of the pipe stands still.
-Kafka: `kcat -C`, `kafka-console-consumer`. Left out: groups.
+In a group, what was written is committed. Kafka: `kcat -C` and `-G`, `kafka-console-consumer`.
 """
 
 import io
@@ -10,7 +10,7 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from rayka.client.consumer.consumer import Consumer
     from rayka.client.consumer.reader import Reader
     from rayka.client.consumer.record import Record
+    from rayka.ids import TopicPartition
 
 _BUFFER_BYTES = 1 << 16
+_POLL_RECORDS = 500
 _POLL_MS = 500  # after so long without a record, it is checked that the pipe still has a reader
 _LAST_WRITE_S = 0.1  # after Ctrl-C
 _WORDS = {"beginning": "earliest", "earliest": "earliest", "end": "latest", "latest": "latest"}
@@ -57,6 +59,13 @@ class Start(NamedTuple):
 @click.option(
     "--partition", "-p", "numbers", multiple=True, type=click.IntRange(min=0), help="Which; all otherwise."
 )
+@click.option(
+    "--group",
+    "-g",
+    "group_id",
+    metavar="GROUP",
+    help="Begin where this group has come to, and commit what is printed.",
+)
 @click.option("--count", "-c", type=click.IntRange(min=0), help="End after so many records.")
 @click.option("--exit", "-e", "ends", is_flag=True, help="End where the topic ended when the command began.")
 @click.option("--format", "-f", "text", metavar="FORMAT", help=r"What to print of a record; %s\n otherwise.")
@@ -70,6 +79,7 @@ def consume(
     topic_name: str,
     start: str,
     numbers: tuple[int, ...],
+    group_id: str | None,
     count: int | None,
     ends: bool,
     configs: dict[str, Any],
@@ -81,6 +91,9 @@ def consume(
     A FORMAT is kcat's: %t topic, %p partition, %o offset, %T timestamp in ms, %k key, %s value, %K and %S their lengths
     (-1: none), %R the value's length as four bytes, %h headers, %% a percent sign, \n \r \t \e \0 \\ \xHH.
 
+    With --group, --from (beginning or end) counts where the group has committed nothing. Its members share the
+    partitions, unless --partition names some.
+
     With --json each record is a line of JSON, from which `rayka produce --json` makes the same record again.
     """
     to_bytes = _format_of(target.as_json, **shape)
@@ -88,6 +101,21 @@ def consume(
     from rayka.client.consumer.consumer import Consumer
 
     handle = target.cluster()
+    if group_id is not None:
+        given = {
+            **configs,
+            "group_id": group_id,
+            "auto_offset_reset": _reset_to(start),
+            "enable_auto_commit": False,
+        }
+        with whole_records() as output, Consumer(cluster=handle, config=given) as consumer:
+            ends_at = range_from(topic_name, handle, where, numbers, configs).end_offsets
+            if numbers:
+                consumer.assign([tp for tp in ends_at if tp.partition in numbers])
+            else:
+                consumer.subscribe(topic_name)
+            print_in_group(consumer, to_bytes, output, count=count, ends=ends_at if ends else None)
+        return
     reader = range_from(topic_name, handle, where, numbers, configs)
     with whole_records() as output:
         if ends:
@@ -101,6 +129,44 @@ def consume(
             for tp, offset in starts.items():
                 consumer.seek(tp, offset)
             write(islice(_followed(consumer, output), count), to_bytes, output)
+
+
+def _reset_to(start: str) -> str:
+    """Where a group begins that has committed nothing. Raises click.BadParameter."""
+    if start not in _WORDS:
+        raise click.BadParameter(
+            f"expected beginning or end with --group, found {start!r}", param_hint="--from"
+        )
+    return _WORDS[start]
+
+
+def print_in_group(
+    consumer: "Consumer",
+    to_bytes: "Format",
+    output: BinaryIO,
+    *,
+    count: int | None,
+    ends: "Mapping[TopicPartition, int] | None",
+) -> None:
+    """Writes records, and commits those that are out; ends after so many, or where partitions ended."""
+    left = sys.maxsize if count is None else count
+    while left > 0:
+        records = consumer.poll(_POLL_MS, max_records=min(left, _POLL_RECORDS))
+        write(records, to_bytes, output)
+        output.flush()
+        if records:
+            consumer.commit_async()
+            left -= len(records)
+        elif ends is not None and _is_read(consumer, ends):
+            return
+        if _has_no_reader(output):
+            raise BrokenPipeError
+
+
+def _is_read(consumer: "Consumer", ends: "Mapping[TopicPartition, int]") -> bool:
+    """Whether all that the consumer was assigned is read up to there."""
+    assigned = consumer.assignment()
+    return bool(assigned) and all(consumer.position(tp) >= ends.get(tp, 0) for tp in assigned)
 
 
 def parse_start(text: str) -> Start:

@@ -59,6 +59,10 @@ class CoordinatorCalls:
         known = {group_id: node_name(node_id) for group_id, node_id in self._known.items()}
         return f"<CoordinatorCalls {known}>"
 
+    def known(self, group_id: str) -> int:
+        """The coordinator as last found."""
+        return self._known.get(group_id, NO_NODE)
+
     async def call(
         self,
         group_id: str,

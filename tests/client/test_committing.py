@@ -91,7 +91,7 @@ def commit(
     return asyncio.ensure_future(offsets.commit({at(partition): OffsetAndMetadata(offset)}, group))
 
 
-def test_a_commit_of_a_thousand_partitions_is_one_request() -> None:
+def test_a_commit_of_a_thousand_partitions_is_one_request() -> None:  # E10
     coordinator = Coordinator()
     play(
         coordinator,

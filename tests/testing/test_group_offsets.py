@@ -75,7 +75,9 @@ def poll(consumer: Consumer, count_max: int = 500) -> list[int]:
 # ---- Commits and where the next one begins ----
 
 
-def test_the_next_consumer_of_the_group_begins_where_this_one_has_committed(cluster, topic):  # E10
+def test_the_next_consumer_of_the_group_begins_where_this_one_has_committed(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
     tp = TopicPartition(topic, 0)
     with consumer_of(cluster, tp) as first:
         assert poll(first, 3) == [0, 1, 2]
@@ -118,7 +120,9 @@ def test_positions_are_committed_with_the_epoch_of_the_record_before(cluster, to
     assert found.leader_epoch >= 0
 
 
-def test_a_committed_leader_epoch_finds_records_that_are_not_in_the_log_any_more(cluster, topic):  # G15
+def test_a_committed_leader_epoch_finds_records_that_are_not_in_the_log_any_more(
+    cluster: InProcessCluster, topic: str
+) -> None:  # G15
     tp = TopicPartition(topic, 0)
     with consumer_of(cluster, tp, group_id="truncated") as consumer:
         consumer.commit({tp: OffsetAndMetadata(12, leader_epoch=0)})
@@ -262,7 +266,9 @@ def test_offsets_that_cannot_be_are_refused(cluster, topic):
         assert consumer.committed([tp])[tp] == OffsetAndMetadata(1)
 
 
-def test_metadata_that_are_too_large_refuse_their_partition_alone(cluster, topic):  # E10
+def test_metadata_that_are_too_large_refuse_their_partition_alone(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
     tp, other = TopicPartition(topic, 0), TopicPartition(topic, 1)
     with consumer_of(cluster, tp, group_id="large") as consumer:
         with pytest.raises(OffsetMetadataTooLarge, match=f"{tp}: metadata: expected at most 4096 characters"):
@@ -271,14 +277,16 @@ def test_metadata_that_are_too_large_refuse_their_partition_alone(cluster, topic
         assert consumer.committed([other])[other] is not None
 
 
-def test_a_generation_of_a_group_that_is_not_known_is_refused(cluster, topic):  # E10
+def test_a_generation_of_a_group_that_is_not_known_is_refused(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
     tp = TopicPartition(topic, 0)
     with consumer_of(cluster, tp, group_id="unknown") as consumer:
         with pytest.raises(IllegalGeneration, match="is not known, found generation 3"):
             _commit_as(consumer, GroupMetadata("unknown", 3, "m"), {tp: 1})
 
 
-def test_of_a_group_with_members_only_these_commit(cluster, topic):  # E10
+def test_of_a_group_with_members_only_these_commit(cluster: InProcessCluster, topic: str) -> None:  # E10
     tp = TopicPartition(topic, 0)
     member = _Member(cluster, "members")
     member.join()
@@ -298,7 +306,9 @@ def test_of_a_group_with_members_only_these_commit(cluster, topic):  # E10
         assert consumer.committed([tp])[tp] == OffsetAndMetadata(1)
 
 
-def test_a_process_whose_instance_was_taken_over_commits_nothing(cluster, topic):  # E7, E10
+def test_a_process_whose_instance_was_taken_over_commits_nothing(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E7, E10
     tp = TopicPartition(topic, 0)
     member, successor = _Member(cluster, "static", "a"), _Member(cluster, "static", "a")
     member.join()
@@ -421,7 +431,7 @@ def test_lag_is_the_distance_to_the_end(cluster, topic):
         assert consumer.lag(tp) == {tp: 6}
 
 
-def test_offsets_are_found_by_time(cluster, topic):  # G12
+def test_offsets_are_found_by_time(cluster: InProcessCluster, topic: str) -> None:  # G12
     tp, empty = TopicPartition(topic, 0), TopicPartition(topic, 1)
     with consumer_of(cluster, tp, empty) as consumer:
         found = consumer.offsets_for_times({tp: datetime(1970, 1, 1, 0, 0, 3, 500_000, UTC), empty: 0})

@@ -1,8 +1,8 @@
 """A cluster managed: the sync face of `AsyncAdmin`. Kafka: Admin (A56, A57, B45 to B47, G11)."""
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Any, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Unpack
 from uuid import UUID
 
 from rayka.client.admin.admin_arguments import (
@@ -24,22 +24,19 @@ from rayka.client.admin.admin_partition_results import (
     PartitionReassignment,
 )
 from rayka.client.admin.admin_results import ClusterSummary, QuorumInfo, TopicDescription
+from rayka.client.admin.group_admin import GroupAdmin
 from rayka.client.arguments import int_of, text_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
-from rayka.client.bounded_wait import wait_for
 from rayka.config import AdminConfig, TopicConfig
-from rayka.errors import ClosedError, InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
+from rayka.errors import InvalidPartitions, InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.ids import TopicPartition
 from rayka.options import AdminOptions
 from rayka.protocol.partition_admin import ElectionType, NewPartitions
 from rayka.protocol.topics import NewTopic
 
-P = ParamSpec("P")
-ResultT = TypeVar("ResultT")
 
-
-class Admin:
-    """Manages topics, partitions, brokers and the quorum. `with` closes it; thread-safe.
+class Admin(GroupAdmin):
+    """Manages topics, partitions, brokers, groups and the quorum. `with` closes it; thread-safe.
 
     Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that names the
     nearest:
@@ -65,17 +62,7 @@ class Admin:
         **options: Unpack[AdminOptions],
     ) -> None:
         parsed = AdminConfig.given(config, options, what="admin")
-        self._brain = AsyncAdmin(resolve(cluster), parsed, Random())
-        self._is_closed = False
-
-    def __repr__(self) -> str:
-        return f"<Admin cluster={self._brain.cluster_name}{' closed' * self._is_closed}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__(AsyncAdmin(resolve(cluster), parsed, Random()))
 
     # ---- Topics ----
 
@@ -279,18 +266,3 @@ class Admin:
         UnavailableError when the answer was lost and the change may have been made.
         """
         return self._run(self._brain.quorum.remove_voter, int_of(node_id, "node_id"), directory_id)
-
-    def close(self) -> None:
-        """Ends; closing again does nothing."""
-        self._is_closed = True
-
-    def _run(
-        self, work: Callable[P, Coroutine[Any, Any, ResultT]], *arguments: P.args, **options: P.kwargs
-    ) -> ResultT:
-        """What the work comes to. The last thing that a method does: the async admin awaits here."""
-        self._check_open()
-        return wait_for(work(*arguments, **options), self._brain.timeout_ms, caller=self)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClosedError(f"{self!r}: make a new Admin")

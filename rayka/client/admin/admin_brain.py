@@ -8,6 +8,7 @@ from contextlib import suppress
 from random import Random
 
 from rayka.client.admin.admin_configs import AsyncConfigAdmin
+from rayka.client.admin.admin_groups import AsyncGroupAdmin
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
@@ -35,6 +36,7 @@ class AsyncAdmin(AdminPart):
         super().__init__(metadata, config.default_api_timeout_ms)
         self.quorum = AsyncQuorumAdmin(metadata, self.timeout_ms)
         self.partitions = AsyncPartitionAdmin(metadata, self.timeout_ms)
+        self.groups = AsyncGroupAdmin(metadata, self.timeout_ms)
         self.configs = AsyncConfigAdmin(metadata, self.timeout_ms)
 
     async def create_topic(self, topic: NewTopic, *, if_not_exists: bool = False) -> TopicDescription:

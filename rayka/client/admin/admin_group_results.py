@@ -1,0 +1,120 @@
+"""What an `Admin` answers about groups: frozen values, plain enough for JSON."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from rayka.client.admin.admin_results import Result
+from rayka.errors import CorruptRecord
+from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, ConsumerAssignment, decode_said
+from rayka.protocol.group_offsets import FetchedOffset
+from rayka.protocol.groups import DescribedGroup, DescribedMember, GroupState
+
+
+@dataclass(frozen=True)
+class GroupListing(Result):
+    """A group in a few words. The protocol type is "consumer", or empty of one that has only committed offsets."""
+
+    group_id: str
+    protocol_type: str
+    state: GroupState
+
+
+@dataclass(frozen=True)
+class GroupMember(Result):
+    """A member of a group, and the partitions that it reads; none while the group rebalances."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    assignment: tuple[TopicPartition, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        plain = {
+            each: getattr(self, each)
+            for each in ("member_id", "group_instance_id", "client_id", "client_host")
+        }
+        assignment = [{"topic": each.topic, "partition": each.partition} for each in self.assignment]
+        return {**plain, "assignment": assignment}
+
+    @classmethod
+    def of(cls, member: DescribedMember, protocol_type: str) -> Self:
+        assignment = _assignment(member.assignment) if protocol_type == CONSUMER_PROTOCOL_TYPE else ()
+        instance_id = member.group_instance_id or None
+        return cls.taken_from(member, group_instance_id=instance_id, assignment=assignment)
+
+
+@dataclass(frozen=True)
+class GroupDescription(Result):
+    """A group: its state, its generation, the assignor that it uses, its members, and the node that coordinates it."""
+
+    group_id: str
+    state: GroupState
+    generation_id: int
+    protocol_type: str
+    protocol_name: str
+    coordinator_id: int
+    members: tuple[GroupMember, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {**super().to_dict(), "members": [each.to_dict() for each in self.members]}
+
+    @classmethod
+    def of(cls, group: DescribedGroup, coordinator_id: int) -> Self:
+        members = tuple(GroupMember.of(each, group.protocol_type) for each in group.members)
+        return cls.taken_from(group, coordinator_id=coordinator_id, members=members)
+
+
+@dataclass(frozen=True)
+class GroupOffset(Result):
+    """What a group has committed of one partition; `end_offset` and `lag`, how far it is behind, are None when they are
+    not known.
+    """
+
+    topic_partition: TopicPartition
+    offset: int
+    leader_epoch: int
+    metadata: str
+    end_offset: int | None
+    lag: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return _by_name(super().to_dict())
+
+    @classmethod
+    def of(cls, fetched: FetchedOffset, end_offset: int | None) -> Self:
+        lag = (
+            None if end_offset is None or fetched.offset == NO_OFFSET else max(0, end_offset - fetched.offset)
+        )
+        tp = TopicPartition(fetched.topic, fetched.partition)
+        return cls.taken_from(fetched, topic_partition=tp, end_offset=end_offset, lag=lag)
+
+
+@dataclass(frozen=True)
+class OffsetReset(Result):
+    """The offset of a partition that was committed, None where that was none, and the one in its place."""
+
+    topic_partition: TopicPartition
+    former_offset: int | None
+    offset: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return _by_name(super().to_dict())
+
+
+def _by_name(plain: dict[str, Any]) -> dict[str, Any]:
+    tp = plain.pop("topic_partition")
+    return {"topic": tp.topic, "partition": tp.partition, **plain}
+
+
+def _assignment(data: bytes) -> tuple[TopicPartition, ...]:
+    """Empty of bytes that are no assignment of ours."""
+    try:
+        return tuple(sorted(decode_said(ConsumerAssignment, data).partitions)) if data else ()
+    except CorruptRecord:
+        return ()

@@ -1,0 +1,220 @@
+"""The part of an `Admin`'s brain that is about groups: their members, and the offsets that they have committed.
+
+The coordinator of a group is asked; all brokers are, for the list of groups. What a reset would commit is worked out
+here, and committed as any caller may while the group has no members. Kafka: KafkaAdminClient, ConsumerGroupCommand
+(E10).
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from rayka.client.admin.admin_group_results import GroupDescription, GroupListing, GroupOffset, OffsetReset
+from rayka.client.admin.admin_part import AdminPart
+from rayka.client.admin.reset_target import ResetTarget
+from rayka.client.coordinator_calls import CoordinatorCalls
+from rayka.client.group.committing import GroupOffsets
+from rayka.client.group.member_requests import GroupMetadata
+from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.leader_calls import LeaderCalls
+from rayka.client.list_offsets import LIST_OFFSETS
+from rayka.client.metadata import ClusterMetadata
+from rayka.client.retry import Retry
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    GroupIdNotFound,
+    NonEmptyGroup,
+    RaykaError,
+    error_for,
+)
+from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from rayka.protocol.group_offsets import FetchedOffset, OffsetFetchRequest, OffsetFetchResponse
+from rayka.protocol.groups import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    GroupState,
+    ListedGroup,
+    ListGroupsRequest,
+)
+from rayka.protocol.membership import MetadataRequest
+
+_NODE_TIMEOUT_MS = 3_000  # one that hangs must not use up the whole budget
+_WITHOUT_MEMBERS = (GroupState.EMPTY, GroupState.DEAD)
+Offsets = dict[TopicPartition, int]
+
+
+class AsyncGroupAdmin(AdminPart):
+    """See the module."""
+
+    def __init__(self, metadata: ClusterMetadata, timeout_ms: int) -> None:
+        super().__init__(metadata, timeout_ms)
+        self._coordinators = CoordinatorCalls(metadata.nodes)
+        self._leaders = LeaderCalls(metadata.nodes.network, metadata)
+
+    # ---- Groups ----
+
+    async def list_groups(self, states: tuple[GroupState, ...] | None) -> list[GroupListing]:
+        """Of all brokers that are in use; asks again while one of them does not answer, or has yet to load groups."""
+        retry = Retry(self.timeout_ms, self._nodes.backoff)
+        while True:
+            brokers = [
+                each.node_id for each in (await self._ask(MetadataRequest(()))).brokers if not each.is_fenced
+            ]
+            asking = (self._listed(each, states) for each in brokers)
+            answers = await asyncio.gather(*asking)
+            problems = [each for each in answers if isinstance(each, RaykaError)]
+            if not problems:
+                found = {
+                    each.group_id: each for groups in answers if isinstance(groups, tuple) for each in groups
+                }
+                return [GroupListing.taken_from(found[group_id]) for group_id in sorted(found)]
+            if not await retry.pause():
+                raise self._nodes.unavailable(f"not all groups are known: {problems[0]}", problems[0])
+
+    async def _listed(
+        self, broker_id: int, states: tuple[GroupState, ...] | None
+    ) -> tuple[ListedGroup, ...] | RaykaError:
+        try:
+            response = await self._nodes.network.call(broker_id, ListGroupsRequest(states), _NODE_TIMEOUT_MS)
+        except ApiError as error:
+            if not error.retriable:
+                raise
+            return error
+        if response.is_loading:
+            return error_for(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"broker-{broker_id} has yet to load groups"
+            )
+        return response.groups
+
+    async def describe(self, group_id: str) -> GroupDescription:
+        """Raises GroupIdNotFound."""
+        described = await self._described(group_id)
+        if described.error_code is ErrorCode.GROUP_ID_NOT_FOUND:
+            raise self._unknown(group_id)
+        return GroupDescription.of(described, self._coordinators.known(group_id))
+
+    async def _described(self, group_id: str) -> DescribedGroup:
+        """One without a group has the state DEAD."""
+
+        def check(response: DescribeGroupsResponse) -> None:
+            (found,) = response.groups
+            if found.error_code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+                raise error_for(found.error_code, f"group {group_id!r}: {found.error_message}")
+
+        request = DescribeGroupsRequest((group_id,))
+        response = await self._coordinators.call(group_id, request, self.timeout_ms, check=check)
+        return response.groups[0]
+
+    async def delete(self, group_id: str) -> None:
+        """Raises GroupIdNotFound, NonEmptyGroup. That it is gone when it is asked to be deleted is an earlier try."""
+        await self.describe(group_id)
+
+        def check(response: DeleteGroupsResponse) -> None:
+            (result,) = response.groups
+            if result.error_code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+                raise self._refusal(f"group {group_id!r}", result.error_code, result.error_message)
+
+        request = DeleteGroupsRequest((group_id,))
+        await self._coordinators.call(group_id, request, self.timeout_ms, check=check)
+
+    def _unknown(self, group_id: str) -> GroupIdNotFound:
+        cluster = self._nodes.cluster_name
+        return GroupIdNotFound(
+            f"cluster {cluster!r} has no group {group_id!r}; `rayka group list` names all of them"
+        )
+
+    # ---- Offsets ----
+
+    async def offsets(self, group_id: str) -> list[GroupOffset]:
+        """Where a partition ends is not known when it is gone, or its leader does not answer."""
+        committed = await self._committed(group_id)
+        ends: Offsets = {}
+        await self._leaders.call(
+            LIST_OFFSETS,
+            dict.fromkeys(committed, LATEST_TIMESTAMP),
+            min(self.timeout_ms, _NODE_TIMEOUT_MS),
+            on_found=lambda found: ends.update({tp: each.offset for tp, each in found.items()}),
+            on_refused=lambda tp, error: None,
+        )
+        return [GroupOffset.of(each, ends.get(tp)) for tp, each in sorted(committed.items())]
+
+    async def _committed(self, group_id: str) -> dict[TopicPartition, FetchedOffset]:
+        def check(response: OffsetFetchResponse) -> None:
+            for each in response.partitions:
+                if each.error_code is not ErrorCode.NONE:
+                    raise error_for(each.error_code, f"group {group_id!r}: {each.error_message}")
+
+        request = OffsetFetchRequest(group_id)
+        response = await self._coordinators.call(group_id, request, self.timeout_ms, check=check)
+        return {TopicPartition(each.topic, each.partition): each for each in response.partitions}
+
+    async def reset_offsets(
+        self,
+        group_id: str,
+        target: ResetTarget,
+        scope: Iterable[str | TopicPartition] | None,
+        *,
+        dry_run: bool,
+    ) -> list[OffsetReset]:
+        """What is committed, or would be, sorted by partition. Raises NonEmptyGroup, GroupIdNotFound."""
+        described = await self._described(group_id)
+        if described.state not in _WITHOUT_MEMBERS:
+            raise NonEmptyGroup(
+                f"group {group_id!r} of cluster {self._nodes.cluster_name!r} has {len(described.members)} members"
+                f" (state {described.state}), and only they commit offsets; stop them first"
+            )
+        committed = await self._committed(group_id)
+        partitions = await self._in_scope(scope, committed, target)
+        if not partitions:
+            raise self._unknown(group_id)
+        resets = await self._resets(target, partitions, committed)
+        if not dry_run:
+            offsets = {each.topic_partition: OffsetAndMetadata(each.offset) for each in resets}
+            commits = GroupOffsets(self._coordinators, self._metadata, group_id, self.timeout_ms)
+            await commits.commit(offsets, GroupMetadata(group_id))
+        return resets
+
+    async def _in_scope(
+        self,
+        scope: Iterable[str | TopicPartition] | None,
+        committed: Mapping[TopicPartition, FetchedOffset],
+        target: ResetTarget,
+    ) -> list[TopicPartition]:
+        """The partitions named, all of a topic that is named, those of the target, or those with a committed offset."""
+        found: dict[TopicPartition, None] = {}
+        for each in (target.offsets or committed) if scope is None else scope:
+            name = each if isinstance(each, str) else each.topic
+            topic = await self._metadata.topic(name, self.timeout_ms)
+            if isinstance(each, str):
+                found |= dict.fromkeys(TopicPartition(name, place.partition) for place in topic.partitions)
+            else:
+                found[each] = None
+        return sorted(found)
+
+    async def _resets(
+        self,
+        target: ResetTarget,
+        partitions: list[TopicPartition],
+        committed: Mapping[TopicPartition, FetchedOffset],
+    ) -> list[OffsetReset]:
+        first = await self._look_up(partitions, EARLIEST_TIMESTAMP)
+        end = await self._look_up(partitions, LATEST_TIMESTAMP)
+        by_time = (
+            first if target.timestamp_ms is None else await self._look_up(partitions, target.timestamp_ms)
+        )
+        resets = []
+        for tp in partitions:
+            before = committed[tp].offset if tp in committed else None
+            at_time = end[tp] if by_time[tp] == NO_OFFSET else by_time[tp]
+            wanted = target.offset_of(tp, before, first=first[tp], end=end[tp], by_time=at_time)
+            resets.append(OffsetReset(tp, before, min(max(wanted, first[tp]), end[tp])))
+        return resets
+
+    async def _look_up(self, partitions: list[TopicPartition], timestamp_ms: int) -> Offsets:
+        wanted = dict.fromkeys(partitions, timestamp_ms)
+        found = await self._leaders.call(LIST_OFFSETS, wanted, self.timeout_ms)
+        return {tp: each.offset for tp, each in found.items()}

@@ -1,0 +1,65 @@
+"""Where the offsets of a group are to be reset to. Kafka: ConsumerGroupCommand's `--reset-offsets`."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from rayka.client.admin.admin_arguments import offsets_of
+from rayka.client.arguments import int_of
+from rayka.client.timestamps import timestamp_ms_of
+from rayka.errors import InvalidRequest
+from rayka.ids import TopicPartition
+
+
+class ResetTarget(NamedTuple):
+    """One of them is set; with none of them it is the end."""
+
+    is_earliest: bool = False
+    offset: int | None = None
+    offsets: Mapping[TopicPartition, int] | None = None
+    timestamp_ms: int | None = None
+    shift_by: int | None = None
+
+    def offset_of(
+        self, topic_partition: TopicPartition, before: int | None, *, first: int, end: int, by_time: int
+    ) -> int:
+        """Of one partition, whose log goes from first to end, and of which `before` was committed. Raises
+        InvalidRequest where the target says nothing of it.
+        """
+        if self.shift_by is not None:
+            if before is None:
+                raise InvalidRequest(
+                    f"{topic_partition} has no committed offset to shift; name another target for it"
+                )
+            return before + self.shift_by
+        if self.offsets is not None:
+            if topic_partition not in self.offsets:
+                raise InvalidRequest(f"no offset is named for {topic_partition}")
+            return self.offsets[topic_partition]
+        if self.offset is not None:
+            return self.offset
+        if self.timestamp_ms is not None:
+            return by_time
+        return first if self.is_earliest else end
+
+
+def target_of(to: Any, timestamp: Any, shift_by: Any) -> ResetTarget:
+    """What a caller asks for. Raises TypeError, ValueError unless it is one thing."""
+    given = [each for each in (to, timestamp, shift_by) if each is not None]
+    if len(given) != 1:
+        raise ValueError(f"expected one of to, timestamp and shift_by, found {len(given)}")
+    if shift_by is not None:
+        return ResetTarget(shift_by=int_of(shift_by, "shift_by"))
+    if timestamp is not None:
+        is_moment = isinstance(timestamp, datetime)
+        at_ms = timestamp_ms_of(timestamp) if is_moment else int_of(timestamp, "timestamp")
+        if at_ms < 0:
+            raise ValueError(f"timestamp: expected a time since 1970, found {timestamp}")
+        return ResetTarget(timestamp_ms=at_ms)
+    if isinstance(to, str):
+        if to not in ("earliest", "latest"):
+            raise ValueError(f"to: expected 'earliest', 'latest', an offset or offsets, found {to!r}")
+        return ResetTarget(is_earliest=to == "earliest")
+    if isinstance(to, Mapping):
+        return ResetTarget(offsets=offsets_of(to))
+    return ResetTarget(offset=int_of(to, "to"))
