@@ -3,7 +3,8 @@
 A commit that has to wait for the one before takes in those that are asked for meanwhile: of each partition the newest
 offset counts, and all of them end with the one request. Invariants: an older commit never overwrites a newer one, also
 when it is retried; a commit is made as the member that asked for it, so that one of a former generation is refused
-instead of overwriting what the partition's new owner has committed. Kafka: ConsumerCoordinator (E10).
+instead of overwriting what the partition's new owner has committed; a member that its group goes on without commits
+nothing. Kafka: ConsumerCoordinator (E10).
 """
 
 import asyncio
@@ -17,8 +18,9 @@ from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition
-from rayka.errors import ErrorCode, RaykaError, UnavailableError, error_for
+from rayka.errors import ErrorCode, RaykaError, UnavailableError, UnknownMemberId, error_for
 from rayka.ids import NO_OFFSET, ZERO_ID, TopicPartition
+from rayka.protocol.consumer_protocol import NO_GENERATION
 from rayka.protocol.group_offsets import (
     PARTITIONS_PER_COMMIT_MAX,
     CommittedOffset,
@@ -61,9 +63,12 @@ class GroupOffsets:
 
     # ---- Commit ------------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Offsets, group: GroupMetadata) -> None:
+    async def commit(self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False) -> None:
         """Commits them after all that were asked for before; of one partition the last call counts. `group` says as
         which member, which has no id when the group has no members.
+
+        With `is_member` a caller that is of no generation is refused here: were all others gone, the coordinator would
+        take its commit for that of a group without members, and forget what they have committed since.
 
         Raises the error of a partition when all others are committed, and for all of them what no retry mends:
         IllegalGeneration, UnknownMemberId, FencedInstanceId, RebalanceInProgress; in the end UnavailableError or the
@@ -71,6 +76,11 @@ class GroupOffsets:
         """
         if not offsets:
             return
+        if is_member and group.generation_id == NO_GENERATION:
+            raise UnknownMemberId(
+                f"group {group.group_id!r} goes on without this consumer, which did not poll, or did not reach its"
+                " coordinator, in time; nothing is committed: poll to join again"
+            )
         problems = await asyncio.shield(self._enqueue(offsets, group).done)
         for tp in offsets:
             if tp in problems:

@@ -101,14 +101,14 @@ class ConsumerCommits(ConsumerPart):
             self._commit_or_log(self._ask("commit").commit())
 
     def _commit_at_end(self) -> None:
-        """Before the consumer closes: what `commit_async` has begun ends, and the positions of one that is no member
-        are committed; those of a member are when it leaves.
+        """Before the consumer closes: what `commit_async` has begun ends, and the positions of one that reads what
+        `assign` named are committed; those of a member are when it leaves.
         """
         group_offsets = self._fetcher.group_offsets
         if group_offsets is None or not self._in_use.acquire(blocking=False):
             return  # or another thread polls just now: what it gets is not processed
         try:
-            if self._commit_due_s < _NEVER_S and not self.group_metadata().member_id:
+            if self._commit_due_s < _NEVER_S and not self._is_subscribed:
                 self._commit_or_log(self._ask("commit").commit())
             self._commit_or_log(group_offsets.settle())
         finally:
@@ -122,6 +122,11 @@ class ConsumerCommits(ConsumerPart):
 
     # ---- Within ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_subscribed(self) -> bool:
+        """Whether it is, or is to be, a member of its group."""
+        return False
+
     def _of_group(self, what: str) -> GroupOffsets:
         found = self._fetcher.group_offsets
         if found is None:
@@ -130,7 +135,8 @@ class ConsumerCommits(ConsumerPart):
 
     def _ask(self, what: str, offsets: Offsets | None = None) -> "_Ask":
         group_offsets = self._of_group(what)
-        return _Ask(self._fetcher, group_offsets, self.group_metadata(), self._delivery.read(), offsets)
+        group, read = self.group_metadata(), self._delivery.read()
+        return _Ask(self._fetcher, group_offsets, group, read, offsets, is_member=self._is_subscribed)
 
     def _in_background(self, commit: Coroutine[Any, Any, None]) -> None:
         io_thread.call_soon(self._fetcher.spawn, commit)
@@ -144,14 +150,15 @@ class _Ask(NamedTuple):
     group: GroupMetadata
     read: Mapping[TopicPartition, Position]
     offsets: Offsets | None
+    is_member: bool
 
     async def commit(self) -> None:
-        await self.group_offsets.commit(self._chosen(), self.group)
+        await self.group_offsets.commit(self._chosen(), self.group, is_member=self.is_member)
 
     async def commit_and_tell(self, callback: OnCommit) -> None:
         offsets, error = self._chosen(), None
         try:
-            await self.group_offsets.commit(offsets, self.group)
+            await self.group_offsets.commit(offsets, self.group, is_member=self.is_member)
         except RaykaError as problem:
             error = problem
         try:

@@ -99,6 +99,10 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     # ---- Within ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_subscribed(self) -> bool:
+        return self._group is not None
+
     def _face(self, group_id: str) -> GroupFace:
         member = self._run(self._member(group_id))
         return GroupFace(member, self._delivery, run=self._run, commit=self._commit_before_handover)

@@ -18,6 +18,7 @@ from rayka.errors import (
     InconsistentGroupProtocol,
     InvalidGroupId,
     InvalidSessionTimeout,
+    UnknownMemberId,
     UnknownTopicOrPartition,
 )
 from rayka.testing import InProcessCluster
@@ -407,3 +408,26 @@ def test_ctrl_c_in_a_callback_ends_the_poll_and_no_callback_is_called_twice(
     poll_until(lambda: len(made.values) == 4, made)
     assert calls == ["assigned 4"]
     made.consumer.close()
+
+
+def test_a_member_that_its_group_goes_on_without_takes_nothing_back(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
+    """It has not polled in time, the other one has read on and left: an empty group takes commits of any caller."""
+    options = {"topic": topic, "enable_auto_commit": False}
+    slow = Told(cluster, topic, max_poll_interval_ms=400, session_timeout_ms=300, **options)
+    send(cluster, topic, 1)
+    poll_until(lambda: len(slow.values) == 4, slow)
+    quick = Told(cluster, topic, **options)
+    poll_until(lambda: len(quick.values) == 4, quick)
+    send(cluster, topic, 1)
+    poll_until(lambda: len(quick.values) == 8, quick)
+    quick.consumer.commit()
+    quick.consumer.close()
+    with pytest.raises(UnknownMemberId, match="poll to join again"):
+        slow.consumer.commit()
+    slow.consumer.close()
+    with Consumer(cluster=cluster, group_id=topic) as reader:
+        partitions = [TopicPartition(topic, number) for number in range(4)]
+        found = [each.offset for each in reader.committed(partitions).values() if each is not None]
+    assert found == [2] * 4
