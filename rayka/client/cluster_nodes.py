@@ -9,7 +9,7 @@ is asked after the others. Kafka: NetworkClient, ControllerNodeProvider (G18).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from rayka.errors import (
     RequestTimedOut,
     UnavailableError,
 )
-from rayka.ids import NO_NODE, NO_OFFSET, node_name
+from rayka.ids import NO_NODE, NO_OFFSET, Role, node_name, role_of
 from rayka.ports import Network, Request
 from rayka.protocol.active_controller import ActiveController
 from rayka.protocol.membership import MetadataBroker, MetadataRequest, MetadataResponse
@@ -125,16 +125,20 @@ class ClusterNodes:
         return await self._first_answer(MetadataRequest(names), (self._trusted, self._all))
 
     async def ask_any_broker(self, request: Request[ResponseT], *, last_id: int = NO_NODE) -> ResponseT:
-        """The first broker's that answers; this one is asked after the others that have not failed. The brokers are
-        asked for again where none of those known answers.
+        """The answer of the first node that does so and is no controller; this one is asked after the others.
 
         Raises UnavailableError, CoordinatorNotAvailable as a broker says it, or an ApiError that no retry mends.
         """
 
-        async def others_first() -> list[int]:
-            return sorted(await self._trusted_brokers(), key=lambda each: each == last_id)
+        async def others() -> list[int]:
+            return [each for each in _brokers(await self._trusted()) if each != last_id]
 
-        return (await self._first_answer(request, (others_first, self._found_brokers)))[1]
+        async def all_of_them() -> list[int]:
+            return sorted(
+                _brokers(await self._all()), key=lambda each: (each in self._doubted, each == last_id)
+            )
+
+        return (await self._first_answer(request, (others, all_of_them)))[1]
 
     async def _first_answer(
         self, request: Request[ResponseT], candidates: tuple[Callable[[], Awaitable[list[int]]], ...]
@@ -164,16 +168,6 @@ class ClusterNodes:
     async def _trusted(self) -> list[int]:
         """Of those known the ones that have not failed since they answered."""
         return [each for each in self._known() if each not in self._doubted]
-
-    async def _trusted_brokers(self) -> list[int]:
-        broker_ids = [each.node_id for each in self.brokers]
-        return [each for each in await self._trusted() if each in broker_ids]
-
-    async def _found_brokers(self) -> list[int]:
-        """As a node says now; those that failed last."""
-        self.learn((await self.ask_any(()))[1])
-        found = [each.node_id for each in self.brokers if not each.is_fenced]
-        return sorted(found, key=lambda each: each in self._doubted)
 
     async def _all(self) -> list[int]:
         """Those known and those the network knows, the ones that failed last. To ask the network costs a call."""
@@ -246,6 +240,10 @@ class ClusterNodes:
         """What a client tells that has waited for seconds."""
         still = f"cluster {self.cluster_name!r}: still waiting for {what}"
         return still + (f" ({problem})" if problem else "")
+
+
+def _brokers(node_ids: Iterable[int]) -> list[int]:
+    return [each for each in node_ids if role_of(each) is not Role.CONTROLLER]
 
 
 def _no_controller(problem: RaykaError) -> str:

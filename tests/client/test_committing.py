@@ -136,13 +136,14 @@ def test_a_commit_is_made_as_the_member_that_asked_for_it() -> None:
     async def scene(offsets: GroupOffsets) -> None:
         first = commit(offsets, 0, 1, generation_id=1)
         await asyncio.sleep(0.05)
-        second = commit(offsets, 1, 2, generation_id=2)
+        second = commit(offsets, 0, 2, generation_id=1)
+        third = commit(offsets, 1, 3, generation_id=2)
         with pytest.raises(IllegalGeneration):
             await first
-        await second
+        await asyncio.gather(second, third)
 
     play(coordinator, scene)
-    assert [each.generation_id for each in coordinator.commits] == [1, 1, 2]
+    assert [each.generation_id for each in coordinator.commits] == [1, 1, 1, 2]
 
 
 def test_each_caller_is_told_of_its_own_partitions() -> None:

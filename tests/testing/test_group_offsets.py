@@ -32,6 +32,7 @@ from rayka.errors import (
 from rayka.protocol.groups import (
     FindCoordinatorRequest,
     GroupProtocol,
+    GroupState,
     JoinGroupRequest,
     JoinGroupResponse,
     MemberAssignment,
@@ -266,6 +267,15 @@ def test_offsets_that_cannot_be_are_refused(cluster, topic):
         assert consumer.committed([tp])[tp] == OffsetAndMetadata(1)
 
 
+def test_ids_of_groups_have_a_limit(cluster, topic):
+    tp = TopicPartition(topic, 0)
+    with consumer_of(cluster, tp, group_id="g" * 32_767) as consumer:
+        consumer.commit({tp: 1})
+    with consumer_of(cluster, tp, group_id="g" * 32_768) as consumer:
+        with pytest.raises(InvalidGroupId, match="expected 1 to 32,767 bytes, found 32,768"):
+            consumer.commit({tp: 1})
+
+
 def test_metadata_that_are_too_large_refuse_their_partition_alone(
     cluster: InProcessCluster, topic: str
 ) -> None:  # E10
@@ -366,6 +376,25 @@ def _commit_as(consumer: Consumer, group: GroupMetadata, offsets: dict[TopicPart
     assert consumer._fetcher.group_offsets is not None
     given = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
     io_thread.run(consumer._fetcher.group_offsets.commit(given, group), WAIT_S)
+
+
+def test_a_coordinator_that_is_killed_costs_a_commit_no_more_than_its_succession():
+    config = {
+        "offsets.topic.num.partitions": 1,
+        "default.replication.factor": 3,
+        "broker.session.timeout.ms": 400,
+        "broker.heartbeat.interval.ms": 50,
+    }
+    with rayka.testing.cluster(brokers=3, config=config) as cluster, rayka.Admin(cluster) as admin:
+        admin.create_topic("orders", partitions=1)
+        tp = TopicPartition("orders", 0)
+        with consumer_of(cluster, tp) as consumer:
+            consumer.commit({tp: 1})
+            cluster.await_isr("__consumer_offsets", 0, (1, 2, 3))
+            cluster.kill(admin.describe_group("g").coordinator_id)
+            consumer.commit({tp: 2})
+            assert consumer.committed([tp])[tp] == OffsetAndMetadata(2)
+            assert admin.describe_group("g").state is GroupState.EMPTY
 
 
 # ---- Pausing, and where things are ----

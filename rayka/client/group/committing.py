@@ -121,10 +121,11 @@ class GroupOffsets:
 
     async def _unknown(self, commit: _Commit) -> _Problems:
         """The partitions that do not exist."""
+        topics = {name: self._metadata.cached(name) for name in {tp.topic: None for tp in commit.offsets}}
+        counts = {name: len(topic.partitions) for name, topic in topics.items() if topic is not None}
         problems: _Problems = {}
         for tp in commit.offsets:
-            topic = self._metadata.cached(tp.topic)
-            if topic is not None and 0 <= tp.partition < len(topic.partitions):
+            if 0 <= tp.partition < counts.get(tp.topic, 0):
                 continue
             try:
                 found = await self._metadata.topic_with(tp.topic, tp.partition, _remaining_ms(commit))

@@ -108,9 +108,8 @@ class ConsumerCommits(ConsumerPart):
         if group_offsets is None or not self._in_use.acquire(blocking=False):
             return  # or another thread polls just now: what it gets is not processed
         try:
-            if self._commit_due_s < _NEVER_S and not self._is_subscribed:
-                self._commit_or_log(self._ask("commit").commit())
-            self._commit_or_log(group_offsets.settle())
+            is_due = self._commit_due_s < _NEVER_S and not self._is_subscribed
+            self._commit_or_log(self._ask("commit").commit() if is_due else group_offsets.settle())
         finally:
             self._in_use.release()
 
