@@ -6,6 +6,7 @@ any number of tasks. When a task is cancelled in a call, the call is given up an
 """
 
 from rayka.aio.aio_admin import Admin
+from rayka.aio.aio_consumer import Consumer
 from rayka.aio.aio_producer import Producer
 
-__all__ = ["Admin", "Producer"]
+__all__ = ["Admin", "Consumer", "Producer"]

@@ -187,7 +187,9 @@ class Producer(AioClient):
         self, outbox: Outbox, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None
     ) -> DeliveryFuture:
         outbox.check_usable()
-        reported = None if on_delivery is None else self._reports.to_loop(on_delivery)
+        reported: OnDelivery | None = (
+            None if on_delivery is None else self._reports.to_loop(on_delivery, "on_delivery")
+        )
         interceptors = outbox.interceptors
         if interceptors is None:
             return await self._append(outbox, topic, row, partition, reported)
@@ -195,7 +197,9 @@ class Producer(AioClient):
         sent = await interceptors.await_sent(given)
         row = Row(sent.value, sent.key, sent.headers, sent.timestamp_ms)
         try:
-            reported = reported_to(self._reports.to_loop(interceptors.await_acknowledged), reported)
+            reported = reported_to(
+                self._reports.to_loop(interceptors.await_acknowledged, "interceptors"), reported
+            )
             return await self._append(outbox, sent.topic, row, sent.partition, reported)
         except Exception as error:
             await interceptors.await_acknowledged(error, None)

@@ -21,23 +21,23 @@ class Opening(Generic[CoreT]):
         self._make = make
         self._name = name
         self._look: asyncio.Future[CoreT] | None = None
-        self._is_closed = False
+        self.is_closed = False
 
     def __repr__(self) -> str:
-        return f"<{self._name}{' closed' * self._is_closed}>"
+        return f"<{self._name}{' closed' * self.is_closed}>"
 
     async def core(self) -> CoreT:
         """Raises what making it raises, and ClosedError."""
         io_thread.refuse(self._name)
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError(f"{self!r}: make a new one")
         return await self._core()
 
     async def close(self) -> CoreT | None:
         """What is to be closed: None if it was closed before, or never opened."""
-        if self._is_closed or io_thread.is_lost():
+        if self.is_closed or io_thread.is_lost():
             return None
-        self._is_closed = True
+        self.is_closed = True
         return None if self._look is None else await self._core()
 
     async def _core(self) -> CoreT:

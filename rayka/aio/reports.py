@@ -1,15 +1,14 @@
 """The application's callbacks of an async client: they run in the event loop of the call that brought them, and may be
-coroutines. What one raises is logged, and raised by the next `flush` or `close`.
+coroutines. What one raises is logged; a producer raises it from the next `flush` or `close`.
 """
 
 import asyncio
 import inspect
 import logging
+from collections.abc import Callable
 from functools import partial
 
 from rayka.client.other_loops import poster, signal
-from rayka.client.producer.acknowledgement import RecordMetadata
-from rayka.client.producer.delivery_future import OnDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +23,14 @@ class Reports:
     def __repr__(self) -> str:
         return f"<Reports tasks={len(self._tasks)}>"
 
-    def to_loop(self, on_delivery: OnDelivery) -> OnDelivery:
-        """A callback for the IO thread that has this one called in the running loop. Raises TypeError."""
-        if not callable(on_delivery):
-            raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
+    def to_loop(self, callback: Callable[..., object], name: str) -> Callable[..., None]:
+        """What has the callback called in the running loop, from any thread. Raises TypeError that names it."""
+        if not callable(callback):
+            raise TypeError(f"{name}: expected a callable, found {type(callback).__name__}")
         post = poster()
 
-        def report(error: Exception | None, metadata: RecordMetadata | None) -> None:
-            post(partial(self._call, on_delivery, error, metadata))
+        def report(*arguments: object) -> None:
+            post(partial(self._call, callback, arguments))
 
         return report
 
@@ -50,11 +49,9 @@ class Reports:
         error, self._error = self._error, None
         return error
 
-    def _call(
-        self, on_delivery: OnDelivery, error: Exception | None, metadata: RecordMetadata | None
-    ) -> None:
+    def _call(self, callback: Callable[..., object], arguments: tuple[object, ...]) -> None:
         try:
-            result = on_delivery(error, metadata)
+            result = callback(*arguments)
         except Exception as raised:
             self._on_raised(raised)
             return
@@ -69,5 +66,5 @@ class Reports:
             self._on_raised(raised)
 
     def _on_raised(self, raised: BaseException) -> None:
-        logger.error("a delivery callback raised", exc_info=raised)
+        logger.error("a callback raised", exc_info=raised)
         self._error = self._error or raised

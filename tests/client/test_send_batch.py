@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rayka import BatchMetadata, Producer, Record
-from rayka.errors import RecordTooLarge, SerializationError, UnknownTopicOrPartition
+from rayka.errors import InvalidRecord, RecordTooLarge, SerializationError, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.murmur2 import partition_for_key
 from tests.client.support import QUICK, ScriptedCluster
@@ -205,11 +205,11 @@ def test_the_future_hears_of_an_error_of_any_run():
     cluster = ScriptedCluster({"orders": 1})
     heard: list[object] = []
     with Producer(cluster, **QUICK, batch_size=1_000) as producer:
-        cluster.answers.extend([RecordTooLarge("no")])
+        cluster.answers.extend([InvalidRecord("no")])
         future = producer.send_batch("orders", [bytes(300)] * 5)
         future.add_done_callback(heard.append)
-        assert isinstance(future.exception(WAIT_S), RecordTooLarge)
-        with pytest.raises(RecordTooLarge):
+        assert isinstance(future.exception(WAIT_S), InvalidRecord)
+        with pytest.raises(InvalidRecord):
             future.result(WAIT_S)
         producer.flush(WAIT_S)
     assert heard == [future]

@@ -162,6 +162,10 @@ class Delivery:
             return current.batch.batch.leader_epoch
         return self._epochs.get(topic_partition, NO_EPOCH)
 
+    def has_records(self) -> bool:
+        """Whether something is left to be handed over."""
+        return self._advance()
+
     def next_records(self, count_max: int) -> list[Record]:
         """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""
         records: list[Record] = []

@@ -1,0 +1,260 @@
+"""The consumer for event loops: a face of the sync one, whose waits are made by a thread of its own.
+
+A sync consumer decides in the thread that polls: it hands partitions over, calls back, commits. So that all of it is
+the same here, and the loop of the application waits for none of it, that thread is one of the async consumer's. What
+was fetched is taken in the loop, in one step: a task that is cancelled while it waits has taken nothing. Kafka has no
+such client; aiokafka's runs on the loop of its user.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial, wraps
+from itertools import islice
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from weakref import finalize
+
+import pyarrow as pa
+
+from rayka.aio.call_thread import CallThread
+from rayka.aio.opening import AioClient, Opening
+from rayka.aio.reports import Reports
+from rayka.client import io_thread
+from rayka.client.arguments import int_of
+from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
+from rayka.client.consumer import consumer
+from rayka.client.consumer.record import Record
+from rayka.client.group.consumer_commits import OnCommit
+from rayka.client.group.offset_values import CommittableOffsets
+from rayka.config import ConsumerConfig
+from rayka.errors import ClosedError
+from rayka.options import ConsumerOptions
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+_ITERATION_POLL_MS = 1_000.0
+
+
+class _Wait:
+    """A wait for records that a task may give up."""
+
+    is_given_up = False
+
+
+class _GivenUpError(Exception):
+    """Ends a wait that no task waits for any more."""
+
+
+class _Core(consumer.Consumer):
+    """Waits for records apart from taking them, and until the wait is given up. `thread` makes its calls that wait."""
+
+    _wait: _Wait | None = None
+
+    def __init__(self, topics: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        super().__init__(*topics, **options)
+        self.thread = CallThread("rayka-aio-consumer", self._config.max_poll_interval_ms / 1000)
+        finalize(self, self.thread.end)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("<_Core", "<aio.Consumer", 1)
+
+    @property
+    def records_max(self) -> int:
+        return self._config.max_poll_records
+
+    @property
+    def is_in_group(self) -> bool:
+        return self._group is not None
+
+    def is_at_hand(self) -> bool:
+        """Whether there is something to take, and nothing to wait for before: no other call, no change of the group."""
+        is_settled = self._group is None or self._group.member.failure is None
+        is_free = is_settled and not (self._has_handover or self._in_use.locked())
+        return is_free and self._delivery.has_records()
+
+    def wait(self, wait: _Wait, timeout_ms: float) -> bool:
+        """Whether there is something to take within timeout_ms."""
+        self._wait = wait
+        try:
+            with self._exclusive():
+                return bool(self._until(timeout_ms, self._delivery.has_records))
+        except _GivenUpError:
+            return False
+        finally:
+            self._wait = None
+
+    def give_up(self, wait: _Wait) -> None:
+        """Ends the wait, whether it has begun or not; from any thread."""
+        wait.is_given_up = True
+        io_thread.call_soon(self._fetcher.interrupt)
+
+    def end_wait(self) -> None:
+        """Ends the wait that is under way, if there is one."""
+        wait = self._wait
+        if wait is not None:
+            self.give_up(wait)
+
+    def take(self, count_max: int) -> list[Record]:
+        self._check_open()
+        return self._delivery.next_records(count_max)
+
+    def take_arrow(self) -> pa.RecordBatch | None:
+        self._check_open()
+        return self._delivery.next_arrow()
+
+    def iterator(self) -> Iterator[Record]:
+        """The records that are here, one after another; none is taken before it is asked for."""
+        found = self._delivery.iterator() or iter(())
+        return islice(found, self.records_max) if self.is_in_group else found
+
+    def _hand_over(self) -> None:
+        if self._wait is not None and self._wait.is_given_up:
+            raise _GivenUpError
+        super()._hand_over()
+
+
+def _awaited(
+    method: Callable[Concatenate[consumer.Consumer, P], ResultT],
+) -> Callable[Concatenate["Consumer", P], Coroutine[Any, Any, ResultT]]:
+    """The method of the sync consumer, awaitable; its callbacks are called in the loop."""
+
+    @wraps(method)
+    async def call(self: "Consumer", /, *arguments: P.args, **options: P.kwargs) -> ResultT:
+        core = await self._open()
+        named: Any = {
+            name: core.thread.in_loop(each) if callable(each) else each for name, each in options.items()
+        }
+        return await asyncio.wrap_future(core.thread.submit(partial(method, core, *arguments, **named)))
+
+    return call
+
+
+class Consumer(AioClient):
+    """Reads records of topics in order per partition, from an event loop. `async with` closes it.
+
+    Arguments, options, guarantees and errors are those of `rayka.Consumer`. It looks for its cluster when it is first
+    awaited, or by `async with`. `async for record in consumer` goes on for ever; leave it whenever you like, the next
+    one goes on from there. Callbacks of `subscribe` run in the loop of the call and may be coroutine functions, which
+    may await the consumer's other methods, but not `poll`; heartbeats go on meanwhile.
+
+    One task at a time reads; calls of several are made one after another. A task that is cancelled in `poll` or in the
+    loop has taken nothing: the next poll gives it. Cancelled in another call, it ends the wait for that call only.
+
+    Raises ConfigError; what is awaited first raises ClusterNotFound. Kafka: KafkaConsumer.
+    """
+
+    def __init__(
+        self,
+        *topics: str | Iterable[str],
+        cluster: str | ClusterHandle = DEFAULT_CLUSTER,
+        config: Mapping[str, Any] | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None:
+        self._config: ConsumerConfig = consumer.parse_options(config, options)
+        given = {"cluster": cluster, "config": config, **options}
+        self._opening = Opening(partial(_Core, topics, given), "aio.Consumer")
+        self._core: _Core | None = None
+        self._reports = Reports()
+
+    def __repr__(self) -> str:
+        return repr(self._core or self._opening)
+
+    # ---- Reading ---------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record]:
+        """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
+
+        Raises as `rayka.Consumer.poll`.
+        """
+        count_max = self._config.max_poll_records if max_records is None else max_records
+        if int_of(count_max, "max_records") < 1:
+            raise ValueError(f"max_records: expected 1 or more, found {max_records}")
+        core = await self._until_there_are_records(timeout_ms)
+        return core.take(count_max)
+
+    async def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
+        """The next records as one Arrow batch, None after timeout_ms. Columns and errors as
+        `rayka.Consumer.poll_arrow`.
+        """
+        core = await self._until_there_are_records(timeout_ms)
+        return core.take_arrow()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
+        await self._open()
+        while not self._opening.is_closed:
+            try:
+                core = await self._until_there_are_records(_ITERATION_POLL_MS)
+            except ClosedError:  # meanwhile, by another task
+                return
+            for record in core.iterator():
+                yield record
+
+    # ---- As the sync consumer --------------------------------------------------------------------------------------
+
+    assign = _awaited(consumer.Consumer.assign)
+    subscribe = _awaited(consumer.Consumer.subscribe)
+    unsubscribe = _awaited(consumer.Consumer.unsubscribe)
+    seek = _awaited(consumer.Consumer.seek)
+    seek_to_beginning = _awaited(consumer.Consumer.seek_to_beginning)
+    seek_to_end = _awaited(consumer.Consumer.seek_to_end)
+    position = _awaited(consumer.Consumer.position)
+    beginning_offsets = _awaited(consumer.Consumer.beginning_offsets)
+    end_offsets = _awaited(consumer.Consumer.end_offsets)
+    seek_to_timestamp = _awaited(consumer.Consumer.seek_to_timestamp)
+    offsets_for_times = _awaited(consumer.Consumer.offsets_for_times)
+    pause = _awaited(consumer.Consumer.pause)
+    resume = _awaited(consumer.Consumer.resume)
+    paused = _awaited(consumer.Consumer.paused)
+    lag = _awaited(consumer.Consumer.lag)
+    commit = _awaited(consumer.Consumer.commit)
+    committed = _awaited(consumer.Consumer.committed)
+    assignment = _awaited(consumer.Consumer.assignment)
+    subscription = _awaited(consumer.Consumer.subscription)
+    group_metadata = _awaited(consumer.Consumer.group_metadata)
+
+    async def commit_async(
+        self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None
+    ) -> None:
+        """As `commit`, but does not wait for its end. `callback(offsets, error)` is called in the loop then, and may be
+        a coroutine function. As `rayka.Consumer.commit_async`.
+        """
+        core = await self._open()
+        told: Any = None if callback is None else self._reports.to_loop(callback, "callback")
+        await asyncio.wrap_future(core.thread.submit(partial(core.commit_async, offsets, told)))
+
+    # ---- The end ---------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Stops fetching, and leaves the group at once; other tasks' calls raise ClosedError from then on, and their
+        loops end. Closing again does nothing.
+        """
+        core = await self._opening.close()
+        if core is None:
+            return
+        core.end_wait()
+        try:
+            await asyncio.shield(asyncio.wrap_future(core.thread.submit(core.close)))
+            await self._reports.join()
+        finally:
+            core.thread.end()
+
+    # ---- Within ----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> _Core:
+        self._core = await self._opening.core()
+        return self._core
+
+    async def _until_there_are_records(self, timeout_ms: float) -> _Core:
+        """Returns, too, when there are none after timeout_ms."""
+        core = await self._open()
+        if core.is_at_hand():
+            core.wait(_Wait(), timeout_ms)
+            return core
+        wait = _Wait()
+        waiting = core.thread.submit(partial(core.wait, wait, timeout_ms))
+        try:
+            await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:
+            core.give_up(wait)
+            raise
+        return core
