@@ -23,9 +23,8 @@ from rayka.errors import RaykaError, UnavailableError
 
 JOB_TIMEOUT_S = 60.0
 _CLOCKS_DIFFER_S = 60.0  # at most, between machines
-HOST_LABEL = (
-    "rayka.io/host"  # `ray start --labels rayka.io/host=NAME`: which machine, and so which disk, this is
-)
+# `ray start --labels rayka.io/host=NAME`: which machine, and so which disk, this is.
+HOST_LABEL = "rayka.io/host"
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 _hanging: list[Future[Any]] = []  # jobs of this process that have outlasted their time

@@ -14,9 +14,8 @@ from rayka.protocol.partition_admin import CreatePartitionsRequest, CreatePartit
 from rayka.protocol.topics import TopicResult
 from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
-PARTITIONS_MAX = (
-    100_000  # of one topic: their numbers have five digits, for which a topic's longest name leaves room
-)
+# Of one topic: their numbers have five digits, for which a topic's longest name leaves room.
+PARTITIONS_MAX = 100_000
 
 
 def create_partitions(

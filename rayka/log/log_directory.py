@@ -53,9 +53,8 @@ class LogDirectory:
         self._lock_file = disk.identity(self._lock_path)
         self._checkpointing = asyncio.Lock()  # two at once would rename each other's files away
         self.path = path
-        self.node_id, self.directory_id, self.cluster_id = (
-            properties  # no cluster before the first registration
-        )
+        # No cluster before the first registration.
+        self.node_id, self.directory_id, self.cluster_id = properties
         self.checkpoints = OffsetCheckpoints(disk, path)
         self.partitions = PartitionDirectories(disk, path)
         self.shutdown = ShutdownFiles(disk, path, self.on_full)

@@ -10,6 +10,8 @@ import mmap
 import os
 import posixpath
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import TypeVar
 from uuid import UUID
 from weakref import WeakValueDictionary
 
@@ -21,6 +23,7 @@ from rayka.protocol.batch_header import HEADER_BYTES
 from rayka.protocol.fetch import FileRange
 
 REMAPPED_BYTES_MIN = 16 << 20  # so a segment of 1 GiB is mapped eight times at most while it grows
+ResultT = TypeVar("ResultT")
 
 
 class MappedReader:
@@ -77,8 +80,25 @@ def _has_doubled(file_range: FileRange, mapped_bytes: int) -> bool:
     return size_bytes >= mapped_bytes + max(mapped_bytes, REMAPPED_BYTES_MIN)
 
 
+def copy_range(file_range: FileRange) -> np.ndarray | None:
+    """The range's bytes in memory of this process's own; None when they are not to be had here any more. For a reader
+    that reads each range once: then copying is cheaper than mapping a file that grows.
+    """
+    records = np.empty(file_range.size_bytes, dtype=np.uint8)
+    count = _of_file(
+        file_range, lambda descriptor, _: os.preadv(descriptor, (records.data,), file_range.position)
+    )
+    return records if count == records.size and _begins_at(records.data, file_range.base_offset) else None
+
+
 def _map(file_range: FileRange) -> mmap.mmap | None:
-    """The whole file, if it still is the one that the range was cut from."""
+    return _of_file(
+        file_range, lambda descriptor, size_bytes: mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_READ)
+    )
+
+
+def _of_file(file_range: FileRange, read: Callable[[int, int], ResultT]) -> ResultT | None:
+    """What `read` makes of the file's descriptor and size, if it still is the one that the range was cut from."""
     try:
         descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -88,32 +108,11 @@ def _map(file_range: FileRange) -> mmap.mmap | None:
         is_same = (status.st_dev, status.st_ino) == (file_range.device, file_range.inode)
         if not is_same or status.st_size < file_range.position + file_range.size_bytes:
             return None
-        return mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        return read(descriptor, status.st_size)
     except OSError:
         return None
     finally:
         os.close(descriptor)
-
-
-def copy_range(file_range: FileRange) -> np.ndarray | None:
-    """The range's bytes in memory of this process's own; None when they are not to be had here any more. For a reader
-    that reads each range once: then copying is cheaper than mapping a file that grows.
-    """
-    try:
-        descriptor = os.open(file_range.path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-        records = np.empty(file_range.size_bytes, dtype=np.uint8)
-        is_same = (status.st_dev, status.st_ino) == (file_range.device, file_range.inode)
-        if not is_same or os.preadv(descriptor, (records.data,), file_range.position) < records.size:
-            return None
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    return records if _begins_at(records.data, file_range.base_offset) else None
 
 
 def _begins_at(records: memoryview, base_offset: int) -> bool:

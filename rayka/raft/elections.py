@@ -37,9 +37,8 @@ class Elections:
             return role.check_quorum_deadline_ms
         is_to_be_cut = isinstance(role, Follower) and role.truncation is not None
         if state.is_shutting_down or state.finished_download is not None or is_to_be_cut:
-            return (
-                FAR_MS  # no replica stands for election with a log that is about to begin anew or to be cut
-            )
+            # No replica stands for election with a log that is about to begin anew or to be cut.
+            return FAR_MS
         if isinstance(role, Resigned):
             return role.election_deadline_ms
         if not state.is_voter:

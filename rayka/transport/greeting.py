@@ -38,9 +38,7 @@ class Tickets:
     """The tickets of one node that were not shown yet."""
 
     def __init__(self) -> None:
-        self._valid: OrderedDict[bytes, float] = (
-            OrderedDict()
-        )  # ticket -> the time it expires, in s of the loop
+        self._valid: OrderedDict[bytes, float] = OrderedDict()  # when each expires, in s of the loop
 
     def __repr__(self) -> str:
         return f"<Tickets {len(self._valid)}>"

@@ -63,9 +63,7 @@ class Stream:
         self._slice_sent = 0  # bytes of the first in the queue, where that is a slice
         self.queued_bytes = 0  # wait to be sent
         self._is_flush_due = False
-        self._is_taking = (
-            False  # frames are handed over: what is sent meanwhile leaves after the last of them
-        )
+        self._is_taking = False  # frames are handed over: what is sent meanwhile leaves after the last
         self._is_writing = False
         self._stall: asyncio.TimerHandle | None = None
         self.is_open = True
