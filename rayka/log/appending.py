@@ -30,7 +30,6 @@ class AppendInfo(NamedTuple):
     first_offset: int
     last_offset: int
     max_timestamp_ms: int
-    size_bytes: int
     is_duplicate: bool = False
 
 
@@ -108,8 +107,7 @@ class Appender:
         return AppendInfo(
             first_offset=placed[0].place.base_offset,
             last_offset=placed[-1].place.last_offset,
-            max_timestamp_ms=max(each.place.max_timestamp_ms for each in placed),
-            size_bytes=sum(each.place.size_bytes for each in placed),
+            max_timestamp_ms=max([each.place.max_timestamp_ms for each in placed]),
         )
 
     def make_files(self) -> None:
@@ -158,12 +156,12 @@ class Appender:
             return True
         if active.size_bytes == 0:
             return False
-        incoming_bytes = sum(each.place.size_bytes for each in run)
+        incoming_bytes = sum([each.place.size_bytes for each in run])
         if active.size_bytes > config.segment_bytes - incoming_bytes or active.indexes.are_full(
             config.segment_index_bytes
         ):
             return True
-        return self._waited_ms(max(each.place.max_timestamp_ms for each in run), now_ms) > config.segment_ms
+        return self._waited_ms(max([each.place.max_timestamp_ms for each in run]), now_ms) > config.segment_ms
 
     def _waited_ms(self, timestamp_ms: int, now_ms: int) -> int:
         first = self._segments.active.first_timestamp_ms

@@ -118,7 +118,7 @@ class Log:
             known = self.producers.check(batch)
             if known is not None:
                 return AppendInfo(
-                    known.first_offset, known.last_offset, known.timestamp_ms, 0, is_duplicate=True
+                    known.first_offset, known.last_offset, known.timestamp_ms, is_duplicate=True
                 )
         placed = placed_by_leader(batches, leader_epoch, self.log_end_offset, log_append_time_ms)
         check_sizes(self.name, placed, self.config.segment_bytes)

@@ -56,6 +56,8 @@ def read_log(
     diverging_epoch = _diverging_epoch(log, fetch)
     if diverging_epoch is not None:
         return nothing._replace(diverging_epoch=diverging_epoch)
+    if fetch.fetch_offset == log.log_end_offset:
+        return nothing
     max_bytes = min(limits.max_bytes, fetch.max_bytes)
     spans = log.spans(fetch.fetch_offset, max_bytes, limits.end_offset, limits.min_one_batch)
     read = given(spans, fetch.fetch_offset, range_bytes_min=range_bytes_min)
