@@ -62,6 +62,7 @@ class Fetcher:
         self._loop = FetchLoop(self.state, self.leaders, config, random, group_offsets=self.group_offsets)
         self._is_closed = False
         self._is_interrupted = False
+        self.is_in_group = False  # so that the coordinator is asked, also while nothing is assigned
 
     def _group_offsets(self, config: ConsumerConfig) -> GroupOffsets | None:
         if config.group_id is None:
@@ -235,8 +236,9 @@ class Fetcher:
                     await buffer.news.wait()
 
     def _silence_remaining_s(self, silence_s_max: float) -> float:
-        """Without an assignment nothing is asked, so no silence counts."""
-        return self._network.remaining_s(silence_s_max) if self.state.by_topic else math.inf
+        """Without an assignment, and without a group that could give one, nothing is asked, so no silence counts."""
+        is_asking = self.is_in_group or bool(self.state.by_topic)
+        return self._network.remaining_s(silence_s_max) if is_asking else math.inf
 
     async def close(self) -> None:
         """Stops fetching; what is in flight is given up, and the brokers forget what was asked."""

@@ -169,14 +169,17 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         group = self._group
         if group is None:
             return
-        if self._user == threading.get_ident():
-            self._leave_group(group)
-        elif self._in_use.acquire(blocking=False) or self._interrupt_other_thread():
-            with self._turn():
+        try:
+            if self._user == threading.get_ident():
                 self._leave_group(group)
-        else:
-            logger.warning("%r is closed while a callback of its group runs: nothing more is told", self)
-            self._run(group.member.close())
+            elif self._in_use.acquire(blocking=False) or self._interrupt_other_thread():
+                with self._turn():
+                    self._leave_group(group)
+            else:
+                logger.warning("%r is closed while a callback of its group runs: nothing more is told", self)
+                self._run(group.member.close())
+        finally:  # also when Ctrl-C came before it had left
+            io_thread.call_soon(group.member.abandon)
 
     def _interrupt_other_thread(self) -> bool:
         """Whether the thread that polls has ended its poll, so that this one has its turn."""

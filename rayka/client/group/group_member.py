@@ -96,7 +96,7 @@ class GroupMember:
         await self._topics.check(topics)
         if pattern is not None:
             topics = await self._topics.matching(pattern)
-        self._pattern = pattern
+        self._pattern, self._fetcher.is_in_group = pattern, True
         self._core.subscribe(topics)
         if self._watching is None:
             self._watching = self._spawn(self._keep_up())
@@ -139,6 +139,7 @@ class GroupMember:
 
     def _end(self) -> "list[asyncio.Task[None]]":
         """Ends all but a leave that is under way; returns the tasks that are ending."""
+        self._fetcher.is_in_group = False
         self._metadata.unlisten(self._on_topic)
         if self._timer is not None:
             self._timer.cancel()
@@ -187,8 +188,16 @@ class GroupMember:
     def _spawn(self, coroutine: Coroutine[Any, Any, None], step: Step | None = None) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks[task] = step
-        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(self._on_done)
         return task
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        """An exception of ours must not end a member in silence."""
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a member of group %r failed", self._options.group_id, exc_info=error)
+            self._core.fail(RaykaError(f"a member of group {self._options.group_id!r} failed: {error!r}"))
+            self._advance()
 
     async def _take(self, step: Step) -> None:
         try:
@@ -196,9 +205,6 @@ class GroupMember:
         except RaykaError as error:
             logger.debug("%r: %s", self, error)
             self._core.on_error(step, error, _now_ms())
-        except Exception as error:
-            logger.exception("a member of group %r", self._options.group_id)
-            self._core.on_error(step, RaykaError(f"the member failed: {error!r}"), _now_ms())
         else:
             self._core.on_response(step, response, _now_ms())
         self._advance()
@@ -245,16 +251,17 @@ class GroupMember:
 
     async def _existing(self, partitions: tuple[TopicPartition, ...]) -> tuple[TopicPartition, ...]:
         """Without those whose topic is gone by now: its leader will assign anew."""
-        found = []
+        last: dict[str, int] = {}
         for tp in partitions:
+            last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
+        for name, partition in last.items():
             try:
-                topic = await self._metadata.topic_with(tp.topic, tp.partition, self._timeout_ms)
+                await self._metadata.topic_with(name, partition, self._timeout_ms)
             except UnknownTopicOrPartition as error:
-                logger.warning("group %r was assigned %s: %s", self._options.group_id, tp, error)
-                continue
-            if tp.partition < len(topic.partitions):
-                found.append(tp)
-        return tuple(found)
+                logger.warning(
+                    "group %r was assigned partitions of %r: %s", self._options.group_id, name, error
+                )
+        return self._topics.existing(partitions)
 
     # ---- Topics ------------------------------------------------------------------------------------------------------
 

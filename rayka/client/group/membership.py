@@ -249,7 +249,7 @@ class Membership:
                 else:
                     self._assign(response)
             except RaykaError as error:  # a member speaks otherwise than this one understands
-                self._fail(error)
+                self.fail(error)
 
     def on_error(self, step: Step, error: RaykaError, now_ms: int) -> None:
         """What a request was refused with, or why it was not answered."""
@@ -268,7 +268,7 @@ class Membership:
             logger.info("group %r: %s; the member joins again", self.options.group_id, error)
             self._forget(keeps_id=isinstance(error, IllegalGeneration))
         elif not (isinstance(error, UnavailableError) or error.retriable):
-            self._fail(error)
+            self.fail(error)
 
     def on_counts(self, counts: Mapping[str, int]) -> None:
         """The partitions that the topics of `leader_counts` have now: a leader that has assigned by other counts joins
@@ -314,7 +314,8 @@ class Membership:
 
     # ---- The generation ends -----------------------------------------------------------------------------------------
 
-    def _fail(self, error: RaykaError) -> None:
+    def fail(self, error: RaykaError) -> None:
+        """The application is told, and what the member owns is lost."""
         self.failure = error
         self._forget()
         self._is_prepared = False

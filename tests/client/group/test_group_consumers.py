@@ -3,9 +3,10 @@
 import re
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ import pytest
 import rayka.testing
 from rayka import Consumer, TopicPartition
 from rayka.errors import (
+    ClosedError,
     ConfigError,
     FencedInstanceId,
     InconsistentGroupProtocol,
     InvalidGroupId,
     InvalidSessionTimeout,
+    UnavailableError,
     UnknownMemberId,
     UnknownTopicOrPartition,
 )
@@ -431,3 +434,37 @@ def test_a_member_that_its_group_goes_on_without_takes_nothing_back(
         partitions = [TopicPartition(topic, number) for number in range(4)]
         found = [each.offset for each in reader.committed(partitions).values() if each is not None]
     assert found == [2] * 4
+
+
+def test_a_group_whose_cluster_is_gone_is_an_error_and_goes_on_when_it_is_back() -> None:
+    with rayka.testing.cluster(config=QUICK) as cluster:
+        topic = new_topic(cluster)
+        made = Told(cluster, topic, topic=topic, default_api_timeout_ms=500, request_timeout_ms=200)
+        cluster.kill(1)
+        with pytest.raises(UnavailableError, match=r"no node of cluster .* has answered"):
+            made.poll(60_000)
+        cluster.restart(1)
+        deadline_s = time.monotonic() + WAIT_S
+        while len(made.owned) != 4 and time.monotonic() < deadline_s:
+            with suppress(UnavailableError):
+                made.poll(100)
+        assert made.owned == [0, 1, 2, 3]
+        made.consumer.close()
+
+
+def test_ctrl_c_while_a_consumer_closes_leaves_no_member_behind(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E6
+    def interrupt(partitions: list[TopicPartition]) -> None:
+        raise KeyboardInterrupt
+
+    made = Told(cluster, topic)
+    made.consumer.subscribe(topic, on_revoke=interrupt)
+    poll_until(lambda: len(made.owned) == 4, made)
+    with pytest.raises(KeyboardInterrupt):
+        made.consumer.close()
+    with pytest.raises(ClosedError):
+        made.poll()
+    other = Told(cluster, topic, topic=topic)
+    poll_until(lambda: len(other.owned) == 4, other)
+    other.consumer.close()
