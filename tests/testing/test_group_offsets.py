@@ -38,7 +38,7 @@ from rayka.protocol.groups import (
     MemberAssignment,
     SyncGroupRequest,
 )
-from rayka.testing import InProcessCluster
+from rayka.testing import InProcessCluster, MemoryDisk
 from tests.testing.waiting import WAIT_S, wait_until
 
 CONFIG = {"offsets.topic.num.partitions": 3, "group.initial.rebalance.delay.ms": 0}
@@ -395,6 +395,31 @@ def test_a_coordinator_that_is_killed_costs_a_commit_no_more_than_its_succession
             consumer.commit({tp: 2})
             assert consumer.committed([tp])[tp] == OffsetAndMetadata(2)
             assert admin.describe_group("g").state is GroupState.EMPTY
+
+
+def test_a_coordinator_whose_disk_is_full_takes_commits_again_when_there_is_room():
+    disk = MemoryDisk()
+    disks = {1: disk, 3001: MemoryDisk()}
+    with rayka.testing.cluster(config=CONFIG, data_dir="/data", disks=disks) as cluster:
+        tp = TopicPartition("orders", 0)
+        with rayka.Admin(cluster) as admin:
+            admin.create_topic("orders", partitions=1)
+        with consumer_of(cluster, tp, default_api_timeout_ms=1_500) as consumer:
+            consumer.commit({tp: 1})
+            io_thread.call_soon(disk.fill_up)
+            with pytest.raises(RaykaError, match="__consumer_offsets-"):
+                consumer.commit({tp: 2})
+            io_thread.call_soon(disk.fill_up, 1 << 40)  # there is room again
+            wait_until(lambda: _is_committed(consumer, {tp: 3}))
+            assert consumer.committed([tp])[tp] == OffsetAndMetadata(3)
+
+
+def _is_committed(consumer: Consumer, offsets: dict[TopicPartition, int]) -> bool:
+    try:
+        consumer.commit(offsets)
+    except RaykaError:
+        return False
+    return True
 
 
 # ---- Pausing, and where things are ----
