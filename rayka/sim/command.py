@@ -53,6 +53,10 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
 )
 @click.option("--voters", type=click.IntRange(1, 9), help="Controllers; drawn from the seed otherwise.")
 @click.option("--brokers", type=click.IntRange(1, 9), help="Brokers; drawn from the seed otherwise.")
+@click.option("--coordinators", type=click.IntRange(0, 9), help="Coordinators; none otherwise.")
+@click.option(
+    "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; none otherwise."
+)
 @click.option(
     "--ops", "ops_per_second", type=_Amount(0, 10_000), help="Client operations a simulated second."
 )
@@ -109,7 +113,9 @@ def _describe(options: SimOptions, outcome: Outcome, elapsed_s: float) -> None:
     operations = ", ".join(f"{count} {name}" for name, count in outcome.operations.items() if count)
     simulated_s = outcome.simulated_ms / 1000
     nodes = f"{options.voters} voters, {options.brokers} brokers{', combined' * options.combined}"
-    click.echo(f"seed {options.seed}: {nodes}, {options.clients} clients")
+    nodes += f", {options.coordinators} coordinators" * bool(options.coordinators)
+    members = f", {options.members} members of a group" * bool(options.members)
+    click.echo(f"seed {options.seed}: {nodes}, {options.clients} clients{members}")
     click.echo(f"faults      {outcome.fault_count}")
     click.echo(f"operations  {operations or 'none'}")
     if options.topics:

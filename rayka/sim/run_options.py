@@ -18,6 +18,7 @@ PRODUCER_ID = 9101
 CONSUMER_ID = 9201
 OPERATOR_ID = 9301
 REGISTER_CLIENT_ID = 9401
+GROUP_MEMBER_ID = 9501
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
@@ -63,6 +64,7 @@ class SimOptions:
     producers: int = 2
     consumers: int = 1
     records_per_second: float = 20.0
+    members: int = 0  # of a group that reads all topics
     registers: int = 0  # clients of a toy state machine that brokers host
     operations_per_minute: float = 0.0  # what an operator asks about partitions
     faults_per_minute: float = 20.0
@@ -112,13 +114,21 @@ class SimOptions:
         return tuple(range(CONSUMER_ID, CONSUMER_ID + self.consumers)) if self.topics else ()
 
     @property
+    def group_member_ids(self) -> tuple[int, ...]:
+        return tuple(range(GROUP_MEMBER_ID, GROUP_MEMBER_ID + self.members)) if self.topics else ()
+
+    @property
     def data_client_ids(self) -> tuple[int, ...]:
-        return (*self.producer_ids, *self.consumer_ids, OPERATOR_ID) if self.topics else ()
+        ids = (*self.producer_ids, *self.consumer_ids, *self.group_member_ids, OPERATOR_ID)
+        return ids if self.topics else ()
 
     @property
     def damage_limits(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """How many nodes may lose what they had synced: a minority of the voters; one of several brokers."""
-        return (self.controller_ids, (self.voters - 1) // 2), (self.broker_ids, min(1, self.brokers - 1))
+        """How many nodes may lose what they had synced: a minority of the voters; one of several brokers and the
+        coordinators.
+        """
+        holders = (*self.broker_ids, *self.coordinator_ids)
+        return (self.controller_ids, (self.voters - 1) // 2), (holders, min(1, self.brokers - 1))
 
 
 def swarm(seed: int, **chosen: Any) -> SimOptions:
@@ -149,7 +159,10 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
     drawn |= {name: value for name, value in chosen.items() if value is not None}
     if drawn["combined"]:
         drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
-    if drawn["brokers"] > _RESTLESS_MAX and chosen.get("config") is None:
+    if drawn.get("members"):
+        drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn.get("coordinators", 0))
+    is_restless = drawn["brokers"] + drawn.get("coordinators", 0) > _RESTLESS_MAX or drawn.get("members", 0)
+    if is_restless and chosen.get("config") is None:
         drawn["config"] = _at_rest(drawn["config"])
     return SimOptions(seed=seed, **drawn)
 
@@ -163,6 +176,16 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "fault_kinds": (*fault_kinds, *((FaultKind.SWAP,) * has_swaps)),
         "steps_per_turn": random.choice((1, 2, STEPS_PER_TURN)),
         "registers": random.choice((0, 0, 0, 2)),
+    }
+
+
+def _group_config(holder_count: int) -> dict[str, Any]:
+    """Groups that form and end within a run."""
+    return {
+        "offsets_topic_num_partitions": 2,
+        "offsets_topic_replication_factor": min(3, holder_count),
+        "group_initial_rebalance_delay_ms": 100,
+        "group_min_session_timeout_ms": 1_000,
     }
 
 
@@ -182,7 +205,8 @@ def _at_rest(config: dict[str, Any]) -> dict[str, Any]:
     """Heartbeats at most half a session apart; Kafka logs an error for more (KAFKA-19432).
 
     A session that ends between two of them ends without any fault, again and again. That makes elections, which a few
-    brokers still find time between; of many there is always one that has just been fenced.
+    brokers still find time between; of many there is always one that has just been fenced. And a group needs a
+    coordinator for as long as a rebalance lasts.
     """
     half_ms = config["broker_session_timeout_ms"] // 2
     return config | {"broker_heartbeat_interval_ms": min(config["broker_heartbeat_interval_ms"], half_ms)}

@@ -10,7 +10,7 @@ Kafka: `RaftEventSimulationTest`; FoundationDB and TigerBeetle have the two phas
 import gc
 import logging
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from enum import IntEnum
 from functools import partial
@@ -28,11 +28,12 @@ from rayka.sim.checks.replica_checkers import ReplicaCheckers
 from rayka.sim.checks.replica_views import Replication
 from rayka.sim.checks.watches import BrokerWatch, ControllerWatch
 from rayka.sim.clients.data_clients import DataClients
+from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.operations import PartitionOperator
 from rayka.sim.clients.register_clients import RegisterClients
 from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
-from rayka.sim.run_options import SimOptions
+from rayka.sim.run_options import SimOptions, TopicPlan
 from rayka.sim.trace import Trace
 from rayka.sim.world.faults import draw_faults
 from rayka.sim.world.injector import Injector
@@ -105,13 +106,18 @@ class Simulation:
         self.data = DataClients(self.cluster, self.checkers, self.data_history, self.replication)
         self.operator = PartitionOperator(self.cluster, self.replication, self.states)
         self.registers = RegisterClients(self.cluster, self.checkers, self.replication)
-        self.workload.on_created = self.data.start
+        self.groups = GroupClients(self.data)
+        self.workload.on_created = self._on_created
         self.repairs = Repairs(self.cluster)
         self.repairs.on_damage = self.replication.on_damaged
         self.injector = Injector(self.cluster, self.repairs)
 
     def __repr__(self) -> str:
         return f"<Simulation seed={self.options.seed} now_ms={self.loop.now_ms} {self.ledger!r}>"
+
+    def _on_created(self, topics: Sequence[TopicPlan]) -> None:
+        self.data.start(topics)
+        self.groups.start(topics)
 
     def _watch(self, machine: Machine) -> list[Callable[[], None]]:
         watches: list[Callable[[], None]] = []
@@ -147,6 +153,7 @@ class Simulation:
         """Ends all processes and what they were doing; nothing is checked any more."""
         self.checkers.is_enabled = False
         self.data.close()
+        self.groups.close()
         self.registers.close()
         for machine in self.cluster.machines.values():
             if machine.process is not None:
@@ -209,7 +216,7 @@ class Simulation:
         found = (
             [str(each) for each in self.history.pending()[:5]] + self.data.waiting() + self.states.waiting()
         )
-        found += self.registers.waiting()
+        found += self.registers.waiting() + self.groups.waiting()
         if not proof.done():
             found.append("no new topic was acknowledged")
         for machine in self.cluster.machines.values():

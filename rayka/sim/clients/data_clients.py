@@ -93,7 +93,9 @@ class DataClients:
             each.process.is_alive = False
 
 
-class _Client(ABC):
+class DataClient(ABC):
+    """A process that uses topics."""
+
     def __init__(self, owner: DataClients, client_id: int) -> None:
         self.owner = owner
         self.process = Process(client_id, 1)
@@ -133,7 +135,7 @@ class _Client(ABC):
 # ---- Producers -------------------------------------------------------------------------------------------------------
 
 
-class _Producer(_Client):
+class _Producer(DataClient):
     """Sends records at random times to random partitions."""
 
     def __init__(self, owner: DataClients, client_id: int) -> None:
@@ -206,7 +208,7 @@ class _Producer(_Client):
 # ---- Consumers -------------------------------------------------------------------------------------------------------
 
 
-class _Consumer(_Client):
+class _Consumer(DataClient):
     """Reads all partitions, from the beginning, again and again."""
 
     def __init__(self, owner: DataClients, client_id: int) -> None:

@@ -228,7 +228,7 @@ def shard_on(machine: Machine, number: int) -> _Shard | None:
     if broker is None or not machine.is_serving:
         return None
     for shard_key, shard in broker.shards.shards.items():
-        if shard_key[1] == number:
+        if shard_key[1] == number and isinstance(shard.shard, Registers):
             return shard
     return None
 

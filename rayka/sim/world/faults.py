@@ -95,14 +95,16 @@ def _draw(random: Random, options: "SimOptions", number: int, begin_ms: int) -> 
         kind = random.choice((kind, random.choice(options.fault_kinds)))
     node_ids = options.node_ids
     # Most faults hit what is under test: the quorum, or the replicas.
-    tested, others_too = (options.broker_ids, True) if options.topics else (options.controller_ids, False)
+    holders = (*options.broker_ids, *options.coordinator_ids)
+    tested, others_too = (holders, True) if options.topics else (options.controller_ids, False)
     among = tested if random.random() < 0.7 else node_ids
     if kind is FaultKind.BIT_ROT and not others_too:
         among = options.controller_ids
     node_id = random.choice(among)
     known = (*node_ids, *options.client_ids, *options.data_client_ids)
     if kind is FaultKind.SWAP:
-        known = options.broker_ids if node_id in options.broker_ids else options.controller_ids
+        kinds = (options.broker_ids, options.coordinator_ids, options.controller_ids)
+        known = next(each for each in kinds if node_id in each)
     others = [each for each in known if each != node_id]
     return Fault(
         number,
