@@ -8,7 +8,7 @@ No exception crosses an actor boundary: a response carries an `ErrorCode`, and t
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from rayka.ids import TopicPartition
 
@@ -475,7 +475,20 @@ class ClosedError(ClientError):
 
 
 class SerializationError(ClientError):
-    """A key, a value or a header could not be turned into bytes, or back."""
+    """A key, a value or a header could not be turned into bytes, or back.
+
+    Where a record could not be read, `topic_partition` and `offset` say which: `seek` behind it to go on.
+    """
+
+    topic_partition: TopicPartition | None = None
+    offset: int | None = None
+
+    @classmethod
+    def of_record(cls, topic_partition: TopicPartition, offset: int, why: object) -> Self:
+        """Of the record there."""
+        error = cls(f"{topic_partition}, offset {offset}: {why}; seek to {offset + 1} to go on behind it")
+        error.topic_partition, error.offset = topic_partition, offset
+        return error
 
 
 class UnavailableError(RaykaError):

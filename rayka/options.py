@@ -27,8 +27,20 @@ class ReadableModel(Protocol):
     def model_validate_json(self, json_data: bytes, /) -> Any: ...
 
 
-Serializer = SerializerName | type[WritableModel] | Callable[[Any], bytes]
-Deserializer = SerializerName | ReadableModel | Callable[[bytes], Any]
+class PlacedSerializer(Protocol):
+    """A serializer that is told where the data goes, as kafka-python's are."""
+
+    def serialize(self, topic: str, headers: Any, data: Any, /) -> bytes | None: ...
+
+
+class PlacedDeserializer(Protocol):
+    """A deserializer that is told where the data comes from."""
+
+    def deserialize(self, topic: str, headers: Any, data: Any, /) -> Any: ...
+
+
+Serializer = SerializerName | type[WritableModel] | PlacedSerializer | Callable[[Any], bytes]
+Deserializer = SerializerName | ReadableModel | PlacedDeserializer | Callable[[bytes], Any]
 
 
 Partitioner = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]

@@ -200,6 +200,8 @@ def test_type_checkers_find_wrong_options_and_nothing_else(
 WORDS: dict[Any, str] = {
     typed.WritableModel: "a pydantic model",
     typed.ReadableModel: "a pydantic model",
+    typed.PlacedSerializer: "a callable",  # so are all objects that serialize, to help
+    typed.PlacedDeserializer: "a callable",
     Sequence[object]: "a list of objects",
 }
 
@@ -211,9 +213,12 @@ def shown(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " | ".join(json.dumps(each) for each in get_args(hint))
     if get_origin(hint) is Union and type(None) not in get_args(hint):
-        return " | ".join(shown(each) for each in get_args(hint))
+        return " | ".join(dict.fromkeys(shown(each) for each in get_args(hint)))
     if isinstance(hint, types.UnionType) or (get_origin(hint) is not None and type(None) in get_args(hint)):
-        return " | ".join(shown(each) for each in get_args(hint) if each is not type(None)) + " | None"
+        return (
+            " | ".join(dict.fromkeys(shown(each) for each in get_args(hint) if each is not type(None)))
+            + " | None"
+        )
     if get_origin(hint) is type:
         return WORDS[get_args(hint)[0]]
     return WORDS.get(hint) or ("a callable" if get_origin(hint) is not None else hint.__name__)

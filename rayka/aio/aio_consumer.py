@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from itertools import islice
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 from weakref import finalize
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ from rayka.client import io_thread
 from rayka.client.arguments import int_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer
-from rayka.client.consumer.record import Record
+from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_commits import OnCommit
 from rayka.client.group.offset_values import CommittableOffsets
 from rayka.config import ConsumerConfig
@@ -128,7 +128,7 @@ def _awaited(
     return call
 
 
-class Consumer(AioClient):
+class Consumer(AioClient, Generic[ValueT]):
     """Reads records of topics in order per partition, from an event loop. `async with` closes it.
 
     Arguments, options, guarantees and errors are those of `rayka.Consumer`. It looks for its cluster when it is first
@@ -160,7 +160,7 @@ class Consumer(AioClient):
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
-    async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record]:
+    async def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record[ValueT]]:
         """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
 
         Raises as `rayka.Consumer.poll`.
@@ -178,7 +178,7 @@ class Consumer(AioClient):
         core = await self._until_there_are_records(timeout_ms)
         return core.take_arrow()
 
-    async def __aiter__(self) -> AsyncIterator[Record]:
+    async def __aiter__(self) -> AsyncIterator[Record[ValueT]]:
         """Records one after another, until the consumer is closed. As a loop over a `rayka.Consumer`."""
         await self._open()
         while not self._opening.is_closed:

@@ -137,7 +137,7 @@ class Producer(AioClient):
         outbox.check_usable()
         await self._learn(outbox, topic)
         runs = []
-        for given in outbox.inputs(data):
+        for given in outbox.inputs(topic, data):
             await self._learn(outbox, topic, given.last_partition)
             for add, count in outbox.prepared_runs(topic, given):
                 added = add()

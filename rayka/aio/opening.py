@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar
 
 from rayka.client import io_thread
+from rayka.client.process_bound import ProcessBound
 from rayka.errors import ClosedError
 
 CoreT = TypeVar("CoreT")
@@ -52,7 +53,7 @@ class Opening(Generic[CoreT]):
             raise
 
 
-class AioClient:
+class AioClient(ProcessBound):
     """What all async clients have: `async with`."""
 
     async def close(self) -> Any:

@@ -1,4 +1,4 @@
-"""Values into bytes and back, by name, callable or pydantic model.
+"""Values into bytes and back, by name, pydantic model, callable, or an object that wants to know where they go.
 
 Invariants: None (a tombstone) never reaches a serializer; whatever one raises arrives as SerializationError with the
 cause attached. A pydantic model is used by its methods, so pydantic is not imported. Kafka: Serializer, Deserializer.
@@ -12,8 +12,8 @@ import msgspec
 
 from rayka.errors import ConfigError, SerializationError
 
-Serializer = Callable[[Any], bytes]
-Deserializer = Callable[[bytes], Any]
+Serializer = Callable[..., Any]  # of the data, the topic, and the record's headers
+Deserializer = Serializer
 _NAMES = ("bytes", "string", "json", "msgpack")
 
 
@@ -21,14 +21,19 @@ def serializer(given: Any, name: str) -> Serializer | None:
     """What turns objects into bytes; None for "bytes", where there is nothing to do.
 
     `given`: None, "bytes", "string" (UTF-8), "json" (compact; also dataclasses and datetimes), "msgpack", a pydantic
-    model or a callable. `name` is the option's, for errors. Raises ConfigError when it is none of these.
+    model, an object with `serialize(topic, headers, data)`, or a callable of the data. `name` is the option's, for
+    errors. Raises ConfigError when it is none of these.
     """
-    return _guarded(_serialize_with(given, name), name)
+    method = None if isinstance(given, type) else getattr(given, "serialize", None)
+    return _placed(method, name) if callable(method) else _guarded(_serialize_with(given, name), name)
 
 
 def deserializer(given: Any, name: str = "deserializer") -> Deserializer | None:
-    """What turns bytes into objects, from the same choices as `serializer`; None where bytes stay bytes."""
-    return _guarded(_deserialize_with(given, name), name)
+    """What turns bytes into objects, from the same choices as `serializer`, the method being `deserialize`; None where
+    bytes stay bytes.
+    """
+    method = None if isinstance(given, type) else getattr(given, "deserialize", None)
+    return _placed(method, name) if callable(method) else _guarded(_deserialize_with(given, name), name)
 
 
 def _serialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
@@ -55,7 +60,8 @@ def _deserialize_with(given: Any, name: str) -> Callable[[Any], Any] | None:
 
 def _unknown(given: Any, name: str) -> Callable[[Any], Any]:
     raise ConfigError(
-        f"{name}: expected one of {', '.join(_NAMES)}, a callable or a pydantic model, found {given!r}"
+        f"{name}: expected one of {', '.join(_NAMES)}, a callable, a pydantic model or an object with "
+        f"`{'de' * name.endswith('deserializer')}serialize`, found {given!r}"
     )
 
 
@@ -79,10 +85,24 @@ def _guarded(convert: Callable[[Any], Any] | None, name: str) -> Callable[[Any],
     if convert is None:
         return None
 
-    def guarded(value: Any) -> Any:
+    def guarded(value: Any, topic: str = "", headers: Any = ()) -> Any:
         try:
             return convert(value)
         except Exception as error:  # a user's function may raise anything
-            raise SerializationError(f"{name}: {type(error).__name__}: {error}") from error
+            raise _failed(name, error) from error
 
     return guarded
+
+
+def _placed(convert: Callable[[str, Any, Any], Any], name: str) -> Callable[..., Any]:
+    def guarded(value: Any, topic: str = "", headers: Any = ()) -> Any:
+        try:
+            return convert(topic, headers, value)
+        except Exception as error:
+            raise _failed(name, error) from error
+
+    return guarded
+
+
+def _failed(name: str, error: Exception) -> SerializationError:
+    return SerializationError(f"{name}: {type(error).__name__}: {error}")

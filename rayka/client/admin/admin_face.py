@@ -5,13 +5,14 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.bounded_wait import wait_for
+from rayka.client.process_bound import ProcessBound
 from rayka.errors import ClosedError
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
-class AdminFace:
+class AdminFace(ProcessBound):
     """See the module; its methods are those of `Admin`."""
 
     def __init__(self, brain: AsyncAdmin) -> None:

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Self, Unpack
+from typing import Any, Generic, Self, Unpack
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from rayka.client import io_thread
 from rayka.client.arguments import int_of, is_int
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer.consumer_part import partitions_of, topic_names
-from rayka.client.consumer.record import Record
+from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_membership import ConsumerMembership
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError
@@ -27,7 +27,7 @@ from rayka.options import ConsumerOptions
 _ITERATION_POLL_MS = 1_000.0
 
 
-class Consumer(ConsumerMembership):
+class Consumer(ConsumerMembership, Generic[ValueT]):
     """Reads records of topics in order per partition.
 
     `Consumer("flights", cluster="rayka")` reads all partitions of its topics; `Consumer(cluster=...)` waits
@@ -61,7 +61,8 @@ class Consumer(ConsumerMembership):
         metadata_max_age_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
-    Assignors are "range", "roundrobin", "sticky" and "cooperative-sticky". A callable deserializer takes bytes. With
+    Assignors are "range", "roundrobin", "sticky" and "cooperative-sticky". A callable deserializer takes bytes;
+    an object with `deserialize(topic, headers, data)` is told where they come from. With
     `local_reads`, which is rayka's own, segments on this machine are mapped instead of being sent. With `client_rack` a
     replica in that rack is read, if it is in sync; without it, one in the rack of a broker whose files are here.
 
@@ -116,7 +117,7 @@ class Consumer(ConsumerMembership):
 
     # ---- Reading ---------------------------------------------------------------------------------------------------
 
-    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record]:
+    def poll(self, timeout_ms: float = 1000, max_records: int | None = None) -> list[Record[ValueT]]:
         """The next records, at most max_records (`max_poll_records` by default); an empty list after timeout_ms.
 
         When no node of the cluster has answered anything for `default_api_timeout_ms`, UnavailableError is raised, once
@@ -141,7 +142,7 @@ class Consumer(ConsumerMembership):
         with self._exclusive():
             return self._until(timeout_ms, self._delivery.next_arrow)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[ValueT]]:
         """Records one after another, for ever; leave the loop whenever you like, the next one goes on from there.
 
         `seek` and `assign` in the loop, and `close` there or in another thread, hold from the next record on: nothing

@@ -15,12 +15,13 @@ from rayka.client.bootstrap import ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.process_bound import ProcessBound
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.ids import TopicPartition
 
 
-class ConsumerPart:
+class ConsumerPart(ProcessBound):
     """See the module. Open once `_closed` is False."""
 
     _closed = True  # until it is open: __del__ of a half-made one stays silent

@@ -7,7 +7,8 @@ FetchCollector (G16).
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from itertools import chain, compress, islice
 from operator import length_hint
 from typing import NamedTuple, Self
@@ -15,10 +16,17 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 
 from rayka.client.consumer.fetch_buffer import Fetched
-from rayka.client.consumer.record import Deserializers, Record, arrow_of, records_of, rows_between
+from rayka.client.consumer.record import (
+    Deserializers,
+    PoisonedRow,
+    Record,
+    arrow_of,
+    records_of,
+    rows_between,
+)
 from rayka.client.serializers import deserializer
 from rayka.config import ConsumerConfig
-from rayka.errors import CorruptRecord
+from rayka.errors import CorruptRecord, SerializationError
 from rayka.ids import NO_EPOCH, TopicPartition
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch, split_batches
@@ -60,8 +68,8 @@ class Delivery:
     @classmethod
     def of(cls, config: ConsumerConfig, end_offsets: Mapping[TopicPartition, int] | None = None) -> Self:
         """As the options of a consumer say."""
-        given = (config.key_deserializer, config.value_deserializer)
-        key, value = map(deserializer, given)
+        key = deserializer(config.key_deserializer, "key_deserializer")
+        value = deserializer(config.value_deserializer, "value_deserializer")
         return cls(check_crcs=config.check_crcs, deserializers=(key, value), end_offsets=end_offsets)
 
     def add(self, fetched: Sequence[Fetched]) -> None:
@@ -129,7 +137,7 @@ class Delivery:
     def next_offset(self, topic_partition: TopicPartition) -> int | None:
         """Where what waits to be handed over goes on; None when nothing of the partition waits."""
         current = self._current
-        if current is not None and current.topic_partition == topic_partition and not current.is_empty():
+        if current is not None and current.topic_partition == topic_partition and current.has_rows:
             return current.position()
         for fetched in chain(self._paused.get(topic_partition, ()), self._fetched):
             if fetched.topic_partition == topic_partition:
@@ -169,9 +177,10 @@ class Delivery:
     def next_records(self, count_max: int) -> list[Record]:
         """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""
         records: list[Record] = []
-        while len(records) < count_max and self._advance():
-            assert self._current is not None
-            records += islice(self._current.records(self._deserializers), count_max - len(records))
+        with self._raising_unless(records):
+            while len(records) < count_max and self._advance():
+                assert self._current is not None
+                records += islice(self._current.records(self._deserializers), count_max - len(records))
         return records
 
     def iterator(self) -> Iterator[Record] | None:
@@ -185,15 +194,25 @@ class Delivery:
         """The next batch, small ones merged; None when nothing is left."""
         parts: list[pa.RecordBatch] = []
         rows, size_bytes = 0, 0
-        while rows < _MERGED_ROWS and size_bytes < _MERGED_BYTES and self._advance():
-            assert self._current is not None
-            size_bytes += self._current.batch.batch.size_bytes
-            part = self._current.take_arrow()
-            rows += part.num_rows
-            parts.append(part)
+        with self._raising_unless(parts):
+            while rows < _MERGED_ROWS and size_bytes < _MERGED_BYTES and self._advance():
+                assert self._current is not None
+                size_bytes += self._current.batch.batch.size_bytes
+                part = self._current.take_arrow()
+                rows += part.num_rows
+                parts.append(part)
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+
+    @contextmanager
+    def _raising_unless(self, taken: Sized) -> Iterator[None]:
+        """An error waits for the next call while there is something to hand over: its batch, or record, stays there."""
+        try:
+            yield
+        except (CorruptRecord, SerializationError):
+            if not taken:
+                raise
 
     # ---- From fetch to fetch, from batch to batch ------------------------------------------------------------------
 
@@ -201,6 +220,8 @@ class Delivery:
         """Makes `_current` a batch with rows left; False when there is none."""
         while self._current is None or self._current.is_empty():
             if self._current is not None:
+                if self._current.go_on():
+                    break
                 self._finish(self._current)
             if not self._fetched:
                 return False
@@ -247,9 +268,22 @@ class Delivery:
 
 
 class _Current:
-    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over; `fetched` begins with it."""
+    """One decoded batch, of which rows from `_start` to `_stop` are to be handed over; `fetched` begins with it.
 
-    __slots__ = ("_first", "_iterator", "_records", "_start", "_stop", "batch", "fetched", "topic_partition")
+    They are all that are left, up to `_end`, or those before one that cannot be deserialized.
+    """
+
+    __slots__ = (
+        "_end",
+        "_first",
+        "_iterator",
+        "_records",
+        "_start",
+        "_stop",
+        "batch",
+        "fetched",
+        "topic_partition",
+    )
 
     def __init__(self, fetched: Fetched, batch: DecodedBatch, rows: slice) -> None:
         self.topic_partition = fetched.topic_partition
@@ -258,8 +292,14 @@ class _Current:
         self._first: int = rows.start
         self._start: int = rows.start
         self._stop: int = rows.stop
+        self._end: int = rows.stop
         self._records: list[Record] = []
         self._iterator: Iterator[Record] | None = None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any are left, those behind a record that cannot be deserialized included."""
+        return self._first_row() < self._end
 
     def is_empty(self) -> bool:
         return self._first_row() == self._stop
@@ -269,24 +309,46 @@ class _Current:
 
     def position(self) -> int:
         row = self._first_row()
-        return int(self.batch.offsets[row]) if row < self._stop else self.batch.batch.next_offset
+        return int(self.batch.offsets[row]) if row < self._end else self.batch.batch.next_offset
+
+    def go_on(self) -> bool:
+        """With the rows behind those that are handed over; False when there are none."""
+        if self._stop == self._end:
+            return False
+        self._start, self._stop, self._iterator = self._stop, self._end, None
+        return True
 
     def records(self, deserializers: Deserializers) -> Iterator[Record]:
-        """The one iterator over the rest; what it has not given stays."""
-        if self._iterator is None:
-            rows = slice(self._start, self._stop)
-            self._records = records_of(self.batch, rows, self.topic_partition, deserializers)
-            self._iterator = iter(self._records)
+        """The one iterator over the rest; what it has not given stays.
+
+        It ends before a record that cannot be deserialized, which the next one raises: SerializationError.
+        """
+        while self._iterator is None:
+            try:
+                self._records = self._rows_as_records(deserializers)
+            except PoisonedRow as poisoned:
+                if poisoned.row == 0:
+                    offset = int(self.batch.offsets[self._start])
+                    named = SerializationError.of_record(self.topic_partition, offset, poisoned.error)
+                    raise named from poisoned.error.__cause__
+                self._stop = self._start + poisoned.row
+            else:
+                self._iterator = iter(self._records)
         return self._iterator
+
+    def _rows_as_records(self, deserializers: Deserializers) -> list[Record]:
+        rows = slice(self._start, self._stop)
+        return records_of(self.batch, rows, self.topic_partition, deserializers)
 
     def empty(self) -> None:
         """An iterator that is in use ends with the list under it: that costs nothing for each record."""
         self._records.clear()
+        self._end = self._stop
 
     def take_arrow(self) -> pa.RecordBatch:
         """All that is left."""
-        rows = slice(self._first_row(), self._stop)
-        self._start, self._iterator = self._stop, None
+        rows = slice(self._first_row(), self._end)
+        self._start, self._stop, self._iterator = self._end, self._end, None
         return arrow_of(self.batch, rows, self.topic_partition)
 
     def _first_row(self) -> int:

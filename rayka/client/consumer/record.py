@@ -1,19 +1,20 @@
 """A record as a consumer sees it, and how the rest of a batch becomes records, or an Arrow batch."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from rayka.client.serializers import Deserializer
+from rayka.errors import SerializationError
 from rayka.ids import TopicPartition
 from rayka.protocol.batch_columns import int64_array
 from rayka.protocol.batch_decode import HEADERS_TYPE, DecodedBatch, Header, nulls
 
-Deserializer = Callable[[bytes], Any]
 Deserializers = tuple[Deserializer | None, Deserializer | None]  # of keys and of values
 
 ARROW_SCHEMA = pa.schema(
@@ -31,9 +32,18 @@ ARROW_SCHEMA = pa.schema(
 _CONSTANT_ROWS = 1 << 14
 
 
-class Record(
-    msgspec.Struct, frozen=True, gc=False
-):  # no cycle leads through a record; made 2.5 times as fast
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    ValueT = TypeVar("ValueT", default=Any)
+else:
+    from typing import TypeVar
+
+    ValueT = TypeVar("ValueT")
+
+
+# No cycle leads through a record; without the garbage collector one is made 2.5 times as fast.
+class Record(msgspec.Struct, Generic[ValueT], frozen=True, gc=False):
     """One record of a topic.
 
     `timestamp_ms` is milliseconds since 1970 UTC. `key` and `value` are bytes or None, or what the consumer's
@@ -47,7 +57,7 @@ class Record(
     offset: int
     timestamp_ms: int
     key: Any
-    value: Any
+    value: ValueT
     headers: list[Header]
 
 
@@ -70,21 +80,39 @@ _NO_HEADERS = _NoHeaders()
 def records_of(
     batch: DecodedBatch, rows: slice, tp: TopicPartition, deserializers: Deserializers
 ) -> list[Record]:
-    """Rows of a batch as records, in offset order."""
+    """Rows of a batch as records, in offset order. Raises PoisonedRow."""
+    headers = repeat(_NO_HEADERS) if batch.headers is None else batch.headers_list()[rows]
     columns = (
         batch.offsets[rows].tolist(),
         batch.timestamps_ms[rows].tolist(),
-        _deserialized(batch.keys_list()[rows], deserializers[0]),
-        _deserialized(batch.values_list()[rows], deserializers[1]),
-        repeat(_NO_HEADERS) if batch.headers is None else batch.headers_list()[rows],
+        _deserialized(batch.keys_list()[rows], deserializers[0], tp.topic, headers),
+        _deserialized(batch.values_list()[rows], deserializers[1], tp.topic, headers),
+        headers,
     )
     return list(map(Record, repeat(tp.topic), repeat(tp.partition), *columns))
 
 
-def _deserialized(column: list[bytes | None], deserializer: Deserializer | None) -> list[Any]:
+class PoisonedRow(Exception):
+    """A row whose key or value could not be deserialized, by its place among those asked for."""
+
+    def __init__(self, row: int, error: SerializationError) -> None:
+        super().__init__(row, error)
+        self.row = row
+        self.error = error
+
+
+def _deserialized(
+    column: list[bytes | None], deserializer: Deserializer | None, topic: str, headers: Iterable[Any]
+) -> list[Any]:
     if deserializer is None:
         return column
-    return [None if each is None else deserializer(each) for each in column]
+    done: list[Any] = []
+    try:
+        for data, each in zip(column, headers, strict=False):
+            done.append(None if data is None else deserializer(data, topic, each))
+    except SerializationError as error:
+        raise PoisonedRow(len(done), error) from error
+    return done
 
 
 def arrow_of(batch: DecodedBatch, rows: slice, tp: TopicPartition) -> pa.RecordBatch:

@@ -6,7 +6,8 @@ Columns: `value` (binary or string), and if wanted `key` (the same), `timestamp`
 """
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -16,7 +17,12 @@ import pyarrow.compute as pc
 
 from rayka.client.consumer.record import Record
 from rayka.client.producer.partitioning import Partitioning
-from rayka.client.producer.record_columns import HEADER_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns
+from rayka.client.producer.record_columns import (
+    HEADER_OVERHEAD_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Columns,
+    Headers,
+)
 from rayka.client.producer.row_input import as_bytes, as_headers, as_timestamp
 from rayka.client.serializers import Serializer
 from rayka.errors import RecordTooLarge, SerializationError
@@ -75,7 +81,10 @@ class Piece(NamedTuple):
 
 
 def inputs_of(
-    data: Data, timestamp_ms: int, serializers: tuple[Serializer | None, Serializer | None]
+    data: Data,
+    timestamp_ms: int,
+    serializers: tuple[Serializer | None, Serializer | None],
+    topic: str = "",
 ) -> list[Input]:
     """The records of an Arrow batch or table, or of a list of values or of `Record`s; empty batches are left out.
 
@@ -92,7 +101,7 @@ def inputs_of(
             f"found {type(data).__name__}"
         )
     else:
-        return [_of_list(data, timestamp_ms, *serializers)] if data else []
+        return [_of_list(data, timestamp_ms, topic, *serializers)] if data else []
     return [_of_batch(batch, timestamp_ms) for batch in batches if batch.num_rows]
 
 
@@ -190,16 +199,18 @@ def _counts(headers: pa.Array) -> np.ndarray:
 def _of_list(
     data: Sequence[Any],
     timestamp_ms: int,
+    topic: str,
     key_serializer: Serializer | None,
     value_serializer: Serializer | None,
 ) -> Input:
     if not isinstance(data[0], Record):
-        return Input(Columns(_array(data, value_serializer, "value"), None, None, timestamp_ms), None)
+        values = _array(data, value_serializer, "value", topic, repeat(None))
+        return Input(Columns(values, None, None, timestamp_ms), None)
     if not all(isinstance(each, Record) for each in data):
         raise TypeError("data: expected only values or only Records, found both")
-    values = _array([each.value for each in data], value_serializer, "value")
-    keys = _array([each.key for each in data], key_serializer, "key")
     headers = [as_headers(each.headers) for each in data]
+    values = _array([each.value for each in data], value_serializer, "value", topic, headers)
+    keys = _array([each.key for each in data], key_serializer, "key", topic, headers)
     own = (as_timestamp(each.timestamp_ms) for each in data)
     timestamps = np.array([timestamp_ms if each is None else each for each in own], np.int64)
     return Input(Columns(values, keys, _header_array(headers) if any(headers) else None, timestamps), None)
@@ -228,9 +239,16 @@ def _of_batch(batch: pa.RecordBatch, timestamp_ms: int) -> Input:
     )
 
 
-def _array(values: Sequence[Any], convert: Serializer | None, name: str) -> pa.Array:
+def _array(
+    values: Sequence[Any],
+    convert: Serializer | None,
+    name: str,
+    topic: str,
+    headers: Iterable[Headers | None],
+) -> pa.Array:
     if convert is not None:
-        values = [as_bytes(each, convert, name) for each in values]
+        placed = zip(values, headers, strict=False)
+        values = [as_bytes(value, convert, name, topic, each) for value, each in placed]
     elif not set(map(type, values)) <= {bytes, NoneType}:
         wrong = next(each for each in values if type(each) not in (bytes, NoneType))
         found = f"found {type(wrong).__name__}; encode them, or give {name}_serializer"

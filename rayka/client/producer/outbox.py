@@ -99,9 +99,9 @@ class Outbox:
         """The record as it will be sent, for a topic that is known: a call appends it, or returns None while the memory
         for it is not there. Raises as `Producer.send`.
         """
-        row.value = as_bytes(row.value, self.value_serializer, "value")
-        row.key = as_bytes(row.key, self.key_serializer, "key")
         row.headers, row.timestamp_ms = as_headers(row.headers), as_timestamp(row.timestamp_ms)
+        row.value = as_bytes(row.value, self.value_serializer, "value", topic, row.headers)
+        row.key = as_bytes(row.key, self.key_serializer, "key", topic, row.headers)
         accumulator = self.accumulator
         if partition is None and self._partitioning is not None:
             partition = self._partitioning.partition(topic, row.key)
@@ -133,9 +133,10 @@ class Outbox:
 
     # ---- Many records ----
 
-    def inputs(self, data: Data) -> list[Input]:
+    def inputs(self, topic: str, data: Data) -> list[Input]:
         """The records of a `send_batch`, serialized. Raises as `Producer.send_batch`."""
-        return inputs_of(data, io_thread.wall_clock_ms(), (self.key_serializer, self.value_serializer))
+        serializers = (self.key_serializer, self.value_serializer)
+        return inputs_of(data, io_thread.wall_clock_ms(), serializers, topic)
 
     def prepared_runs(self, topic: str, given: Input) -> Iterator[tuple[Callable[[], Run | None], int]]:
         """Pieces that fit a batch each, for a topic that is known: a call adds one, or returns None while the memory

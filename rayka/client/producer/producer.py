@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar, Unpack
 from rayka.client import io_thread
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
+from rayka.client.process_bound import ProcessBound
 from rayka.client.producer import at_exit
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
@@ -29,7 +30,7 @@ CLOSE_SLACK_S = 10.0  # for what the waits inside end by themselves, with a bett
 _LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
-class Producer:
+class Producer(ProcessBound):
     """Sends records to topics. Thread-safe; `with` closes it.
 
     Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that names the
@@ -55,7 +56,8 @@ class Producer:
         metadata_max_age_ms: int = 300000
         transport: "auto" | "ray" = "auto"
 
-    A callable serializer takes what was sent and returns bytes. `partitioner(key, partitions, available)` chooses for
+    A callable serializer takes what was sent and returns bytes; an object with `serialize(topic, headers, data)` is
+    told where it goes. `partitioner(key, partitions, available)` chooses for
     records that name no partition: by the key as bytes or None, among all partitions and those with a leader; where it
     returns None, the producer chooses. `interceptors` are objects with `on_send(record)`, which returns the record or
     a changed one before it is serialized, `on_acknowledgement(metadata, error)`, or both, for each `send`; what they
@@ -174,7 +176,7 @@ class Producer:
         self._outbox.check_usable()
         self._learn(topic)
         runs = []
-        for given in self._outbox.inputs(data):
+        for given in self._outbox.inputs(topic, data):
             self._learn(topic, given.last_partition)
             for add, count in self._outbox.prepared_runs(topic, given):
                 runs.append((*(add() or self._when_there_is_memory(add)), count))

@@ -9,12 +9,14 @@ from rayka.client.serializers import Serializer
 from rayka.errors import SerializationError
 
 
-def as_bytes(value: Any, convert: Serializer | None, name: str) -> bytes | None:
+def as_bytes(
+    value: Any, convert: Serializer | None, name: str, topic: str = "", headers: Headers | None = None
+) -> bytes | None:
     """A value or a key as bytes; None stays None and reaches no serializer. Raises TypeError or SerializationError."""
     if value is None or (type(value) is bytes and convert is None):
         return value
     if convert is not None:
-        value = convert(value)
+        value = convert(value, topic, headers or [])
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     hint = "" if convert else f"; encode it, or give {name}_serializer"
