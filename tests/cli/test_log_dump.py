@@ -95,7 +95,7 @@ def _flip(path: Path, position: int) -> None:
         ("orders-0/00000000000000000000.timeindex", 8, "ends at offset 16777218"),
         ("orders-0/leader-epoch-checkpoint", 0, "it is damaged"),
         ("__cluster_metadata-0/quorum-state", 0, "it is damaged"),
-        ("__cluster_metadata-0/00000000000000000006-0000000001.checkpoint", 700, "has a wrong CRC"),
+        ("__cluster_metadata-0/00000000000000000006-0000000001.checkpoint", 708, "has a wrong CRC"),
     ],
 )
 def test_damage_is_named_and_verify_exits_with_1(

@@ -22,7 +22,7 @@ brokers/
   1: {"version":0,"broker_id":1,"broker_epoch":1,"incarnation_id":"00000000-0000-0000-0000-0000000003e9",\
 "host":"localhost","directories":[["00000000-0000-0000-0000-00000000000a","/data/broker-1/0"]],"rack":"",\
 "min_metadata_version":1,"max_metadata_version":1,"is_fenced":false,"is_in_controlled_shutdown":false,\
-"offline_directories":[]}
+"roles":["broker"],"offline_directories":[]}
 configs/
   topic/
     orders: {"retention.ms":"5"}
