@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -468,3 +469,30 @@ def test_ctrl_c_while_a_consumer_closes_leaves_no_member_behind(
     other = Told(cluster, topic, topic=topic)
     poll_until(lambda: len(other.owned) == 4, other)
     other.consumer.close()
+
+
+def test_a_generator_that_is_left_half_way_costs_nothing(cluster: InProcessCluster, topic: str) -> None:
+    send(cluster, topic, 50)
+    made = Told(cluster, topic, topic=topic)
+    seen = [(record.partition, record.offset) for record in islice(made.consumer, 30)]
+    generator = iter(made.consumer)
+    record = next(generator)
+    seen.append((record.partition, record.offset))
+    generator.close()
+    poll_until(lambda: len(made.records) == 169, made)
+    seen += [(each.partition, each.offset) for each in made.records]
+    assert sorted(seen) == [(partition, offset) for partition in range(4) for offset in range(50)]
+    made.consumer.close()
+
+
+def test_what_was_given_of_a_generator_is_committed_and_no_more(
+    cluster: InProcessCluster, topic: str
+) -> None:  # E10
+    send(cluster, topic, 50)
+    with Consumer(topic, cluster=cluster, group_id=topic, auto_offset_reset="earliest") as consumer:
+        seen = [(record.partition, record.offset) for record in islice(consumer, 30)]
+    rest = Told(cluster, topic, topic=topic)
+    poll_until(lambda: len(rest.records) == 170, rest)
+    seen += [(each.partition, each.offset) for each in rest.records]
+    assert sorted(seen) == [(partition, offset) for partition in range(4) for offset in range(50)]
+    rest.consumer.close()
