@@ -246,6 +246,7 @@ def _replicas(stage: _Stage) -> str:
 
 def _one_replica(stage: _Stage) -> Iterator[Row]:
     yield from _round_trips(stage, "1", {"p50": Bar(1.0, at_most=True)})
+    yield from _single_records(stage)
     yield from _send_batch(
         stage,
         "1",
@@ -354,7 +355,7 @@ def _single_records(stage: _Stage) -> Iterator[Row]:
         f"to each broker; Kafka: {KAFKA_PRODUCERS} producers of one process share the {IN_FLIGHT} records, not "
         "idempotent, batch.num.messages=1, linger 0, because its broker takes one request of a connection at a time"
     )
-    settings = f"1 KB, {IN_FLIGHT} in flight, 3 replicas, acks=all, {PARTITIONS} partitions"
+    settings = f"1 KB, {IN_FLIGHT} in flight, {_replicas(stage)}, acks=all, {PARTITIONS} partitions"
     yield from _rows(
         taken, "one record a request", settings, "records/s", limit_what=COPIES, ratio_bar=Bar(1), note=note
     )
