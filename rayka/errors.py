@@ -491,6 +491,10 @@ class SerializationError(ClientError):
         return error
 
 
+class WorkFailed(ClientError):
+    """A function of `rayka.workers` failed for good; the message names the records, none of which are committed."""
+
+
 class UnavailableError(RaykaError):
     """Something that the call needs cannot be reached: Ray, every broker, Java."""
 

@@ -1,0 +1,1 @@
+"""User code in a group of Ray actors: `rayka.workers`."""

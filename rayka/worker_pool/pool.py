@@ -1,0 +1,320 @@
+"""A pool of workers: actors that are started, watched, replaced when their process dies, and drained.
+
+One thread of this process looks at them once a second. The workers are the members of one group, so the cluster shares
+partitions between them, and takes those of a dead one away after its session; the pool only decides how many there are
+(`scaling`). Workers that keep their partitions go on while others come and go (cooperative-sticky). When this process
+ends, Ray ends the workers, and what they had not committed is given again.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple, Self
+
+import ray
+
+from rayka.client.arguments import int_of
+from rayka.client.bootstrap import DEFAULT_CLUSTER, resolve
+from rayka.client.consumer.consumer import parse_options, topic_names
+from rayka.cluster import Cluster
+from rayka.errors import ConfigError, WorkFailed
+from rayka.worker_pool.group_lag import GroupLag
+from rayka.worker_pool.scaling import Look, Scaling
+from rayka.worker_pool.worker import BatchKind, OnPoison, WorkerStatus, WorkOptions
+from rayka.worker_pool.worker_actor import WorkerActor, WorkerEnd, WorkerPlan
+
+_LOOK_S = 1.0
+_ANSWER_S = 10.0
+_REPLACE_PAUSE_S = 1.0
+_STOP_S = 60.0
+_SPEED_LOOKS = 5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """A pool at one time. `lag_seconds` is how long the workers take for what waits at their speed of the last seconds,
+    infinite while none moves.
+    """
+
+    workers: tuple[WorkerStatus, ...]
+    wanted: int
+    lag_records: int
+    lag_seconds: float
+    records: int
+    poison: int
+    replaced: int
+
+
+@dataclass(slots=True)
+class _Running:
+    """A worker that was started; its last status."""
+
+    actor: Any
+    end: Any  # what `run` will return
+    status: WorkerStatus
+    is_draining: bool = False
+
+
+class _Progress(NamedTuple):
+    """What all workers of the pool had done at a time."""
+
+    at_s: float
+    records: int
+    busy_s: float
+
+
+class WorkerPool:
+    """See `workers`, which makes one. `with` stops it at the end."""
+
+    def __init__(
+        self, plan: WorkerPlan, scaling: Scaling, lag: GroupLag, ray_options: dict[str, Any]
+    ) -> None:
+        self._plan = plan
+        self._scaling = scaling
+        self._lag = lag
+        self._make_actor = ray.remote(WorkerActor).options(**{"max_concurrency": 4, **ray_options})
+        self._ids = count(1)
+        self._running: dict[int, _Running] = {}
+        self._wanted = scaling.least
+        self._done_records = self._done_poison = self._replaced = 0
+        self._done_busy_s = 0.0
+        self._progress: deque[_Progress] = deque(maxlen=_SPEED_LOOKS + 1)
+        self._failure: WorkerEnd | None = None
+        self._status: PoolStatus | None = None
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"rayka-workers {plan.topics}", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<WorkerPool of {list(self._plan.topics)} workers={len(self._running)}>"
+
+    # ---- For users ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> PoolStatus:
+        """As of the last look, at most about a second ago."""
+        known = self._status
+        return known if known is not None else PoolStatus((), self._wanted, 0, 0.0, 0, 0, 0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until the pool has ended, by `stop` in another thread or by itself; False when timeout (seconds) is over
+        first. Raises WorkFailed when a worker could not go on.
+        """
+        has_ended = self._ended.wait(timeout)
+        if has_ended:
+            self._raise_failure()
+        return has_ended
+
+    def stop(self, timeout: float = _STOP_S) -> None:
+        """Drains: each worker finishes and commits the batch it has, and leaves the group. Workers that have not ended
+        after timeout (seconds) are killed, and their batches given again. Raises WorkFailed when a worker could not go
+        on. Stopping twice is fine.
+        """
+        self._stopping.set()
+        deadline_s = time.monotonic() + timeout
+        if not self._ended.wait(timeout):
+            self._kill_all()
+        self._ended.wait(max(0.0, deadline_s - time.monotonic()) + _ANSWER_S)
+        self._raise_failure()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.stop()
+        except WorkFailed:
+            if kind is None:
+                raise
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise WorkFailed(f"{self!r}: {self._failure.error}\n{self._failure.traceback}")
+
+    # ---- The thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set() and self._failure is None:
+                self._reap()
+                self._start_missing()
+                self._look()
+                self._stopping.wait(_LOOK_S)
+            self._drain_all()
+        except Exception as error:
+            logger.exception("%r cannot go on", self)
+            self._failure = self._failure or WorkerEnd(f"{type(error).__name__}: {error}")
+            self._kill_all()
+        finally:
+            self._lag.close()
+            self._ended.set()
+
+    def _start_missing(self) -> None:
+        for _ in range(self._wanted - sum(not each.is_draining for each in self._running.values())):
+            worker_id = next(self._ids)
+            actor = self._make_actor.remote(worker_id, self._plan)
+            status = WorkerStatus(worker_id, 0, 0, 0, 0, 0, 0.0, is_ready=False)
+            self._running[worker_id] = _Running(actor, actor.run.remote(), status)
+
+    def _reap(self) -> None:
+        """Takes out workers that have ended; the first that cannot go on ends the pool."""
+        ends = {each.end: worker_id for worker_id, each in self._running.items()}
+        done, _ = ray.wait(list(ends), num_returns=len(ends), timeout=0) if ends else ([], [])
+        for each in done:
+            worker_id = ends[each]
+            try:
+                end: WorkerEnd = ray.get(each)
+            except ray.exceptions.RayError as error:
+                end = WorkerEnd(f"its process ended: {error}", may_pass=True)
+            self._take_out(worker_id, end)
+
+    def _take_out(self, worker_id: int, end: WorkerEnd) -> None:
+        last = end.status or self._running[worker_id].status
+        del self._running[worker_id]
+        self._done_records += last.records
+        self._done_poison += last.poison
+        self._done_busy_s += last.busy_s
+        if not end.error:
+            return
+        if not end.may_pass:
+            self._failure = self._failure or end
+            return
+        logger.warning("worker %d of %r: %s; another one takes its place", worker_id, self, end.error)
+        self._replaced += 1
+        self._stopping.wait(_REPLACE_PAUSE_S)
+
+    def _look(self) -> None:
+        """Asks all workers, looks at what waits, and decides how many workers there shall be."""
+        self._ask_all()
+        statuses = tuple(each.status for each in self._running.values())
+        records = self._done_records + sum(each.records for each in statuses)
+        busy_s = self._done_busy_s + sum(each.busy_s for each in statuses)
+        self._progress.append(_Progress(time.monotonic(), records, busy_s))
+        lag_records, partition_count = self._lag.look()
+        active = [each for each in self._running.values() if not each.is_draining]
+        is_waiting = len(active) < len(self._running) or any(
+            not each.status.is_ready or not each.status.partitions for each in active
+        )
+        first, last = self._progress[0], self._progress[-1]
+        elapsed_s = (last.at_s - first.at_s) or 1.0
+        look = Look(
+            last.at_s,
+            len(active),
+            lag_records,
+            (last.records - first.records) / elapsed_s,
+            (last.busy_s - first.busy_s) / elapsed_s,
+            waits=is_waiting,
+        )
+        self._scale(self._scaling.wanted(look, partition_count), look)
+        poison = self._done_poison + sum(each.poison for each in statuses)
+        self._status = PoolStatus(
+            statuses, self._wanted, lag_records, look.lag_s, records, poison, self._replaced
+        )
+
+    def _ask_all(self) -> None:
+        asked = {worker_id: each.actor.status.remote() for worker_id, each in self._running.items()}
+        done, _ = (
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=_LOOK_S) if asked else ([], [])
+        )
+        for worker_id, each in asked.items():
+            if each in done:
+                try:
+                    self._running[worker_id].status = ray.get(each)
+                except ray.exceptions.RayError as error:
+                    logger.debug("worker %d does not answer: %s", worker_id, error)
+
+    def _scale(self, wanted: int, look: Look) -> None:
+        if wanted == self._wanted:
+            return
+        logger.info("%r: %d workers instead of %d, lag %.1f s", self, wanted, self._wanted, look.lag_s)
+        if wanted < self._wanted:
+            youngest = [each for each in self._running.values() if not each.is_draining][wanted:]
+            for each in youngest:
+                each.is_draining = True
+                each.actor.drain.remote()
+        self._wanted = wanted
+
+    # ---- End ---------------------------------------------------------------------------------------------------------
+
+    def _drain_all(self) -> None:
+        self._ask_all()
+        for each in self._running.values():
+            each.actor.drain.remote()
+        while self._running:
+            ends = [each.end for each in self._running.values()]
+            ray.wait(ends, num_returns=1, timeout=_LOOK_S)
+            self._ask_all()
+            self._reap()
+
+    def _kill_all(self) -> None:
+        for each in list(self._running.values()):
+            ray.kill(each.actor)
+
+
+def workers(
+    function_or_class: Callable[[Any], object] | type,
+    topic: str | Iterable[str],
+    *,
+    group_id: str,
+    cluster: str | Cluster = DEFAULT_CLUSTER,
+    min: int = 1,
+    max: int = 32,
+    target_lag_seconds: float | None = None,
+    batch: BatchKind = "records",
+    max_records: int = 500,
+    retries: int = 3,
+    retry_backoff_ms: int = 100,
+    on_poison: OnPoison = "stop",
+    ray_options: Mapping[str, Any] | None = None,
+    **consumer_options: Any,
+) -> WorkerPool:
+    """Runs a function on the records of a topic in a group of Ray actors, each a member of the consumer group.
+
+    The function is called with a list of `Record`, or with `batch="arrow"` a pyarrow.RecordBatch as `poll_arrow` gives,
+    of at most `max_records` records; a class is made once in each worker, and its instances are called. Both travel to
+    the workers by pickle. Returns at once; `pool.wait()` waits, `with` or `pool.stop()` drains, `pool.status()` tells.
+
+    Guarantee: every record is handled at least once. Offsets are committed after the function has returned; what a
+    worker that died had in hand is given to another one, so the function should bear being called twice. A batch whose
+    function raises is tried `retries` times more, after `retry_backoff_ms`, doubled each time up to 10 s. Then, with
+    `on_poison="stop"`, the pool ends with WorkFailed and commits nothing of it; with "skip" its records are tried one by
+    one, and those that fail are passed over and counted; a callable is called with each of these (a `Record`, or a batch
+    of one row) and the error, in the worker, to keep it elsewhere.
+
+    There are `min` workers. With `target_lag_seconds` one is added whenever what waits takes longer than that at the
+    speed of now, up to `max` or the number of partitions, and one is taken away when the others have time to spare.
+    Workers that keep their partitions go on meanwhile. A worker whose process dies is replaced.
+
+    `ray_options` go to the actors (`num_cpus`, 1 by default, `resources`, `runtime_env`); further options to their
+    consumers, which begin with `auto_offset_reset="earliest"` here. Raises ConfigError, ClusterNotFound,
+    UnknownTopicOrPartition.
+    """
+    topics = topic_names(*([topic] if isinstance(topic, str) else topic))
+    options = WorkOptions(batch, max_records, retries, retry_backoff_ms, on_poison)
+    options.check()
+    if not callable(function_or_class):
+        raise TypeError(f"expected a function or a class, found {type(function_or_class).__name__}")
+    if not 1 <= int_of(min, "min") <= int_of(max, "max"):
+        raise ConfigError(f"workers: expected 1 <= min <= max, found min={min}, max={max}")
+    if target_lag_seconds is not None and not target_lag_seconds > 0:
+        raise ConfigError(f"workers: target_lag_seconds: expected more than 0, found {target_lag_seconds}")
+    handle = resolve(cluster)
+    if not isinstance(handle, Cluster):
+        raise ConfigError(f"workers are Ray actors, so they need a rayka.Cluster on Ray, found {handle!r}")
+    known = {
+        "auto_offset_reset": "earliest",
+        "partition_assignment_strategy": ["cooperative-sticky"],
+        **consumer_options,
+        "group_id": group_id,
+        "enable_auto_commit": False,
+    }
+    parse_options(None, known)
+    plan = WorkerPlan(handle.name, topics, function_or_class, options, known)
+    lag = GroupLag(handle, group_id, topics)
+    actor_options = {"num_cpus": 1, **(ray_options or {})}
+    return WorkerPool(plan, Scaling(min, max, target_lag_seconds), lag, actor_options)

@@ -1,0 +1,73 @@
+"""How many workers a pool wants, from what waits and how fast it is worked off.
+
+One step at a time, and none before the last one is through. Up: what waits takes longer than the target at the speed of
+now, in several looks one after another. Down: with one worker fewer all would still have time to spare, for much longer.
+Between the two nothing changes, so a pool comes to rest. Pure: the caller brings the time.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+_UP_AFTER_S = 3.0
+_DOWN_AFTER_S = 30.0
+_BUSY_MAX = 0.7  # of the workers that would be left
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at a time. `busy` is how many workers' time went into user code, `waits` whether the last step is
+    still under way.
+    """
+
+    at_s: float
+    workers: int
+    lag_records: int
+    records_per_s: float
+    busy: float
+    waits: bool = False
+
+    @property
+    def lag_s(self) -> float:
+        """How long the workers take for what waits."""
+        if self.lag_records == 0:
+            return 0.0
+        return self.lag_records / self.records_per_s if self.records_per_s > 0 else inf
+
+
+class Scaling:
+    """See the module. Without a target there are `least` workers."""
+
+    def __init__(self, least: int, most: int, target_lag_s: float | None) -> None:
+        self.least = least
+        self._most = most
+        self._target_lag_s = target_lag_s
+        self._too_slow_since_s: float | None = None
+        self._idle_since_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Scaling {self.least} to {self._most} target={self._target_lag_s}>"
+
+    def wanted(self, look: Look, partition_count: int) -> int:
+        """So many workers; a worker without a partition would have nothing to do."""
+        most = max(self.least, min(self._most, partition_count))
+        if self._target_lag_s is None or look.waits:
+            self._too_slow_since_s = self._idle_since_s = None
+            return min(max(look.workers, self.least), most)
+        is_too_slow = look.lag_s > self._target_lag_s
+        is_idle = not is_too_slow and look.busy < _BUSY_MAX * (look.workers - 1)
+        self._too_slow_since_s = _since(self._too_slow_since_s, look.at_s, is_so=is_too_slow)
+        self._idle_since_s = _since(self._idle_since_s, look.at_s, is_so=is_idle)
+        step = 0
+        if self._too_slow_since_s is not None and look.at_s - self._too_slow_since_s >= _UP_AFTER_S:
+            step = 1
+        elif self._idle_since_s is not None and look.at_s - self._idle_since_s >= _DOWN_AFTER_S:
+            step = -1
+        if step:
+            self._too_slow_since_s = self._idle_since_s = None
+        return min(max(look.workers + step, self.least), most)
+
+
+def _since(known_s: float | None, at_s: float, *, is_so: bool) -> float | None:
+    if not is_so:
+        return None
+    return at_s if known_s is None else known_s

@@ -1,0 +1,206 @@
+"""One worker: a member of a group that hands batches to the user's function, and commits when that has returned.
+
+At least once: what the function was given and the group has not committed is given again, to this or another worker. A
+batch whose function raises is tried again, with back-off; then it is poison. `stop` ends the pool there, with nothing
+skipped; otherwise each of its records is tried alone, and only those that fail are passed over.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from rayka.client.arguments import int_of
+from rayka.client.consumer.consumer import Consumer
+from rayka.client.consumer.record import Record
+from rayka.errors import ApiError, ConfigError, WorkFailed
+
+_POLL_MS = 200
+_BACKOFF_MAX_MS = 10_000
+
+logger = logging.getLogger(__name__)
+
+Batch = Any  # a list of `Record`, or a pyarrow.RecordBatch
+BatchKind = Literal["records", "arrow"]
+OnPoison = Literal["stop", "skip"] | Callable[[Any, Exception], object]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOptions:
+    """How batches are made, and what happens to one whose function raises."""
+
+    batch: BatchKind = "records"
+    max_records: int = 500
+    retries: int = 3
+    retry_backoff_ms: int = 100
+    on_poison: OnPoison = "stop"
+
+    def check(self) -> None:
+        """Raises ConfigError, or TypeError for what is no number, naming the option."""
+        if self.batch not in get_args(BatchKind):
+            raise ConfigError(f"workers: batch: expected 'records' or 'arrow', found {self.batch!r}")
+        if self.on_poison not in ("stop", "skip") and not callable(self.on_poison):
+            raise ConfigError(
+                f"workers: on_poison: expected 'stop', 'skip' or a callable, found {self.on_poison!r}"
+            )
+        for name, least in (("max_records", 1), ("retries", 0), ("retry_backoff_ms", 0)):
+            found = int_of(getattr(self, name), name)
+            if found < least:
+                raise ConfigError(f"workers: {name}: expected {least} or more, found {found}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What one worker has done since it began."""
+
+    worker_id: int
+    partitions: int
+    records: int
+    batches: int
+    retries: int
+    poison: int
+    busy_s: float
+    is_ready: bool = True
+
+
+class _Draining(Exception):
+    """The worker is to stop, so a batch that failed is left to another one."""
+
+
+class Worker:
+    """See the module. `run` belongs to one thread; `drain` and `status` to any."""
+
+    def __init__(
+        self, worker_id: int, consumer: Consumer, work: Callable[[Any], object], options: WorkOptions
+    ) -> None:
+        self._id = worker_id
+        self._consumer = consumer
+        self._work = work
+        self._options = options
+        self._draining = threading.Event()
+        self._records = self._batches = self._retries = self._poison = 0
+        self._busy_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Worker {self._id} records={self._records} poison={self._poison}>"
+
+    def drain(self) -> None:
+        """Takes no other batch; the one in hand is finished and committed."""
+        self._draining.set()
+
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(
+            self._id,
+            len(self._consumer.assignment()),
+            self._records,
+            self._batches,
+            self._retries,
+            self._poison,
+            self._busy_s,
+        )
+
+    def run(self) -> None:
+        """Works until it is to drain. Raises WorkFailed for poison with `stop`, and what the consumer raises."""
+        with self._consumer:
+            while not self._draining.is_set():
+                batch = self._poll()
+                if batch is None or not len(batch):
+                    continue
+                try:
+                    self._work_through(batch)
+                except _Draining:
+                    return
+                self._commit()
+
+    # ---- One batch ---------------------------------------------------------------------------------------------------
+
+    def _poll(self) -> Batch | None:
+        if self._options.batch == "arrow":
+            return self._consumer.poll_arrow(_POLL_MS)
+        return self._consumer.poll(_POLL_MS, self._options.max_records)
+
+    def _work_through(self, batch: Batch) -> None:
+        for begin in range(0, len(batch), self._options.max_records):
+            part = _part(batch, begin, self._options.max_records)
+            error = self._attempt(part)
+            if error is not None:
+                self._on_poison(part, error)
+            self._records += len(part)
+            self._batches += 1
+
+    def _attempt(self, batch: Batch) -> Exception | None:
+        """None when the function has returned, otherwise what it raised at last."""
+        backoff_ms = self._options.retry_backoff_ms
+        failure: Exception | None = None
+        for attempt in range(self._options.retries + 1):
+            if attempt:
+                self._retries += 1
+                if self._draining.wait(backoff_ms / 1000):
+                    raise _Draining
+                backoff_ms = min(2 * backoff_ms, _BACKOFF_MAX_MS)
+            begin_s = time.monotonic()
+            try:
+                self._work(batch)
+            except Exception as error:
+                failure = error
+                logger.warning("%r: attempt %d on %s failed: %r", self, attempt + 1, _place(batch), error)
+            else:
+                return None
+            finally:
+                self._busy_s += time.monotonic() - begin_s
+        return failure
+
+    def _on_poison(self, batch: Batch, error: Exception) -> None:
+        if self._options.on_poison == "stop":
+            raise WorkFailed(
+                f"{_place(batch)}: the function failed {self._options.retries + 1} times, at last with {error!r};"
+                " nothing of it is committed. Mend the function and start again, or pass records over with on_poison"
+            ) from error
+        if len(batch) == 1:
+            self._pass_over(batch, error)
+            return
+        for single in _singles(batch):
+            failure = self._attempt(single)
+            if failure is not None:
+                self._pass_over(single, failure)
+
+    def _pass_over(self, single: Batch, error: Exception) -> None:
+        self._poison += 1
+        logger.error("%r passes over %s: %r", self, _place(single), error)
+        if callable(self._options.on_poison):
+            self._options.on_poison(single[0] if isinstance(single, list) else single, error)
+
+    def _commit(self) -> None:
+        try:
+            self._consumer.commit()
+        except (
+            ApiError
+        ) as error:  # its partitions are another member's by now, which is given the batch again
+            logger.warning("%r could not commit: %s", self, error)
+
+
+def _part(batch: Batch, begin: int, count: int) -> Batch:
+    return batch[begin : begin + count] if isinstance(batch, list) else batch.slice(begin, count)
+
+
+def _singles(batch: Batch) -> Iterator[Batch]:
+    for place in range(len(batch)):
+        yield _part(batch, place, 1)
+
+
+def _place(batch: Batch) -> str:
+    """From the first record to the last."""
+    if isinstance(batch, list):
+        first, last = batch[0], batch[-1]
+        places = [(each.topic, each.partition, each.offset) for each in (first, last)]
+    else:
+        rows = [
+            {name: batch[name][row].as_py() for name in ("topic", "partition", "offset")} for row in (0, -1)
+        ]
+        places = [(each["topic"], each["partition"], each["offset"]) for each in rows]
+    begin, end = (f"{topic}-{partition} offset {offset}" for topic, partition, offset in places)
+    return begin if begin == end else f"{begin} to {end}"

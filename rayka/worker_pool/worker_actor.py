@@ -1,0 +1,77 @@
+"""A worker as a Ray actor: it lives as long as the process that made it, and runs until it is told to drain."""
+
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from rayka.actors.ray_connection import connect
+from rayka.client.consumer.consumer import Consumer
+from rayka.errors import UnavailableError
+from rayka.worker_pool.worker import Worker, WorkerStatus, WorkOptions
+
+
+class WorkerPlan(NamedTuple):
+    """What all workers of a pool do."""
+
+    cluster: str
+    topics: tuple[str, ...]
+    work: Callable[..., Any]
+    options: WorkOptions
+    consumer_options: Mapping[str, Any]
+
+
+class WorkerEnd(NamedTuple):
+    """How a worker ended: by being drained, or with an error, in words that need none of its classes."""
+
+    error: str = ""
+    traceback: str = ""
+    may_pass: bool = False  # another worker may fare better
+    status: WorkerStatus | None = None
+
+
+class WorkerActor:
+    """Its methods run beside each other: `run` in one thread, until the end."""
+
+    def __init__(self, worker_id: int, plan: WorkerPlan) -> None:
+        self._id = worker_id
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._is_draining = False
+        self._worker: Worker | None = None
+
+    def run(self) -> WorkerEnd:
+        """Returns when it was drained, or cannot go on."""
+        try:
+            self._make().run()
+        except Exception as error:
+            may_pass = isinstance(error, UnavailableError)
+            said = f"{type(error).__name__}: {error}"
+            return WorkerEnd(said, traceback.format_exc(), may_pass, self.status())
+        return WorkerEnd(status=self.status())
+
+    def _make(self) -> Worker:
+        plan = self._plan
+        connect()
+        work = plan.work() if isinstance(plan.work, type) else plan.work
+        consumer = Consumer(*plan.topics, cluster=plan.cluster, **plan.consumer_options)
+        with self._lock:
+            self._worker = Worker(self._id, consumer, work, plan.options)
+            if self._is_draining:
+                self._worker.drain()
+            return self._worker
+
+    def status(self) -> WorkerStatus:
+        worker = self._worker
+        return (
+            worker.status()
+            if worker is not None
+            else WorkerStatus(self._id, 0, 0, 0, 0, 0, 0.0, is_ready=False)
+        )
+
+    def drain(self) -> None:
+        """`run` returns soon."""
+        with self._lock:
+            self._is_draining = True
+            if self._worker is not None:
+                self._worker.drain()
