@@ -350,6 +350,44 @@ class ConsumerConfig(_ClientConfig):
         return value
 
 
+def _callable_or_word(value: Any) -> Any:
+    if value not in ("stop", "skip") and not callable(value):
+        raise ValueError("expected 'stop', 'skip' or a callable")
+    return value
+
+
+class WorkersConfig(ConsumerConfig):
+    """Configuration of `rayka.workers`: of the pool, and of the consumers in it."""
+
+    auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest"
+    enable_auto_commit: bool = False
+    partition_assignment_strategy: Annotated[Assignors, BeforeValidator(_assignors), Field(min_length=1)] = (
+        "cooperative-sticky",
+    )
+    min: int = Field(default=1, ge=1)
+    max: int = Field(default=32, ge=1)
+    target_lag_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    batch: Literal["records", "arrow"] = "records"
+    max_records: int = Field(default=500, ge=1)
+    retries: int = Field(default=3, ge=0)
+    on_poison: Annotated[Any, AfterValidator(_callable_or_word)] = "stop"
+    ray_options: dict[str, Any] = {}
+
+    @field_validator("enable_auto_commit")
+    @classmethod
+    def _never(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("expected false: workers commit what their function has returned from")
+        return value
+
+    @field_validator("max")
+    @classmethod
+    def _not_below_min(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("min", value):
+            raise ValueError(f"expected min={info.data['min']} or more")
+        return value
+
+
 # ---- The cluster ---------------------------------------------------------------------------------------------------
 
 

@@ -44,6 +44,7 @@ Deserializer = SerializerName | ReadableModel | PlacedDeserializer | Callable[[b
 
 
 Partitioner = Callable[[bytes | None, Sequence[int], Sequence[int]], int | None]
+OnPoison = Literal["stop", "skip"] | Callable[[Any, Exception], object]
 
 
 class ClientOptions(TypedDict, total=False):
@@ -105,6 +106,19 @@ class ConsumerOptions(ClientOptions, total=False):
     client_rack: str
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
+
+
+class WorkersOptions(ConsumerOptions, total=False):
+    """Options of `rayka.workers`."""
+
+    min: int
+    max: int
+    target_lag_seconds: float | None
+    batch: Literal["records", "arrow"]
+    max_records: int
+    retries: int
+    on_poison: OnPoison
+    ray_options: Mapping[str, Any]
 
 
 class ClusterFields(TypedDict, total=False):

@@ -11,20 +11,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 import ray
 
-from rayka.client.arguments import int_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, resolve
-from rayka.client.consumer.consumer import parse_options, topic_names
+from rayka.client.consumer.consumer import topic_names
 from rayka.cluster import Cluster
-from rayka.errors import ConfigError, WorkFailed
+from rayka.config import WorkersConfig
+from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, WorkFailed
+from rayka.options import WorkersOptions
 from rayka.worker_pool.group_lag import GroupLag
 from rayka.worker_pool.scaling import Look, Scaling
-from rayka.worker_pool.worker import BatchKind, OnPoison, WorkerStatus, WorkOptions
+from rayka.worker_pool.worker import WorkerStatus
 from rayka.worker_pool.worker_actor import WorkerActor, WorkerEnd, WorkerPlan
 
 _LOOK_S = 1.0
@@ -32,6 +34,7 @@ _ANSWER_S = 10.0
 _REPLACE_PAUSE_S = 1.0
 _STOP_S = 60.0
 _SPEED_LOOKS = 5
+_METHODS_AT_ONCE = 4
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +75,16 @@ class _Progress(NamedTuple):
 class WorkerPool:
     """See `workers`, which makes one. `with` stops it at the end."""
 
-    def __init__(
-        self, plan: WorkerPlan, scaling: Scaling, lag: GroupLag, ray_options: dict[str, Any]
-    ) -> None:
+    def __init__(self, plan: WorkerPlan, lag: GroupLag) -> None:
+        config = plan.config
         self._plan = plan
-        self._scaling = scaling
+        self._scaling = Scaling(config.min, config.max, config.target_lag_seconds)
         self._lag = lag
-        self._make_actor = ray.remote(WorkerActor).options(**{"max_concurrency": 4, **ray_options})
+        ray_options = {"num_cpus": 1, **config.ray_options, "max_concurrency": _METHODS_AT_ONCE}
+        self._make_actor = ray.remote(WorkerActor).options(**ray_options)
         self._ids = count(1)
         self._running: dict[int, _Running] = {}
-        self._wanted = scaling.least
+        self._wanted = config.min
         self._done_records = self._done_poison = self._replaced = 0
         self._done_busy_s = 0.0
         self._progress: deque[_Progress] = deque(maxlen=_SPEED_LOOKS + 1)
@@ -151,7 +154,8 @@ class WorkerPool:
             self._failure = self._failure or WorkerEnd(f"{type(error).__name__}: {error}")
             self._kill_all()
         finally:
-            self._lag.close()
+            with suppress(RaykaError):
+                self._lag.close()
             self._ended.set()
 
     def _start_missing(self) -> None:
@@ -191,18 +195,25 @@ class WorkerPool:
     def _look(self) -> None:
         """Asks all workers, looks at what waits, and decides how many workers there shall be."""
         self._ask_all()
-        statuses = tuple(each.status for each in self._running.values())
+        try:
+            lag_records, partition_count = self._lag.look()
+        except (ApiError, UnavailableError) as error:
+            logger.warning("%r does not know what waits: %s", self, error)
+            return
+        look = self._look_at(lag_records)
+        self._scale(self._scaling.wanted(look, partition_count), look)
+        self._status = self._status_of(look)
+
+    def _look_at(self, lag_records: int) -> Look:
+        statuses = [each.status for each in self._running.values()]
         records = self._done_records + sum(each.records for each in statuses)
         busy_s = self._done_busy_s + sum(each.busy_s for each in statuses)
         self._progress.append(_Progress(time.monotonic(), records, busy_s))
-        lag_records, partition_count = self._lag.look()
-        active = [each for each in self._running.values() if not each.is_draining]
-        is_waiting = len(active) < len(self._running) or any(
-            not each.status.is_ready or not each.status.partitions for each in active
-        )
         first, last = self._progress[0], self._progress[-1]
         elapsed_s = (last.at_s - first.at_s) or 1.0
-        look = Look(
+        active = [each.status for each in self._running.values() if not each.is_draining]
+        is_waiting = len(active) < len(statuses) or not all(each.partitions for each in active)
+        return Look(
             last.at_s,
             len(active),
             lag_records,
@@ -210,10 +221,17 @@ class WorkerPool:
             (last.busy_s - first.busy_s) / elapsed_s,
             waits=is_waiting,
         )
-        self._scale(self._scaling.wanted(look, partition_count), look)
-        poison = self._done_poison + sum(each.poison for each in statuses)
-        self._status = PoolStatus(
-            statuses, self._wanted, lag_records, look.lag_s, records, poison, self._replaced
+
+    def _status_of(self, look: Look) -> PoolStatus:
+        statuses = tuple(each.status for each in self._running.values())
+        return PoolStatus(
+            workers=statuses,
+            wanted=self._wanted,
+            lag_records=look.lag_records,
+            lag_seconds=look.lag_s,
+            records=self._done_records + sum(each.records for each in statuses),
+            poison=self._done_poison + sum(each.poison for each in statuses),
+            replaced=self._replaced,
         )
 
     def _ask_all(self) -> None:
@@ -250,6 +268,7 @@ class WorkerPool:
             ray.wait(ends, num_returns=1, timeout=_LOOK_S)
             self._ask_all()
             self._reap()
+        self._look()
 
     def _kill_all(self) -> None:
         for each in list(self._running.values()):
@@ -260,61 +279,51 @@ def workers(
     function_or_class: Callable[[Any], object] | type,
     topic: str | Iterable[str],
     *,
-    group_id: str,
     cluster: str | Cluster = DEFAULT_CLUSTER,
-    min: int = 1,
-    max: int = 32,
-    target_lag_seconds: float | None = None,
-    batch: BatchKind = "records",
-    max_records: int = 500,
-    retries: int = 3,
-    retry_backoff_ms: int = 100,
-    on_poison: OnPoison = "stop",
-    ray_options: Mapping[str, Any] | None = None,
-    **consumer_options: Any,
+    config: Mapping[str, Any] | None = None,
+    **options: Unpack[WorkersOptions],
 ) -> WorkerPool:
-    """Runs a function on the records of a topic in a group of Ray actors, each a member of the consumer group.
+    """Runs a function on the records of a topic in Ray actors, each a member of the consumer group `group_id`.
 
-    The function is called with a list of `Record`, or with `batch="arrow"` a pyarrow.RecordBatch as `poll_arrow` gives,
-    of at most `max_records` records; a class is made once in each worker, and its instances are called. Both travel to
-    the workers by pickle. Returns at once; `pool.wait()` waits, `with` or `pool.stop()` drains, `pool.status()` tells.
+    The function is called with a list of `Record`, or with `batch="arrow"` with a pyarrow.RecordBatch as `poll_arrow`
+    gives, of at most `max_records` records; of a class, each worker makes an instance, and calls that. Both travel to
+    the workers by pickle. Returns at once: `pool.wait()` waits, `with` or `pool.stop()` drains, `pool.status()` tells.
+
+        group_id: str
+        min: int = 1
+        max: int = 32
+        target_lag_seconds: float | None = None
+        batch: "records" | "arrow" = "records"
+        max_records: int = 500
+        retries: int = 3
+        retry_backoff_ms: int = 100
+        on_poison: "stop" | "skip" | a callable = "stop"
+        ray_options: dict = {}, for the actors: num_cpus (1 by default), resources, runtime_env
+
+    and the options of a `Consumer`, where `auto_offset_reset` is "earliest".
 
     Guarantee: every record is handled at least once. Offsets are committed after the function has returned; what a
-    worker that died had in hand is given to another one, so the function should bear being called twice. A batch whose
-    function raises is tried `retries` times more, after `retry_backoff_ms`, doubled each time up to 10 s. Then, with
-    `on_poison="stop"`, the pool ends with WorkFailed and commits nothing of it; with "skip" its records are tried one by
-    one, and those that fail are passed over and counted; a callable is called with each of these (a `Record`, or a batch
-    of one row) and the error, in the worker, to keep it elsewhere.
+    worker that died had in hand is given to another one, so the function should bear to see a record twice. A batch
+    whose function raises is tried `retries` times more, `retry_backoff_ms` later, then twice as long, up to 10 s. If
+    that does not help, with "stop" the pool ends with WorkFailed and commits nothing of it; with "skip" its records are
+    tried one by one, and those that fail are passed over and counted. A callable is called, in the worker, with each
+    of those (a `Record`, or a batch of one row) and the error, to keep it elsewhere.
 
-    There are `min` workers. With `target_lag_seconds` one is added whenever what waits takes longer than that at the
-    speed of now, up to `max` or the number of partitions, and one is taken away when the others have time to spare.
-    Workers that keep their partitions go on meanwhile. A worker whose process dies is replaced.
+    There are `min` workers. With `target_lag_seconds` one is added when what waits takes longer than that at the speed
+    of now, up to `max` or the number of partitions, and one is taken away when the others have time to spare; those
+    that keep their partitions go on meanwhile. A worker whose process dies is replaced.
 
-    `ray_options` go to the actors (`num_cpus`, 1 by default, `resources`, `runtime_env`); further options to their
-    consumers, which begin with `auto_offset_reset="earliest"` here. Raises ConfigError, ClusterNotFound,
-    UnknownTopicOrPartition.
+    Raises ConfigError, ClusterNotFound, UnknownTopicOrPartition.
     """
-    topics = topic_names(*([topic] if isinstance(topic, str) else topic))
-    options = WorkOptions(batch, max_records, retries, retry_backoff_ms, on_poison)
-    options.check()
+    parsed = WorkersConfig.given(config, options, what="workers")
+    if parsed.group_id is None:
+        raise ConfigError(
+            "workers: group_id: expected the name of the group that the workers are, found none"
+        )
     if not callable(function_or_class):
         raise TypeError(f"expected a function or a class, found {type(function_or_class).__name__}")
-    if not 1 <= int_of(min, "min") <= int_of(max, "max"):
-        raise ConfigError(f"workers: expected 1 <= min <= max, found min={min}, max={max}")
-    if target_lag_seconds is not None and not target_lag_seconds > 0:
-        raise ConfigError(f"workers: target_lag_seconds: expected more than 0, found {target_lag_seconds}")
     handle = resolve(cluster)
     if not isinstance(handle, Cluster):
         raise ConfigError(f"workers are Ray actors, so they need a rayka.Cluster on Ray, found {handle!r}")
-    known = {
-        "auto_offset_reset": "earliest",
-        "partition_assignment_strategy": ["cooperative-sticky"],
-        **consumer_options,
-        "group_id": group_id,
-        "enable_auto_commit": False,
-    }
-    parse_options(None, known)
-    plan = WorkerPlan(handle.name, topics, function_or_class, options, known)
-    lag = GroupLag(handle, group_id, topics)
-    actor_options = {"num_cpus": 1, **(ray_options or {})}
-    return WorkerPool(plan, Scaling(min, max, target_lag_seconds), lag, actor_options)
+    plan = WorkerPlan(handle.name, tuple(topic_names(topic)), function_or_class, parsed)
+    return WorkerPool(plan, GroupLag(handle, parsed.group_id, plan.topics))

@@ -1,8 +1,8 @@
 """How many workers a pool wants, from what waits and how fast it is worked off.
 
 One step at a time, and none before the last one is through. Up: what waits takes longer than the target at the speed of
-now, in several looks one after another. Down: with one worker fewer all would still have time to spare, for much longer.
-Between the two nothing changes, so a pool comes to rest. Pure: the caller brings the time.
+now, in several looks one after another. Down: one worker fewer would still have time to spare, for much longer. Between
+the two nothing changes, so a pool comes to rest. Pure: the caller brings the time.
 """
 
 from dataclasses import dataclass
@@ -38,21 +38,21 @@ class Scaling:
     """See the module. Without a target there are `least` workers."""
 
     def __init__(self, least: int, most: int, target_lag_s: float | None) -> None:
-        self.least = least
+        self._least = least
         self._most = most
         self._target_lag_s = target_lag_s
         self._too_slow_since_s: float | None = None
         self._idle_since_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Scaling {self.least} to {self._most} target={self._target_lag_s}>"
+        return f"<Scaling {self._least} to {self._most} target={self._target_lag_s}>"
 
     def wanted(self, look: Look, partition_count: int) -> int:
         """So many workers; a worker without a partition would have nothing to do."""
-        most = max(self.least, min(self._most, partition_count))
+        most = max(self._least, min(self._most, partition_count))
         if self._target_lag_s is None or look.waits:
             self._too_slow_since_s = self._idle_since_s = None
-            return min(max(look.workers, self.least), most)
+            return min(max(look.workers, self._least), most)
         is_too_slow = look.lag_s > self._target_lag_s
         is_idle = not is_too_slow and look.busy < _BUSY_MAX * (look.workers - 1)
         self._too_slow_since_s = _since(self._too_slow_since_s, look.at_s, is_so=is_too_slow)
@@ -64,7 +64,7 @@ class Scaling:
             step = -1
         if step:
             self._too_slow_since_s = self._idle_since_s = None
-        return min(max(look.workers + step, self.least), most)
+        return min(max(look.workers + step, self._least), most)
 
 
 def _since(known_s: float | None, at_s: float, *, is_so: bool) -> float | None:

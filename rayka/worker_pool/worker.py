@@ -10,14 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
-import pyarrow as pa
-
-from rayka.client.arguments import int_of
 from rayka.client.consumer.consumer import Consumer
-from rayka.client.consumer.record import Record
-from rayka.errors import ApiError, ConfigError, WorkFailed
+from rayka.config import WorkersConfig
+from rayka.errors import ApiError, WorkFailed
 
 _POLL_MS = 200
 _BACKOFF_MAX_MS = 10_000
@@ -25,32 +22,6 @@ _BACKOFF_MAX_MS = 10_000
 logger = logging.getLogger(__name__)
 
 Batch = Any  # a list of `Record`, or a pyarrow.RecordBatch
-BatchKind = Literal["records", "arrow"]
-OnPoison = Literal["stop", "skip"] | Callable[[Any, Exception], object]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkOptions:
-    """How batches are made, and what happens to one whose function raises."""
-
-    batch: BatchKind = "records"
-    max_records: int = 500
-    retries: int = 3
-    retry_backoff_ms: int = 100
-    on_poison: OnPoison = "stop"
-
-    def check(self) -> None:
-        """Raises ConfigError, or TypeError for what is no number, naming the option."""
-        if self.batch not in get_args(BatchKind):
-            raise ConfigError(f"workers: batch: expected 'records' or 'arrow', found {self.batch!r}")
-        if self.on_poison not in ("stop", "skip") and not callable(self.on_poison):
-            raise ConfigError(
-                f"workers: on_poison: expected 'stop', 'skip' or a callable, found {self.on_poison!r}"
-            )
-        for name, least in (("max_records", 1), ("retries", 0), ("retry_backoff_ms", 0)):
-            found = int_of(getattr(self, name), name)
-            if found < least:
-                raise ConfigError(f"workers: {name}: expected {least} or more, found {found}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +46,12 @@ class Worker:
     """See the module. `run` belongs to one thread; `drain` and `status` to any."""
 
     def __init__(
-        self, worker_id: int, consumer: Consumer, work: Callable[[Any], object], options: WorkOptions
+        self, worker_id: int, consumer: Consumer, work: Callable[[Any], object], config: WorkersConfig
     ) -> None:
         self._id = worker_id
         self._consumer = consumer
         self._work = work
-        self._options = options
+        self._config = config
         self._draining = threading.Event()
         self._records = self._batches = self._retries = self._poison = 0
         self._busy_s = 0.0
@@ -119,13 +90,13 @@ class Worker:
     # ---- One batch ---------------------------------------------------------------------------------------------------
 
     def _poll(self) -> Batch | None:
-        if self._options.batch == "arrow":
+        if self._config.batch == "arrow":
             return self._consumer.poll_arrow(_POLL_MS)
-        return self._consumer.poll(_POLL_MS, self._options.max_records)
+        return self._consumer.poll(_POLL_MS, self._config.max_records)
 
     def _work_through(self, batch: Batch) -> None:
-        for begin in range(0, len(batch), self._options.max_records):
-            part = _part(batch, begin, self._options.max_records)
+        for begin in range(0, len(batch), self._config.max_records):
+            part = _part(batch, begin, self._config.max_records)
             error = self._attempt(part)
             if error is not None:
                 self._on_poison(part, error)
@@ -134,9 +105,9 @@ class Worker:
 
     def _attempt(self, batch: Batch) -> Exception | None:
         """None when the function has returned, otherwise what it raised at last."""
-        backoff_ms = self._options.retry_backoff_ms
+        backoff_ms = self._config.retry_backoff_ms
         failure: Exception | None = None
-        for attempt in range(self._options.retries + 1):
+        for attempt in range(self._config.retries + 1):
             if attempt:
                 self._retries += 1
                 if self._draining.wait(backoff_ms / 1000):
@@ -155,9 +126,9 @@ class Worker:
         return failure
 
     def _on_poison(self, batch: Batch, error: Exception) -> None:
-        if self._options.on_poison == "stop":
+        if self._config.on_poison == "stop":
             raise WorkFailed(
-                f"{_place(batch)}: the function failed {self._options.retries + 1} times, at last with {error!r};"
+                f"{_place(batch)}: the function failed {self._config.retries + 1} times, at last with {error!r};"
                 " nothing of it is committed. Mend the function and start again, or pass records over with on_poison"
             ) from error
         if len(batch) == 1:
@@ -171,8 +142,8 @@ class Worker:
     def _pass_over(self, single: Batch, error: Exception) -> None:
         self._poison += 1
         logger.error("%r passes over %s: %r", self, _place(single), error)
-        if callable(self._options.on_poison):
-            self._options.on_poison(single[0] if isinstance(single, list) else single, error)
+        if callable(self._config.on_poison):
+            self._config.on_poison(single[0] if isinstance(single, list) else single, error)
 
     def _commit(self) -> None:
         try:

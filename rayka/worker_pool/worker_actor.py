@@ -2,13 +2,14 @@
 
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rayka.actors.ray_connection import connect
 from rayka.client.consumer.consumer import Consumer
+from rayka.config import ConsumerConfig, WorkersConfig
 from rayka.errors import UnavailableError
-from rayka.worker_pool.worker import Worker, WorkerStatus, WorkOptions
+from rayka.worker_pool.worker import Worker, WorkerStatus
 
 
 class WorkerPlan(NamedTuple):
@@ -17,8 +18,7 @@ class WorkerPlan(NamedTuple):
     cluster: str
     topics: tuple[str, ...]
     work: Callable[..., Any]
-    options: WorkOptions
-    consumer_options: Mapping[str, Any]
+    config: WorkersConfig
 
 
 class WorkerEnd(NamedTuple):
@@ -54,9 +54,9 @@ class WorkerActor:
         plan = self._plan
         connect()
         work = plan.work() if isinstance(plan.work, type) else plan.work
-        consumer = Consumer(*plan.topics, cluster=plan.cluster, **plan.consumer_options)
+        consumer = Consumer(*plan.topics, cluster=plan.cluster, config=consumer_options(plan.config))
         with self._lock:
-            self._worker = Worker(self._id, consumer, work, plan.options)
+            self._worker = Worker(self._id, consumer, work, plan.config)
             if self._is_draining:
                 self._worker.drain()
             return self._worker
@@ -75,3 +75,8 @@ class WorkerActor:
             self._is_draining = True
             if self._worker is not None:
                 self._worker.drain()
+
+
+def consumer_options(config: WorkersConfig) -> dict[str, Any]:
+    """What of a pool's configuration is that of its consumers."""
+    return {name: getattr(config, name) for name in ConsumerConfig.model_fields}
