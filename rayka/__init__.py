@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rayka.client.producer.producer import Producer
     from rayka.cluster import Cluster
     from rayka.ids import TopicPartition
+    from rayka.worker_pool.pool import workers
 
     __version__: str
 
@@ -38,6 +39,7 @@ __all__ = [
     "read",
     "spark",
     "testing",
+    "workers",
 ]
 
 _MODULES = {
@@ -52,6 +54,7 @@ _MODULES = {
     "RecordMetadata": "rayka.client.producer.acknowledgement",
     "TopicPartition": "rayka.ids",
     "read": "rayka.client.consumer.reader",
+    "workers": "rayka.worker_pool.pool",
 }
 
 

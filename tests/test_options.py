@@ -23,6 +23,7 @@ TABLES: dict[str, tuple[type, Any]] = {
     "Producer": (typed.ProducerOptions, config.ProducerConfig),
     "Consumer": (typed.ConsumerOptions, config.ConsumerConfig),
     "Admin": (typed.AdminOptions, config.AdminConfig),
+    "workers": (typed.WorkersOptions, config.WorkersConfig),
     "Cluster.start": (typed.ClusterFields, config.ClusterSpec),
 }
 CLIENTS = ("Producer", "Consumer", "Admin")
@@ -36,6 +37,7 @@ TAKEN_AS = {
     "resources",
     "config",
     "transport_ports",
+    "ray_options",
     "partition_assignment_strategy",
 }
 

@@ -29,7 +29,7 @@ class GroupLag:
         ends = self._consumer.end_offsets(partitions)
         begins = self._consumer.beginning_offsets(partitions)
         committed = self._consumer.committed(partitions)
-        done = {tp: max(begins[tp], offset) for tp, offset in committed.items() if offset is not None}
+        done = {tp: max(begins[tp], at.offset) for tp, at in committed.items() if at is not None}
         return sum(ends[tp] - done.get(tp, begins[tp]) for tp in partitions), len(partitions)
 
     def close(self) -> None:

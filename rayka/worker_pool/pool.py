@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self, Unpack
 import ray
 
 from rayka.client.bootstrap import DEFAULT_CLUSTER, resolve
-from rayka.client.consumer.consumer import topic_names
+from rayka.client.consumer.consumer_part import topic_names
 from rayka.cluster import Cluster
 from rayka.config import WorkersConfig
 from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, WorkFailed
@@ -307,7 +307,8 @@ def workers(
     whose function raises is tried `retries` times more, `retry_backoff_ms` later, then twice as long, up to 10 s. If
     that does not help, with "stop" the pool ends with WorkFailed and commits nothing of it; with "skip" its records are
     tried one by one, and those that fail are passed over and counted. A callable is called, in the worker, with each
-    of those (a `Record`, or a batch of one row) and the error, to keep it elsewhere.
+    of those (a `Record`, or a batch of one row; None where it could not be deserialized) and the error, to keep it
+    elsewhere.
 
     There are `min` workers. With `target_lag_seconds` one is added when what waits takes longer than that at the speed
     of now, up to `max` or the number of partitions, and one is taken away when the others have time to spare; those

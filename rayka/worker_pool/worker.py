@@ -14,7 +14,7 @@ from typing import Any
 
 from rayka.client.consumer.consumer import Consumer
 from rayka.config import WorkersConfig
-from rayka.errors import ApiError, WorkFailed
+from rayka.errors import ApiError, SerializationError, WorkFailed
 
 _POLL_MS = 200
 _BACKOFF_MAX_MS = 10_000
@@ -90,9 +90,17 @@ class Worker:
     # ---- One batch ---------------------------------------------------------------------------------------------------
 
     def _poll(self) -> Batch | None:
-        if self._config.batch == "arrow":
-            return self._consumer.poll_arrow(_POLL_MS)
-        return self._consumer.poll(_POLL_MS, self._config.max_records)
+        """A record that cannot be deserialized is poison, too."""
+        try:
+            if self._config.batch == "arrow":
+                return self._consumer.poll_arrow(_POLL_MS)
+            return self._consumer.poll(_POLL_MS, self._config.max_records)
+        except SerializationError as error:
+            if self._config.on_poison == "stop" or error.topic_partition is None or error.offset is None:
+                raise
+            self._consumer.seek(error.topic_partition, error.offset + 1)
+            self._count_poison(None, error)
+            return None
 
     def _work_through(self, batch: Batch) -> None:
         for begin in range(0, len(batch), self._config.max_records):
@@ -140,10 +148,13 @@ class Worker:
                 self._pass_over(single, failure)
 
     def _pass_over(self, single: Batch, error: Exception) -> None:
-        self._poison += 1
         logger.error("%r passes over %s: %r", self, _place(single), error)
+        self._count_poison(single[0] if isinstance(single, list) else single, error)
+
+    def _count_poison(self, record: Any, error: Exception) -> None:
+        self._poison += 1
         if callable(self._config.on_poison):
-            self._config.on_poison(single[0] if isinstance(single, list) else single, error)
+            self._config.on_poison(record, error)
 
     def _commit(self) -> None:
         try:
