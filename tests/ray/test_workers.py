@@ -1,0 +1,118 @@
+"""Workers on a real Ray: they share partitions, outlive the end of a process, scale by lag, and drain."""
+
+import os
+import signal
+import time
+from itertools import count
+from typing import Any
+
+import pytest
+
+import rayka
+from rayka.cluster import Cluster
+from rayka.errors import ConfigError, WorkFailed
+from tests.ray.support import wait_until
+
+pytestmark = pytest.mark.ray
+_numbers = count()
+PARTITIONS, COUNT = 4, 400
+WORKERS: dict[str, Any] = {"ray_options": {"num_cpus": 0}, "session_timeout_ms": 6_000}
+
+
+class Copy:
+    """Sends what it is given to another topic; made in each worker."""
+
+    def __init__(self) -> None:
+        self._producer = rayka.Producer(cluster="shared")
+
+    def __call__(self, batch: list[rayka.Record]) -> None:
+        for record in batch:
+            self._producer.send(f"{record.topic}-copy", record.value)
+        self._producer.flush()
+        time.sleep(0.05)
+
+
+def end_own_process(batch: list[rayka.Record]) -> None:
+    """Half way, once: the group has nothing of it then."""
+    if any(record.value == b"200" for record in batch) and not os.path.exists(os.environ["RAYKA_TEST_MARK"]):
+        with open(os.environ["RAYKA_TEST_MARK"], "w") as mark:
+            mark.write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    Copy()(batch)
+
+
+def fail(batch: list[rayka.Record]) -> None:
+    raise LookupError("never")
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> str:
+    """With numbers in all partitions, and another one to copy them to."""
+    name = f"work-{next(_numbers)}"
+    with rayka.Admin(cluster=cluster) as admin:
+        admin.create_topic(name, partitions=PARTITIONS)
+        admin.create_topic(f"{name}-copy")
+    with rayka.Producer(cluster=cluster) as producer:
+        for number in range(COUNT):
+            producer.send(name, b"%d" % number, partition=number % PARTITIONS)
+    return name
+
+
+def copied(cluster: Cluster, topic: str) -> set[bytes | None]:
+    return {each.value for each in rayka.read(f"{topic}-copy", cluster=cluster)}
+
+
+EXPECTED = {b"%d" % number for number in range(COUNT)}
+
+
+def test_workers_are_added_by_lag_and_everything_is_worked_off(cluster: Cluster, topic: str) -> None:
+    with rayka.workers(
+        Copy, topic, cluster=cluster, group_id=topic, max=2, target_lag_seconds=0.5, max_records=5, **WORKERS
+    ) as pool:
+        wait_until(lambda: sum(each.partitions > 0 for each in pool.status().workers) == 2)
+        wait_until(lambda: copied(cluster, topic) == EXPECTED)
+        wait_until(lambda: pool.status().lag_records == 0)
+        status = pool.status()
+    assert (status.wanted, status.poison, status.replaced) == (2, 0, 0)
+    assert _members(cluster, topic) == ()
+
+
+def _members(cluster: Cluster, group_id: str) -> tuple[Any, ...]:
+    with rayka.Admin(cluster=cluster) as admin:
+        return admin.describe_group(group_id).members
+
+
+def test_a_worker_whose_process_ends_is_replaced_and_nothing_is_lost(
+    cluster: Cluster, topic: str, tmp_path: Any
+) -> None:
+    mark = tmp_path / "mark"
+    options = {
+        **WORKERS,
+        "ray_options": {"num_cpus": 0, "runtime_env": {"env_vars": {"RAYKA_TEST_MARK": str(mark)}}},
+    }
+    with rayka.workers(
+        end_own_process, topic, cluster=cluster, group_id=topic, max_records=50, **options
+    ) as pool:
+        wait_until(lambda: copied(cluster, topic) == EXPECTED)
+        assert pool.status().replaced == 1
+    assert mark.exists()
+
+
+def test_a_function_that_always_fails_ends_the_pool(cluster: Cluster, topic: str) -> None:
+    pool = rayka.workers(fail, topic, cluster=cluster, group_id=topic, retries=0, **WORKERS)
+    with pytest.raises(WorkFailed, match="LookupError\\('never'\\)"):
+        pool.wait(60)
+    with pytest.raises(WorkFailed):
+        pool.stop()
+
+
+def test_what_cannot_be_run_is_refused(cluster: Cluster, topic: str) -> None:
+    with pytest.raises(ConfigError, match="group_id: expected the name"):
+        rayka.workers(fail, topic, cluster=cluster)
+    with pytest.raises(TypeError, match="expected a function or a class, found int"):
+        rayka.workers(5, topic, cluster=cluster, group_id="g")  # type: ignore[arg-type]
+    with (
+        rayka.testing.cluster() as in_process,
+        pytest.raises(ConfigError, match="they need a rayka.Cluster on Ray"),
+    ):
+        rayka.workers(fail, topic, cluster=in_process, group_id="g")  # type: ignore[arg-type]
