@@ -81,7 +81,7 @@ class WorkerPool:
         self._scaling = Scaling(config.min, config.max, config.target_lag_seconds)
         self._lag = lag
         ray_options = {"num_cpus": 1, **config.ray_options, "max_concurrency": _METHODS_AT_ONCE}
-        self._make_actor = ray.remote(WorkerActor).options(**ray_options)
+        self._make_actor: Any = ray.remote(WorkerActor).options(**ray_options)
         self._ids = count(1)
         self._running: dict[int, _Running] = {}
         self._wanted = config.min
