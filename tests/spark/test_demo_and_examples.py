@@ -75,7 +75,7 @@ def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
         ("pydantic_records.py", "3 departures, 5 minutes late in all"),
         ("arrow_batches.py", "their values add up to 4,999,950,000; expected 4,999,950,000"),
         ("ray_workers.py", "600 of 600 jobs are done, none is lost"),
-        ("queue_of_work.py", "ratio: "),
+        ("queue_of_work.py", "all 2,000 items came through both"),
         ("many_tasks.py", "read: 20 keys, each with its 1,000 records in their order"),
     ],
 )
