@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.cli.output import Count, print_json, print_table, working
 from rayka.cli.produce_command import closing
 from rayka.cli.shared_options import Target, client_config_option, target_options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli import catch_up
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
 from rayka.cli.partition_commands import print_plan
 from rayka.cli.shared_options import (

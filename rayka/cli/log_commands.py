@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.cli.output import Style, counted, print_json, print_table, size
 from rayka.cli.shared_options import json_option
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import click
 
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.errors import ApiError, RaykaError
 
 INTERRUPTED = 130

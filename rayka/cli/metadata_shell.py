@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.cli.output import print_json
 from rayka.errors import RaykaError
 

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import click
 
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.cli.output import Style, print_json, print_table, working
 from rayka.cli.shared_options import Target, cluster_options, confirm, target_options, yes_option
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayka.cli.groups import Group
+from rayka.cli.command_group import Group
 from rayka.cli.output import Style, ids, print_json, print_table
 from rayka.cli.shared_options import (
     Target,

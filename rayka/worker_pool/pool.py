@@ -26,7 +26,7 @@ from rayka.errors import ApiError, ConfigError, RaykaError, UnavailableError, Wo
 from rayka.options import WorkersOptions
 from rayka.worker_pool.group_lag import GroupLag
 from rayka.worker_pool.scaling import Look, Scaling
-from rayka.worker_pool.worker import WorkerStatus
+from rayka.worker_pool.work_loop import WorkerStatus
 from rayka.worker_pool.worker_actor import WorkerActor, WorkerEnd, WorkerPlan
 
 _LOOK_S = 1.0

@@ -9,7 +9,7 @@ from rayka.actors.ray_connection import connect
 from rayka.client.consumer.consumer import Consumer
 from rayka.config import ConsumerConfig, WorkersConfig
 from rayka.errors import UnavailableError
-from rayka.worker_pool.worker import Worker, WorkerStatus
+from rayka.worker_pool.work_loop import Worker, WorkerStatus
 
 
 class WorkerPlan(NamedTuple):

@@ -14,7 +14,7 @@ import rayka.testing
 from rayka.config import WorkersConfig
 from rayka.errors import ConfigError, SerializationError, WorkFailed
 from rayka.testing import InProcessCluster
-from rayka.worker_pool.worker import Worker
+from rayka.worker_pool.work_loop import Worker
 from rayka.worker_pool.worker_actor import consumer_options
 from tests.testing.waiting import WAIT_S
 

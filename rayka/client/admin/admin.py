@@ -17,6 +17,7 @@ from rayka.client.admin.admin_arguments import (
 )
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import changes_of, resource_of
+from rayka.client.admin.admin_group_part import GroupAdmin
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
     ConfigValue,
@@ -24,7 +25,6 @@ from rayka.client.admin.admin_partition_results import (
     PartitionReassignment,
 )
 from rayka.client.admin.admin_results import ClusterSummary, QuorumInfo, TopicDescription
-from rayka.client.admin.group_admin import GroupAdmin
 from rayka.client.arguments import int_of, text_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.config import AdminConfig, TopicConfig

@@ -16,8 +16,8 @@ from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.coordinator_calls import CoordinatorCalls
+from rayka.client.group.group_membership import CountPartitions, Handover, Membership, MemberState, Step
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
-from rayka.client.group.membership import CountPartitions, Handover, Membership, MemberState, Step
 from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
 from rayka.errors import RaykaError, UnknownTopicOrPartition

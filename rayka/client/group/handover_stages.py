@@ -12,7 +12,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from rayka.client.group.membership import Handover
+from rayka.client.group.group_membership import Handover
 from rayka.ids import TopicPartition
 
 logger = logging.getLogger(__name__)

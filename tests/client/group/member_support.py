@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayka.client.group.group_membership import CountPartitions, Handover, Membership, Step
 from rayka.client.group.member_requests import MemberOptions
-from rayka.client.group.membership import CountPartitions, Handover, Membership, Step
 from rayka.ids import TopicPartition
 from rayka.shard.runtime import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayka.client.group.membership import MemberState
+from rayka.client.group.group_membership import MemberState
 from rayka.errors import (
     FencedInstanceId,
     IllegalGeneration,
