@@ -203,7 +203,8 @@ def test_all_clients_of_a_process_share_one_connection_to_each_broker(lanes: Lan
 
         leaders = leaders_of(lanes.cluster, topic)
         wait_until(lambda: goes_by_lanes(lanes.cluster, leaders, use_all))
-        assert [connected_to(lanes.cluster, each) for each in leaders] == [1] * len(leaders)
+        # One that broke just before, as on a busy machine, may still be about to end.
+        wait_until(lambda: [connected_to(lanes.cluster, each) for each in leaders] == [1] * len(leaders))
 
 
 @ONLY_DIRECT
