@@ -120,7 +120,7 @@ def _bug(name: str, checker: str, owner: Any, attribute: str, make: Any, seed: i
 
 
 GROUP_BUGS = [
-    _bug("the leader assigns every partition to each", "group-owners", group_membership, "assignments_of", gives_all_to_each),
+    _bug("the leader gives all to each", "group-owners", group_membership, "assignments_of", gives_all_to_each),
     _bug("a rebalance keeps the generation", "group-owners", Rebalances, "_begin_generation", keeps_the_generation),
     _bug("a member commits one record more than it was given", "group-skipped", Fetcher, "consumed", commits_one_more),
     _bug("a member begins behind what was committed", "group-skipped", GroupOffsets, "fetch", begins_later),
