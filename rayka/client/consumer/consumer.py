@@ -1,8 +1,8 @@
-"""The consumer without a group, as a sync class: reads all partitions of its topics, or those it is assigned.
+"""The consumer as a sync class: reads all partitions of its topics, those it is assigned, or its share in a group.
 
 A thin face: `Fetcher` fetches ahead on the IO thread, `Delivery` decodes and keeps positions on the caller's
-thread. Not for several threads at once, as Kafka's. Kafka: KafkaConsumer (G16). Left out: groups, commits,
-pause and resume.
+thread; what is about positions, commits and membership are parts of their own. Not for several threads at once, as
+Kafka's. Kafka: KafkaConsumer (G16).
 """
 
 import time
