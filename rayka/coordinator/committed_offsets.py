@@ -5,11 +5,12 @@ transactions, and expiry times that a commit brings.
 """
 
 from rayka.coordinator.group import COMPLETING, EMPTY, Group
-from rayka.coordinator.group_effects import Effects, ExpireOffsets, ForgetTopics
+from rayka.coordinator.group_effects import CommitTogether, Effects, ExpireOffsets, ForgetTopics
 from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import GroupKey, GroupRecord, OffsetKey, OffsetValue, offset_value
 from rayka.coordinator.known_groups import KnownGroups
 from rayka.errors import (
+    ApiError,
     ErrorCode,
     GroupIdNotFound,
     IllegalGeneration,
@@ -53,6 +54,20 @@ class CommittedOffsets:
         return OffsetCommitResponse(
             tuple(self._commit(request.group_id, each, timestamp_ms, effects) for each in request.partitions)
         )
+
+    def commit_together(
+        self, together: CommitTogether, effects: Effects
+    ) -> tuple[OffsetCommitResponse | ApiError, ...]:
+        """What each is answered or refused with, as if they were asked one after another: what one of them writes no
+        other one looks at.
+        """
+        return tuple(self._answer(each, effects) for each in together.requests)
+
+    def _answer(self, request: OffsetCommitRequest, effects: Effects) -> OffsetCommitResponse | ApiError:
+        try:
+            return self.commit(request, effects)
+        except ApiError as refusal:
+            return refusal
 
     def _check_commit(self, request: OffsetCommitRequest, effects: Effects) -> None:
         """Whether this caller may commit; a member that may is alive (E10)."""

@@ -10,6 +10,7 @@ from uuid import UUID
 from rayka.coordinator.group import Member
 from rayka.coordinator.group_records import GroupRecord
 from rayka.errors import ApiError
+from rayka.protocol.group_offsets import OffsetCommitRequest
 from rayka.shard.shard import Answer, Result
 from rayka.shard.timers import Timer
 
@@ -49,6 +50,12 @@ class ForgetTopics(NamedTuple):
     """A request of the node: these topics, by name, are deleted."""
 
     topic_ids: Mapping[str, UUID]
+
+
+class CommitTogether(NamedTuple):
+    """A request of the node: commits that have come one after another are one batch of the log."""
+
+    requests: tuple[OffsetCommitRequest, ...]
 
 
 class Effects:

@@ -9,6 +9,7 @@ back; replaying the records of a log twice gives the same state. Kafka: `GroupCo
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -16,6 +17,7 @@ from rayka.config import BrokerConfig
 from rayka.coordinator.committed_offsets import CommittedOffsets
 from rayka.coordinator.group_admin import GroupAdmin
 from rayka.coordinator.group_effects import (
+    CommitTogether,
     Effects,
     EndJoins,
     EndPending,
@@ -75,6 +77,7 @@ class GroupShard:
             GroupHeartbeatRequest: members.heartbeat,
             LeaveGroupRequest: members.leave,
             OffsetCommitRequest: offsets.commit,
+            CommitTogether: offsets.commit_together,
             OffsetFetchRequest: offsets.fetch,
             OffsetDeleteRequest: offsets.delete,
             ListGroupsRequest: admin.list_groups,
@@ -156,6 +159,7 @@ def group_shard_type(config: BrokerConfig, random: Random, wall_clock_ms: Callab
     return ShardType(topic, GROUP_CODEC, lambda number: GroupShard(config, random, wall_clock_ms))
 
 
+@lru_cache(maxsize=10_000)
 def partition_of_group(group_id: str, partition_count: int) -> int:
     """The partition of `__consumer_offsets` that a group is on: Java's hash of the id, as Kafka has it (E1)."""
     hashed = 0

@@ -103,11 +103,11 @@ def _group_handlers(groups: GroupHandler) -> dict[type[Any], Callable[[Any], Res
         SyncGroupRequest,
         GroupHeartbeatRequest,
         LeaveGroupRequest,
-        OffsetCommitRequest,
         OffsetFetchRequest,
         OffsetDeleteRequest,
     )
     return {
+        OffsetCommitRequest: groups.commit,
         FindCoordinatorRequest: groups.find,
         ListGroupsRequest: groups.list_groups,
         DescribeGroupsRequest: groups.describe_groups,

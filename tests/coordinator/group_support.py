@@ -180,8 +180,8 @@ class Coordinator:
         )
         return self.ask(OffsetCommitRequest("g", partitions, generation_id, member_id))
 
-    def committed(self) -> dict[str, int]:
-        response = answer(self.ask(OffsetFetchRequest("g")))
+    def committed(self, group_id: str = "g") -> dict[str, int]:
+        response = answer(self.ask(OffsetFetchRequest(group_id)))
         return {f"{each.topic}-{each.partition}": each.offset for each in response.partitions}
 
 

@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 
 from rayka.coordinator.group import EMPTY, PREPARING, STABLE
-from rayka.coordinator.group_effects import ForgetTopics
-from rayka.errors import ErrorCode
+from rayka.coordinator.group_effects import CommitTogether, ForgetTopics
+from rayka.errors import ErrorCode, IllegalGeneration, UnknownMemberId
 from rayka.ids import ZERO_ID
 from rayka.protocol.group_offsets import (
     CommittedOffset,
@@ -85,6 +85,33 @@ def test_a_commit_of_many_partitions_is_one_batch() -> None:  # E10
     answer(coordinator.commit(offsets))
     assert coordinator.log.batches == [1_000]
     assert coordinator.committed() == offsets
+
+
+def test_commits_that_are_written_together_are_one_batch_and_each_has_its_own_answer() -> None:  # E10
+    coordinator = Coordinator()
+    leader, _ = coordinator.stable(2)
+    at_7, too_long = CommittedOffset("t", 0, 7), CommittedOffset("t", 1, 8, metadata="x" * 5_000)
+    batches = len(coordinator.log.batches)
+    found = answer(
+        coordinator.ask(
+            CommitTogether(
+                (
+                    OffsetCommitRequest("h", (at_7,)),
+                    OffsetCommitRequest("g", (at_7,), 3, leader),
+                    OffsetCommitRequest("g", (at_7, too_long), 1, leader),
+                    OffsetCommitRequest("g", (at_7,)),
+                    OffsetCommitRequest("h", (CommittedOffset("t", 0, 9),)),
+                )
+            )
+        )
+    )
+    assert coordinator.log.batches[batches:] == [3]
+    assert [type(each) for each in found[1::2]] == [IllegalGeneration, UnknownMemberId]
+    metadata_too_large = ErrorCode.OFFSET_METADATA_TOO_LARGE
+    codes = [error_codes(each) for each in found[::2]]
+    assert codes == [[ErrorCode.NONE], [ErrorCode.NONE, metadata_too_large], [ErrorCode.NONE]]
+    assert coordinator.committed() == {"t-0": 7}
+    assert coordinator.committed("h") == {"t-0": 9}
 
 
 def test_a_commit_without_a_generation_makes_a_group() -> None:  # E10

@@ -6,8 +6,8 @@ member: try again, or look for the coordinator. Kafka: `KafkaApis`, `GroupCoordi
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from uuid import UUID
 
@@ -24,9 +24,11 @@ from rayka.errors import (
     NotLeaderOrFollower,
     RequestTimedOut,
 )
+from rayka.node.handlers.joined_commits import JoinedCommits
 from rayka.node.hosting.hosted_shards import HostedShards
 from rayka.node.hosting.internal_topics import InternalTopics
 from rayka.node.metadata_follower import MetadataFollower
+from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
 from rayka.protocol.groups import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
@@ -61,6 +63,7 @@ class GroupHandler:
         self._internal_topics = internal_topics
         self._follower = follower
         self._one_at_a_time = asyncio.Lock()
+        self._commits = JoinedCommits(self._begin)
 
     def __repr__(self) -> str:
         return f"<GroupHandler {self._topic.name} partitions={self._partition_count}>"
@@ -115,6 +118,10 @@ class GroupHandler:
         """The answer of the shard of `request.group_id`. Raises NotCoordinator where that is elsewhere."""
         return await self._submit(self._number(request.group_id), request)
 
+    async def commit(self, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        """As `of_group`; commits that come in one turn of the event loop are written together."""
+        return await self._commits.commit(self._number(request.group_id), request)
+
     async def list_groups(self, request: ListGroupsRequest) -> ListGroupsResponse:
         """Those of all shards that are active here."""
         groups: list[ListedGroup] = []
@@ -166,11 +173,30 @@ class GroupHandler:
         return partition_of_group(group_id, count) if count else -1
 
     async def _submit(self, number: int, request: Any) -> Any:
-        if number < 0:
-            raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
-        try:
-            return await self._shards.get(OFFSETS_TOPIC, number).submit(request)
-        except (NotEnoughReplicas, RequestTimedOut) as error:
-            raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC}-{number}: {error}") from error
-        except (NotLeaderOrFollower, KafkaStorageError) as error:
-            raise NotCoordinator(f"{OFFSETS_TOPIC}-{number}: {error}") from error
+        """After the commits that came before it."""
+        self._commits.begin_those_of(number)
+        return await self._begin(number, request)
+
+    def _begin(self, number: int, request: Any) -> Coroutine[Any, Any, Any]:
+        """Runs the request on the shard; what is to be awaited for its answer."""
+        with _told_to_members(number):
+            if number < 0:
+                raise NotCoordinator(f"there is no {OFFSETS_TOPIC} yet; find_coordinator creates it")
+            shard = self._shards.get(OFFSETS_TOPIC, number)
+            return _answer(number, shard.answer_of(shard.run_request(request)))
+
+
+async def _answer(number: int, answering: Coroutine[Any, Any, Any]) -> Any:
+    with _told_to_members(number):
+        return await answering
+
+
+@contextmanager
+def _told_to_members(number: int) -> Iterator[None]:
+    """What goes wrong in the log of a shard, as its callers understand it."""
+    try:
+        yield
+    except (NotEnoughReplicas, RequestTimedOut) as error:
+        raise CoordinatorNotAvailable(f"{OFFSETS_TOPIC}-{number}: {error}") from error
+    except (NotLeaderOrFollower, KafkaStorageError) as error:
+        raise NotCoordinator(f"{OFFSETS_TOPIC}-{number}: {error}") from error

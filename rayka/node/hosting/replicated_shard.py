@@ -99,7 +99,10 @@ class ReplicatedShard(Generic[ShardT, RecordT]):
         """The response, once it and everything before it is committed. Raises the ApiError that refuses it, the shard's
         error for a node that does not run it (`Shard.not_here`), or RequestTimedOut.
         """
-        pending = self.run_request(request)
+        return await self.answer_of(self.run_request(request))
+
+    async def answer_of(self, pending: Pending) -> Any:
+        """As `submit`, of a request that runs already."""
         if not pending.is_done:
             await self._until_done(pending)
         if pending.error is not None:

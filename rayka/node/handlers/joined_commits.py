@@ -1,0 +1,111 @@
+"""Commits of offsets that come in one turn of the event loop, written together.
+
+A batch of the log costs as much as ten of its records: groups that commit at the same time share one. Invariants: each
+caller is answered as if its commit were the only one; a commit is handled before any request to its shard that came
+after it; no request waits longer than until the loop's next turn. Kafka: `CoordinatorRuntime`, whose batches of writes
+linger for `group.coordinator.append.linger.ms`.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from rayka.coordinator.group_effects import CommitTogether
+from rayka.errors import ApiError
+from rayka.protocol.group_offsets import OffsetCommitRequest, OffsetCommitResponse
+from rayka.shard.runtime import STEPS_PER_TURN
+
+_METADATA_CHARS_MAX = 1 << 20  # at most 4 MB of a batch that may have 16
+_Answer = asyncio.Future[OffsetCommitResponse]
+_Begin = Callable[[int, Any], Coroutine[Any, Any, Any]]
+
+
+class _Together:
+    """Commits that are to be written together, and their callers. A larger one is alone."""
+
+    def __init__(self) -> None:
+        self.requests: list[OffsetCommitRequest] = []
+        self.answers: list[_Answer] = []
+        self._record_count = 0
+        self._metadata_chars = 0
+
+    def add(self, request: OffsetCommitRequest) -> _Answer:
+        answer: _Answer = asyncio.get_running_loop().create_future()
+        self.requests.append(request)
+        self.answers.append(answer)
+        self._record_count += len(request.partitions)
+        self._metadata_chars += _metadata_chars(request)
+        return answer
+
+    def has_room(self, request: OffsetCommitRequest) -> bool:
+        is_short = self._record_count + len(request.partitions) <= STEPS_PER_TURN
+        return is_short and self._metadata_chars + _metadata_chars(request) <= _METADATA_CHARS_MAX
+
+
+class JoinedCommits:
+    """See the module. `begin` runs a request on the shard of a partition, and gives what is to be awaited for it."""
+
+    def __init__(self, begin: _Begin) -> None:
+        self._begin = begin
+        self._tasks: dict[asyncio.Task[None], None] = {}  # a loop keeps no task alive by itself
+        self._open: dict[int, _Together] = {}
+
+    def __repr__(self) -> str:
+        return f"<JoinedCommits open={ {number: len(each.requests) for number, each in self._open.items()} }>"
+
+    async def commit(self, number: int, request: OffsetCommitRequest) -> OffsetCommitResponse:
+        """The answer of the shard, once it is committed. Raises as `begin`, and what refuses this commit alone."""
+        together = self._open.get(number)
+        if together is not None and not together.has_room(request):
+            self.begin_those_of(number)
+            together = None
+        if together is None:
+            together = self._open[number] = _Together()
+            asyncio.get_running_loop().call_soon(self._begin_these, number, together)
+        return await together.add(request)
+
+    def begin_those_of(self, number: int) -> None:
+        """The shard of this partition has handled all commits that came before, when this returns."""
+        together = self._open.get(number)
+        if together is not None:
+            self._begin_these(number, together)
+
+    def _begin_these(self, number: int, together: _Together) -> None:
+        if self._open.get(number) is not together:
+            return  # they were begun before
+        del self._open[number]
+        try:
+            answering = self._begin(number, CommitTogether(tuple(together.requests)))
+        except Exception as error:  # also one that no code expected: the callers' requests fail with it
+            _refuse(together.answers, error)
+            return
+        task = asyncio.get_running_loop().create_task(_answer(answering, together.answers))
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+
+
+async def _answer(answering: Coroutine[Any, Any, Any], answers: Sequence[_Answer]) -> None:
+    try:
+        found = await answering
+    except asyncio.CancelledError:  # the process ends: no caller is told anything
+        for future in answers:
+            future.cancel()
+        raise
+    except Exception as error:
+        _refuse(answers, error)
+        return
+    for future, answer in zip(answers, found, strict=True):
+        if isinstance(answer, ApiError):
+            _refuse([future], answer)
+        elif not future.done():  # its caller may have given up
+            future.set_result(answer)
+
+
+def _refuse(answers: Sequence[_Answer], error: Exception) -> None:
+    for future in answers:
+        if not future.done():
+            future.set_exception(error)
+
+
+def _metadata_chars(request: OffsetCommitRequest) -> int:
+    return sum(len(each.metadata) for each in request.partitions)
