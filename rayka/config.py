@@ -2,12 +2,10 @@
 
 Keys are Kafka's dotted names (`min.insync.replicas`) in YAML, dicts and on the command line, and the same in snake_case
 as keyword arguments. An unknown key is a ConfigError that names the nearest known one; nothing is accepted and ignored.
-How keys are read is in `config_model`; no other module imports pydantic.
+How keys are read is in `config_model`, the keys of topics are in `config_topics`; no other module imports pydantic.
 """
 
-import re
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +19,7 @@ from pydantic import (
 )
 
 from rayka.config_model import ConfigModel, dotted, snake
+from rayka.config_topics import CleanupPolicy, FlushPolicy, MessageTimestampType, TopicConfig
 from rayka.errors import ConfigError
 from rayka.ids import (
     FIRST_BROKER_ID,
@@ -31,57 +30,12 @@ from rayka.ids import (
     role_of,
 )
 
+# What others import from here and what is defined elsewhere.
+__all__ = ["FlushPolicy", "MessageTimestampType", "TopicConfig"]
+
 IDEMPOTENT_IN_FLIGHT_MAX = 5  # as many batches of a producer as a broker recognises
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
-
-
-# ---- Topics --------------------------------------------------------------------------------------------------------
-
-
-class MessageTimestampType(StrEnum):
-    """Whether a record's timestamp is the producer's or the broker's."""
-
-    CREATE_TIME = "CreateTime"
-    LOG_APPEND_TIME = "LogAppendTime"
-
-
-class FlushPolicy(StrEnum):
-    """`batch`: a record is synced to disk before it is acknowledged; one sync serves all that wait for it."""
-
-    NONE = "none"
-    BATCH = "batch"
-
-
-def _throttled_replicas(value: Any) -> Any:
-    if isinstance(value, str) and not _THROTTLED_REPLICAS.fullmatch(value):
-        raise ValueError("expected '*', or a list of partition:broker such as '0:1,0:2', or nothing")
-    return value
-
-
-_THROTTLED_REPLICAS = re.compile(r"\*|(\d+:\d+(,\d+:\d+)*)?")
-_ThrottledReplicas = Annotated[str, BeforeValidator(_throttled_replicas)]
-
-
-class TopicConfig(ConfigModel):
-    """Configuration of one topic; names, units and defaults are Kafka's, but for `flush`, which is rayka's own."""
-
-    segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
-    segment_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
-    segment_index_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)
-    index_interval_bytes: int = Field(default=4096, ge=0, le=_INT32_MAX)
-    max_message_bytes: int = Field(default=1_048_588, ge=0, le=_INT32_MAX)
-    message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
-    message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
-    message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
-    min_insync_replicas: int = Field(default=1, ge=1)
-    unclean_leader_election_enable: bool = False
-    leader_replication_throttled_replicas: _ThrottledReplicas = ""
-    follower_replication_throttled_replicas: _ThrottledReplicas = ""
-    flush: FlushPolicy = FlushPolicy.NONE
-    flush_messages: int = Field(default=_INT64_MAX, ge=1)
-    flush_ms: int = Field(default=_INT64_MAX, ge=0)
-    file_delete_delay_ms: int = Field(default=60_000, ge=0)
 
 
 # ---- Nodes ---------------------------------------------------------------------------------------------------------
@@ -152,6 +106,16 @@ class BrokerConfig(ConfigModel):
     log_flush_interval_messages: int = Field(default=_INT64_MAX, ge=1)
     log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
     log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
+    log_cleanup_policy: CleanupPolicy = "delete"
+    log_cleaner_min_cleanable_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
+    log_cleaner_min_compaction_lag_ms: int = Field(default=0, ge=0)
+    log_cleaner_max_compaction_lag_ms: int = Field(default=_INT64_MAX, ge=1)
+    log_cleaner_delete_retention_ms: int = Field(default=24 * 3600 * 1000, ge=0)
+    log_cleaner_enable: bool = True
+    log_cleaner_threads: int = Field(default=1, ge=0)
+    log_cleaner_backoff_ms: int = Field(default=15_000, ge=0)
+    log_cleaner_dedupe_buffer_size: int = Field(default=128 << 20, ge=1 << 10)
+    log_cleaner_io_max_bytes_per_second: float = Field(default=float(_INT64_MAX), gt=0, allow_inf_nan=False)
 
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
@@ -194,6 +158,11 @@ BROKER_SYNONYMS = {
     "flush_messages": "log_flush_interval_messages",
     "flush_ms": "log_flush_interval_ms",
     "file_delete_delay_ms": "log_segment_delete_delay_ms",
+    "cleanup_policy": "log_cleanup_policy",
+    "min_cleanable_dirty_ratio": "log_cleaner_min_cleanable_ratio",
+    "min_compaction_lag_ms": "log_cleaner_min_compaction_lag_ms",
+    "max_compaction_lag_ms": "log_cleaner_max_compaction_lag_ms",
+    "delete_retention_ms": "log_cleaner_delete_retention_ms",
 }
 """Keys of topics, and the brokers' keys that hold their defaults."""
 
@@ -201,6 +170,10 @@ DYNAMIC_BROKER_KEYS = (
     *BROKER_SYNONYMS.values(),
     "leader_replication_throttled_rate",
     "follower_replication_throttled_rate",
+    "log_cleaner_threads",
+    "log_cleaner_backoff_ms",
+    "log_cleaner_dedupe_buffer_size",
+    "log_cleaner_io_max_bytes_per_second",
 )
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 

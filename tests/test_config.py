@@ -57,7 +57,6 @@ def test_what_nothing_uses_is_no_key(kind: Any, key: str):
     ("kind", "key", "said"),
     [
         (TopicConfig, "retention.ms", "no retention"),
-        (TopicConfig, "cleanup_policy", "no retention or compaction"),
         (ProducerConfig, "transactional.id", "no transactions"),
         (ConsumerConfig, "bootstrap_servers", "cluster='rayka'"),
     ],
@@ -228,3 +227,19 @@ def test_what_a_group_cannot_be_is_refused(options: dict[str, Any], problem: str
 
 def test_without_a_group_nothing_needs_to_be_said() -> None:
     assert ConsumerConfig.parse({"enable_auto_commit": False}, what="consumer").group_id is None
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [("delete, compact", "compact,delete"), ("compact", "compact"), (" delete", "delete")],
+)
+def test_a_cleanup_policy_has_one_spelling(given: str, policy: str) -> None:
+    config = TopicConfig.parse({"cleanup.policy": given}, what="topic config")
+    assert (config.cleanup_policy, config.is_compacted) == (policy, "compact" in policy)
+    assert config.overrides() == {"cleanup.policy": policy}
+
+
+@pytest.mark.parametrize("given", ["", "compact;delete", "none", 3])
+def test_a_cleanup_policy_that_kafka_does_not_know_is_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match="expected 'delete', 'compact' or 'compact,delete'"):
+        TopicConfig.parse({"cleanup.policy": given}, what="topic config")

@@ -137,6 +137,7 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "cluster",
         "config",
         "config_model",
+        "config_topics",
         "errors",
         "forks",
         "options",
