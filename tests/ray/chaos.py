@@ -1,11 +1,13 @@
-"""Kills brokers, controllers and whole Ray nodes at random while producers and consumers run; then looks what is left.
+"""Kills nodes of all roles, whole Ray nodes and a group's members at random while clients run; looks what is left.
 
     python -m tests.ray.chaos --minutes 10 --seed 7 --transport ray
 
-Six nodes of a cluster (three brokers, three controllers) live on three Ray nodes, with three replicas of everything and
-Kafka's timeouts. With the transport `auto`, direct lanes are cut off at brokers and under clients, too. In the end
-every acknowledged record must be read exactly at its offset, none twice, those of a key in their order, and nothing
-that a consumer read meanwhile may have changed. Exit code 1 when something is wrong.
+Eight nodes of a cluster (three brokers, three controllers, two coordinators) live on three Ray nodes, with three
+replicas of everything and Kafka's timeouts. With the transport `auto`, direct lanes are cut off at brokers and under
+clients, too. In the end every acknowledged record must be read exactly at its offset, none twice, those of a key in
+their order, and nothing that a consumer read meanwhile may have changed. A group reads it all, too: every acknowledged
+record must have been given to it, no committed offset may have gone back, and it must settle. Exit code 1 when
+something is wrong.
 """
 
 import argparse
@@ -19,6 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import get_args
 
@@ -29,8 +33,10 @@ import ray
 import rayka
 from rayka.actors.names import actor_name
 from rayka.cluster import Cluster
+from rayka.coordinator.group_shard import OFFSETS_TOPIC
 from rayka.ids import Role
 from rayka.options import Transport
+from tests.ray.chaos_group import Diary, Group, OffsetWatch, given_twice, wrong_in
 from tests.ray.lane_sockets import SERVED, cut_at_node, cut_one
 from tests.ray.machines import ON_MACHINES, Machines, homes
 from tests.ray.sender import Sender
@@ -38,11 +44,14 @@ from tests.ray.support import kill
 from tests.rays import connected_ray
 
 MACHINES = 3
+COORDINATORS = 2
+NODES = 2 * MACHINES + COORDINATORS
 PARTITIONS = 6
 TOPICS = ("first", "second")  # a producer for each
 _PAUSE_S = 0.004
 _HEAL_S = 180
-_WEIGHTS = {"broker": 5, "controller": 3, "machine": 2}
+_WEIGHTS = {"broker": 5, "controller": 3, "coordinator": 4, "machine": 2, "member": 4}
+_ROLES = {"broker": Role.BROKER, "controller": Role.CONTROLLER, "coordinator": Role.COORDINATOR}
 _CUT = "lanes"  # a kind of fault where there are any
 _CUT_WEIGHT, _CUTS = 4, 8
 
@@ -76,13 +85,17 @@ class Reader(threading.Thread):
 
 @dataclass
 class Outcome:
-    """What happened. A gap is the longest time without an acknowledgement between a fault and the next one."""
+    """What happened. A gap is the longest time without an acknowledgement between a fault and the next one: of a record
+    to a producer, or of a commit to some member of the group.
+    """
 
     faults: list[tuple[str, float]] = field(default_factory=list)
     gaps_s: dict[str, list[float]] = field(default_factory=dict)
+    commit_gaps_s: dict[str, list[float]] = field(default_factory=dict)
     acknowledged: int = 0
     failed: int = 0
     read_meanwhile: int = 0
+    group: str = ""  # its figures
     problems: list[str] = field(default_factory=list)
 
 
@@ -93,6 +106,7 @@ class Chaos:
         self,
         cluster: Cluster,
         machines: Machines,
+        group: Group,
         random: Random,
         say: Callable[[str], None],
         *,
@@ -100,6 +114,7 @@ class Chaos:
     ) -> None:
         self._cluster = cluster
         self._machines = machines
+        self.group = group
         self._random = random
         self._say = say
         self._weights = _WEIGHTS | ({_CUT: _CUT_WEIGHT} if has_lanes else {})
@@ -113,9 +128,12 @@ class Chaos:
         kinds = self._kinds()
         while time.monotonic() < until:
             self._fault(next(kinds))
-            pause_until = min(until, time.monotonic() + self._random.uniform(3, 12))
+            is_first_round = len(self.outcome.faults) < len(self._weights)
+            pause_s = self._random.uniform(3, 8 if is_first_round else 12)
+            pause_until = min(until, time.monotonic() + pause_s)
             while time.monotonic() < pause_until:
                 self._maybe_return()
+                self.group.tick()
                 time.sleep(0.2)
         self._return_at = self._return_at and time.monotonic()
         self._maybe_return()
@@ -142,7 +160,11 @@ class Chaos:
         if kind == _CUT:
             self._cut_lanes()
             return
-        role = Role.CONTROLLER if kind == "controller" else Role.BROKER
+        if kind == "member":
+            if done := self.group.end_one():
+                self._note("member", done)
+            return
+        role = _ROLES.get(kind, Role.BROKER)
         nodes = [each for each in self._cluster.describe().nodes if role in each.roles and each.pid]
         if nodes:
             chosen = self._random.choice(nodes)
@@ -181,11 +203,12 @@ class Chaos:
         deadline = time.monotonic() + _HEAL_S
         with rayka.Admin(cluster=self._cluster) as admin:
             while True:
+                self.group.tick()
                 description = self._cluster.describe()
-                is_up = description.is_running and len(description.nodes) == 2 * MACHINES
+                is_up = description.is_running and len(description.nodes) == NODES
                 if is_up and all(
                     len(each.isr) == MACHINES
-                    for name in TOPICS
+                    for name in (*TOPICS, OFFSETS_TOPIC)
                     for each in admin.describe_topic(name).partitions
                 ):
                     break
@@ -206,14 +229,14 @@ def run(
     data_dir = tempfile.mkdtemp(prefix="chaos-")
     try:
         with connected_ray(head_cpus=0) as rays:
-            return _run_on(Machines(rays, MACHINES), data_dir, seconds, seed, say, transport)
+            return _run_on(Machines(rays, MACHINES), Path(data_dir), seconds, seed, say, transport)
     finally:
         shutil.rmtree(data_dir, ignore_errors=True)  # what was killed may still write there
 
 
 def _run_on(
     machines: Machines,
-    data_dir: str,
+    data_dir: Path,
     seconds: float,
     seed: int,
     say: Callable[[str], None],
@@ -223,8 +246,9 @@ def _run_on(
         name="chaos",
         brokers=MACHINES,
         controllers=MACHINES,
+        coordinators=COORDINATORS,
         resources=ON_MACHINES,
-        data_dir=data_dir,
+        data_dir=str(data_dir),
         transport=transport,
         config={"default.replication.factor": MACHINES, "min.insync.replicas": 2},
     )
@@ -232,7 +256,9 @@ def _run_on(
     with rayka.Admin(cluster=cluster) as admin:
         for topic in TOPICS:
             admin.create_topic(topic, partitions=PARTITIONS)
-    chaos = Chaos(cluster, machines, Random(seed), say, has_lanes=transport == "auto")
+    random = Random(seed)
+    group = Group(cluster, TOPICS, data_dir / "members", random)
+    chaos = Chaos(cluster, machines, group, random, say, has_lanes=transport == "auto")
     outcome = _run_clients(chaos, cluster, seconds)
     cluster.stop()
     return outcome
@@ -241,24 +267,30 @@ def _run_on(
 def _run_clients(chaos: Chaos, cluster: Cluster, seconds: float) -> Outcome:
     senders = [Sender(cluster, topic, pause_s=_PAUSE_S) for topic in TOPICS]
     readers = [Reader(cluster, topic) for topic in TOPICS]
-    for each in (*senders, *readers):
+    watch = OffsetWatch(cluster)
+    for each in (*senders, *readers, watch):
         each.start()
-    outcome = chaos.outcome
+    outcome, settled_s = chaos.outcome, 0.0
     try:
         for each in senders:
             each.await_acknowledged(100)
+        chaos.group.await_members()
         chaos.run(seconds)
         for each in senders:
             each.await_acknowledged(100)
+            each.stop()
+        settled_s = chaos.group.settle()
+        chaos.group.stop()
     finally:
-        for each in (*senders, *readers):
+        for each in (*senders, *readers, watch):
             each.stop()
     outcome.acknowledged = sum(len(each.acknowledged) for each in senders)
     outcome.failed = sum(len(each.failed) for each in senders)
     outcome.read_meanwhile = sum(len(each.read) for each in readers)
-    _measure_gaps(outcome, senders)
     for sender, reader in zip(senders, readers, strict=True):
         _check(outcome, sender, reader)
+    _check_group(outcome, chaos.group, senders, watch, settled_s)
+    _measure_gaps(outcome, senders, chaos.group.diaries())
     return outcome
 
 
@@ -275,32 +307,60 @@ def _check(outcome: Outcome, sender: Sender, reader: Reader) -> None:
         outcome.problems.append(f"{sender.topic}: what was read is no longer there: {changed[:5]}")
 
 
-def _measure_gaps(outcome: Outcome, senders: list[Sender]) -> None:
+def _check_group(
+    outcome: Outcome, group: Group, senders: list[Sender], watch: OffsetWatch, settled_s: float
+) -> None:
+    diaries = group.diaries()
+    outcome.problems += group.problems + watch.problems + wrong_in(diaries, senders)
+    given = sum(len(each.given) for each in diaries)
+    commits = sum(len(each.commit_times) for each in diaries)
+    refusals = Counter(error for each in diaries for error in each.refusals)
+    outcome.group = (
+        f"group: {group.started} members in all, given {given:,}, {given_twice(diaries):,} of them again, "
+        f"{commits:,} commits, refused {dict(refusals)}, "
+        f"offsets looked at {watch.looks} times, settled {settled_s:.1f} s after the last record"
+    )
+
+
+def _measure_gaps(outcome: Outcome, senders: list[Sender], diaries: list[Diary]) -> None:
     ends = [at for _, at in outcome.faults[1:]] + [time.monotonic()]
-    for (kind, at), end in zip(outcome.faults, ends, strict=True):
+    commits = sorted(at for each in diaries for at in each.commit_times)
+    for number, ((kind, at), end) in enumerate(zip(outcome.faults, ends, strict=True), 1):
         for sender in senders:
             outcome.gaps_s.setdefault(kind, []).append(sender.longest_gap_s(at, end))
+        times = [at, *(each for each in commits if at <= each <= end)]
+        if number < len(ends):  # after the last one the group ends
+            times.append(end)
+        gap_s = max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+        outcome.commit_gaps_s.setdefault(kind, []).append(gap_s)
 
 
 def table(outcome: Outcome, seconds: float) -> str:
     """What a person reads."""
     counts = Counter(kind for kind, _ in outcome.faults)
     lines = [
-        f"| killed or cut off in {seconds / 60:g} min | times | longest pause of writing, median | worst |",
-        "|---|---|---|---|",
+        f"| killed or cut off in {seconds / 60:g} min | times | longest pause of writing, median | worst "
+        "| of the group's commits, median | worst |",
+        "|---|---|---|---|---|---|",
     ]
     for kind in (*_WEIGHTS, _CUT):
-        gaps = sorted(outcome.gaps_s.get(kind, [0.0]))
-        lines.append(f"| {kind} | {counts[kind]} | {gaps[len(gaps) // 2]:.2f} s | {gaps[-1]:.2f} s |")
+        cells = [_median_and_worst(gaps.get(kind)) for gaps in (outcome.gaps_s, outcome.commit_gaps_s)]
+        lines.append(f"| {kind} | {counts[kind]} | {' | '.join(cells)} |")
     lines += [
         "",
         f"acknowledged {outcome.acknowledged:,}, failed {outcome.failed}, read meanwhile {outcome.read_meanwhile:,}",
+        outcome.group,
         *(f"WRONG: {each}" for each in outcome.problems),
-        "Every acknowledged record is where it was acknowledged, once, in order."
+        "Every acknowledged record is where it was acknowledged, once, in order, and was given to the group."
         if not outcome.problems
         else "",
     ]
     return "\n".join(lines)
+
+
+def _median_and_worst(gaps_s: list[float] | None) -> str:
+    ordered = sorted(gaps_s or [0.0])
+    return f"{ordered[len(ordered) // 2]:.2f} s | {ordered[-1]:.2f} s"
 
 
 def main() -> int:

@@ -20,7 +20,9 @@ from rayka.actors.on_ray_node import HOST_LABEL
 from rayka.client import io_thread
 from rayka.cluster import Cluster
 
-ON_MACHINES = {role: {"resources": {"machine": 0.01}} for role in ("broker", "controller")}  # in a spec
+ON_MACHINES = {
+    role: {"resources": {"machine": 0.01}} for role in ("broker", "controller", "coordinator")
+}  # in a spec
 _AWAY = ".away"
 
 

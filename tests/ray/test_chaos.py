@@ -1,4 +1,4 @@
-"""One minute of `tests/ray/chaos.py`: brokers, controllers and a whole Ray node are killed, nothing is lost."""
+"""One minute of `tests/ray/chaos.py`: nodes, members of a group and a whole Ray node are killed, nothing is lost."""
 
 import re
 import subprocess
@@ -8,6 +8,7 @@ import pytest
 
 pytestmark = [pytest.mark.ray, pytest.mark.lane, pytest.mark.timeout(480)]
 _TIMEOUT_S = 420
+KINDS = ("broker", "controller", "coordinator", "machine", "member", "lanes")
 
 
 def test_a_minute_of_chaos_loses_nothing_and_ends_whole(environment: dict[str, str]) -> None:
@@ -25,8 +26,7 @@ def test_a_minute_of_chaos_loses_nothing_and_ends_whole(environment: dict[str, s
     killed = {
         kind: int(times) for kind, times in re.findall(r"^\| (\w+) \| (\d+) \|", done.stdout, re.MULTILINE)
     }
-    assert all(killed[kind] >= 1 for kind in ("broker", "controller", "machine", "lanes")), (
-        "every kind of fault"
-    )
+    assert all(killed[kind] >= 1 for kind in KINDS), "every kind of fault"
     assert "came back as Ray node" in done.stdout
     assert "Every acknowledged record is where it was acknowledged" in done.stdout
+    assert "and was given to the group" in done.stdout

@@ -71,6 +71,7 @@ def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
     ("program", "last_line"),
     [
         ("produce_consume.py", "polled: 5 records"),
+        ("consumer_group.py", "3,000 of 3,000 orders are handled; 0 wait"),
         ("async_pipeline.py", "1,000 squares add up to 332,833,500; expected 332,833,500"),
         ("pydantic_records.py", "3 departures, 5 minutes late in all"),
         ("arrow_batches.py", "their values add up to 4,999,950,000; expected 4,999,950,000"),
