@@ -72,12 +72,19 @@ def checksum(records: Iterable[tuple[bytes | None, bytes | None, int]]) -> int:
 
     A sum, not an exclusive or, so that a record that comes twice does not cancel itself.
     """
-    total = 0
-    for key, value, timestamp_ms in records:
-        name = key or b""
-        head = b"%d %d " % (timestamp_ms, len(name))
-        total += int.from_bytes(blake2b(head + name + (value or b""), digest_size=8).digest(), "big")
-    return total & _CHECKSUM_MASK
+    return sum_of_hashes(record_hash(*fields) for fields in records)
+
+
+def record_hash(key: bytes | None, value: bytes | None, timestamp_ms: int) -> int:
+    """The 64-bit hash of one record."""
+    name = key or b""
+    head = b"%d %d " % (timestamp_ms, len(name))
+    return int.from_bytes(blake2b(head + name + (value or b""), digest_size=8).digest(), "big")
+
+
+def sum_of_hashes(hashes: Iterable[int]) -> int:
+    """The checksum of the records with these hashes."""
+    return sum(hashes) & _CHECKSUM_MASK
 
 
 def table_checksum(records: pa.Table) -> int:

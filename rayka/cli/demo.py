@@ -25,8 +25,9 @@ def demo(keep: bool, no_spark: bool, as_json: bool, transport: Transport) -> int
     """Send 336,776 real flights through a topic, read them back, and analyse them with Spark.
 
     Uses the running Ray or starts one, makes a cluster of three brokers in a temporary directory, publishes the flights
-    that left New York in 2013, kills a broker half way, reads them with Python, lets PySpark compute the mean departure
-    delay by carrier, checks that nothing was lost or changed, and leaves nothing running. Takes a minute.
+    that left New York in 2013, kills a broker half way, reads them with a group of consumers that loses a member half
+    way, lets PySpark compute the mean departure delay by carrier, checks that nothing was lost or changed, and leaves
+    nothing running. Takes a minute and a half.
     """
     from rayka_demo.flights import find_flights
 

@@ -37,12 +37,11 @@ class Step:
     def end(self) -> None:
         self.seconds = time.perf_counter() - self._started
 
-    def rate(self, count: int, size_bytes: int) -> str:
-        """`336,776 records, 410,219/s, 130 MB/s`: since the step began."""
+    def rate(self, count: int, size_bytes: int | None = None) -> str:
+        """`336,776 records, 410,219/s, 130 MB/s`: since the step began, the bytes where they are known."""
         self.end()
-        return (
-            f"{count:,} records, {count / self.seconds:,.0f}/s, {size_bytes / 1e6 / self.seconds:,.0f} MB/s"
-        )
+        records = f"{count:,} records, {count / self.seconds:,.0f}/s"
+        return records if size_bytes is None else f"{records}, {size_bytes / 1e6 / self.seconds:,.0f} MB/s"
 
 
 class Narrator:

@@ -35,7 +35,9 @@ def test_a_step_that_fails_says_so_and_passes_the_error_on(narrator):
 def test_a_rate_counts_records_and_bytes_by_the_second(narrator):
     with narrator.step("Counting") as step:
         text = step.rate(336_776, 107_000_000)
+        without_bytes = step.rate(336_776)
     assert re.fullmatch(r"336,776 records, [\d,]+/s, [\d,]+ MB/s", text)
+    assert re.fullmatch(r"336,776 records, [\d,]+/s", without_bytes)
 
 
 def test_a_terminal_gets_a_tick():

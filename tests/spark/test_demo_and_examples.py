@@ -51,6 +51,13 @@ def test_the_demo_gets_out_what_it_put_in(demo):
     assert outcome["checksum_in"] == outcome["checksum_out"] == expected
     assert "/broker-" in outcome["killed"], "half way, a leader's process"
     assert outcome["write_pause_seconds"] > 0
+    assert outcome["lost_member"].startswith("member-")
+    moved = outcome["moved"]
+    assert sum(len(partitions) for partitions in moved.values()) == 2, "the lost member's share of six"
+    assert outcome["lost_member"] not in moved
+    assert outcome["others_kept"], "nothing moves but what has to"
+    assert outcome["take_over_seconds"] >= 3, "a session"
+    assert outcome["records_given_twice"] <= 5_000, "one read of the lost member's, not committed"
 
 
 def test_ctrl_c_ends_the_demo_with_one_line_and_takes_its_directory_away(demo):
