@@ -5,20 +5,21 @@ is given. A record that is not acknowledged is an error, never a figure. Kafka: 
 kafka-consumer-perf-test, kafka-e2e-latency. Left out: limits of the machine beside the figures, which `benchmarks` has.
 """
 
-import math
+import dataclasses
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from rayka.cli.bench_figures import Figures, GroupFigures, Load, one_by_one
+from rayka.cli.bench_group import STAMP_BYTES, measure_group_consumer, measure_group_end_to_end
 from rayka.cli.command_group import Group
-from rayka.cli.output import Count, print_json, print_table, working
+from rayka.cli.output import counted, print_json, print_table, working
 from rayka.cli.produce_command import closing
 from rayka.cli.shared_options import Target, client_config_option, target_options
 from rayka.errors import UnavailableError
@@ -31,54 +32,10 @@ _SAMPLES_MAX = 10_000  # of a producer's latency; the callback for each would sl
 _CHECKED_TOGETHER = 100_000
 _WAIT_S = 30.0
 _POLL_MS = 500
-_STAMP_BYTES = 16  # of a record of end-to-end
 _COLUMNS = ("benchmark", "records", "records/s", "MB/s", "p50", "p95", "p99", "p99.9")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """How many records of which size, and with which client."""
-
-    record_count: int
-    size_bytes: int
-    configs: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What a benchmark found; the latencies' percentiles are in ms."""
-
-    benchmark: str
-    records: int
-    seconds: float
-    records_per_s: float
-    mb_per_s: float
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    p99_9_ms: float
-
-    @classmethod
-    def of(
-        cls, benchmark: str, records: int, size_bytes: int, seconds: float, latencies_s: list[float]
-    ) -> "Figures":
-        """From all sizes together, and a latency of each record or of some; at least one."""
-        ordered = sorted(latencies_s)
-        shares = (percentile(ordered, share) * 1000 for share in (0.5, 0.95, 0.99, 0.999))
-        return cls(benchmark, records, seconds, records / seconds, size_bytes / seconds / 1e6, *shares)
-
-    def row(self) -> tuple[object, ...]:
-        percentiles = (self.p50_ms, self.p95_ms, self.p99_ms, self.p99_9_ms)
-        rates = (Count(self.records), Count(round(self.records_per_s)), f"{self.mb_per_s:.1f}")
-        return (self.benchmark, *rates, *(f"{each:.2f} ms" for each in percentiles))
-
-
-Measure = Callable[["ClusterHandle", str, Load], Figures]
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ordered values that this share of them does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+Measure = Callable[["ClusterHandle", str, Load], Figures | GroupFigures]
 
 
 # ---- What is measured ----
@@ -153,14 +110,14 @@ def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) ->
     from rayka.client.consumer.consumer import Consumer
     from rayka.client.producer.producer import Producer
 
-    run, padding = secrets.token_bytes(_STAMP_BYTES // 2), os.urandom(load.size_bytes - _STAMP_BYTES)
+    run, padding = secrets.token_bytes(STAMP_BYTES // 2), os.urandom(load.size_bytes - STAMP_BYTES)
     producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
     with closing(producer), Consumer(topic_name, cluster=cluster) as consumer:
         for tp in consumer.assignment():
             consumer.position(tp)  # from here on
 
         def pass_through(number: int) -> None:
-            value = run + number.to_bytes(_STAMP_BYTES // 2, "big") + padding
+            value = run + number.to_bytes(STAMP_BYTES // 2, "big") + padding
             sent = producer.send(topic_name, value)
             deadline_s = time.monotonic() + _WAIT_S
             while all(each.value != value for each in consumer.poll(_POLL_MS)):
@@ -170,23 +127,6 @@ def measure_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) ->
                     raise UnavailableError(f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s")
 
         return one_by_one("end-to-end", load, pass_through)
-
-
-def one_by_one(
-    benchmark: str,
-    load: Load,
-    pass_one: Callable[[int], object],
-    clock_s: Callable[[], float] = time.perf_counter,
-) -> Figures:
-    """The latency of each record, which has its number. A tenth more come first, to warm up, and do not count."""
-    warm_up_count, latencies_s = load.record_count // 10 + 1, []
-    for number in range(warm_up_count + load.record_count):
-        begin_s = clock_s()
-        pass_one(number)
-        latencies_s.append(clock_s() - begin_s)
-    del latencies_s[:warm_up_count]
-    size_bytes = load.record_count * load.size_bytes
-    return Figures.of(benchmark, load.record_count, size_bytes, sum(latencies_s), latencies_s)
 
 
 def _stopwatch(latencies_s: list[float]) -> Callable[[Exception | None, object], None]:
@@ -232,7 +172,11 @@ def _bench_options(
             show_default=True,
             help="Bytes.",
         )
-        @click.option("--partitions", type=click.IntRange(min=1), help="Of its own topic; 1 otherwise.")
+        @click.option(
+            "--partitions",
+            type=click.IntRange(min=1),
+            help="Of its own topic; 1 otherwise, or one for each member.",
+        )
         @click.option("--replication-factor", type=click.IntRange(min=1), help="Of its own topic.")
         @client_config_option
         @target_options
@@ -245,6 +189,15 @@ def _bench_options(
     return decorate
 
 
+_group_option = click.option(
+    "--group",
+    "members",
+    type=click.IntRange(min=1),
+    metavar="MEMBERS",
+    help="Through a group of so many, in threads.",
+)
+
+
 @bench.command()
 @_bench_options(record_count=500_000)
 def producer(**given: Any) -> None:
@@ -254,9 +207,11 @@ def producer(**given: Any) -> None:
 
 @bench.command()
 @_bench_options(record_count=500_000)
-def consumer(**given: Any) -> None:
+@_group_option
+def consumer(members: int | None, **given: Any) -> None:
     """Read records as fast as it goes; without --topic they are sent first, of --size. Latencies: of a poll."""
-    _bench(_measure_filled if given["topic_name"] is None else measure_consumer, **given)
+    measure: Measure = measure_group_consumer if members else measure_consumer
+    _bench(_filling(measure) if given["topic_name"] is None else measure, members=members, **given)
 
 
 @bench.command()
@@ -267,17 +222,21 @@ def latency(**given: Any) -> None:
 
 
 @bench.command("end-to-end")
-@_bench_options(record_count=2_000, size_min=_STAMP_BYTES)
-def end_to_end(**given: Any) -> None:
+@_bench_options(record_count=2_000, size_min=STAMP_BYTES)
+@_group_option
+def end_to_end(members: int | None, **given: Any) -> None:
     """Send one record after another, each when a consumer has the one before. -X sets the producer."""
-    _bench(measure_end_to_end, **given)
+    _bench(measure_group_end_to_end if members else measure_end_to_end, members=members, **given)
 
 
-def _measure_filled(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures:
-    measure_producer(
-        cluster, topic_name, Load(record_count=load.record_count, size_bytes=load.size_bytes, configs={})
-    )
-    return measure_consumer(cluster, topic_name, load)
+def _filling(measure: Measure) -> Measure:
+    """Of records that are sent before."""
+
+    def fill_and_measure(cluster: "ClusterHandle", topic_name: str, load: Load) -> Figures | GroupFigures:
+        measure_producer(cluster, topic_name, dataclasses.replace(load, configs={}))
+        return measure(cluster, topic_name, load)
+
+    return fill_and_measure
 
 
 def _bench(
@@ -288,17 +247,28 @@ def _bench(
     topic_name: str | None,
     partitions: int | None,
     replication_factor: int | None,
+    members: int | None = None,
 ) -> None:
     if topic_name is not None and (partitions or replication_factor):
         raise click.UsageError("--topic is there already; leave out --partitions and --replication-factor")
+    load = dataclasses.replace(load, members=members or 0)
     handle = target.cluster()
-    with _topic(handle, topic_name, partitions or 1, replication_factor) as name:
+    with _topic(handle, topic_name, partitions or members or 1, replication_factor) as name:
         with working(f"{load.record_count:,} records of {load.size_bytes:,} bytes …"):
             figures = measure(handle, name, load)
     if target.as_json:
         print_json(figures)
     else:
-        print_table(f"Cluster {target.name}", _COLUMNS, [figures.row()])
+        _print(f"Cluster {target.name}", figures)
+
+
+def _print(title: str, figures: Figures | GroupFigures) -> None:
+    if isinstance(figures, Figures):
+        print_table(title, _COLUMNS, [figures.row()])
+        return
+    print_table(title, _COLUMNS, [figures.reading.row(), figures.commits.row()])
+    members = counted(figures.members, "member")
+    click.echo(f"{members} had their partitions {figures.settle_seconds:.2f} s after the first joined")
 
 
 @contextmanager

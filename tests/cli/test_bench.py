@@ -11,18 +11,17 @@ from hypothesis import strategies as st
 import rayka
 from rayka import testing
 from rayka.cli.bench_commands import (
-    Figures,
-    Load,
     Measure,
     check_all,
     measure_consumer,
     measure_end_to_end,
     measure_latency,
     measure_producer,
-    one_by_one,
-    percentile,
 )
+from rayka.cli.bench_figures import Figures, GroupFigures, Load, one_by_one, percentile
+from rayka.cli.bench_group import bench_group, measure_group_consumer, measure_group_end_to_end
 from rayka.cli.main import run
+from rayka.cli.output import print_json
 from rayka.cluster import Cluster
 from rayka.errors import ConfigError, RecordTooLarge, UnavailableError
 from rayka.testing import InProcessCluster
@@ -33,7 +32,7 @@ LOAD = Load(record_count=200, size_bytes=100, configs={})
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[InProcessCluster]:
-    with testing.cluster() as cluster:
+    with testing.cluster(config={"group.initial.rebalance.delay.ms": 100}) as cluster:
         yield cluster
 
 
@@ -68,6 +67,7 @@ def test_as_many_records_of_that_size_are_sent_as_asked_for_and_some_that_warm_u
 ) -> None:
     topic = made(here, measure.__name__)
     figures = measure(here, topic, LOAD)
+    assert isinstance(figures, Figures)
     records = list(rayka.read(topic, cluster=here))
     assert 200 < len(records) <= 221
     assert {len(each.value) for each in records} == {100}
@@ -99,16 +99,55 @@ def test_a_consumer_is_measured_by_what_it_has_read(here: InProcessCluster) -> N
     assert figures.mb_per_s == pytest.approx(50 * 10 / figures.seconds / 1e6)
 
 
-def test_an_empty_topic_is_said_to_be_empty(here: InProcessCluster) -> None:
+def test_a_group_is_measured_by_what_all_its_members_have_read_and_is_deleted(here: InProcessCluster) -> None:
+    topic = made(here, "shared")
+    with rayka.Producer(cluster=here) as producer:
+        for number in range(100):
+            producer.send(topic, b"value!!", key=b"key", partition=number % 2)
+    load = dataclasses.replace(LOAD, members=3)  # one of them has no partition
+    figures = measure_group_consumer(here, topic, load)
+    reading, commits = figures.reading, figures.commits
+    assert (figures.benchmark, figures.members, reading.records, commits.records) == ("consumer", 3, 100, 600)
+    assert reading.mb_per_s == pytest.approx(100 * 10 / reading.seconds / 1e6)
+    assert 0.1 <= figures.settle_seconds < 30, "with the time for which a new group waits"
+    assert 0 < commits.p50_ms <= commits.p99_9_ms
+    with rayka.Admin(cluster=here) as admin:
+        assert admin.list_groups() == []
+
+
+def test_each_record_passes_through_the_member_that_has_its_partition(here: InProcessCluster) -> None:
+    topic = made(here, "through-a-group")
+    figures = measure_group_end_to_end(here, topic, dataclasses.replace(LOAD, members=2))
+    assert (figures.benchmark, figures.members) == ("end-to-end", 2)
+    assert (figures.reading.benchmark, figures.reading.records) == ("end-to-end", 200)
+    assert 200 < len(list(rayka.read(topic, cluster=here))) <= 221
+
+
+def test_a_group_is_left_and_deleted_when_a_benchmark_fails(here: InProcessCluster) -> None:
+    topic = made(here, "failing")
+
+    def fail() -> None:
+        with bench_group(here, topic, dataclasses.replace(LOAD, members=2), {}, "earliest") as group:
+            group.join()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with rayka.Admin(cluster=here) as admin:
+        assert admin.list_groups() == []
+
+
+@pytest.mark.parametrize("measure", [measure_consumer, measure_group_consumer])
+def test_an_empty_topic_is_said_to_be_empty(measure: Measure, here: InProcessCluster) -> None:
     with pytest.raises(UnavailableError, match="has no records to read; leave out --topic"):
-        measure_consumer(here, made(here, "empty"), LOAD)
+        measure(here, made(here, f"empty-{measure.__name__}"), LOAD)
 
 
 def test_records_that_are_refused_are_an_error_and_no_figure(here: InProcessCluster) -> None:
     topic = made(here, "refusing", **{"max.message.bytes": "150"})
-    for measure in (measure_producer, measure_latency, measure_end_to_end):
+    for measure in (measure_producer, measure_latency, measure_end_to_end, measure_group_end_to_end):
         with pytest.raises(RecordTooLarge):
-            measure(here, topic, dataclasses.replace(LOAD, size_bytes=500))
+            measure(here, topic, dataclasses.replace(LOAD, size_bytes=500, members=1))
     with rayka.Producer(cluster=here) as producer:
         futures = [producer.send(topic, b"x" * size) for size in (10, 500, 10)]
         with pytest.raises(RecordTooLarge):
@@ -150,9 +189,35 @@ def test_a_benchmark_prints_its_figures_and_leaves_no_topic(
         assert not [name for name in admin.list_topics() if name.startswith("rayka-bench-")]
 
 
+@pytest.mark.ray
+def test_a_benchmark_through_a_group_prints_its_commits_too_and_leaves_no_group(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bench", "consumer", "--cluster", cluster.name, "--records", "100", "--group", "2"]
+    assert run(command) == 0
+    header, reading, commits, settled = capsys.readouterr().out.splitlines()
+    assert [each.split()[0] for each in (header, reading, commits)] == ["benchmark", "consumer", "commit"]
+    assert commits.split()[1] == "400"
+    assert settled.startswith("2 members had their partitions "), "a topic of its own has one for each"
+    with rayka.Admin(cluster=cluster) as admin:
+        assert not [each for each in admin.list_groups() if each.group_id.startswith("rayka-bench-")]
+        assert not [name for name in admin.list_topics() if name.startswith("rayka-bench-")]
+
+
+def test_the_figures_of_a_group_are_one_json_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reading, commits = (Figures.of(name, 10, 1000, 1.0, [0.5]) for name in ("consumer", "commit"))
+    print_json(GroupFigures("consumer", 2, 3.5, reading, commits))
+    found = json.loads(capsys.readouterr().out)
+    assert (found["members"], found["settle_seconds"]) == (2, 3.5)
+    assert (found["reading"]["records_per_s"], found["commits"]["p50_ms"]) == (10.0, 500.0)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ("consumer --group 0", "0 is not in the range x>=1"),
         ("producer --topic t --partitions 3", "--topic is there already; leave out --partitions"),
         ("end-to-end --size 15", "15 is not in the range x>=16"),
         ("consumer --records 0", "0 is not in the range x>=1"),

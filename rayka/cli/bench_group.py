@@ -1,0 +1,256 @@
+"""`rayka bench consumer|end-to-end --group`: the same through a consumer group, whose members are threads here.
+
+A run has three parts: the members join until each has its partitions, records are read, and each member commits its
+positions some hundred times in turn. The group is deleted in the end. The members share one interpreter: records/s are
+those of one process, however many members it has.
+"""
+
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rayka.cli.bench_figures import Figures, GroupFigures, Load, one_by_one
+from rayka.cli.produce_command import closing
+from rayka.errors import GroupIdNotFound, UnavailableError
+from rayka.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from rayka.client.bootstrap import ClusterHandle
+    from rayka.client.consumer.consumer import Consumer
+
+STAMP_BYTES = 16  # of a record of end-to-end
+_COMMITS = 200  # of each member
+_WAIT_S = 30.0
+_POLL_MS = 100.0
+_TAKE_S = 0.5
+ResultT = TypeVar("ResultT")
+
+
+def measure_group_consumer(cluster: "ClusterHandle", topic_name: str, load: Load) -> GroupFigures:
+    """`poll` from the beginning by all members at once, as many records as there are or as are asked for; latencies of
+    the polls that gave some.
+    """
+    from rayka.client.consumer.reader import read
+
+    count = min(load.record_count, len(read(topic_name, cluster=cluster)))
+    if not count:
+        raise UnavailableError(
+            f"topic {topic_name!r} has no records to read; leave out --topic, or produce some"
+        )
+    with bench_group(cluster, topic_name, load, load.configs, "earliest") as group:
+        settle_s = group.join()
+        reading = group.read(count)
+        return GroupFigures("consumer", load.members, settle_s, reading, group.commit())
+
+
+def measure_group_end_to_end(cluster: "ClusterHandle", topic_name: str, load: Load) -> GroupFigures:
+    """One record after another: from `send` until the member whose partition it is in has it."""
+    from rayka.client.producer.producer import Producer
+
+    run, padding = secrets.token_bytes(STAMP_BYTES // 2), os.urandom(load.size_bytes - STAMP_BYTES)
+    producer = Producer(cluster=cluster, config={"linger_ms": 0, **load.configs})
+    with closing(producer), bench_group(cluster, topic_name, load, {}, "latest") as group:
+        settle_s = group.join()
+        with group.pumping() as arrived:
+
+            def pass_through(number: int) -> None:
+                value = run + number.to_bytes(STAMP_BYTES // 2, "big") + padding
+                sent = producer.send(topic_name, value)
+                deadline_s = time.monotonic() + _WAIT_S
+                while arrived() != value:
+                    if sent.done():
+                        sent.result()  # raises if it was refused
+                    if time.monotonic() >= deadline_s:
+                        raise UnavailableError(
+                            f"a record of {topic_name!r} did not arrive within {_WAIT_S:g} s"
+                        )
+
+            reading = one_by_one("end-to-end", load, pass_through)
+        return GroupFigures("end-to-end", load.members, settle_s, reading, group.commit())
+
+
+class BenchGroup:
+    """The members, and a thread for each."""
+
+    def __init__(
+        self, consumers: "list[Consumer]", threads: ThreadPoolExecutor, partitions: set[TopicPartition]
+    ) -> None:
+        self._consumers = consumers
+        self._threads = threads
+        self._partitions = partitions
+        self._owned: dict[int, set[TopicPartition]] = {}  # by the member's number
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Whatever the members do ends soon."""
+        self._stopping.set()
+
+    def join(self) -> float:
+        """Until each partition has a member, and each member has some if there are enough; seconds that took.
+
+        Nothing is read yet; positions are known. Raises UnavailableError when it takes more than 30 s.
+        """
+        begin_s = time.perf_counter()
+        deadline_s = time.monotonic() + _WAIT_S
+
+        def take_part(number: int, consumer: "Consumer") -> None:
+            while not (self._is_shared or self._stopping.is_set()):
+                consumer.poll(_POLL_MS)
+                self._owned[number] = set(consumer.assignment())
+                if time.monotonic() > deadline_s:
+                    raise UnavailableError(
+                        f"the group of {len(self._consumers)} did not share {len(self._partitions)} partitions "
+                        f"within {_WAIT_S:g} s; see `rayka group list`"
+                    )
+
+        self._all(take_part)
+        seconds = time.perf_counter() - begin_s
+        self._all(lambda _, consumer: [consumer.position(tp) for tp in consumer.assignment()])
+        return seconds
+
+    def read(self, count: int) -> Figures:
+        """By all members, until they have as many records. Raises UnavailableError when none comes for 30 s."""
+        tally = _Tally(count)
+
+        def poll(_: int, consumer: "Consumer") -> None:
+            consumer.resume(*consumer.paused())
+            while not (tally.is_full or self._stopping.is_set()):
+                begin_s = time.perf_counter()
+                if records := consumer.poll(_POLL_MS):
+                    size_bytes = sum([len(each.key or b"") + len(each.value or b"") for each in records])
+                    tally.add(len(records), size_bytes, time.perf_counter() - begin_s)
+
+        begin_s = time.perf_counter()
+        self._all(poll)
+        return Figures.of(
+            "consumer", tally.records, tally.size_bytes, tally.full_at_s - begin_s, tally.latencies_s
+        )
+
+    @contextmanager
+    def pumping(self) -> Iterator[Callable[[], Any]]:
+        """Reads meanwhile; gives what takes the next value that any member was given, None after half a second."""
+        values: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        is_over = threading.Event()
+
+        def pump(consumer: "Consumer") -> None:
+            consumer.resume(*consumer.paused())
+            while not is_over.is_set():
+                for record in consumer.poll(_POLL_MS):
+                    values.put(record.value)
+
+        def take() -> Any:
+            with suppress(queue.Empty):
+                return values.get(timeout=_TAKE_S)
+
+        pumps = [self._threads.submit(pump, each) for each in self._consumers]
+        try:
+            yield take
+        finally:
+            is_over.set()
+            for each in pumps:
+                each.result()
+
+    def commit(self) -> Figures:
+        """Of each member some hundred commits of its positions, one after another; latencies of each."""
+
+        def commits(_: int, consumer: "Consumer") -> list[float]:
+            latencies_s: list[float] = []
+            while len(latencies_s) < _COMMITS and not self._stopping.is_set():
+                begin_s = time.perf_counter()
+                consumer.commit()
+                latencies_s.append(time.perf_counter() - begin_s)
+            return latencies_s
+
+        begin_s = time.perf_counter()
+        latencies_s = [each for found in self._all(commits) for each in found]
+        return Figures.of("commit", len(latencies_s), 0, time.perf_counter() - begin_s, latencies_s)
+
+    @property
+    def _is_shared(self) -> bool:
+        owned = [each for each in list(self._owned.values()) if each]
+        has_one_owner_each = sum(map(len, owned)) == len(self._partitions) == len(set().union(*owned))
+        return has_one_owner_each and len(owned) == min(len(self._consumers), len(self._partitions))
+
+    def _all(self, work: "Callable[[int, Consumer], ResultT]") -> list[ResultT]:
+        """By all members at once, each in its thread. Raises what the first that failed has raised."""
+        return list(self._threads.map(work, range(len(self._consumers)), self._consumers))
+
+
+class _Tally:
+    """What all members have read. A thread may wait for the others for 30 s without any record."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._heard_at_s = time.monotonic()
+        self.records = 0
+        self.size_bytes = 0
+        self.full_at_s = 0.0
+        self.latencies_s: list[float] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Raises UnavailableError when nothing has come for too long."""
+        if self.full_at_s:
+            return True
+        if time.monotonic() - self._heard_at_s > _WAIT_S:
+            raise UnavailableError(
+                f"the group was given {self.records:,} of {self._count:,} records, and nothing for {_WAIT_S:g} s; "
+                "see `rayka status`"
+            )
+        return False
+
+    def add(self, records: int, size_bytes: int, latency_s: float) -> None:
+        with self._lock:
+            if self.full_at_s:
+                return
+            self._heard_at_s = time.monotonic()
+            self.records += records
+            self.size_bytes += size_bytes
+            self.latencies_s.append(latency_s)
+            if self.records >= self._count:
+                self.full_at_s = time.perf_counter()
+
+
+@contextmanager
+def bench_group(
+    cluster: "ClusterHandle", topic_name: str, load: Load, configs: dict[str, Any], auto_offset_reset: str
+) -> Iterator[BenchGroup]:
+    """A group of its own, which is left and deleted in the end."""
+    from rayka.client.admin.admin import Admin
+    from rayka.client.consumer.consumer import Consumer
+
+    group_id = f"rayka-bench-{secrets.token_hex(4)}"
+    options = {**configs, "group.id": group_id, "auto.offset.reset": auto_offset_reset}
+    with Admin(cluster=cluster) as admin, ThreadPoolExecutor(load.members) as threads:
+        partitions = {
+            TopicPartition(topic_name, each.partition) for each in admin.describe_topic(topic_name).partitions
+        }
+        consumers: list[Consumer] = []
+        group = BenchGroup(consumers, threads, partitions)
+        try:
+            for _ in range(load.members):
+                consumers.append(Consumer(cluster=cluster, config=options))
+                consumers[-1].subscribe(topic_name, on_assign=_pausing(consumers[-1]))
+            yield group
+        finally:
+            group.stop()
+            _leave(consumers, threads)
+            with suppress(GroupIdNotFound):  # no member has joined it
+                admin.delete_group(group_id)
+
+
+def _pausing(consumer: "Consumer") -> Callable[[Iterable[TopicPartition]], None]:
+    return lambda partitions: consumer.pause(*partitions)
+
+
+def _leave(consumers: "list[Consumer]", threads: ThreadPoolExecutor) -> None:
+    """All at once: the group need not share its partitions anew for each that goes."""
+    for leaving in [threads.submit(each.close) for each in consumers]:
+        leaving.result()
