@@ -24,49 +24,19 @@ Kafka: `CoordinatorRuntime`, `QuorumController`'s deferred event queue. It rever
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from rayka.errors import ApiError, InvalidRequest, InvariantBroken, RequestTimedOut
-from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Answer, AppendLog, Later, RecordT, Result, Shard, Steps
-from rayka.shard.timers import Timer, Timers
+from rayka.shard.kept_back import KeptBack, Pending
+from rayka.shard.shard import RECORDS_PER_BATCH_MAX, AppendLog, Later, RecordT, Result, Shard, Steps
+from rayka.shard.timers import Timers
 
 ShardT = TypeVar("ShardT", bound=Shard[Any])
 # About 15 µs each where a broker is fenced: 4 ms, and 15 on a machine that is busy otherwise.
 STEPS_PER_TURN = 250
 TIMER_RETRY_MS = 500
 _NEVER_MS = 1 << 62
-
-
-class Pending:
-    """A response on its way: once `is_done`, `error` or else `response` is the answer. `has_run`: the request has, and
-    its answer waits to be committed, for as long as `patience_ms` from then on.
-    """
-
-    __slots__ = (
-        "deadline_ms",
-        "error",
-        "has_run",
-        "is_done",
-        "patience_ms",
-        "required_offset",
-        "response",
-        "timer",
-    )
-
-    def __init__(self, deadline_ms: int, timer: Timer | None = None, patience_ms: int = 0) -> None:
-        self.required_offset = -1
-        self.deadline_ms = deadline_ms
-        self.patience_ms = patience_ms
-        self.timer = timer
-        self.response: Any = None
-        self.error: ApiError | None = None
-        self.has_run = False
-        self.is_done = False
-
-    def __repr__(self) -> str:
-        waits = f"waits for {self.required_offset}" if self.has_run else "runs or waits to run"
-        return f"<Pending {'done' if self.is_done else waits} {self.error or self.response!r}>"
 
 
 class _Operation(Generic[RecordT]):
@@ -121,10 +91,9 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         self._make_shard = make_shard
         self._log = log
         self._steps_per_turn = steps_per_turn
-        self._pending: deque[Pending] = deque()
+        self._kept_back = KeptBack()
         self._operation: _Operation[RecordT] | None = None
         self._queue: deque[tuple[Any, Pending]] = deque()
-        self._parked: dict[Hashable, Pending] = {}
         self._timers = Timers()
         self._now_ms = 0
         self.shard = make_shard()
@@ -133,7 +102,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def __repr__(self) -> str:
         state = "active" if self.is_active else "standby"
-        return f"<ShardRuntime {state} replayed={self.replayed_offset} pending={len(self._pending)}>"
+        return f"<ShardRuntime {state} replayed={self.replayed_offset} pending={len(self._kept_back)}>"
 
     # ---- Standing by -------------------------------------------------------------------------------------------------
 
@@ -160,7 +129,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         if not self.replayed_offset >= self._log.high_watermark >= 0:
             raise InvariantBroken(f"{self!r} has not seen everything")
         self.is_active, self._now_ms = True, now_ms
-        self._set_timers(self.shard.on_active(now_ms=now_ms, next_offset=self._log.next_offset))
+        self._timers.set_all(self.shard.on_active(now_ms=now_ms, next_offset=self._log.next_offset))
 
     def deactivate(self, error: ApiError) -> list[Pending]:
         """This node leads no more: those that wait end with the error, and the state is to be built anew (A66)."""
@@ -193,7 +162,7 @@ class ShardRuntime(Generic[ShardT, RecordT]):
     @property
     def can_release(self) -> bool:
         """Whether the first response that waits need wait no more: `on_high_watermark` is to be called."""
-        return bool(self._pending) and self._pending[0].required_offset <= self._log.high_watermark
+        return self._kept_back.can_release(self._log.high_watermark)
 
     @property
     def next_timer_ms(self) -> int | None:
@@ -242,12 +211,12 @@ class ShardRuntime(Generic[ShardT, RecordT]):
         if result is None:
             self._operation = operation
         else:
-            self._set_timers(result.timers)
+            self._timers.set_all(result.timers)
             if isinstance(result.response, Later):
-                self._park(result.response.key, operation.pending)
+                self._kept_back.park(result.response.key, operation.pending)
             else:
                 self._finish(operation.pending, result.response, None)
-            self._answer(result.answers)
+            self._kept_back.answer(result.answers, self._log.next_offset, self._now_ms)
 
     def _result(self, operation: _Operation[RecordT]) -> Result[RecordT, Any] | None:
         """What comes of it, when this turn is the last. Raises what the shard or the log refuse it with: what was
@@ -273,38 +242,12 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             self._timers.set(pending.timer._replace(due_ms=self._now_ms + TIMER_RETRY_MS))
         if pending.is_done:  # its deadline came while it ran
             return
-        pending.required_offset = self._log.next_offset
         pending.response, pending.error = response, error
-        # Behind others it waits for its turn, so that what waits for those is told by `on_high_watermark`.
-        pending.is_done = not self._pending and pending.required_offset <= self._log.high_watermark
-        if not pending.is_done:
-            self._pending.append(pending)
-
-    def _park(self, key: Hashable, pending: Pending) -> None:
-        if key in self._parked:
-            raise InvariantBroken(f"{self!r}: a request waits as {key!r} already")
-        pending.has_run = True
-        if not pending.is_done:  # its deadline came while it ran
-            self._parked[key] = pending
-
-    def _answer(self, answers: Iterable[Answer]) -> None:
-        """Ends waits, whose answers now wait to be committed; a request that was given up is not there any more."""
-        for answer in answers:
-            pending = self._parked.pop(answer.key, None)
-            if pending is not None:
-                pending.response, pending.error = answer.response, answer.error
-                pending.required_offset = self._log.next_offset
-                pending.deadline_ms = self._now_ms + pending.patience_ms
-                self._pending.append(pending)
+        self._kept_back.keep(pending, self._log.next_offset, self._log.high_watermark)
 
     def on_high_watermark(self) -> list[Pending]:
         """The log's high watermark moved: the answers that this released, in the order of their requests."""
-        released = []
-        while self.can_release:
-            pending = self._pending.popleft()
-            pending.is_done = True
-            released.append(pending)
-        return released
+        return self._kept_back.release(self._log.high_watermark)
 
     def expire(self, now_ms: int, reason: str = "") -> list[Pending]:
         """Ends those whose deadline has come. Their records stay, and may yet be committed; what runs goes on, what
@@ -319,12 +262,11 @@ class ShardRuntime(Generic[ShardT, RecordT]):
 
     def fail(self, error: ApiError) -> list[Pending]:
         """Ends all that wait with an error: the node stops, leads no more, or its disk failed."""
-        parked, self._parked = list(self._parked.values()), {}
-        return self._end([*self._waiting(), *parked], error)
+        return self._end([*self._waiting(), *self._kept_back.take_parked()], error)
 
     def _waiting(self) -> list[Pending]:
         runs = [] if self._operation is None or self._operation.pending.is_done else [self._operation.pending]
-        return [*self._pending, *runs, *(pending for _, pending in self._queue)]
+        return [*self._kept_back.uncommitted, *runs, *(pending for _, pending in self._queue)]
 
     def _append_together(self, records: Sequence[RecordT]) -> int:
         """The offset of the first, if there is one. Raises InvalidRequest for more records than fit together, and what
@@ -350,13 +292,9 @@ class ShardRuntime(Generic[ShardT, RecordT]):
             self.shard.replay(record, offset)
         self.replayed_offset = first_offset + len(records)
 
-    def _set_timers(self, timers: Iterable[Timer]) -> None:
-        for timer in timers:
-            self._timers.set(timer)
-
     def _end(self, ended: list[Pending], error: ApiError) -> list[Pending]:
         for pending in ended:
             pending.error, pending.is_done = error, True
-        self._pending = deque(pending for pending in self._pending if not pending.is_done)
+        self._kept_back.drop_done()
         self._queue = deque(each for each in self._queue if not each[1].is_done)
         return ended

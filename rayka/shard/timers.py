@@ -6,7 +6,7 @@ one entry for each timer, none later than its time; a timer that is put off agai
 costs no further entry. Kafka: `CoordinatorTimer`, `CoordinatorTimerImpl`.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
@@ -50,6 +50,11 @@ class Timers:
         entry = self._entries.get(timer.key)
         if entry is None or timer.due_ms < entry.due_ms:
             self._push(timer)
+
+    def set_all(self, timers: Iterable[Timer]) -> None:
+        """Sets each, in their order."""
+        for timer in timers:
+            self.set(timer)
 
     @property
     def next_ms(self) -> int | None:

@@ -40,7 +40,8 @@ from rayka.protocol.replica_reports import (
     ReportExitRequest,
 )
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
-from rayka.shard.runtime import TIMER_RETRY_MS, Pending, ShardRuntime
+from rayka.shard.kept_back import Pending
+from rayka.shard.runtime import TIMER_RETRY_MS, ShardRuntime
 from tests.controller.support import CLUSTER_ID, SECOND_PROCESS, SESSION_MS, WITH_ELR, registration
 from tests.metadata.support import ORDERS, active, partition, topic
 

@@ -10,7 +10,7 @@ from rayka.coordinator.group import COMPLETING, EMPTY, STABLE
 from rayka.errors import ErrorCode, NotEnoughReplicas
 from rayka.protocol.consumer_protocol import ConsumerSubscription, encode_said
 from rayka.protocol.groups import GroupProtocol, JoinGroupResponse, SyncGroupResponse
-from rayka.shard.runtime import Pending
+from rayka.shard.kept_back import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator, code
 
 INSTANCES = ("", "", "", "i", "i", "j")  # two processes of one instance among them

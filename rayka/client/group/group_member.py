@@ -1,9 +1,8 @@
 """One consumer's membership of its group on the IO loop: sends what the core wants, keeps its time, watches its topics.
 
 Heartbeats, joins and syncs run here and never in a thread of the application. What changes for the application is
-offered to its face as `ready` once the topics of what is new are known. The face says when it polls, so a member whose
-application does not poll for `max_poll_interval_ms` leaves (E6). Invariants: `ready` is offered until the face has read
-it or the core wants something else; a failure of the coordinator changes nothing of what is read. Kafka:
+offered to its face as `ready`. The face says when it polls, so a member whose application does not poll for
+`max_poll_interval_ms` leaves (E6). Invariant: a failure of the coordinator changes nothing of what is read. Kafka:
 AbstractCoordinator, ConsumerCoordinator, HeartbeatThread.
 """
 
@@ -11,17 +10,16 @@ import asyncio
 import logging
 import re
 from collections.abc import Coroutine
-from dataclasses import replace
 from typing import Any
 
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.group_membership import CountPartitions, Handover, Membership, MemberState, Step
+from rayka.client.group.handover_offer import HandoverOffer
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
 from rayka.client.group.topic_watch import TopicWatch
 from rayka.client.loop_time import now_s
-from rayka.errors import RaykaError, UnknownTopicOrPartition
-from rayka.ids import TopicPartition
+from rayka.errors import RaykaError
 from rayka.protocol.groups import (
     GroupHeartbeatRequest,
     JoinGroupRequest,
@@ -49,7 +47,6 @@ class GroupMember:
         metadata_max_age_ms: int,
         timeout_ms: int,
     ) -> None:
-        self.ready: Handover | None = None
         self.polled_s = now_s()
         self.is_polling = False
         self._core = Membership(options)
@@ -60,10 +57,9 @@ class GroupMember:
         self._topics = TopicWatch(fetcher.metadata, timeout_ms)
         self._pattern: re.Pattern[str] | None = None
         self._max_age_s = metadata_max_age_ms / 1000
-        self._timeout_ms = timeout_ms
+        self._offer = HandoverOffer(options, self._topics, spawn=self._spawn, interrupt=fetcher.interrupt)
         self._tasks: dict[asyncio.Task[None], Step | None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._offered: Handover | None = None
         self._last: Handover | None = None
         self._watching: asyncio.Task[None] | None = None
         self._metadata.listen(self._on_topic)
@@ -72,6 +68,11 @@ class GroupMember:
         return f"<GroupMember {self._core!r} ready={self.ready is not None}>"
 
     # ---- For the face, from any thread -------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> Handover | None:
+        """What the application is to be told next."""
+        return self._offer.ready
 
     @property
     def metadata(self) -> GroupMetadata:
@@ -156,7 +157,7 @@ class GroupMember:
         self._look_at_polls()
         while (step := self._core.next_step(_now_ms())) is not None:
             self._spawn(self._take(step), step)
-        self._offer()
+        self._offer.offer(self._core.handover)
         if self._core.failure is not None:
             self._fetcher.interrupt()
         self._arm()
@@ -219,49 +220,6 @@ class GroupMember:
         is_heartbeat = isinstance(step, GroupHeartbeatRequest)
         timeout_ms = options.session_timeout_ms if is_heartbeat else _LEAVE_TIMEOUT_MS
         return await self._calls.call(group_id, step, timeout_ms)
-
-    # ---- What the face is offered ------------------------------------------------------------------------------------
-
-    def _offer(self) -> None:
-        handover = self._core.handover
-        if handover == self._offered:
-            return
-        self._offered, self.ready = handover, None
-        if handover is not None and handover.added:
-            self._spawn(self._prepare(handover))
-        elif handover is not None:
-            self._set_ready(handover)
-
-    def _set_ready(self, ready: Handover) -> None:
-        self.ready = ready
-        self._fetcher.interrupt()
-
-    async def _prepare(self, handover: Handover) -> None:
-        """Learns the topics of what is added, until they are known or the core wants something else."""
-        while handover is self._offered:
-            try:
-                added = await self._existing(handover.added or ())
-            except RaykaError as error:
-                logger.debug("group %r: topics: %s", self._options.group_id, error)
-                await asyncio.sleep(self._options.retry_backoff_ms / 1000)
-                continue
-            if handover is self._offered:
-                self._set_ready(replace(handover, added=added))
-            return
-
-    async def _existing(self, partitions: tuple[TopicPartition, ...]) -> tuple[TopicPartition, ...]:
-        """Without those whose topic is gone by now: its leader will assign anew."""
-        last: dict[str, int] = {}
-        for tp in partitions:
-            last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
-        for name, partition in last.items():
-            try:
-                await self._metadata.topic_with(name, partition, self._timeout_ms)
-            except UnknownTopicOrPartition as error:
-                logger.warning(
-                    "group %r was assigned partitions of %r: %s", self._options.group_id, name, error
-                )
-        return self._topics.existing(partitions)
 
     # ---- Topics ------------------------------------------------------------------------------------------------------
 

@@ -3,13 +3,16 @@
 A pattern matches whole names, as Kafka's does, and no internal topic. Kafka: ConsumerMetadata (E8).
 """
 
+import logging
 import re
 from collections.abc import Iterable
 
 from rayka.client.metadata import ClusterMetadata
-from rayka.errors import ErrorCode
+from rayka.errors import ErrorCode, UnknownTopicOrPartition
 from rayka.ids import TopicPartition, is_internal
 from rayka.protocol.membership import MetadataRequest
+
+logger = logging.getLogger(__name__)
 
 
 class TopicWatch:
@@ -41,6 +44,22 @@ class TopicWatch:
             raise problem
         known = {name: self._metadata.cached(name) for name in names}
         return {name: len(topic.partitions) if topic else 0 for name, topic in known.items()}
+
+    async def learn(
+        self, partitions: tuple[TopicPartition, ...], group_id: str
+    ) -> tuple[TopicPartition, ...]:
+        """Those of an assignment, once their topics are known here; without those whose topic is gone by now: the
+        leader of the group will assign anew.
+        """
+        last: dict[str, int] = {}
+        for tp in partitions:
+            last[tp.topic] = max(tp.partition, last.get(tp.topic, 0))
+        for name, partition in last.items():
+            try:
+                await self._metadata.topic_with(name, partition, self._timeout_ms)
+            except UnknownTopicOrPartition as error:
+                logger.warning("group %r was assigned partitions of %r: %s", group_id, name, error)
+        return self.existing(partitions)
 
     def existing(self, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
         """Those that there are, as last heard of."""

@@ -6,7 +6,7 @@ from typing import Any
 from rayka.client.group.group_membership import CountPartitions, Handover, Membership, Step
 from rayka.client.group.member_requests import MemberOptions
 from rayka.ids import TopicPartition
-from rayka.shard.runtime import Pending
+from rayka.shard.kept_back import Pending
 from tests.coordinator.group_support import REBALANCE_MS, SESSION_MS, Coordinator
 
 BEAT_MS, BACKOFF_MS = 1_000, 100
