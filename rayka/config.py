@@ -306,6 +306,7 @@ class ConsumerConfig(_ClientConfig):
     client_rack: str = ""
     key_deserializer: Any = None
     value_deserializer: Any = None
+    interceptors: Any = ()
 
     @field_validator("group_instance_id", "enable_auto_commit")  # those that were given
     @classmethod

@@ -106,6 +106,7 @@ class ConsumerOptions(ClientOptions, total=False):
     client_rack: str
     key_deserializer: Deserializer | None
     value_deserializer: Deserializer | None
+    interceptors: Sequence[object]
 
 
 class WorkersOptions(ConsumerOptions, total=False):

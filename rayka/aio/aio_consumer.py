@@ -7,6 +7,7 @@ such client; aiokafka's runs on the loop of its user.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from itertools import islice
@@ -22,6 +23,7 @@ from rayka.client import io_thread
 from rayka.client.arguments import int_of
 from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle
 from rayka.client.consumer import consumer
+from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
 from rayka.client.consumer.record import Record, ValueT
 from rayka.client.group.consumer_commits import OnCommit
 from rayka.client.group.offset_values import CommittableOffsets
@@ -82,6 +84,10 @@ class _Core(consumer.Consumer):
         finally:
             self._wait = None
 
+    def report_commits(self, on_commit: Callable[[Any], None]) -> None:
+        """Calls it instead of the interceptors after each commit."""
+        self._on_commit = on_commit
+
     def give_up(self, wait: _Wait) -> None:
         """Ends the wait, whether it has begun or not; from any thread."""
         wait.is_given_up = True
@@ -134,7 +140,9 @@ class Consumer(AioClient, Generic[ValueT]):
     Arguments, options, guarantees and errors are those of `rayka.Consumer`. It looks for its cluster when it is first
     awaited, or by `async with`. `async for record in consumer` goes on for ever; leave it whenever you like, the next
     one goes on from there. Callbacks of `subscribe` run in the loop of the call and may be coroutine functions, which
-    may await the consumer's other methods, but not `poll`; heartbeats go on meanwhile.
+    may await the consumer's other methods, but not `poll`; heartbeats go on meanwhile. So may the `on_commit` of
+    interceptors, in the loop that the consumer was opened in; `on_consume` is a plain function, called in the task that
+    reads.
 
     One task at a time reads; calls of several are made one after another. A task that is cancelled in `poll` or in the
     loop has taken nothing: the next poll gives it. Cancelled in another call, it ends the wait for that call only.
@@ -154,6 +162,7 @@ class Consumer(AioClient, Generic[ValueT]):
         self._opening = Opening(partial(_Core, topics, given), "aio.Consumer")
         self._core: _Core | None = None
         self._reports = Reports()
+        self._interceptors = ConsumerInterceptors.of(self._config.interceptors)
 
     def __repr__(self) -> str:
         return repr(self._core or self._opening)
@@ -168,8 +177,13 @@ class Consumer(AioClient, Generic[ValueT]):
         count_max = self._config.max_poll_records if max_records is None else max_records
         if int_of(count_max, "max_records") < 1:
             raise ValueError(f"max_records: expected 1 or more, found {max_records}")
-        core = await self._until_there_are_records(timeout_ms)
-        return core.take(count_max)
+        began_s, waited_ms = time.monotonic(), 0.0
+        while True:
+            core = await self._until_there_are_records(timeout_ms - waited_ms)
+            records = core.take(count_max)
+            waited_ms = (time.monotonic() - began_s) * 1000
+            if records or waited_ms >= timeout_ms:  # interceptors may have left none of those that were here
+                return records
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
         """The next records as one Arrow batch, None after timeout_ms. Columns and errors as
@@ -241,8 +255,11 @@ class Consumer(AioClient, Generic[ValueT]):
     # ---- Within ----------------------------------------------------------------------------------------------------
 
     async def _open(self) -> _Core:
-        self._core = await self._opening.core()
-        return self._core
+        core = await self._opening.core()
+        if self._core is None and self._interceptors is not None:
+            core.report_commits(self._reports.to_loop(self._interceptors.await_committed, "interceptors"))
+        self._core = core
+        return core
 
     async def _until_there_are_records(self, timeout_ms: float) -> _Core:
         """Returns, too, when there are none after timeout_ms."""

@@ -55,6 +55,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         client_rack: str = ""
         key_deserializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
         value_deserializer: "bytes" | "string" | "json" | "msgpack" | a pydantic model | a callable | None = None
+        interceptors: a list of objects = ()
         request_timeout_ms: int = 30000
         retry_backoff_ms: int = 100
         retry_backoff_max_ms: int = 1000
@@ -65,6 +66,11 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
     an object with `deserialize(topic, headers, data)` is told where they come from. With
     `local_reads`, which is rayka's own, segments on this machine are mapped instead of being sent. With `client_rack` a
     replica in that rack is read, if it is in sync; without it, one in the rack of a broker whose files are here.
+
+    `interceptors` are objects with `on_consume(records)`, which returns the list of records that the application gets
+    instead (in a loop each list has one record; `poll_arrow` gives what is stored), `on_commit(offsets)`, called on the
+    IO thread after each commit that went well, or both. What they raise is logged and changes nothing; positions move
+    by what is stored.
 
     With `group_id` reading begins where the group has committed, and where it has committed nothing at
     `auto_offset_reset`. Positions are committed every `auto_commit_interval_ms` by `poll` and by loops, of what was

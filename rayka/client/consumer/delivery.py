@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 import pyarrow as pa
 
+from rayka.client.consumer.consumer_interceptors import ConsumerInterceptors
 from rayka.client.consumer.fetch_buffer import Fetched
 from rayka.client.consumer.record import (
     Deserializers,
@@ -54,7 +55,9 @@ class Delivery:
         check_crcs: bool = True,
         deserializers: Deserializers = (None, None),
         end_offsets: Mapping[TopicPartition, int] | None = None,
+        interceptors: ConsumerInterceptors | None = None,
     ) -> None:
+        self.interceptors = interceptors
         self.positions: dict[TopicPartition, int] = {}
         self._check_crcs = check_crcs
         self._deserializers = deserializers
@@ -70,7 +73,12 @@ class Delivery:
         """As the options of a consumer say."""
         key = deserializer(config.key_deserializer, "key_deserializer")
         value = deserializer(config.value_deserializer, "value_deserializer")
-        return cls(check_crcs=config.check_crcs, deserializers=(key, value), end_offsets=end_offsets)
+        return cls(
+            check_crcs=config.check_crcs,
+            deserializers=(key, value),
+            end_offsets=end_offsets,
+            interceptors=ConsumerInterceptors.of(config.interceptors),
+        )
 
     def add(self, fetched: Sequence[Fetched]) -> None:
         """Takes what was fetched; the one method that is called on the IO thread."""
@@ -175,7 +183,15 @@ class Delivery:
         return self._advance()
 
     def next_records(self, count_max: int) -> list[Record]:
-        """Up to count_max records, in one piece as far as one batch has them; empty when nothing is left."""
+        """Up to count_max records as the interceptors leave them; empty when nothing is left."""
+        interceptors = self.interceptors
+        while records := self._stored_records(count_max):
+            if interceptors is None or (records := interceptors.consumed(records)):
+                break
+        return records
+
+    def _stored_records(self, count_max: int) -> list[Record]:
+        """In one piece as far as one batch has them."""
         records: list[Record] = []
         with self._raising_unless(records):
             while len(records) < count_max and self._advance():
@@ -188,7 +204,10 @@ class Delivery:
 
         Records that are not taken from it stay to be handed over. It ends when its partition is dropped.
         """
-        return self._current.records(self._deserializers) if self._advance() and self._current else None
+        if not self._advance() or self._current is None:
+            return None
+        records = self._current.records(self._deserializers)
+        return records if self.interceptors is None else self.interceptors.each_consumed(records)
 
     def next_arrow(self) -> pa.RecordBatch | None:
         """The next batch, small ones merged; None when nothing is left."""

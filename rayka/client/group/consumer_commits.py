@@ -36,6 +36,8 @@ class ConsumerCommits(ConsumerPart):
     def __init__(self, cluster: str | ClusterHandle, config: ConsumerConfig) -> None:
         super().__init__(cluster, config)
         is_automatic = config.group_id is not None and config.enable_auto_commit
+        interceptors = self._delivery.interceptors
+        self._on_commit: Callable[[Offsets], object] = interceptors.committed if interceptors else _ignore
         self._commit_due_s = time.monotonic() + config.auto_commit_interval_ms / 1000
         if not is_automatic:
             self._commit_due_s = _NEVER_S
@@ -135,7 +137,8 @@ class ConsumerCommits(ConsumerPart):
     def _ask(self, what: str, offsets: Offsets | None = None) -> "_Ask":
         group_offsets = self._of_group(what)
         group, read = self.group_metadata(), self._delivery.read()
-        return _Ask(self._fetcher, group_offsets, group, read, offsets, is_member=self._is_subscribed)
+        is_member, on_commit = self._is_subscribed, self._on_commit
+        return _Ask(self._fetcher, group_offsets, group, read, offsets, is_member, on_commit)
 
     def _in_background(self, commit: Coroutine[Any, Any, None]) -> None:
         io_thread.call_soon(self._fetcher.spawn, commit)
@@ -150,14 +153,15 @@ class _Ask(NamedTuple):
     read: Mapping[TopicPartition, Position]
     offsets: Offsets | None
     is_member: bool
+    on_commit: Callable[[Offsets], object]
 
     async def commit(self) -> None:
-        await self.group_offsets.commit(self._chosen(), self.group, is_member=self.is_member)
+        await self._commit(self._chosen())
 
     async def commit_and_tell(self, callback: OnCommit) -> None:
         offsets, error = self._chosen(), None
         try:
-            await self.group_offsets.commit(offsets, self.group, is_member=self.is_member)
+            await self._commit(offsets)
         except RaykaError as problem:
             error = problem
         try:
@@ -165,8 +169,17 @@ class _Ask(NamedTuple):
         except Exception:
             logger.exception("a callback of commit_async raised")
 
+    async def _commit(self, offsets: Offsets) -> None:
+        await self.group_offsets.commit(offsets, self.group, is_member=self.is_member)
+        if offsets:
+            self.on_commit(offsets)
+
     def _chosen(self) -> Offsets:
         return self.fetcher.consumed(self.read) if self.offsets is None else self.offsets
+
+
+def _ignore(_offsets: Offsets) -> None:
+    """Without interceptors a commit is followed by nothing."""
 
 
 def _log(offsets: Offsets, error: RaykaError | None) -> None:

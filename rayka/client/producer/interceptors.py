@@ -5,19 +5,12 @@ ProducerInterceptor, ProducerInterceptors.
 """
 
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Self
 
+from rayka.client.interception import Hook, checked_interceptors, contained, hooks_of
 from rayka.client.producer.acknowledgement import RecordMetadata
 from rayka.client.producer.delivery_future import OnDelivery
-from rayka.errors import ConfigError
-
-_HOOKS = ("on_send", "on_acknowledgement")
-
-logger = logging.getLogger(__name__)
 
 
 class OutgoingRecord(NamedTuple):
@@ -34,15 +27,9 @@ class OutgoingRecord(NamedTuple):
 class Interceptors:
     """See the module. Each is an object with `on_send(record)`, `on_acknowledgement(metadata, error)` or both."""
 
-    def __init__(self, given: Sequence[object]) -> None:
-        """Raises ConfigError for what has neither."""
-        for each in given:
-            if not any(callable(getattr(each, name, None)) for name in _HOOKS):
-                raise ConfigError(
-                    f"interceptors: expected objects with {' or '.join(_HOOKS)}, found {each!r}"
-                )
-        self._on_send: list[Callable[[OutgoingRecord], Any]] = _hooks(given, "on_send")
-        self._on_acknowledgement: list[Callable[..., Any]] = _hooks(given, "on_acknowledgement")
+    def __init__(self, given: tuple[object, ...]) -> None:
+        self._on_send: list[Hook] = hooks_of(given, "on_send")
+        self._on_acknowledgement: list[Hook] = hooks_of(given, "on_acknowledgement")
 
     def __repr__(self) -> str:
         return (
@@ -52,26 +39,20 @@ class Interceptors:
     @classmethod
     def of(cls, given: Any) -> Self | None:
         """From an option; None without any. Raises ConfigError for what has neither hook."""
-        if not isinstance(given, (list, tuple)):
-            raise ConfigError(f"interceptors: expected a list, found {type(given).__name__}")
-        for each in given:
-            if not any(callable(getattr(each, name, None)) for name in _HOOKS):
-                raise ConfigError(
-                    f"interceptors: expected objects with {' or '.join(_HOOKS)}, found {each!r}"
-                )
-        return cls(given) if given else None
+        interceptors = checked_interceptors(given, ("on_send", "on_acknowledgement"))
+        return cls(interceptors) if interceptors else None
 
     def sent(self, record: OutgoingRecord) -> OutgoingRecord:
         """The record as they want it, each given what the one before made of it."""
         for hook in self._on_send:
-            with _contained(hook):
+            with contained(hook):
                 record = _checked(hook(record))
         return record
 
     async def await_sent(self, record: OutgoingRecord) -> OutgoingRecord:
         """As `sent`; a hook may be a coroutine function."""
         for hook in self._on_send:
-            with _contained(hook):
+            with contained(hook):
                 returned = hook(record)
                 record = _checked(await returned if inspect.isawaitable(returned) else returned)
         return record
@@ -79,13 +60,13 @@ class Interceptors:
     def acknowledged(self, error: Exception | None, metadata: RecordMetadata | None) -> None:
         """The record has ended, one of the two is None; also where `send` itself has failed."""
         for hook in self._on_acknowledgement:
-            with _contained(hook):
+            with contained(hook):
                 hook(metadata, error)
 
     async def await_acknowledged(self, error: Exception | None, metadata: RecordMetadata | None) -> None:
         """As `acknowledged`; a hook may be a coroutine function."""
         for hook in self._on_acknowledgement:
-            with _contained(hook):
+            with contained(hook):
                 returned = hook(metadata, error)
                 if inspect.isawaitable(returned):
                     await returned
@@ -103,19 +84,7 @@ def _report_both(
     second(error, metadata)
 
 
-def _hooks(given: Sequence[object], name: str) -> list[Callable[..., Any]]:
-    return [getattr(each, name) for each in given if callable(getattr(each, name, None))]
-
-
 def _checked(returned: Any) -> OutgoingRecord:
     if not isinstance(returned, OutgoingRecord):
         raise TypeError(f"expected on_send to return the record, found {type(returned).__name__}")
     return returned
-
-
-@contextmanager
-def _contained(hook: Callable[..., Any]) -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        logger.exception("the interceptor %r raised; the record goes on without it", hook)
