@@ -33,7 +33,9 @@ _LET_SEND_S = 0.1  # a courtesy to the IO thread, no promise
 
 
 class _Core(producer.Producer):
-    """Takes what `send` takes the quick way; its slow way is the async producer's."""
+    """Takes what goes the quick way; the slow way is the async producer's."""
+
+    take = producer.Producer._take
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Producer", "<aio.Producer", 1)
@@ -46,9 +48,6 @@ class _Core(producer.Producer):
         """Takes no more records; returns the batches that hold some."""
         self._is_closed = self._outbox.is_closed = True
         return self._accumulator.close()
-
-    def _send(self, topic: str, row: Row, partition: int | None, on_delivery: OnDelivery | None) -> Any:
-        return None
 
 
 class Producer(AioClient):
@@ -85,7 +84,6 @@ class Producer(AioClient):
         self,
         topic: str,
         value: Any = None,
-        *,
         key: Any = None,
         headers: Any = None,
         partition: int | None = None,
@@ -99,13 +97,14 @@ class Producer(AioClient):
         """
         core = self._core or await self._open()
         if (
-            key is None
+            type(value) is bytes
+            and key is None
             and headers is None
             and partition is None
             and timestamp_ms is None
             and on_delivery is None
         ):
-            sent = core.send(topic, value)
+            sent = core.take(topic, value)
             if sent is not None:
                 return sent
         row = Row(value, key, headers, timestamp_ms)
@@ -115,7 +114,6 @@ class Producer(AioClient):
         self,
         topic: str,
         value: Any = None,
-        *,
         key: Any = None,
         headers: Any = None,
         partition: int | None = None,

@@ -43,6 +43,8 @@ class Opening(Generic[CoreT]):
 
     async def _core(self) -> CoreT:
         look = self._look
+        if look is not None and look.done() and not look.cancelled() and look.exception() is None:
+            return look.result()  # a shield for each poll would cost as much as twenty records
         if look is None:
             look = self._look = asyncio.ensure_future(asyncio.to_thread(self._make))
         try:

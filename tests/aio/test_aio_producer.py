@@ -1,6 +1,7 @@
 """The async producer against a scripted cluster: what it does otherwise than the sync one, which is how it waits."""
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Coroutine
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+import rayka
 from rayka import RecordMetadata
 from rayka.aio import Producer
 from rayka.client import io_thread
@@ -65,6 +67,19 @@ def test_many_plain_values_arrive_in_order():
     cluster = ScriptedCluster({"orders": 1})
     run(work())
     assert cluster.values("orders", 0) == [b"%d" % number for number in range(5_000)]
+
+
+def test_the_arguments_of_a_send_are_those_of_the_sync_producer():
+    assert (
+        inspect.signature(Producer.send).parameters.keys()
+        == inspect.signature(rayka.Producer.send).parameters.keys()
+    )
+
+    async def work() -> RecordMetadata:
+        async with Producer(ScriptedCluster(), **QUICK) as producer:
+            return await (await producer.send("orders", b"v", b"k", [("a", b"1")], 1, 5))
+
+    assert run(work()) == RecordMetadata("orders", 1, 0, 5)
 
 
 def test_send_and_wait_returns_when_the_log_has_the_record():

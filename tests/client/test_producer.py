@@ -54,6 +54,14 @@ def test_a_future_ends_as_the_place_of_its_record():
     assert cluster.values("orders", 1) == [b"0", b"1", b"2"]
 
 
+def test_arguments_may_be_given_by_position_in_the_order_of_kafka_python():
+    cluster = ScriptedCluster()
+    with Producer(cluster, **QUICK) as producer:
+        sent = producer.send("orders", b"v", b"k", [("a", b"1")], 1, 5)
+        assert sent.result(WAIT_S) == RecordMetadata("orders", 1, 0, 5)
+    assert cluster.values("orders", 1) == [b"v"]
+
+
 def test_without_acks_an_offset_is_unknown():  # acks=0
     with Producer(ScriptedCluster(), acks=0, **QUICK) as producer:
         assert producer.send("orders", b"x").result(WAIT_S).offset == -1

@@ -1,7 +1,8 @@
 """The producer as people use it: sync, thread-safe, fast.
 
 `send` is written for few bytecodes: without key, headers and so on it appends to the open batch of the topic and
-takes no lock (`producer_batch` tells why that is safe). Everything else is the slow way, under the accumulator's lock.
+takes no lock (`producer_batch` tells why that is safe). Its arguments may be given by position, because Python looks up
+the defaults of others in a dict, one by one. Everything else is the slow way, under the accumulator's lock.
 Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
@@ -119,7 +120,6 @@ class Producer(ProcessBound):
         self,
         topic: str,
         value: Any = None,
-        *,
         key: Any = None,
         headers: Any = None,
         partition: int | None = None,
@@ -146,18 +146,9 @@ class Producer(ProcessBound):
             and timestamp_ms is None
             and on_delivery is None
         ):
-            try:
-                batch = self._sticky[topic]
-            except (KeyError, TypeError):  # not known, or no name at all: the slow way knows
-                pass
-            else:
-                size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
-                if size_bytes <= batch.limit_bytes:
-                    batch.size_bytes = size_bytes
-                    future = DeliveryFuture(batch, value)
-                    batch.records.append(future)
-                    if not batch.is_sealed or self._accumulator.is_counted(future):
-                        return future
+            future = self._take(topic, value)
+            if future is not None:
+                return future
         row = Row(value, key, headers, timestamp_ms)
         return self._send(topic, row, partition, on_delivery)
 
@@ -206,6 +197,24 @@ class Producer(ProcessBound):
     def metrics(self) -> ProducerMetrics:
         """What the producer has done so far, and what waits; as it is now, and not followed any further."""
         return self._outbox.metrics()
+
+    # ---- The quick way ----
+
+    def _take(self, topic: str, value: Any) -> DeliveryFuture | None:
+        """The quick way of a record that is nothing but bytes; None where it needs the slow one."""
+        try:
+            batch = self._sticky[topic]
+        except (KeyError, TypeError):  # not known, or no name at all: the slow way knows
+            return None
+        size_bytes = batch.size_bytes + len(value) + RECORD_OVERHEAD_BYTES
+        if size_bytes > batch.limit_bytes:
+            return None
+        batch.size_bytes = size_bytes
+        future = DeliveryFuture(batch, value)
+        batch.records.append(future)
+        if not batch.is_sealed or self._accumulator.is_counted(future):
+            return future
+        return None
 
     # ---- The slow way ----
 
