@@ -177,12 +177,12 @@ class Consumer(AioClient, Generic[ValueT]):
         count_max = self._config.max_poll_records if max_records is None else max_records
         if int_of(count_max, "max_records") < 1:
             raise ValueError(f"max_records: expected 1 or more, found {max_records}")
-        began_s, waited_ms = time.monotonic(), 0.0
+        began_s, left_ms = time.monotonic(), timeout_ms
         while True:
-            core = await self._until_there_are_records(timeout_ms - waited_ms)
+            core = await self._until_there_are_records(left_ms)
             records = core.take(count_max)
-            waited_ms = (time.monotonic() - began_s) * 1000
-            if records or waited_ms >= timeout_ms:  # interceptors may have left none of those that were here
+            left_ms = timeout_ms - (time.monotonic() - began_s) * 1000
+            if records or left_ms <= 0:  # interceptors may have left none of those that were here
                 return records
 
     async def poll_arrow(self, timeout_ms: float = 1000) -> pa.RecordBatch | None:
