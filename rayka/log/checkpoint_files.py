@@ -2,8 +2,9 @@
 files.
 
 A checkpoint is lines: version 0, the number of entries, then `topic partition offset` (F4). Recovery point,
-high watermark and log start offset each have one. A power cut may leave a checkpoint torn; it is then
-missing, which is safe for each of them: more is scanned, the high watermark starts lower. Kafka:
+high watermark, log start offset and the offset up to which a log is compacted each have one. A power cut may leave a
+checkpoint torn; it is then missing, which is safe for each of them: more is scanned or cleaned again, the high
+watermark starts lower. Kafka:
 `CheckpointFile`, `OffsetCheckpointFile`.
 """
 
@@ -16,6 +17,7 @@ from rayka.ports import Disk
 RECOVERY_POINT_FILE = "recovery-point-offset-checkpoint"
 HIGH_WATERMARK_FILE = "replication-offset-checkpoint"
 LOG_START_OFFSET_FILE = "log-start-offset-checkpoint"
+CLEANER_OFFSET_FILE = "cleaner-offset-checkpoint"
 _VERSION = 0
 _logger = logging.getLogger(__name__)
 

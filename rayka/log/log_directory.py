@@ -6,8 +6,7 @@ partitions (`offset_checkpoints`), what says how it was left (`shutdown_files`),
 
 Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
 retried, and no later start takes it for clean; one that is full is read, and goes on when there is room.
-Kafka: `LogManager`, `MetaPropertiesEnsemble`. Left out: several directories in one object, future logs, the cleaner's
-checkpoint.
+Kafka: `LogManager`, `MetaPropertiesEnsemble`. Left out: several directories in one object, future logs.
 """
 
 import asyncio
@@ -35,6 +34,7 @@ from rayka.log.partition_directories import DELETED_SUFFIX, STRAY_SUFFIX, Partit
 from rayka.log.partition_metadata import PARTITION_METADATA_FILE, encode_partition_metadata
 from rayka.log.recovery import Tearing, has_segments
 from rayka.log.shutdown_files import ShutdownFiles
+from rayka.log.swap import has_swap
 from rayka.ports import Disk, Lock
 
 LOCK_FILE = ".lock"
@@ -171,6 +171,8 @@ class LogDirectory:
         checkpoints = self.checkpoints
         if not self._disk.exists(path) and topic_partition in checkpoints.saved_recovery_points:
             new_files |= lowered_recovery_point(0)  # what the checkpoint says was true of a deleted log
+        if has_swap(self._disk, path):
+            await self._disk.sync([], [path])
         left = Left(
             checkpoints.recovery_points.get(topic_partition, 0),
             checkpoints.log_start_offsets.get(topic_partition, 0),
@@ -186,6 +188,7 @@ class LogDirectory:
                 break
             await asyncio.sleep(0)
         self.shutdown.on_recovered(path)
+        log.cleaned_offset = min(checkpoints.cleaned_offsets.get(topic_partition, 0), log.log_end_offset)
         self.logs[topic_partition] = log
         return log
 

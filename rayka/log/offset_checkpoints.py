@@ -1,5 +1,5 @@
-"""The checkpoints of one data directory: recovery points, log start offsets and high watermarks of its partitions
-(B4, F13).
+"""The checkpoints of one data directory: recovery points, log start offsets, high watermarks of its partitions, and how
+far these are compacted (B4, F13, F20).
 
 Invariants: a log that is gone is forgotten before another of its name begins; nothing is written while nothing has
 changed since this process wrote it. Kafka: `OffsetCheckpointFile`, `LogManager.checkpointLogRecoveryOffsets`.
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from rayka.ids import TopicPartition
 from rayka.log.checkpoint_files import (
+    CLEANER_OFFSET_FILE,
     HIGH_WATERMARK_FILE,
     LOG_START_OFFSET_FILE,
     RECOVERY_POINT_FILE,
@@ -21,17 +22,17 @@ from rayka.log.log import Log
 from rayka.ports import Disk
 
 # A recovery point may rest on a log start that made what is below it needless: that one is written first.
-_FILES = (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE)
+_FILES = (LOG_START_OFFSET_FILE, RECOVERY_POINT_FILE, HIGH_WATERMARK_FILE, CLEANER_OFFSET_FILE)
 
 
 class OffsetCheckpoints:
-    """What the three files say, or will say next, by partition."""
+    """What the four files say, or will say next, by partition."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk = disk
         self._paths = [posixpath.join(directory, name) for name in _FILES]
         self._all = [read_offsets(disk, path) for path in self._paths]
-        self.log_start_offsets, self.recovery_points, self.high_watermarks = self._all
+        self.log_start_offsets, self.recovery_points, self.high_watermarks, self.cleaned_offsets = self._all
         self.saved_recovery_points = dict(self.recovery_points)
         self._saved: list[dict[TopicPartition, int]] | None = None  # by this process
 
@@ -42,6 +43,10 @@ class OffsetCheckpoints:
         """What an open log knows to be durable, and where it starts."""
         self.recovery_points[topic_partition] = log.flushed_offset
         self.log_start_offsets[topic_partition] = log.log_start_offset
+        if log.cleaned_offset:
+            self.cleaned_offsets[topic_partition] = log.cleaned_offset
+        else:
+            self.cleaned_offsets.pop(topic_partition, None)
 
     def forget(self, topic_partition: TopicPartition) -> bool:
         """The log is gone. Whether anything was known of its records."""

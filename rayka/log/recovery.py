@@ -20,7 +20,7 @@ A segment that ends before the next one begins is a hole, scanned or not (`holes
 a power cut can have made it, and otherwise the log is not opened.
 
 Base offset and leader epoch lie outside the CRC, as in Kafka; of them only the order is checked. Kafka:
-`LogLoader`, which cuts in every case. Left out: `.swap` files, which only the cleaner makes.
+`LogLoader`, which cuts in every case.
 """
 
 import logging
@@ -43,10 +43,11 @@ from rayka.log.log_files import LogFiles
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition
 from rayka.log.slices import SLICE_BATCHES, SLICE_BYTES, Slices
+from rayka.log.swap import finish_swaps
 from rayka.ports import Disk
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
-_LEFTOVER_SUFFIXES = (".deleted", ".cleaned", TEMPORARY_SUFFIX)
+_LEFTOVER_SUFFIXES = (".deleted", TEMPORARY_SUFFIX)
 _SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")
 _BEYOND_ALL = (1 << 63) - 1  # no record has so large an offset
 _logger = logging.getLogger(__name__)
@@ -103,8 +104,9 @@ class Recovery(NamedTuple):
 
 def find_segments(files: LogFiles, config: TopicConfig, now_ms: int) -> list[Segment]:
     """The segments in the directory, by offset, not yet opened. Leftovers and orphan indexes are removed
-    (B32).
+    (B32), swaps that a crash has broken off are finished (F26).
     """
+    finish_swaps(files, config.index_interval_bytes)
     names = files.disk.list(files.directory)
     logs = [name for name in names if _SEGMENT_FILE.fullmatch(name) and name.endswith(LOG_SUFFIX)]
     for name in names:

@@ -4,7 +4,7 @@ A segment is active (the last of its log, appended to, its indexes in memory) or
 loaded when asked for). Sizes, positions and offsets are those of the batches known to be whole; the file may
 be longer while a write is under way or after one failed. Invariants: positions handed out are begins of
 batches; no byte that was given to a reader to read later is cut off or overwritten. Kafka: `LogSegment`. Left
-out: transaction index, producer snapshots, the cleaner's part.
+out: transaction index, producer snapshots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,13 @@ class Segment:
     """Batches with offsets in [base_offset, next_offset)."""
 
     def __init__(
-        self, files: LogFiles, base_offset: int, *, created_ms: int, index_interval_bytes: int
+        self,
+        files: LogFiles,
+        base_offset: int,
+        *,
+        created_ms: int,
+        index_interval_bytes: int,
+        suffix: str = "",
     ) -> None:
         self._files = files
         self._index_interval_bytes = index_interval_bytes
@@ -52,8 +58,8 @@ class Segment:
         self.next_offset = base_offset
         self.size_bytes = 0
         self.created_ms = created_ms
-        self.file = SegmentFile(files, base_offset)
-        self.indexes = SegmentIndexes(files, self, index_interval_bytes)
+        self.file = SegmentFile(files, base_offset, suffix)
+        self.indexes = SegmentIndexes(files, self, index_interval_bytes, suffix)
         self.path = self.file.path
 
     def __repr__(self) -> str:
@@ -224,6 +230,12 @@ class Segment:
         )
         kept.next_offset = kept.indexes.resume()
         return kept
+
+    def rename(self, suffix: str) -> None:
+        """Its files have this suffix from now on, the log's last: while it has the old one, an index may be missing."""
+        self.indexes.rename(suffix)
+        self.file.rename(suffix)
+        self.path = self.file.path
 
     def delete(self) -> None:
         """Removes the files, indexes last: without its log file an index is an orphan and goes when the log

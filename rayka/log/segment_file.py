@@ -36,10 +36,11 @@ class BatchPosition(NamedTuple):
 class SegmentFile:
     """One file of batches, by its path."""
 
-    def __init__(self, files: LogFiles, base_offset: int) -> None:
+    def __init__(self, files: LogFiles, base_offset: int, suffix: str = "") -> None:
         self._disk = files.disk
         self._unsynced = files.unsynced
-        self.path = files.path(f"{base_offset:020d}{LOG_SUFFIX}")
+        self._final_path = files.path(f"{base_offset:020d}{LOG_SUFFIX}")
+        self.path = self._final_path + suffix
 
     def __repr__(self) -> str:
         return f"<SegmentFile {self.path}>"
@@ -95,6 +96,12 @@ class SegmentFile:
     def replace(self) -> None:
         """The file made there, synced already, takes the place of this one."""
         self._disk.rename(self.replacement_path, self.path)
+        self._unsynced.name_changed(self.path)
+
+    def rename(self, suffix: str) -> None:
+        """The file has this suffix from now on; what had that name goes."""
+        before, self.path = self.path, self._final_path + suffix
+        self._disk.rename(before, self.path)
         self._unsynced.name_changed(self.path)
 
     def cut(self, size_bytes: int) -> None:

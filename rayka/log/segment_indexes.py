@@ -29,17 +29,29 @@ class Indexed(Protocol):
 class SegmentIndexes:
     """The indexes of one segment."""
 
-    def __init__(self, files: LogFiles, segment: Indexed, interval_bytes: int) -> None:
+    def __init__(self, files: LogFiles, segment: Indexed, interval_bytes: int, suffix: str = "") -> None:
+        self._files = files
         self._disk = files.disk
         self._unsynced = files.unsynced
         self._segment = segment
         self._interval_bytes = interval_bytes
-        stem = files.path(f"{segment.base_offset:020d}")
-        self._offset_path, self._time_path = stem + OFFSET_INDEX_SUFFIX, stem + TIME_INDEX_SUFFIX
+        self._offset_path, self._time_path = self._named(suffix)
         self.clear()
 
     def __repr__(self) -> str:
         return f"<SegmentIndexes {self._offset_index!r} {self._time_index!r}>"
+
+    def _named(self, suffix: str) -> tuple[str, str]:
+        stem = self._files.path(f"{self._segment.base_offset:020d}")
+        return stem + OFFSET_INDEX_SUFFIX + suffix, stem + TIME_INDEX_SUFFIX + suffix
+
+    def rename(self, suffix: str) -> None:
+        """The files have this suffix from now on."""
+        before, (self._offset_path, self._time_path) = self.paths, self._named(suffix)
+        for old, new in zip(before, self.paths, strict=True):
+            if self._disk.exists(old):
+                self._disk.rename(old, new)
+                self._unsynced.name_changed(new)
 
     def clear(self) -> None:
         """The segment is empty."""
@@ -153,6 +165,11 @@ class SegmentIndexes:
             return 0
         _, position = entry.unpack(self._disk.read_at(path, self._disk.size(path) - entry.size, entry.size))
         return int(position) if 0 < position < self._segment.size_bytes else 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How large the file of the larger one is; 0 when there is none, as after a crash."""
+        return max(self._disk.size(path) if self._disk.exists(path) else 0 for path in self.paths)
 
     @property
     def paths(self) -> tuple[str, str]:

@@ -4,8 +4,8 @@ Invariants: there is at least one, and the last is the active one; each begins w
 sealed ones only the few in use keep their indexes in memory. Kafka: `LogSegments`.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from rayka.config import TopicConfig
@@ -43,6 +43,11 @@ class Segments:
     @property
     def active(self) -> Segment:
         return self._segments[-1]
+
+    @property
+    def all(self) -> tuple[Segment, ...]:
+        """Oldest first, whether their indexes are at hand or not."""
+        return tuple(self._segments)
 
     @property
     def size_bytes(self) -> int:
@@ -140,6 +145,20 @@ class Segments:
             raise InvariantBroken(f"{new!r} cannot replace {old!r}")
         new.file.replace()
         self._put(old, new)
+
+    def have(self, segments: Sequence[Segment]) -> bool:
+        """Whether all of these are still here, sealed, one behind the other."""
+        begin = bisect_left(self._segments, segments[0].base_offset, key=attrgetter("base_offset"))
+        return self._segments[:-1][begin : begin + len(segments)] == list(segments)
+
+    def swap(self, old: Sequence[Segment], new: Sequence[Segment]) -> None:
+        """These take the place of those, in memory; their files are `Swap`'s."""
+        ends = [(each[0].base_offset, each[-1].next_offset) for each in (old, new)]
+        if not self.have(old) or ends[0] != ends[1]:
+            raise InvariantBroken(f"{new!r} cannot take the place of {old!r} in {self!r}")
+        begin = self._segments.index(old[0])
+        self._segments[begin : begin + len(old)] = new
+        self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
 
     def _put(self, old: Segment, new: Segment) -> None:
         self._segments[self._segments.index(old)] = new

@@ -39,14 +39,15 @@ class Removing(Protocol):
     name: str
     log_start_offset: int
     truncation_count: int
+    replacement_count: int
 
 
 def while_nothing_goes(log: Removing, search: Search) -> Search:
     """The search, as long as nothing is removed from the log between its slices; else it raises OffsetNotAvailable."""
-    start_offset, truncation_count = log.log_start_offset, log.truncation_count
+    before = log.log_start_offset, log.truncation_count, log.replacement_count
     while True:
         yield  # before the first slice, too: a request may ask for thousands of logs
-        if (log.log_start_offset, log.truncation_count) != (start_offset, truncation_count):
+        if (log.log_start_offset, log.truncation_count, log.replacement_count) != before:
             raise OffsetNotAvailable(f"{log.name}: records were removed during a search by time; try again")
         try:
             next(search)

@@ -1,7 +1,7 @@
 """What a leader checks of a producer's batches before it appends them: headers, the CRC, and whether the bytes can hold
 as many records as the header claims. Else 64 bytes would take 2^31 - 1 offsets. Columns stay opaque (B18).
 
-Kafka: `LogValidator`. Left out: compacted topics, transactional producers, conversion of old formats. Whether a
+Kafka: `LogValidator`. Left out: transactional producers, conversion of old formats. Whether a
 sequence is the next one is the log's to say.
 """
 
@@ -44,7 +44,7 @@ def validate_batches(
     for batch in batches:
         if batch.producer_id != NO_PRODUCER_ID:
             _check_sequence(batch, len(batches), where)
-        _check_kind(batch, where)
+        _check_kind(batch, config, where)
         _check_size(batch, config, where)
         _check_timestamps(batch, config, where, timestamp_ms)
         batch.check_crc(where)
@@ -70,11 +70,18 @@ def _check_sequence(batch: RecordBatch, batch_count: int, where: str) -> None:
         )
 
 
-def _check_kind(batch: RecordBatch, where: str) -> None:
+def _check_kind(batch: RecordBatch, config: TopicConfig, where: str) -> None:
     if batch.codec is Codec.SNAPPY:
         raise UnsupportedCompressionType(f"{where}: snappy; expected none, gzip, lz4 or zstd")
-    if batch.is_control or batch.is_transactional:
-        raise InvalidRecord(f"{where}: {batch!r}: expected neither a control nor a transactional batch")
+    if batch.is_control or batch.is_transactional or batch.delete_horizon_ms is not None:
+        raise InvalidRecord(
+            f"{where}: {batch!r}: expected neither a control nor a transactional batch, nor a delete horizon"
+        )
+    if config.is_compacted and batch.has_null_key:
+        raise InvalidRecord(
+            f"{where}: {batch!r}: a record has no key; a topic with cleanup.policy={config.cleanup_policy} keeps the"
+            " newest record of each key, so every record needs one"
+        )
     if batch.last_offset_delta != batch.record_count - 1:
         raise CorruptRecord(f"{where}: {batch!r}: last offset delta {batch.last_offset_delta} leaves gaps")
 

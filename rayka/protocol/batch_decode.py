@@ -218,6 +218,8 @@ def _take_timestamps(block: _Block, batch: RecordBatch) -> np.ndarray | None:
 
 def _take_offset_deltas(block: _Block, batch: RecordBatch) -> np.ndarray | None:
     last = batch.last_offset_delta
+    if batch.record_count == 0:
+        return np.empty(0, _INT32)
     if not block.has(Column.OFFSET_DELTAS):
         if last != batch.record_count - 1:
             raise CorruptRecord(f"last offset delta {last} without offset deltas")

@@ -5,7 +5,7 @@ the padding, which is zero, and producer id, epoch and sequence, which are the p
 leader epoch: the leader stamps these. A batch holds at least one record, and at most `UNCOMPRESSED_BYTES_MAX`
 before compression, which is what a decoder takes.
 
-Kafka: `MemoryRecordsBuilder`. Left out: transactions.
+Kafka: `MemoryRecordsBuilder`; `batch_rebuild` has what compaction writes. Left out: transactions.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ _SEQUENCE_POSITION = 43
 
 _KEY, _VALUE = int(Column.KEY_VALIDITY), int(Column.VALUE_VALIDITY)
 
-_Columns = list[tuple[int, Buffer]]
+Columns = list[tuple[int, Buffer]]
 
 
 def encode_batch(
@@ -106,13 +106,13 @@ def encode_batch(
             return _owned(few)
     key_column = None if keys is None else bytes_column(keys, "key")
     columns = [
-        *_bytes_columns(_KEY, key_column),
-        *_bytes_columns(_VALUE, bytes_column(values, "value")),
-        *_header_columns(None if headers is None else header_columns(headers)),
+        *bytes_columns(_KEY, key_column),
+        *bytes_columns(_VALUE, bytes_column(values, "value")),
+        *columns_of_headers(None if headers is None else header_columns(headers)),
         *_delta_columns(timestamps, offset_deltas),
     ]
     has_null_key = key_column is None or key_column.validity is not None
-    batch = _with_body(columns, codec)
+    batch = with_body(columns, codec)
     _write_header(
         batch,
         timestamps,
@@ -127,9 +127,8 @@ def encode_batch(
 def with_sequence(batch: np.ndarray, sequence: ProducerSequence) -> np.ndarray:
     """A copy of an encoded batch under another sequence: the old bytes may still be on their way to a broker."""
     copy = batch.copy()
-    view = bytes_view(copy)
-    _SEQUENCE.pack_into(view, _SEQUENCE_POSITION, *sequence)
-    _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))
+    _SEQUENCE.pack_into(bytes_view(copy), _SEQUENCE_POSITION, *sequence)
+    write_crc(copy)
     return copy
 
 
@@ -143,7 +142,7 @@ def _owned(data: bytearray) -> np.ndarray:
     return array
 
 
-def _bytes_columns(first: int, column: BytesColumn | None) -> _Columns:
+def bytes_columns(first: int, column: BytesColumn | None) -> Columns:
     """The validity, the offsets and the data, whose column ids follow one another."""
     if column is None:
         return []
@@ -151,19 +150,19 @@ def _bytes_columns(first: int, column: BytesColumn | None) -> _Columns:
     return present if column.validity is None else [(first, column.validity), *present]
 
 
-def _header_columns(headers: HeaderColumns | None) -> _Columns:
+def columns_of_headers(headers: HeaderColumns | None) -> Columns:
     if headers is None:
         return []
     keys = [(Column.HEADER_KEY_OFFSETS, headers.keys.offsets), (Column.HEADER_KEY_DATA, headers.keys.data)]
     return [
         (Column.HEADER_OFFSETS, headers.offsets),
         *keys,
-        *_bytes_columns(Column.HEADER_VALUE_VALIDITY, headers.values),
+        *bytes_columns(Column.HEADER_VALUE_VALIDITY, headers.values),
     ]
 
 
-def _delta_columns(timestamps: TimestampColumn, offset_deltas: Sequence[int] | None) -> _Columns:
-    columns: _Columns = []
+def _delta_columns(timestamps: TimestampColumn, offset_deltas: Sequence[int] | None) -> Columns:
+    columns: Columns = []
     if timestamps.deltas is not None:
         columns.append((Column.TIMESTAMP_DELTAS, timestamps.deltas))
     if offset_deltas is not None:
@@ -171,7 +170,7 @@ def _delta_columns(timestamps: TimestampColumn, offset_deltas: Sequence[int] | N
     return columns
 
 
-def _with_body(columns: _Columns, codec: Codec) -> np.ndarray | bytearray:
+def with_body(columns: Columns, codec: Codec) -> np.ndarray | bytearray:
     """The whole batch with its body written, its header still zero."""
     lengths = [(column, len(data)) for column, data in columns]
     uncompressed_bytes = sum([aligned(length) for _, length in lengths])
@@ -198,7 +197,7 @@ def _with_body(columns: _Columns, codec: Codec) -> np.ndarray | bytearray:
     return batch
 
 
-def _joined(contents: bytes, columns: _Columns) -> bytearray:
+def _joined(contents: bytes, columns: Columns) -> bytearray:
     """A small batch, its header still zero. Not by `numpy.zeros`, which releases the interpreter's lock above 1 KB: a
     busy thread then keeps the lock for 5 ms, far longer than encoding a small batch takes.
     """
@@ -212,7 +211,7 @@ def _joined(contents: bytes, columns: _Columns) -> bytearray:
     return bytearray().join(parts)  # type: ignore[arg-type]  # numpy arrays are buffers too
 
 
-def _fill(block: memoryview, columns: _Columns) -> None:
+def _fill(block: memoryview, columns: Columns) -> None:
     position = 0
     for _, data in columns:
         block[position : position + len(data)] = bytes_view(data)
@@ -228,10 +227,15 @@ def _write_header(
     record_count: int,
     sequence: ProducerSequence,
 ) -> None:
-    view = bytes_view(batch)
     HEADER.pack_into(
-        view, 0,
-        0, len(view) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta,
+        bytes_view(batch), 0,
+        0, len(batch) - LENGTH_FIELD_END, NO_EPOCH, MAGIC, 0, attributes, last_offset_delta,
         timestamps.base_ms, timestamps.max_ms, *sequence, record_count, RESERVED,
     )  # fmt: skip
+    write_crc(batch)
+
+
+def write_crc(batch: np.ndarray | bytearray) -> None:
+    """The CRC of what stands behind it now."""
+    view = bytes_view(batch)
     _CRC.pack_into(view, _CRC_POSITION, crc32c(view[CRC_START:]))

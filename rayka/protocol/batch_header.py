@@ -5,11 +5,11 @@ and three zero bytes; its body is columnar (`batch_encode`, `batch_decode`) and 
 covers everything from the attributes to the end, so a broker gives a batch its offset and leader epoch
 without recomputing it.
 
-Invariants of a `RecordBatch`: it views exactly one batch; its size is a multiple of 8; it holds at least one
-record; `last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Its CRC may still be
-wrong: ask.
+Invariants of a `RecordBatch`: it views exactly one batch; its size is a multiple of 8;
+`last_offset_delta >= record_count - 1`, equal unless compaction made gaps. Compaction may also leave one without any
+record (F25). Its CRC may still be wrong: ask.
 
-Kafka: `DefaultRecordBatch`. Left out: the delete horizon of compacted topics (bit 6).
+Kafka: `DefaultRecordBatch`.
 """
 
 from collections.abc import Iterator
@@ -32,6 +32,7 @@ CODEC_MASK = 0b0000_0111
 TIMESTAMP_TYPE_BIT = 1 << 3
 TRANSACTIONAL_BIT = 1 << 4
 CONTROL_BIT = 1 << 5
+DELETE_HORIZON_BIT = 1 << 6
 NULL_KEY_BIT = 1 << 7
 
 HEADER = Struct(">qiibIhiqqqhii3s")
@@ -125,7 +126,8 @@ class RecordBatch:
             raise CorruptRecord(f"a batch has magic {MAGIC}, found {magic} at offset {self.base_offset}")
         if self.size_bytes != len(view) or len(view) % ALIGNMENT_BYTES:
             raise CorruptRecord(f"{self!r} does not fill the {len(view)} bytes it stands in")
-        if self.record_count < 1 or self.last_offset_delta < self.record_count - 1 or self.base_offset < 0:
+        deltas = self.record_count, self.last_offset_delta, self.base_offset
+        if min(deltas) < 0 or self.last_offset_delta < self.record_count - 1:
             raise CorruptRecord(f"{self!r} contradicts itself: last offset delta {self.last_offset_delta}")
         if self.attributes & CODEC_MASK > Codec.ZSTD or reserved != RESERVED:
             raise CorruptRecord(f"{self!r} has unknown attributes {self.attributes:#x} or reserved bytes set")
@@ -171,6 +173,11 @@ class RecordBatch:
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """From when on compaction may remove the records without a value: stamped when it saw them first (F23)."""
+        return self.base_timestamp_ms if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def has_null_key(self) -> bool:

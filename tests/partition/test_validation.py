@@ -19,6 +19,7 @@ from rayka.errors import (
 from rayka.ids import NO_TIMESTAMP
 from rayka.partition.validation import validate_batches
 from rayka.protocol.batch_contents import Column, aligned, pack_contents
+from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import UNCOMPRESSED_BYTES_MAX, encode_batch
 from rayka.protocol.batch_header import (
     CRC_START,
@@ -30,6 +31,7 @@ from rayka.protocol.batch_header import (
     ProducerSequence,
     RecordBatch,
 )
+from rayka.protocol.batch_rebuild import with_records, without_records
 from tests.partition.support import NOW_MS, records
 
 LAX = TopicConfig()
@@ -200,3 +202,21 @@ def test_where_the_broker_stamps_records_the_producers_time_does_not_matter() ->
         message_timestamp_type=MessageTimestampType.LOG_APPEND_TIME, message_timestamp_before_max_ms=10
     )
     assert validate(records(b"a", timestamp_ms=1), config)
+
+
+def test_a_compacted_topic_takes_no_record_without_a_key() -> None:  # B18
+    compacted = LAX.model_copy(update={"cleanup_policy": "compact,delete"})
+    keyless = encode_batch([b"1", b"2"], keys=[b"a", None], timestamps_ms=NOW_MS)
+    with pytest.raises(InvalidRecord, match="every record needs one"):
+        validate(keyless, compacted)
+    assert validate(keyless)
+    assert validate(encode_batch([None], keys=[b""], timestamps_ms=NOW_MS), compacted)
+
+
+def test_what_only_compaction_writes_is_refused() -> None:  # F23, F25
+    decoded = decode(RecordBatch(encode_batch([None], keys=[b"a"], timestamps_ms=NOW_MS)))
+    stamped = np.frombuffer(with_records(decoded, np.ones(1, bool), NOW_MS), np.uint8)
+    with pytest.raises(InvalidRecord, match="delete horizon"):
+        validate(stamped)
+    with pytest.raises(CorruptRecord):
+        validate(np.frombuffer(without_records(decoded.batch), np.uint8))

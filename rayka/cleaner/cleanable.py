@@ -1,0 +1,74 @@
+"""Which part of a log may be cleaned, and how much there is to gain (F20).
+
+Never cleaned: the active segment, what is above the high watermark, what a power cut may still take, and what is
+younger than `min.compaction.lag.ms`. A log is due when the share of bytes that were never cleaned exceeds
+`min.cleanable.dirty.ratio`, or its oldest such record is older than `max.compaction.lag.ms`. Kafka:
+`LogCleanerManager.grabFilthiestCompactedLog`, `cleanableOffsets`, `LogToClean`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rayka.config import TopicConfig
+from rayka.log.log import Log
+from rayka.log.segment import Segment
+
+
+class Cleanable(NamedTuple):
+    """What there is to clean of one log: [first_dirty_offset, end_offset), whole segments at the end."""
+
+    first_dirty_offset: int
+    end_offset: int
+    clean_bytes: int
+    cleanable_bytes: int
+    is_overdue: bool
+
+    @property
+    def dirty_ratio(self) -> float:
+        """The share of what was never cleaned in what may be cleaned, 0 to 1."""
+        total_bytes = self.clean_bytes + self.cleanable_bytes
+        return self.cleanable_bytes / total_bytes if total_bytes else 0.0
+
+    def is_due(self, config: TopicConfig) -> bool:
+        """Whether the log is worth a cleaning now."""
+        if not self.cleanable_bytes:
+            return False
+        return self.is_overdue or self.dirty_ratio > config.min_cleanable_dirty_ratio
+
+
+def cleanable(log: Log, high_watermark: int, timestamp_ms: int) -> Cleanable:
+    """What may be cleaned of the log at this time of the wall clock."""
+    segments = log.segments.all
+    first_dirty_offset = max(log.cleaned_offset, log.log_start_offset, segments[0].base_offset)
+    if first_dirty_offset > log.log_end_offset:
+        first_dirty_offset = log.log_start_offset
+    clean = [each for each in segments[:-1] if each.next_offset <= first_dirty_offset]
+    bound = min(high_watermark, log.flushed_offset)
+    dirty = _before(segments[len(clean) : -1], bound, _newest_allowed(log.config, timestamp_ms))
+    return Cleanable(
+        first_dirty_offset=first_dirty_offset,
+        end_offset=dirty[-1].next_offset if dirty else first_dirty_offset,
+        clean_bytes=sum(each.size_bytes for each in clean),
+        cleanable_bytes=sum(each.size_bytes for each in dirty),
+        is_overdue=bool(dirty) and _is_overdue(dirty[0], log.config, timestamp_ms),
+    )
+
+
+def _newest_allowed(config: TopicConfig, timestamp_ms: int) -> int | None:
+    """The newest timestamp of a segment that may be cleaned; None: any."""
+    return timestamp_ms - config.min_compaction_lag_ms if config.min_compaction_lag_ms else None
+
+
+def _before(segments: Sequence[Segment], bound: int, newest_ms: int | None) -> list[Segment]:
+    """The first segments that lie wholly below the bound and are old enough."""
+    found: list[Segment] = []
+    for segment in segments:
+        is_young = newest_ms is not None and segment.indexes.largest.timestamp_ms > newest_ms
+        if segment.next_offset > bound or is_young:
+            break
+        found.append(segment)
+    return found
+
+
+def _is_overdue(first: Segment, config: TopicConfig, timestamp_ms: int) -> bool:
+    return timestamp_ms - first.first_timestamp_ms > config.max_compaction_lag_ms

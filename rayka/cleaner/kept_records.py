@@ -1,0 +1,144 @@
+"""Which records of a log a cleaning keeps, and what becomes of their batches (F22, F23, F25).
+
+A record stays if it lies at or behind the end of the map; or it has a key that the map does not know newer, and has a
+value, or none and its delete horizon has not passed. A batch of which everything stays is passed on as it is; one of
+which a part stays is built anew; one of which nothing stays goes, unless its producer or its segment needs it to say
+where it ended: then it stays without records. Control batches stay as they are. Kafka: `Cleaner.shouldRetainRecord`,
+`Cleaner.cleanInto`.
+"""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from rayka.cleaner.key_hashes import KeyHasher
+from rayka.cleaner.offset_map import OffsetMap
+from rayka.protocol.batch_decode import DecodedBatch, decode
+from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_rebuild import with_records, without_records
+
+
+@dataclass
+class CleaningCounts:
+    """What a cleaning has done so far."""
+
+    input_bytes: int = 0
+    output_bytes: int = 0
+    input_records: int = 0
+    kept_records: int = 0
+    invalid_records: int = 0  # without a key
+    tombstones: int = 0  # kept
+    copied_batches: int = 0  # as they were
+
+
+class Horizon(NamedTuple):
+    """What counts as seen: the end of the map, the time now, and when what is seen first may be removed."""
+
+    end_offset: int
+    timestamp_ms: int
+    delete_retention_ms: int
+
+
+class KeptRecords:
+    """The decisions of one cleaning."""
+
+    def __init__(
+        self,
+        hasher: KeyHasher,
+        offsets: OffsetMap,
+        horizon: Horizon,
+        needed_ends: Container[tuple[int, int]],
+        counts: CleaningCounts,
+    ) -> None:
+        self._hasher = hasher
+        self._offsets = offsets
+        self._horizon = horizon
+        self._needed_ends = (
+            needed_ends  # producer id and last offset of the batches that a log remembers (C2)
+        )
+        self._counts = counts
+
+    def __repr__(self) -> str:
+        return f"<KeptRecords {self._offsets!r} {self._horizon!r}>"
+
+    def of(self, batches: Sequence[RecordBatch], last: RecordBatch | None) -> list[RecordBatch]:
+        """What stays of these batches, in their order. `last` is the one that says where its segment ends.
+
+        Raises CorruptRecord for a batch whose body is broken.
+        """
+        decoded = [self._decoded(each) for each in batches]
+        latest = self._latest([each for each in decoded if each is not None])
+        kept: list[RecordBatch] = []
+        for batch, records in zip(batches, decoded, strict=True):
+            each = batch if records is None else self._kept(records, latest.pop(0), is_needed=batch is last)
+            self._counts.input_records += batch.record_count
+            if each is not None:
+                kept.append(each)
+                self._counts.kept_records += each.record_count
+                self._counts.copied_batches += each is batch
+        self._counts.input_bytes += sum(each.size_bytes for each in batches)
+        self._counts.output_bytes += sum(each.size_bytes for each in kept)
+        return kept
+
+    def _decoded(self, batch: RecordBatch) -> DecodedBatch | None:
+        """The records to decide about; None for a batch that stays as it is."""
+        if batch.is_control or batch.base_offset >= self._horizon.end_offset:
+            return None
+        return decode(batch, check_crc=False)
+
+    def _latest(self, decoded: Sequence[DecodedBatch]) -> list[np.ndarray]:
+        """The newest offset of each record's key, for each batch."""
+        hashes = hashes_of(self._hasher, [each.keys for each in decoded])
+        latest = self._offsets.latest(hashes)
+        counts = np.cumsum([len(each) for each in decoded])[:-1]
+        return list(np.split(latest, counts))
+
+    def _kept(self, decoded: DecodedBatch, latest: np.ndarray, *, is_needed: bool) -> RecordBatch | None:
+        batch, horizon = decoded.batch, self._horizon
+        offsets = decoded.offsets
+        is_beyond = offsets >= horizon.end_offset
+        is_kept = offsets >= latest
+        if decoded.keys.null_count:
+            has_key = is_valid(decoded.keys)
+            self._counts.invalid_records += int((~has_key & ~is_beyond).sum())
+            is_kept &= has_key
+        horizon_ms = batch.delete_horizon_ms
+        if decoded.values.null_count:
+            has_value = is_valid(decoded.values)
+            if horizon_ms is not None and horizon.timestamp_ms >= horizon_ms:
+                is_kept &= has_value
+            is_kept |= is_beyond
+            tombstones = int((is_kept & ~has_value).sum())
+            self._counts.tombstones += tombstones
+            # Not before all of the batch was seen: the horizon would pass while an older value is still there.
+            if tombstones and horizon_ms is None and batch.next_offset <= horizon.end_offset:
+                horizon_ms = horizon.timestamp_ms + horizon.delete_retention_ms
+        return self._batch_of(decoded, is_kept | is_beyond, horizon_ms, is_needed=is_needed)
+
+    def _batch_of(
+        self, decoded: DecodedBatch, is_kept: np.ndarray, horizon_ms: int | None, *, is_needed: bool
+    ) -> RecordBatch | None:
+        batch = decoded.batch
+        if is_kept.any():
+            if is_kept.all() and horizon_ms == batch.delete_horizon_ms:
+                return batch
+            return RecordBatch(with_records(decoded, is_kept, horizon_ms))
+        if is_needed or (batch.producer_id, batch.last_offset) in self._needed_ends:
+            return RecordBatch(without_records(batch)) if batch.record_count else batch
+        return None
+
+
+def hashes_of(hasher: KeyHasher, keys: Sequence[pa.BinaryArray]) -> np.ndarray:
+    """The hashes of columns of keys, one behind the other; that of a null says nothing."""
+    columns = [each.fill_null(b"") if each.null_count else each for each in keys]
+    whole = pa.concat_arrays(columns) if columns else pa.nulls(0, pa.binary())
+    return hasher.hashes(whole)
+
+
+def is_valid(column: pa.Array) -> np.ndarray:
+    """Which values are not null."""
+    valid: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid

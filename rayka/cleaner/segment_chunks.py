@@ -1,0 +1,58 @@
+"""The batches of a segment's file, a slice of work at a time, without mapping it: a map would count as memory.
+
+Kafka: the read buffer of `Cleaner`, which grows to the largest batch, too.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+
+from rayka.errors import CorruptRecord
+from rayka.log.segment_file import SegmentFile
+from rayka.protocol.batch_header import HEADER_BYTES, LENGTH_FIELD_END, RecordBatch
+
+CHUNK_BYTES = 512 << 10
+CHUNK_BATCHES = 100
+_LENGTH = Struct(">8xi")
+
+
+def chunks(file: SegmentFile, end: int) -> Iterator[list[RecordBatch]]:
+    """All batches up to the end of the file's whole batches, in slices that take a few milliseconds each.
+
+    Raises CorruptRecord that names the file and the position where there is no whole batch, or one with a wrong CRC.
+    """
+    position = 0
+    while position < end:
+        data = memoryview(file.read(position, min(CHUNK_BYTES, end - position)))
+        size_bytes = _size_at(data, 0)
+        if len(data) < size_bytes <= end - position:
+            data = memoryview(file.read(position, size_bytes))
+        try:
+            batches = _split(data)
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{file.path}, at position {position} or later: {error}") from error
+        if not batches:
+            raise CorruptRecord(f"{file.path}: no whole batch at position {position}")
+        yield batches
+        position += sum(each.size_bytes for each in batches)
+
+
+def _split(data: memoryview) -> list[RecordBatch]:
+    """The whole batches that the data begins with, so many as one slice takes."""
+    batches: list[RecordBatch] = []
+    position = 0
+    while len(batches) < CHUNK_BATCHES:
+        size_bytes = _size_at(data, position)
+        if position + size_bytes > len(data):
+            break
+        batch = RecordBatch(data[position : position + size_bytes])
+        batch.check_crc()
+        batches.append(batch)
+        position += size_bytes
+    return batches
+
+
+def _size_at(data: memoryview, position: int) -> int:
+    """The size of the batch that begins there; that of a header where fewer bytes are left."""
+    if len(data) - position < HEADER_BYTES:
+        return HEADER_BYTES
+    return max(HEADER_BYTES, LENGTH_FIELD_END + int(_LENGTH.unpack_from(data, position)[0]))

@@ -1,0 +1,92 @@
+"""What the tests of compaction share: logs of small segments, cleanings without a node, and what they have to keep."""
+
+from collections.abc import Callable, Sequence
+
+from rayka.cleaner.cleanable import Cleanable, cleanable
+from rayka.cleaner.compaction import CleaningSettings, Compaction, SyncNeeded
+from rayka.config import TopicConfig
+from rayka.log.log import Log
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence, RecordBatch
+from rayka.testing.memory_disk import MemoryDisk
+from tests.log.support import read_batches, sync
+
+COMPACTED = TopicConfig(
+    segment_bytes=1200,
+    index_interval_bytes=200,
+    segment_index_bytes=1000,
+    cleanup_policy="compact",
+    min_cleanable_dirty_ratio=0,
+    delete_retention_ms=1000,
+)
+Record = tuple[bytes | None, bytes | None]
+Found = tuple[int, bytes | None, bytes | None]  # offset, key, value
+SETTINGS = CleaningSettings(map_bytes=1 << 16, timestamp_ms=50_000, secret=b"0123456789abcdef")
+
+
+def keyed(
+    records: Sequence[Record],
+    *,
+    timestamp_ms: int = 1000,
+    sequence: ProducerSequence = NO_SEQUENCE,
+    codec: Codec = Codec.NONE,
+) -> RecordBatch:
+    """A batch of records with keys, as a producer sends it."""
+    keys, values = [key for key, _ in records], [value for _, value in records]
+    return RecordBatch(
+        encode_batch(values, keys=keys, timestamps_ms=timestamp_ms, sequence=sequence, codec=codec)
+    )
+
+
+def put(log: Log, *records: Record, timestamp_ms: int = 1000) -> None:
+    """Appends the records as one batch."""
+    log.append_as_leader([keyed(records, timestamp_ms=timestamp_ms)], 0, now_ms=0)
+
+
+def part_of(disk: MemoryDisk, log: Log, timestamp_ms: int = SETTINGS.timestamp_ms) -> Cleanable:
+    """What may be cleaned once all of the log is durable and committed, and its last segment sealed."""
+    log.roll(0)
+    sync(disk, log)
+    return cleanable(log, log.log_end_offset, timestamp_ms)
+
+
+def clean(
+    disk: MemoryDisk,
+    log: Log,
+    settings: CleaningSettings = SETTINGS,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+) -> Compaction:
+    """Cleans the log as a node does, all in one go; `on_step` is called after each."""
+    compaction = Compaction(log, part_of(disk, log, settings.timestamp_ms), settings, lambda: True)
+    for step in compaction.run():
+        if isinstance(step, SyncNeeded):
+            disk.sync_now(step.files, step.directories)
+        on_step()
+    return compaction
+
+
+def records_of(log: Log) -> list[Found]:
+    """All records, with their offsets."""
+    found: list[Found] = []
+    for batch in read_batches(log):
+        decoded = decode(batch)
+        found += zip(map(int, decoded.offsets), decoded.keys_list(), decoded.values_list(), strict=True)
+    return found
+
+
+def table_of(records: Sequence[Found]) -> dict[bytes, bytes]:
+    """What a dictionary holds that is fed with the records: a null value takes its key out."""
+    table: dict[bytes, bytes] = {}
+    for _, key, value in records:
+        if key is not None and value is not None:
+            table[key] = value
+        elif key is not None:
+            table.pop(key, None)
+    return table
+
+
+def newest_of(records: Sequence[Found], end_offset: int) -> dict[bytes, Found]:
+    """The newest record of each key below an offset."""
+    return {each[1]: each for each in records if each[1] is not None and each[0] < end_offset}

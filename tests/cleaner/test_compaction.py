@@ -1,0 +1,172 @@
+"""What a cleaning keeps of a log, and what it never changes (F21-F25)."""
+
+from rayka.cleaner.compaction import CleaningSettings
+from rayka.config import TopicConfig
+from rayka.log.log import Log
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_header import Codec, ProducerSequence, split_batches
+from rayka.testing.memory_disk import MemoryDisk
+from tests.cleaner.support import COMPACTED, SETTINGS, clean, keyed, newest_of, put, records_of, table_of
+from tests.log.support import new_log, open_log, read_batches, sync
+
+
+def filled(config: TopicConfig = COMPACTED, rounds: int = 12) -> tuple[MemoryDisk, Log]:
+    """A log of three keys, each written anew in every round, over several segments."""
+    disk, log = new_log(config)
+    for number in range(rounds):
+        put(log, *[(key, b"%d" % number * 20) for key in (b"a", b"b", b"c")])
+    return disk, log
+
+
+def test_the_newest_record_of_each_key_stays_with_its_offset() -> None:  # F22
+    disk, log = filled()
+    before, end_offset = records_of(log), log.log_end_offset
+    compaction = clean(disk, log)
+    assert records_of(log) == before[-3:]
+    assert log.log_end_offset == end_offset
+    assert (log.cleaned_offset, compaction.counts.kept_records) == (end_offset, 3)
+
+
+def test_the_active_segment_is_not_cleaned() -> None:  # F20
+    disk, log = filled()
+    clean(disk, log)
+    put(log, (b"a", b"new"), (b"a", b"newer"))
+    assert len(records_of(log)) == 5
+
+
+def test_a_batch_that_keeps_everything_is_copied_byte_by_byte() -> None:  # F22
+    disk, log = new_log(COMPACTED)
+    put(log, (b"a", b"1"), (b"b", b"1"))
+    put(log, (b"a", b"2"), (b"c", b"2"))
+    put(log, (b"d", b"3"), (b"e", b"3"))
+    before = read_batches(log)
+    compaction = clean(disk, log)
+    after = read_batches(log)
+    assert [bytes(each.view) for each in after[1:]] == [bytes(each.view) for each in before[1:]]
+    assert after[0].record_count == 1
+    assert compaction.counts.copied_batches == 2
+
+
+def test_a_rebuilt_batch_keeps_its_range_its_producer_and_its_timestamps() -> None:  # F22
+    disk, log = new_log(COMPACTED)
+    for number, codec in enumerate((Codec.NONE, Codec.ZSTD)):
+        sequence = ProducerSequence(7, 1, 3 * number)
+        records = [(b"x", b"0"), (b"%d" % codec, b"1"), (b"x", b"2")]
+        batch = keyed(records, timestamp_ms=1000 + codec, sequence=sequence, codec=codec)
+        log.append_as_leader([batch], 5, now_ms=0)
+    put(log, (b"x", b"3"))
+    before = read_batches(log)
+    clean(disk, log)
+    after = read_batches(log)
+    for old, new in zip(before[:2], after[:2], strict=True):
+        assert new.record_count == 1
+        for name in ("base_offset", "last_offset", "leader_epoch", "codec", "max_timestamp_ms"):
+            assert getattr(new, name) == getattr(old, name)
+        for name in ("producer_id", "producer_epoch", "base_sequence"):
+            assert getattr(new, name) == getattr(old, name)
+
+
+def at(timestamp_ms: int) -> CleaningSettings:
+    return SETTINGS._replace(timestamp_ms=timestamp_ms)
+
+
+def test_a_tombstone_stays_until_its_horizon_which_the_first_cleaning_stamps() -> None:  # F23
+    disk, log = new_log(COMPACTED)
+    put(log, (b"a", b"1"), (b"b", b"1"))
+    put(log, (b"a", None))
+    put(log, (b"b", b"2"))
+    clean(disk, log, at(50_000))
+    assert records_of(log) == [(2, b"a", None), (3, b"b", b"2")]
+    assert [each.delete_horizon_ms for each in read_batches(log)] == [51_000, None]
+    put(log, (b"c", b"1"))
+    clean(disk, log, at(50_999))
+    assert (2, b"a", None) in records_of(log)
+    put(log, (b"d", b"1"))
+    clean(disk, log, at(51_000))
+    assert (2, b"a", None) not in records_of(log)
+
+
+def test_a_tombstone_of_which_the_map_saw_only_a_part_of_the_batch_gets_no_horizon() -> None:  # F21, F23
+    disk, log = new_log(COMPACTED)
+    put(log, *[(b"%d" % number, None) for number in range(20)])
+    clean(disk, log, at(50_000)._replace(map_bytes=24 * 10))
+    assert 0 < log.cleaned_offset < 20
+    assert [each.delete_horizon_ms for each in read_batches(log)] == [None]
+
+
+def test_a_record_without_a_key_goes() -> None:  # F22
+    disk, log = new_log(COMPACTED)
+    put(log, (None, b"1"), (b"a", b"1"))
+    compaction = clean(disk, log)
+    assert records_of(log) == [(1, b"a", b"1")]
+    assert compaction.counts.invalid_records == 1
+
+
+def test_a_full_map_ends_a_cleaning_early_and_the_next_one_goes_on_there() -> None:  # F21
+    disk, log = filled()
+    for number in range(60):
+        put(log, (b"k%d" % (number % 30), b"%d" % number))
+    before = records_of(log)
+    settings = SETTINGS._replace(map_bytes=24 * 12)
+    ends = []
+    for _ in range(20):
+        clean(disk, log, settings)
+        ends.append(log.cleaned_offset)
+        assert table_of(records_of(log)) == table_of(before)
+        assert newest_of(records_of(log), ends[-1]) == newest_of(before, ends[-1])
+    assert ends[0] < ends[1] < ends[-1] == log.log_end_offset
+    assert set(records_of(log)) <= set(before)
+
+
+def test_segments_become_one_as_far_as_they_fit() -> None:  # F22
+    disk, log = filled(rounds=60)
+    segment_count = len(log.segments)
+    clean(disk, log)
+    put(log, (b"a", b"1"))
+    clean(disk, log)
+    assert len(log.segments) < segment_count / 4
+    assert all(each.size_bytes <= log.config.segment_bytes for each in log.segments)
+
+
+def test_what_is_needed_to_recognise_producers_stays_without_records() -> None:  # F25, C2
+    disk, log = new_log(COMPACTED)
+    sent = []
+    for number in range(8):
+        batch = keyed([(b"a", b"%d" % number)] * 2, sequence=ProducerSequence(7, 0, 2 * number))
+        log.append_as_leader([batch], 0, now_ms=0)
+        sent.append(batch)
+    clean(disk, log)
+    assert [each.base_offset for each in read_batches(log)] == [6, 8, 10, 12, 14]
+    assert [each.record_count for each in read_batches(log)] == [0, 0, 0, 0, 1]
+    sync(disk, log)
+    for name in disk.list(log.directory):
+        if name.endswith(".snapshot"):
+            disk.unlink(f"{log.directory}/{name}")
+    again = open_log(disk, config=COMPACTED)
+    info = again.append_as_leader([sent[4]], 0, now_ms=0)
+    assert (info.is_duplicate, info.first_offset) == (True, 8)
+
+
+def test_the_last_batch_of_a_segment_stays_so_that_the_next_one_follows() -> None:
+    disk, log = new_log(COMPACTED)
+    put(log, (b"a", b"1"))
+    clean(disk, log)
+    put(log, (b"a", b"2"))
+    clean(disk, log)
+    put(log, (b"a", b"3"))
+    assert records_of(log) == [(1, b"a", b"2"), (2, b"a", b"3")]
+    reopened = open_log(disk, config=COMPACTED)
+    assert records_of(reopened) == records_of(log)
+
+
+def test_reading_goes_on_behind_a_gap_from_every_offset() -> None:  # G4
+    disk, log = filled()
+    clean(disk, log)
+    for offset in range(log.log_end_offset):
+        found, position = [], offset
+        while position < log.log_end_offset:
+            read = log.read(position, max_bytes=1 << 20, end_offset=log.log_end_offset)
+            assert read.next_offset > position
+            found += [int(each) for batch in split_batches(read.records) for each in decode(batch).offsets]
+            position = read.next_offset
+        assert [each for each in found if each >= offset] == [each for each in (33, 34, 35) if each >= offset]
