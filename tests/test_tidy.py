@@ -138,6 +138,8 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
         "config",
         "config_model",
         "config_topics",
+        "config_brokers",
+        "config_clients",
         "errors",
         "forks",
         "options",

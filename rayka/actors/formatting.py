@@ -75,8 +75,8 @@ def plan_formatting(
         return _plan_new(spec, found, random)
     if set(_controllers(spec)) & set(replace) and not set(whole) - set(replace):
         raise ConfigError(
-            f"replace: nobody else has the metadata of cluster {spec.name!r}; restore the directory of a controller "
-            "from a backup, or delete the other directories to start from nothing"
+            f"replace: no other controller has the metadata of cluster {spec.name!r}; restore the directory of a "
+            "controller from a backup, or delete the other directories to start from nothing"
         )
     plan = _plan_rest(spec, found, whole, replace, random)
     _refuse_missing(spec, found, _to_be_there(spec, plan, awaited))

@@ -38,7 +38,7 @@ _SUBCOMMANDS = {
     "partition": ("rayka.cli.partition_commands", "Give partitions other replicas or another leader."),
     "broker": ("rayka.cli.broker_commands", "List, describe, configure, drain and remove brokers."),
     "group": ("rayka.cli.group_commands", "Show groups of consumers, reset their offsets, delete them."),
-    "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change who votes."),
+    "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change its voters."),
     "log": ("rayka.cli.log_commands", "Look into the files of logs, of a node that runs or not."),
     "metadata": ("rayka.cli.metadata_shell", "Look into the metadata in a snapshot or a controller's log."),
     "sim": ("rayka.sim.command", "Run a cluster on virtual time, under faults drawn from a seed."),

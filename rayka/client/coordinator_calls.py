@@ -134,7 +134,7 @@ class CoordinatorCalls:
             return self._nodes.unavailable(f"{what} did not answer: {problem}", problem)
         return problem
 
-    # ---- Who coordinates ---------------------------------------------------------------------------------------------
+    # ---- The coordinator --------------------------------------------------------------------------------------------
 
     def _look_soon(self, group_id: str) -> "asyncio.Task[int]":
         look = self._looks.get(group_id)

@@ -114,7 +114,7 @@ class ClusterMetadata:
         """The topic, asked for if it is not cached.
 
         Raises NoSuchTopic (an UnknownTopicOrPartition) when the controller knows none of that name, InvalidTopic,
-        or UnavailableError when nobody could say within timeout_ms.
+        or UnavailableError when no node has answered within timeout_ms.
         """
         retry = Retry(timeout_ms, self.nodes.backoff)
         problem: RaykaError | None = None
@@ -150,7 +150,7 @@ class ClusterMetadata:
         return topic.partitions[number] if topic and number < len(topic.partitions) else None
 
     async def refresh(self, names: Iterable[str]) -> RaykaError | None:
-        """Asks for the topics again, once, together with all who ask meanwhile; returns what went wrong, or None.
+        """Asks for the topics again, once, for all calls that ask meanwhile; returns what went wrong, or None.
 
         A topic that is gone is not cached any more, and `missing` says why.
         """
@@ -185,7 +185,7 @@ class ClusterMetadata:
     async def _attempt(self) -> RaykaError | None:
         async with self._one_at_a_time:
             names, self._wanted = tuple(self._wanted), {}
-            self._upcoming = None  # who asks from now on gets the next attempt
+            self._upcoming = None  # calls that ask from now on get the next attempt
             try:
                 await self._update(names)
             except RaykaError as error:

@@ -1,4 +1,4 @@
-"""The groups and offsets of one shard, and what all requests to them share: the limits, the clock, who is a member.
+"""The groups and offsets of one shard, and what all requests to them share: limits, clock, checks of members.
 
 Kafka: `GroupMetadataManager`, `OffsetMetadataManager`, as far as they hold state.
 """

@@ -1,10 +1,10 @@
 """A controller: a replica of `__cluster_metadata`, and, while it leads, what decides over brokers, topics and leaders.
 
 The table of APIs says which requests its replica of the log answers and which the state machine; what is refused is
-raised as ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory
-and returns when calls are taken, whether there is a quorum or not; the metadata are served by whoever is active, and
-the others say who that is. `stop` hands the lead over and leaves a clean log; `kill` is the end of the process without
-its end. A disk that fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
+raised as ApiError, and any other exception is a bug that ends the node. Life: `start` opens the directory and returns
+when calls are taken, whether there is a quorum or not; the active controller serves the metadata, and the others name
+it. `stop` hands the lead over and leaves a clean log; `kill` leaves everything as a killed process does. A disk that
+fails makes the node FAILED: it goes on answering, `status` with the cause and everything else with
 KAFKA_STORAGE_ERROR.
 
 Kafka: `ControllerServer`, `ControllerApis`, `QuorumController`.

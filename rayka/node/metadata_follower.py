@@ -3,7 +3,7 @@ images.
 
 Invariants: only records below the high watermark are applied, in order, once; the first image is published
 when the broker has caught up with what was committed when it started; a new image is visible after the
-publisher has acted upon it, so whoever sees a topic in it can use the topic. Where the log does not begin where the
+publisher has acted upon it, so a topic that is in it can be used. Where the log does not begin where the
 image ends, a snapshot takes the place of what is missing, and the publisher learns the difference. Kafka:
 `KafkaRaftClient` as observer, `MetadataLoader` (H9). Left out: a copy of the log on this broker's disk.
 """

@@ -127,7 +127,7 @@ def test_a_missing_directory_is_named_and_a_replaced_broker_comes_back_empty(
     shutil.rmtree(directory)
     with pytest.raises(StorageError, match=str(directory)):
         start(name="replaced", data_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match="nobody else has the metadata"):
+    with pytest.raises(ConfigError, match="no other controller has the metadata"):
         start(name="replaced", data_dir=str(tmp_path), replace=[3001])
     running(start(name="replaced", data_dir=str(tmp_path), replace=[1]))
 

@@ -137,7 +137,7 @@ def test_the_metadata_cannot_be_replaced_as_a_whole(spec: ClusterSpec, wiped: Co
     properties.write_text(properties.read_text() + f"cluster.id={identity(spec, 3001)['cluster.id']}\n")
     for each in wiped:
         shutil.rmtree(directory(spec, each))
-    with pytest.raises(ConfigError, match="nobody else has the metadata"):
+    with pytest.raises(ConfigError, match="no other controller has the metadata"):
         plan(spec, replace=CONTROLLERS)
 
 

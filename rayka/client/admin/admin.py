@@ -243,7 +243,7 @@ class Admin(GroupAdmin):
         return self._run(self._brain.unregister_broker, int_of(broker_id, "node_id"))
 
     def describe_quorum(self) -> QuorumInfo:
-        """Who leads the metadata quorum, who votes and who follows, and how far each is.
+        """The leader of the metadata quorum, its voters and observers, and how far each is.
 
         Without a leader UnavailableError says what each controller answered.
         """

@@ -1,4 +1,4 @@
-"""The metadata quorum as a client sees it: who leads, who votes, how far each is; and changes of who votes.
+"""The metadata quorum as a client sees it: its leader, its voters and how far each is; and changes of its voters.
 
 The active controller is found by asking any of them: one that does not lead names the leader it knows. A change is
 sent once and never repeated, for a repeated one would be told that it is done already. Kafka: KafkaAdminClient's

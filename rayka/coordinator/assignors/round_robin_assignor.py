@@ -1,5 +1,5 @@
-"""All partitions, by topic and number, dealt out to the members in turn; who does not subscribe to a topic is passed
-over. Kafka: `RoundRobinAssignor` (E9).
+"""All partitions, by topic and number, dealt out to the members in turn; a member that does not subscribe to a topic
+is passed over. Kafka: `RoundRobinAssignor` (E9).
 """
 
 from collections.abc import Iterable, Mapping

@@ -67,7 +67,7 @@ class PartitionLog(Generic[RecordT]):
     def __repr__(self) -> str:
         return f"<PartitionLog {self._partition!r}>"
 
-    # ---- Who leads ---------------------------------------------------------------------------------------------------
+    # ---- Leadership -------------------------------------------------------------------------------------------------
 
     @property
     def leading_epoch(self) -> int | None:

@@ -26,7 +26,7 @@ class ReplicatedLog(AppendLog[RecordT], Protocol[RecordT]):
         """Why this replica is not used any more; None while it is. There is no way back from it."""
         ...
 
-    # ---- Who leads ---------------------------------------------------------------------------------------------------
+    # ---- Leadership -------------------------------------------------------------------------------------------------
 
     @property
     def leading_epoch(self) -> int | None:

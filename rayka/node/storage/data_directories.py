@@ -43,8 +43,8 @@ class DataDirectories:
 
     @classmethod
     async def open(cls, settings: NodeSettings) -> "DataDirectories":
-        """Locks them all. Raises StorageError that names the one that is missing, in use or somebody
-        else's."""
+        """Locks them all. Raises StorageError that names the one that is missing, in use or of another
+        node."""
         opened: list[LogDirectory] = []
         try:
             for path in settings.data_dirs:
@@ -110,8 +110,8 @@ class DataDirectories:
     # ---- Registration and end --------------------------------------------------------------------------
 
     async def on_registered(self, cluster_id: str, broker_epoch: int) -> None:
-        """The cluster has said who it is. Raises StorageError that names both clusters when it is another
-        one."""
+        """The id of the cluster is known. Raises StorageError that names both clusters when the directories
+        are of another one."""
         for directory in self.all:
             await directory.adopt_cluster_id(cluster_id)
             directory.shutdown.record_broker_epoch(broker_epoch)

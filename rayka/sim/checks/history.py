@@ -147,8 +147,8 @@ class History:
 def _check_life(life: TopicLife, asked: dict[tuple[Kind, str], list[Operation]]) -> str:
     creates = asked.get((Kind.CREATE, life.name), [])
     if not any(each.floor <= life.begin and each.topic_id in (ZERO_ID, life.topic_id) for each in creates):
-        return f"{life} exists, and nobody whose request may have been granted asked for it: {creates}"
+        return f"{life} exists, and no request that may have been granted asked for it: {creates}"
     deletes = asked.get((Kind.DELETE, life.name), [])
     if life.end is not None and not any(each.floor <= life.end for each in deletes):
-        return f"{life} was removed, and nobody asked for it"
+        return f"{life} was removed, and no request asked for it"
     return ""

@@ -158,7 +158,7 @@ class PartitionStates:
         if truth is not None:
             truth.fewest_replicas = min(truth.fewest_replicas, len(new.replicas))
             self._on_members(change.key, old, new)
-            self._replication.expect_loss(truth, f"nobody else is left of {old!r}")
+            self._replication.expect_loss(truth, f"no other is left of {old!r}")
 
     def _check_unclean(self, change: _Change, old: PartitionImage, new: PartitionImage) -> None:
         others_are_gone = all(

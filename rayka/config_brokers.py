@@ -1,0 +1,339 @@
+"""Configuration of brokers and controllers, the defaults of topics among it, and which keys can change as they run."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field
+
+from rayka.config_model import ConfigModel, dotted, snake
+from rayka.config_topics import CleanupPolicy, MessageTimestampType, TopicConfig
+from rayka.errors import ConfigError
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+class BrokerConfig(ConfigModel):
+    """Configuration of brokers and controllers, under Kafka's broker names; topic defaults among them."""
+
+    num_partitions: int = Field(
+        default=1, ge=1, description="How many partitions a topic has that is created without a number."
+    )
+    default_replication_factor: int = Field(
+        default=1, ge=1, description="How many replicas a topic has that is created without a number."
+    )
+    broker_session_timeout_ms: int = Field(
+        default=9_000,
+        ge=100,
+        description="A broker is fenced when the controller has had no heartbeat of it for so long.",
+    )
+    broker_heartbeat_interval_ms: int = Field(
+        default=2_000, ge=10, description="How often a broker sends heartbeats to the controller."
+    )
+    initial_broker_registration_timeout_ms: int = Field(
+        default=60_000,
+        ge=100,
+        description="For so long a broker that starts tries to register with the controller.",
+    )
+    controlled_shutdown_timeout_ms: int = Field(
+        default=10_000,
+        ge=100,
+        description="For so long a broker that stops waits for its leaderships to move away.",
+    )
+    fetch_max_bytes: int = Field(
+        default=57_671_680, ge=1024, description="The largest answer to a fetch, whatever the fetch asks for."
+    )
+    fetch_max_wait_ms: int = Field(
+        default=500,
+        ge=0,
+        description="Rayka's own: how long a node's fetch of cluster metadata waits for news.",
+    )
+    max_parked_requests: int = Field(
+        default=10_000,
+        ge=1,
+        description=(
+            "Rayka's own: how many requests of one API may wait at a node; more are refused, and "
+            "clients retry."
+        ),
+    )
+    queued_max_request_bytes: int = Field(
+        default=256 << 20,
+        ge=1,
+        description=(
+            "How many bytes the waiting requests of one API may hold at a node before more are refused."
+        ),
+    )
+    replica_lag_time_max_ms: int = Field(
+        default=30_000, ge=10, description="A follower that has not caught up for so long leaves the ISR."
+    )
+    replica_fetch_max_bytes: int = Field(
+        default=1 << 20,
+        ge=0,
+        le=_INT32_MAX,
+        description="How much of one partition a follower asks for in one fetch.",
+    )
+    replica_fetch_response_max_bytes: int = Field(
+        default=10 << 20,
+        ge=0,
+        le=_INT32_MAX,
+        description="How much a follower asks for in one fetch of all its partitions.",
+    )
+    replica_fetch_min_bytes: int = Field(
+        default=1,
+        ge=0,
+        description="A leader waits for so many bytes before it answers the fetch of a follower.",
+    )
+    replica_fetch_wait_max_ms: int = Field(
+        default=500,
+        ge=0,
+        description="A leader answers the fetch of a follower after so long, with whatever there is.",
+    )
+    replica_fetch_backoff_ms: int = Field(
+        default=1_000, ge=0, description="How long a follower waits after a fetch that failed."
+    )
+    replica_socket_timeout_ms: int = Field(
+        default=30_000,
+        ge=10,
+        description="How long a follower waits for a leader's answer, beyond the wait that it asked for.",
+    )
+    max_incremental_fetch_session_cache_slots: int = Field(
+        default=1_000,
+        ge=0,
+        description="How many fetch sessions a broker keeps; others send all their partitions each time.",
+    )
+    auto_leader_rebalance_enable: bool = Field(
+        default=True,
+        description="Whether leadership goes back to the first replica of each partition by itself.",
+    )
+    leader_imbalance_check_interval_seconds: int = Field(
+        default=300,
+        ge=1,
+        description="How often the controller looks for leaders that are not the first replica.",
+    )
+    leader_imbalance_per_broker_percentage: int = Field(
+        default=10,
+        ge=0,
+        description="The share of a broker's partitions that others may lead before leadership goes back.",
+    )
+    unclean_leader_election_enable: bool = False
+    leader_replication_throttled_rate: int = Field(
+        default=_INT64_MAX,
+        ge=0,
+        description=("Bytes a second that a broker sends of the replicas that its topics name as throttled."),
+    )
+    follower_replication_throttled_rate: int = Field(
+        default=_INT64_MAX,
+        ge=0,
+        description=(
+            "Bytes a second that a broker fetches of the replicas that its topics name as throttled."
+        ),
+    )
+    group_initial_rebalance_delay_ms: int = Field(
+        default=3_000,
+        ge=0,
+        description=("How long the first member of a group waits for others before partitions are assigned."),
+    )
+    group_min_session_timeout_ms: int = Field(
+        default=6_000, ge=1, description="The shortest `session.timeout.ms` that a member may ask for."
+    )
+    group_max_session_timeout_ms: int = Field(
+        default=1_800_000, ge=1, description="The longest `session.timeout.ms` that a member may ask for."
+    )
+    group_max_size: int = Field(default=_INT32_MAX, ge=1, description="How many members a group may have.")
+    offset_metadata_max_bytes: int = Field(
+        default=4_096, ge=0, description="The longest metadata that may be committed with an offset."
+    )
+    offsets_retention_minutes: int = Field(
+        default=7 * 24 * 60,
+        ge=1,
+        description="How long committed offsets are kept after their group has lost its last member.",
+    )
+    offsets_retention_check_interval_ms: int = Field(
+        default=600_000,
+        ge=1,
+        description="How often a coordinator looks for committed offsets that have expired.",
+    )
+    offsets_topic_num_partitions: int = Field(
+        default=50,
+        ge=1,
+        description="How many partitions `__consumer_offsets` gets when the first group creates it.",
+    )
+    offsets_topic_replication_factor: int = Field(
+        default=-1,
+        ge=-1,
+        description=(
+            "How many replicas `__consumer_offsets` gets; -1: as `default.replication.factor` says."
+        ),
+    )
+    replica_high_watermark_checkpoint_interval_ms: int = Field(
+        default=5_000,
+        ge=10,
+        description=(
+            "How often high watermarks are saved. The shorter of this and the next key counts for both."
+        ),
+    )
+    log_flush_offset_checkpoint_interval_ms: int = Field(
+        default=60_000, ge=10, description="How often recovery points and log start offsets are saved."
+    )
+    producer_id_expiration_ms: int = Field(
+        default=86_400_000,
+        ge=1,
+        description="How long a partition remembers a producer that has sent nothing.",
+    )
+    producer_id_expiration_check_interval_ms: int = Field(
+        default=600_000, ge=1, description="How often a broker looks for producers to forget."
+    )
+
+    controller_quorum_election_timeout_ms: int = Field(
+        default=1_000, ge=10, description="How long a candidate waits for votes before it gives up."
+    )
+    controller_quorum_fetch_timeout_ms: int = Field(
+        default=2_000,
+        ge=10,
+        description="A voter that has heard nothing from the leader for so long begins an election.",
+    )
+    controller_quorum_election_backoff_max_ms: int = Field(
+        default=1_000, ge=0, description="The longest pause of a candidate before it tries again."
+    )
+    controller_quorum_request_timeout_ms: int = Field(
+        default=2_000, ge=10, description="How long a request to a controller may take."
+    )
+    controller_quorum_retry_backoff_ms: int = Field(
+        default=20, ge=0, description="How long a controller waits before it repeats a request that failed."
+    )
+    controller_quorum_auto_join_enable: bool = Field(
+        default=False, description="Whether a new controller becomes a voter by itself."
+    )
+    metadata_log_max_record_bytes_between_snapshots: int = Field(
+        default=20 << 20,
+        ge=1,
+        description="A controller writes a snapshot of the metadata after so many bytes of its log.",
+    )
+    metadata_log_max_snapshot_interval_ms: int = Field(
+        default=3_600_000,
+        ge=0,
+        description=(
+            "A controller writes a snapshot after so long, if there is anything new; 0: never for the time."
+        ),
+    )
+    metadata_max_retention_bytes: int = Field(
+        default=100 << 20,
+        ge=-1,
+        description=(
+            "Older snapshots and metadata segments go when all together are larger than this; -1: no bound."
+        ),
+    )
+    metadata_max_retention_ms: int = Field(
+        default=7 * 24 * 3_600_000,
+        ge=-1,
+        description=("Older snapshots and metadata segments go when they are older than this; -1: no bound."),
+    )
+    metadata_max_idle_interval_ms: int = Field(
+        default=500,
+        ge=0,
+        description=(
+            "An active controller that has nothing to write for so long writes a record that says "
+            "nothing; 0: never."
+        ),
+    )
+
+    log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
+    log_roll_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
+    log_index_size_max_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)
+    log_index_interval_bytes: int = Field(default=4096, ge=0, le=_INT32_MAX)
+    message_max_bytes: int = Field(default=1_048_588, ge=0, le=_INT32_MAX)
+    log_message_timestamp_type: MessageTimestampType = MessageTimestampType.CREATE_TIME
+    log_message_timestamp_before_max_ms: int = Field(default=_INT64_MAX, ge=0)
+    log_message_timestamp_after_max_ms: int = Field(default=3_600_000, ge=0)
+    min_insync_replicas: int = Field(default=1, ge=1)
+    log_flush_interval_messages: int = Field(default=_INT64_MAX, ge=1)
+    log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
+    log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
+    log_cleanup_policy: CleanupPolicy = "delete"
+    log_cleaner_min_cleanable_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
+    log_cleaner_min_compaction_lag_ms: int = Field(default=0, ge=0)
+    log_cleaner_max_compaction_lag_ms: int = Field(default=_INT64_MAX, ge=1)
+    log_cleaner_delete_retention_ms: int = Field(default=24 * 3600 * 1000, ge=0)
+    log_cleaner_enable: bool = Field(
+        default=True, description="Whether brokers compact topics whose `cleanup.policy` says so."
+    )
+    log_cleaner_threads: int = Field(default=1, ge=0, description="How many logs a broker compacts at once.")
+    log_cleaner_backoff_ms: int = Field(
+        default=15_000,
+        ge=0,
+        description="How long a broker waits before it looks again when there was nothing to compact.",
+    )
+    log_cleaner_dedupe_buffer_size: int = Field(
+        default=128 << 20,
+        ge=1 << 10,
+        description="How many bytes of memory a broker's map of keys takes while it compacts.",
+    )
+    log_cleaner_io_max_bytes_per_second: float = Field(
+        default=float(_INT64_MAX),
+        gt=0,
+        allow_inf_nan=False,
+        description="How many bytes a second compaction reads and writes together.",
+    )
+
+    def topic_defaults(self) -> dict[str, Any]:
+        """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
+        chosen = self.model_fields_set
+        return {topic: getattr(self, broker) for topic, broker in BROKER_SYNONYMS.items() if broker in chosen}
+
+    def topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
+        """A topic's effective configuration: its own keys, then the broker's, then Kafka's defaults."""
+        own = {snake(key): value for key, value in overrides.items()}
+        return TopicConfig.parse({**self.topic_defaults(), **own}, what="topic config")
+
+    def with_dynamic(self, dynamic: Mapping[str, str], *, what: str = "broker config") -> Self:
+        """This configuration with what was set in the running cluster on top of it.
+
+        Raises ConfigError as `parse`, and for a key that takes effect at the start of a node only.
+        """
+        own = {snake(key) for key in dynamic}
+        fixed = sorted(
+            key for key in own if key in type(self).model_fields and key not in DYNAMIC_BROKER_KEYS
+        )
+        if fixed:
+            raise ConfigError(
+                f"{what}: {dotted(fixed[0])!r} takes effect when a node starts; set it in the cluster's specification"
+            )
+        static = {name: getattr(self, name) for name in self.model_fields_set if name not in own}
+        return self.parse({**static, **dynamic}, what=what)
+
+
+BROKER_SYNONYMS = {
+    "segment_bytes": "log_segment_bytes",
+    "segment_ms": "log_roll_ms",
+    "segment_index_bytes": "log_index_size_max_bytes",
+    "index_interval_bytes": "log_index_interval_bytes",
+    "max_message_bytes": "message_max_bytes",
+    "message_timestamp_type": "log_message_timestamp_type",
+    "message_timestamp_before_max_ms": "log_message_timestamp_before_max_ms",
+    "message_timestamp_after_max_ms": "log_message_timestamp_after_max_ms",
+    "min_insync_replicas": "min_insync_replicas",
+    "unclean_leader_election_enable": "unclean_leader_election_enable",
+    "flush_messages": "log_flush_interval_messages",
+    "flush_ms": "log_flush_interval_ms",
+    "file_delete_delay_ms": "log_segment_delete_delay_ms",
+    "cleanup_policy": "log_cleanup_policy",
+    "min_cleanable_dirty_ratio": "log_cleaner_min_cleanable_ratio",
+    "min_compaction_lag_ms": "log_cleaner_min_compaction_lag_ms",
+    "max_compaction_lag_ms": "log_cleaner_max_compaction_lag_ms",
+    "delete_retention_ms": "log_cleaner_delete_retention_ms",
+}
+"""Keys of topics, and the brokers' keys that hold their defaults."""
+
+DYNAMIC_BROKER_KEYS = (
+    *BROKER_SYNONYMS.values(),
+    "leader_replication_throttled_rate",
+    "follower_replication_throttled_rate",
+    "log_cleaner_threads",
+    "log_cleaner_backoff_ms",
+    "log_cleaner_dedupe_buffer_size",
+    "log_cleaner_io_max_bytes_per_second",
+)
+"""Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
+
+UNIFORM_BROKER_KEYS = ("min_insync_replicas", "unclean_leader_election_enable")
+"""Those of them that the controller goes by too, so that no broker has its own."""
