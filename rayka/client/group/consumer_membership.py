@@ -18,7 +18,6 @@ from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
-from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
@@ -74,7 +73,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
                     )
                 self._run(self._fetcher.follow(names))
             else:
-                group = self._group = self._group or self._face(self._config.group_id)
+                group = self._group = self._group or self._face()
                 group.listener = listener
                 self._run(group.member.subscribe(names, matching))
             self._topics = names
@@ -103,14 +102,14 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
     def _is_subscribed(self) -> bool:
         return self._group is not None
 
-    def _face(self, group_id: str) -> GroupFace:
-        member = self._run(self._member(group_id))
+    def _face(self) -> GroupFace:
+        member = self._run(self._member())
         return GroupFace(member, self._delivery, run=self._run, commit=self._commit_before_handover)
 
-    async def _member(self, group_id: str) -> GroupMember:
+    async def _member(self) -> GroupMember:
         config = self._config
         return GroupMember(
-            _member_options(group_id, config),
+            MemberOptions.of(config),
             self._fetcher.coordinators,
             self._fetcher,
             metadata_max_age_ms=config.metadata_max_age_ms,
@@ -205,17 +204,3 @@ def _compiled(pattern: str | re.Pattern[str] | None) -> re.Pattern[str] | None:
         return re.compile(pattern)
     except re.error as error:
         raise ValueError(f"pattern: expected a regular expression, found {pattern!r}: {error}") from None
-
-
-def _member_options(group_id: str, config: ConsumerConfig) -> MemberOptions:
-    return MemberOptions(
-        group_id,
-        config.session_timeout_ms,
-        config.max_poll_interval_ms,
-        config.heartbeat_interval_ms,
-        config.retry_backoff_ms,
-        tuple(config.partition_assignment_strategy),
-        config.group_instance_id or "",
-        config.client_id,
-        config.client_rack,
-    )

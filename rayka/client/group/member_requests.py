@@ -6,8 +6,9 @@ the partitions that the member has, or had in its last generation where it gives
 """
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from rayka.config import ConsumerConfig
 from rayka.coordinator.assignors.assignor import Subscriber
 from rayka.coordinator.assignors.assignor_table import ASSIGNORS
 from rayka.ids import TopicPartition
@@ -42,6 +43,21 @@ class MemberOptions(NamedTuple):
     group_instance_id: str = ""
     client_id: str = ""
     rack: str = ""
+
+    @classmethod
+    def of(cls, config: ConsumerConfig) -> Self:
+        """Those of a consumer with a group."""
+        return cls(
+            config.group_id or "",
+            config.session_timeout_ms,
+            config.max_poll_interval_ms,
+            config.heartbeat_interval_ms,
+            config.retry_backoff_ms,
+            tuple(config.partition_assignment_strategy),
+            config.group_instance_id or "",
+            config.client_id,
+            config.client_rack,
+        )
 
     @property
     def is_cooperative(self) -> bool:

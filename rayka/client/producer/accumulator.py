@@ -137,13 +137,6 @@ class Accumulator:
         self._wake_ups.wake_in_time(self.agenda.soonest_ms)
         return added
 
-    def wait_for_memory(self, freed_count: int, timeout_s: float) -> None:
-        """Sends what is here, and waits until memory was freed more than `freed_count` times."""
-        freed = threading.Lock()
-        freed.acquire()
-        if self.call_when_freed(freed_count, freed.release):
-            freed.acquire(timeout=timeout_s)
-
     def call_when_freed(self, freed_count: int, callback: Callable[[], object]) -> bool:
         """Sends what is here, and calls back, on the IO thread, once memory was freed more than `freed_count` times;
         False when it was already.
@@ -327,3 +320,11 @@ class Accumulator:
     def _settle(self, queue: PartitionQueue) -> None:
         self.agenda.look_behind(queue, None)
         self.identity.settle(queue)
+
+
+def wait_for_memory(accumulator: Accumulator, freed_count: int, timeout_s: float) -> None:
+    """Sends what is here, and blocks the thread until memory was freed more than `freed_count` times."""
+    freed = threading.Lock()
+    freed.acquire()
+    if accumulator.call_when_freed(freed_count, freed.release):
+        freed.acquire(timeout=timeout_s)

@@ -16,6 +16,7 @@ from rayka.client.bootstrap import DEFAULT_CLUSTER, ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.process_bound import ProcessBound
 from rayka.client.producer import at_exit
+from rayka.client.producer.accumulator import wait_for_memory
 from rayka.client.producer.arrow_input import Data
 from rayka.client.producer.delivery_future import BatchFuture, DeliveryFuture, OnDelivery, wait_until_done
 from rayka.client.producer.interceptors import OutgoingRecord, reported_to
@@ -265,7 +266,7 @@ class Producer(ProcessBound):
             added = attempt()
             if added is not None:
                 return added
-            accumulator.wait_for_memory(freed_count, left_ms / 1000)
+            wait_for_memory(accumulator, freed_count, left_ms / 1000)
             outbox.check_usable()
         raise outbox.exhausted()
 

@@ -199,16 +199,9 @@ class ProducerBatch:
             self._timestamps_ms = columns.timestamps_ms
             self._parts = encode_columns(columns, codec, size_bytes_max, sequence)
         elif self._encoded_as != sequence:
-            self._number_anew(sequence)
+            self._parts = _numbered(self._parts, sequence)
         self._encoded_as = sequence
         return self._parts[0]
-
-    def _number_anew(self, sequence: ProducerSequence) -> None:
-        numbered = []
-        for part in self._parts:
-            numbered.append(with_sequence(part, sequence))
-            sequence = sequence.after(RecordBatch(part).record_count)
-        self._parts = numbered
 
     def split(self, codec: Codec) -> None:
         """The part that is next, of several records, becomes two or more, each at most half as large if it has more
@@ -300,6 +293,15 @@ class ProducerBatch:
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, None
         return callbacks or ()
+
+
+def _numbered(parts: Sequence[np.ndarray], sequence: ProducerSequence) -> list[np.ndarray]:
+    """The parts of a batch with sequences that follow each other from this one on."""
+    numbered = []
+    for part in parts:
+        numbered.append(with_sequence(part, sequence))
+        sequence = sequence.after(RecordBatch(part).record_count)
+    return numbered
 
 
 def _each_timestamp(stamps: list[int]) -> Timestamps:

@@ -172,7 +172,7 @@ class _Member(DataClient):
             config = ConsumerConfig.parse(self._options(), what="simulated member")
             fetcher = Fetcher(SimHandle(self.owner.network, self.process), config, self.random)
             member = self._member = GroupMember(
-                _member_options(config),
+                MemberOptions.of(config),
                 fetcher.coordinators,
                 fetcher,
                 metadata_max_age_ms=config.metadata_max_age_ms,
@@ -296,17 +296,3 @@ class _Reading:
         finally:
             self.member.polled_s = now_s()
             self.member.is_polling = False
-
-
-def _member_options(config: ConsumerConfig) -> MemberOptions:
-    return MemberOptions(
-        config.group_id or "",
-        config.session_timeout_ms,
-        config.max_poll_interval_ms,
-        config.heartbeat_interval_ms,
-        config.retry_backoff_ms,
-        tuple(config.partition_assignment_strategy),
-        config.group_instance_id or "",
-        config.client_id,
-        config.client_rack,
-    )
