@@ -1,12 +1,19 @@
 """Rayka: Kafka's log, rebuilt for people who live on Ray.
 
 `import rayka` is cheap: a name is imported when it is first used, and with it what it needs.
+
+It switches off Ray's hook for `uv run`, which would zip the working directory and build a whole environment again for
+its workers: half a minute before Spark starts. Ray reads the variable once, when it is imported, and whichever module
+of rayka imports it, this comes before.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rayka import forks as _forks  # registers its fork handler  # noqa: F401
+
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 
 if TYPE_CHECKING:
     from rayka import aio, errors, spark, testing

@@ -211,7 +211,7 @@ def _who_reads_what(assignments: dict[str, tuple[int, ...]]) -> str:
 
 
 def _what_moved(outcome: Outcome) -> str:
-    moves = ", ".join(f"{_and(partitions)} went to {name}" for name, partitions in outcome.moved.items())
+    moves = ", ".join(f"{_and(partitions)} to {name}" for name, partitions in outcome.moved.items())
     kept = "the others kept theirs" if outcome.others_kept else "the others gave some away"
     return f"{moves} after {outcome.take_over_seconds:.1f} s, {kept}"
 

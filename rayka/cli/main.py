@@ -83,10 +83,14 @@ def main() -> None:
 
 
 class _OnStderr(logging.Handler):
-    """Writes each message as one line, without a level or a place, beside a command's own output."""
+    """Writes each message as one line, without a level or a place, beside a command's own output.
+
+    By `print`, which writes above a bar that is shown just now; click finds the terminal behind it, and the line goes
+    through the bar.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(record.getMessage(), err=True)
+        print(record.getMessage(), file=sys.stderr, flush=True)
 
 
 def _say_which_ray() -> None:

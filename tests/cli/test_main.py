@@ -46,6 +46,20 @@ def test_help_imports_neither_ray_nor_rich_nor_pyarrow() -> None:
     )
 
 
+@pytest.mark.parametrize("module", ["rayka.cli.demo_places", "rayka.worker_pool.pool"])
+def test_uv_run_makes_no_environments_for_workers_whichever_module_imports_ray(module: str) -> None:
+    script = (
+        f"import {module}, ray\nfrom ray._private import ray_constants\n"
+        "print(ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV)"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name != "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
+    }
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "False\n"
+
+
 def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)

@@ -1,11 +1,13 @@
 """What a long command says: one plain line a step in a pipe, also when the step fails."""
 
 import io
+import logging
 import re
 
 import pytest
 from rich.console import Console
 
+from rayka.cli.main import _OnStderr
 from rayka.cli.narrator import Narrator
 
 
@@ -45,3 +47,11 @@ def test_a_terminal_gets_a_tick():
     with Narrator(console).step("Counting"):
         pass
     assert "✓ Counting (0.0 s)" in console.file.getvalue()
+
+
+def test_a_line_about_ray_stands_above_a_bar_that_is_shown():
+    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=80)
+    record = logging.makeLogRecord({"msg": "using the Ray at %s", "args": ("127.0.0.1:1",)})
+    with Narrator(console).step("Connecting"):
+        _OnStderr().emit(record)
+    assert "using the Ray at 127.0.0.1:1\n" in console.file.getvalue()
