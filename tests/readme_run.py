@@ -27,6 +27,11 @@ _SNIPPET_S_MAX = 300
 _END_S_MAX = 60  # a JVM of Spark lingers up to 20 s after its driver
 _MARK = "RAYKA_README_RUN"
 _STARTS_A_RAY = "rayka start"
+# What uv has downloaded already is taken as it is. Asked again, an index that sends no validators has the Spark package
+# built anew from its source, for a minute.
+_PIP = """#!/bin/sh
+{uv} pip "$@" --offline 2>/dev/null || exec {uv} pip "$@"
+"""
 
 
 class SnippetFailed(Exception):
@@ -97,7 +102,7 @@ def _prepare(scratch: Path) -> Place:
     exact = fresh_environment.PYPROJECT["tool"]["uv"]["constraint-dependencies"]
     environment = fresh_environment.make(scratch / "environment", [f"rayka @ {wheel.as_uri()}", *exact])
     pip = scratch / "environment/bin/pip"
-    pip.write_text(f'#!/bin/sh\nexec {fresh_environment.uv()} pip "$@"\n')
+    pip.write_text(_PIP.format(uv=fresh_environment.uv()))
     pip.chmod(0o755)
     for each in ("home", "project"):
         (scratch / each).mkdir()
@@ -112,6 +117,7 @@ def _prepare(scratch: Path) -> Place:
         "TMPDIR": str(scratch),
         "UV_CACHE_DIR": fresh_environment.cache_directory(),  # else it would be in that home
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile all that it imports
     place = Place(scratch / "project", environment)
     _run(["pip", "install", "--quiet", *fresh_environment.tools("pytest")], place)
     return place
