@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -146,17 +147,16 @@ class Group:
         """Kills a member, or has it leave; in a while another one comes. What was done, empty if none runs."""
         pids = {each: _pid(each.path) for each in self._members}
         running = [each for each, pid in pids.items() if pid]
-        if not running:
-            return ""
-        chosen = self._random.choice(running)
-        if self._random.random() < _LEAVES_SHARE:
-            chosen.handle.stop.remote()
-            return f"member {chosen.path.stem} leaves"
-        try:
-            kill(pids[chosen])
-        except ProcessLookupError:
-            return ""  # it went with its machine
-        return f"process {pids[chosen]} of member {chosen.path.stem}"
+        self._random.shuffle(running)
+        leaves = self._random.random() < _LEAVES_SHARE
+        for each in running:
+            if leaves:
+                each.handle.stop.remote()
+                return f"member {each.path.stem} leaves"
+            with suppress(ProcessLookupError):  # it went with its machine
+                kill(pids[each])
+                return f"process {pids[each]} of member {each.path.stem}"
+        return ""
 
     def tick(self) -> None:
         """Notices members that have ended, and starts those whose time has come."""
