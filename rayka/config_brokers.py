@@ -165,6 +165,15 @@ class BrokerConfig(ConfigModel):
             "How many replicas `__consumer_offsets` gets; -1: as `default.replication.factor` says."
         ),
     )
+    offsets_topic_segment_bytes: int = Field(
+        default=100 << 20,
+        ge=1024,
+        le=_INT32_MAX,
+        description=(
+            "`segment.bytes` of `__consumer_offsets`, counted when the first group creates it: what is in the newest"
+            " segment is not compacted, so a coordinator reads all of it when it starts."
+        ),
+    )
     replica_high_watermark_checkpoint_interval_ms: int = Field(
         default=5_000,
         ge=10,

@@ -169,3 +169,8 @@ class TopicConfig(ConfigModel):
     def is_compacted(self) -> bool:
         """Whether of each key only the newest record has to be kept."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def segment_ms_max(self) -> int:
+        """How old a segment's first record may get before it is sealed: what is in the active one is not compacted."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.is_compacted else self.segment_ms

@@ -148,7 +148,7 @@ class Compaction:
             yield SyncNeeded((new.path, *new.indexes.paths), directory)
             self._check(group)
             swap = self._log.swap_in(group, new)
-        except (CleaningAborted, ApiError, StorageError, GeneratorExit):
+        except (CleaningAborted, ApiError, StorageError):
             remove_cleaned(new)
             raise
         for act in (swap.remove_old, swap.end):

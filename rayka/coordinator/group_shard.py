@@ -154,7 +154,11 @@ def group_shard_type(config: BrokerConfig, random: Random, wall_clock_ms: Callab
         OFFSETS_TOPIC,
         config.offsets_topic_num_partitions,
         config.offsets_topic_replication_factor,
-        {"max.message.bytes": str(_RECORD_BYTES_MAX)},
+        {
+            "max.message.bytes": str(_RECORD_BYTES_MAX),
+            "cleanup.policy": "compact",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        },
     )
     return ShardType(topic, GROUP_CODEC, lambda number: GroupShard(config, random, wall_clock_ms))
 

@@ -161,7 +161,10 @@ class Appender:
             config.segment_index_bytes
         ):
             return True
-        return self._waited_ms(max([each.place.max_timestamp_ms for each in run]), now_ms) > config.segment_ms
+        return (
+            self._waited_ms(max([each.place.max_timestamp_ms for each in run]), now_ms)
+            > config.segment_ms_max
+        )
 
     def _waited_ms(self, timestamp_ms: int, now_ms: int) -> int:
         first = self._segments.active.first_timestamp_ms

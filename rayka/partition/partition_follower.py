@@ -37,16 +37,17 @@ class PartitionFollower:
         Raises CorruptRecord when a batch is damaged or out of place, UnknownLeaderEpoch for a batch of a later epoch;
         then nothing is appended.
         """
-        batches = self._checked_batches(records)
+        batches = self._checked_batches(records, high_watermark)
         if batches:
             append_batches(self._replica.log, batches, now_ms)
         is_moved = self._follow_high_watermark(high_watermark)
         self._replica.log.increment_log_start_offset(min(log_start_offset, self._replica.high_watermark))
         return is_moved
 
-    def _checked_batches(self, records: Buffer) -> list[RecordBatch]:
+    def _checked_batches(self, records: Buffer, high_watermark: int) -> list[RecordBatch]:
         """The batches, all good and in place. A batch's CRC covers neither offset nor epoch: that they go on from what
-        is here shows that they are right.
+        is here shows that they are right. Only below the leader's high watermark may offsets be missing: there its
+        log may be compacted, or have been before its topic's policy was changed (F22).
         """
         log, leader_epoch, where = (
             self._replica.log,
@@ -59,7 +60,7 @@ class PartitionFollower:
             offset = batches[0].base_offset
         for batch in batches:
             batch.check_crc(where)
-            if batch.base_offset != offset:
+            if batch.base_offset != offset and not offset < batch.base_offset <= high_watermark:
                 raise CorruptRecord(
                     f"{where}: expected a batch at offset {offset}, found {batch!r}; fetch again"
                 )

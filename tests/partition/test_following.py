@@ -387,3 +387,11 @@ def test_logs_with_epochs_that_the_other_lacks_become_one() -> None:  # B22, B23
     following = msgspec.structs.replace(LED_ELSEWHERE, leader_epoch=8, partition_epoch=11)
     partition.update_state(following, now_ms=0)
     exchange(leader, partition)
+
+
+def test_offsets_may_be_missing_below_the_leaders_high_watermark_only() -> None:  # F22, B18
+    partition = follower((4, 2))
+    with pytest.raises(CorruptRecord, match="expected a batch at offset 2"):
+        follow(partition, placed(7, 5), high_watermark=6)
+    follow(partition, placed(7, 5), high_watermark=7)
+    assert partition.log.log_end_offset == 8

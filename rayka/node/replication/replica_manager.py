@@ -129,7 +129,18 @@ class ReplicaManager:
             if not (each.directory.full and isinstance(each.partition.log.failure, DiskFull))  # said once
         ]
         unusable = [str(each) for each in self.unusable]
-        return list(dict.fromkeys([*offline, *full, *failed, *unusable, *self.fetchers.problems()]))
+        return list(
+            dict.fromkeys(
+                [
+                    *offline,
+                    *full,
+                    *failed,
+                    *unusable,
+                    *self.fetchers.problems(),
+                    *self.logs.cleaner.problems(),
+                ]
+            )
+        )
 
     # ---- Coming and going ------------------------------------------------------------------------------
 

@@ -3,8 +3,8 @@
 Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
 again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
 a directory whose disk fails is taken offline here, once, and its owner is told; one that is full is tried again as soon
-as its file system has room, and also by time, for a file system with a quota does not tell. A cleaner and retention
-belong here: they need the open logs of a directory and its checkpoints. Kafka: `LogManager`, and the parts of
+as its file system has room, and also by time, for a file system with a quota does not tell. Retention
+belongs here: it needs the open logs of a directory and its checkpoints. Kafka: `LogManager`, and the parts of
 `ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a full one
 offline until the broker restarts.
 """
@@ -29,6 +29,7 @@ from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.deleted_logs import DeletedLogs
 from rayka.node.storage.flusher import Flusher
+from rayka.node.storage.log_cleaner import LogCleaner
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 
@@ -66,6 +67,7 @@ class LogManager:
         self._directories = directories
         self._owner = owner
         self._deleted = DeletedLogs(directories, self.fail)
+        self.cleaner = LogCleaner(settings, owner, self.fail)
         self._repeats = Repeats(_logger)
         self.flushers = {
             each: Flusher(each, owner.on_synced, partial(self.fail, each)) for each in directories.all
@@ -73,6 +75,7 @@ class LogManager:
         for directory, flusher in self.flushers.items():
             tasks.start(f"flush {directory.path}", flusher.run())
         tasks.start("remove deleted logs", self._deleted.run())
+        tasks.start("compact logs", self.cleaner.run())
         tasks.start("look for directories", self._look_for_directories())
         tasks.start("checkpoint", self._checkpoint_for_ever())
 

@@ -1,0 +1,183 @@
+"""Compacts the logs of one broker, those with the most to gain first, in the background (F20, F26-F28).
+
+Invariants: a log is cleaned by one cleaning at a time, and given up as soon as it is truncated, deleted, moved or
+failed; one that cannot be cleaned is named with the reason, and the others go on; between two slices of work everything
+else has its turn, and the bytes read and written stay below `log.cleaner.io.max.bytes.per.second`. Kafka:
+`LogCleaner`, `LogCleanerManager`, `Throttler`. Its threads are tasks here: `log.cleaner.threads` logs are cleaned at
+once, and share
+`log.cleaner.dedupe.buffer.size`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import closing
+from typing import NamedTuple, Protocol
+
+from rayka.cleaner.cleanable import Cleanable, cleanable
+from rayka.cleaner.compaction import CleaningAborted, CleaningSettings, Compaction, SyncNeeded
+from rayka.config import BrokerConfig
+from rayka.errors import ApiError, DiskFull, StorageError
+from rayka.ids import TopicPartition
+from rayka.log.log import Log
+from rayka.log.log_directory import LogDirectory
+from rayka.node import clock
+from rayka.node.repeats import Repeats
+from rayka.node.replication.replica import Replica
+from rayka.node.settings import NodeSettings
+from rayka.node.turns import in_turns
+
+_SECRET_BYTES = 32
+_LOOKED_AT_PER_TURN = 50  # logs, which may have hundreds of segments each
+_logger = logging.getLogger(__name__)
+
+
+class CleanerOwner(Protocol):
+    """What serves the partitions whose logs are cleaned."""
+
+    @property
+    def replicas(self) -> list[Replica]: ...
+
+
+class LastCleaning(NamedTuple):
+    """What the last cleaning of a log did, and when, by the wall clock."""
+
+    timestamp_ms: int
+    end_offset: int
+    input_bytes: int
+    output_bytes: int
+
+
+class _Chosen(NamedTuple):
+    replica: Replica
+    log: Log
+    part: Cleanable
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return self.replica.topic_partition
+
+    def is_wanted(self) -> bool:
+        """Whether the log is still the one of its partition here."""
+        directory = self.replica.directory
+        return directory.failure is None and directory.logs.get(self.topic_partition) is self.log
+
+
+class LogCleaner:
+    """The cleanings of one broker. `config` may change at any time."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        owner: CleanerOwner,
+        on_failed: Callable[[LogDirectory, StorageError], None],
+    ) -> None:
+        self._settings = settings
+        self._owner = owner
+        self._on_failed = on_failed
+        self._repeats = Repeats(_logger)
+        self._uncleanable: dict[Log, str] = {}
+        self._last: dict[Log, LastCleaning] = {}
+        self.config: BrokerConfig = settings.config
+
+    def __repr__(self) -> str:
+        return f"<LogCleaner cleaned={len(self._last)} uncleanable={len(self._uncleanable)}>"
+
+    def problems(self) -> list[str]:
+        """Why logs cannot be cleaned, one line each."""
+        return list(self._uncleanable.values())
+
+    def last(self, log: Log) -> LastCleaning | None:
+        """The last cleaning of the log by this process."""
+        return self._last.get(log)
+
+    async def run(self) -> None:
+        """Cleans what is due, for ever."""
+        while self.config.log_cleaner_enable:
+            chosen = await self._filthiest(self.config.log_cleaner_threads)
+            cleaned = await asyncio.gather(*[self._clean(each) for each in chosen])
+            if not any(cleaned):
+                await asyncio.sleep(self.config.log_cleaner_backoff_ms / 1000)
+
+    # ---- Choice ------------------------------------------------------------------------------------------
+
+    async def _filthiest(self, count: int) -> list[_Chosen]:
+        """So many of those that are due, by the share of bytes that were never cleaned (F20)."""
+        replicas = self._owner.replicas
+        logs = {each.partition.log for each in replicas}
+        for known in (self._uncleanable, self._last):
+            for log in [each for each in known if each not in logs]:
+                del known[log]
+        found = [each async for replica in in_turns(replicas) if (each := self._choice(replica)) is not None]
+        return sorted(found, key=lambda each: -each.part.dirty_ratio)[:count]
+
+    def _choice(self, replica: Replica) -> _Chosen | None:
+        """The log with what is to be cleaned of it; None where nothing is due, or possible."""
+        partition, log = replica.partition, replica.partition.log
+        is_usable = partition.failure is None and log.failure is None and replica.directory.failure is None
+        if not partition.config.is_compacted or not is_usable or log in self._uncleanable:
+            return None
+        part = cleanable(log, partition.high_watermark, self._settings.wall_clock_ms())
+        chosen = _Chosen(replica, log, part)
+        return chosen if part.is_due(partition.config) and chosen.is_wanted() else None
+
+    # ---- One log -----------------------------------------------------------------------------------------
+
+    async def _clean(self, chosen: _Chosen) -> bool:
+        """Whether the log was cleaned."""
+        config = self.config
+        settings = CleaningSettings(
+            map_bytes=config.log_cleaner_dedupe_buffer_size // max(1, config.log_cleaner_threads),
+            timestamp_ms=self._settings.wall_clock_ms(),
+            secret=self._settings.random.randbytes(_SECRET_BYTES),
+        )
+        compaction = Compaction(chosen.log, chosen.part, settings, chosen.is_wanted)
+        try:
+            await self._perform(compaction)
+        except CleaningAborted as error:
+            _logger.info("%s", error)
+            return False
+        except (ApiError, StorageError) as error:
+            return self._on_refused(chosen, error)
+        self._repeats.succeeded(chosen.log)
+        self._on_cleaned(chosen, compaction, settings.timestamp_ms)
+        return True
+
+    async def _perform(self, compaction: Compaction) -> None:
+        begin_ms, done_bytes = clock.now_ms(), 0
+        with closing(compaction.run()) as steps:
+            for step in steps:
+                if isinstance(step, SyncNeeded):
+                    await self._settings.disk.sync(step.files, step.directories)
+                else:
+                    done_bytes += step.size_bytes
+                    due_ms = done_bytes * 1000 / self.config.log_cleaner_io_max_bytes_per_second
+                    await asyncio.sleep(max(0.0, begin_ms + due_ms - clock.now_ms()) / 1000)
+
+    def _on_refused(self, chosen: _Chosen, error: ApiError | StorageError) -> bool:
+        """What was met counts for the log, or for its directory; a full disk is tried again."""
+        name = chosen.topic_partition
+        if not chosen.is_wanted():
+            _logger.info("%s is gone: its cleaning ended with %s", name, error)
+        elif isinstance(error, DiskFull):
+            self._repeats.failed(chosen.log, f"{name} is not compacted until there is room: {error}")
+        elif isinstance(error, StorageError):
+            self._on_failed(chosen.replica.directory, error)
+        else:
+            self._uncleanable[chosen.log] = f"{name} cannot be compacted: {error}"
+            _logger.error(
+                "%s; it grows until its broker restarts without that damage", self._uncleanable[chosen.log]
+            )
+        return False
+
+    def _on_cleaned(self, chosen: _Chosen, compaction: Compaction, timestamp_ms: int) -> None:
+        counts = compaction.counts
+        self._last[chosen.log] = LastCleaning(
+            timestamp_ms, compaction.end_offset, counts.input_bytes, counts.output_bytes
+        )
+        _logger.info(
+            "%s is compacted up to offset %d: %d of %d records, %d of %d bytes are left; %d keys in the map, %d"
+            " records without a key removed",
+            chosen.topic_partition, compaction.end_offset, counts.kept_records, counts.input_records,
+            counts.output_bytes, counts.input_bytes, compaction.offsets.key_count, counts.invalid_records,
+        )  # fmt: skip

@@ -1,0 +1,193 @@
+"""How a broker compacts its logs: which, when, and what clients and followers see of it (F20, F26-F28)."""
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rayka
+import rayka.testing
+from rayka.errors import ErrorCode
+from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import split_batches
+from rayka.protocol.configs import (
+    AlterConfigOp,
+    AlteredResource,
+    ConfigChange,
+    IncrementalAlterConfigsRequest,
+    ResourceType,
+)
+from rayka.protocol.membership import StatusRequest
+from rayka.testing import InProcessCluster, MemoryDisk
+from tests.node.broker_support import CONTROLLER, Topic, create_topic, memory_cluster, run
+
+CLEANING = {"log_cleaner_backoff_ms": 5}
+COMPACTED = {
+    "cleanup_policy": "compact",
+    "segment_bytes": 1024,
+    "min_cleanable_dirty_ratio": 0.01,
+    "index_interval_bytes": 100,
+}
+KEYS, ROUNDS = 3, 30
+
+
+def keyed(number: int, **changes: Any) -> np.ndarray:
+    keys = [b"k%d" % each for each in range(KEYS)]
+    values = [b"%d-%d" % (each, number) for each in range(KEYS)]
+    return encode_batch(values, keys=keys, timestamps_ms=1_700_000_000_000, **changes)
+
+
+def fill(topic: Topic, rounds: int = ROUNDS, partition: int = 0) -> None:
+    for number in range(rounds):
+        (result,) = run(topic.a_produce({partition: keyed(number)})).partitions
+        assert result.error_code is ErrorCode.NONE, result
+
+
+def table(topic: Topic, partition: int = 0, offset: int = 0) -> tuple[dict[bytes, bytes], int]:
+    """What a consumer's dictionary holds, and how many records it read."""
+    found: dict[bytes, bytes] = {}
+    count = 0
+    while (result := topic.fetch(offset, partition=partition)).records.size:
+        for batch in split_batches(result.records):
+            decoded = decode(batch)
+            found |= dict(zip(decoded.keys_list(), decoded.values_list(), strict=True))  # type: ignore[arg-type]
+            count += len(decoded)
+        assert result.next_offset > offset
+        offset = result.next_offset
+    assert offset == result.high_watermark
+    return found, count
+
+
+NEWEST = {b"k%d" % each: b"%d-%d" % (each, ROUNDS - 1) for each in range(KEYS)}
+
+
+def until(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.01)
+
+
+def test_a_compacted_topic_keeps_the_newest_record_of_each_key_in_the_background() -> None:  # F20, F22
+    with memory_cluster(**CLEANING) as cluster:
+        compacted, plain = create_topic(cluster, name="t", **COMPACTED), create_topic(cluster, name="plain")
+        fill(compacted)
+        fill(plain)
+        until(lambda: table(compacted)[1] < KEYS * ROUNDS / 2)
+        assert table(compacted)[0] == NEWEST
+        assert table(plain) == (NEWEST, KEYS * ROUNDS)
+        for offset in range(0, KEYS * ROUNDS, 7):
+            table(compacted, offset=offset)
+
+
+def test_a_record_without_a_key_is_refused_by_a_compacted_topic() -> None:  # B18
+    with memory_cluster() as cluster:
+        topic = create_topic(cluster, **COMPACTED)
+        assert topic.produce(b"v").error_code is ErrorCode.INVALID_RECORD
+
+
+def test_a_restarted_broker_goes_on_behind_what_it_has_compacted() -> None:  # F20
+    disk = MemoryDisk()
+    with memory_cluster(disk, **CLEANING) as cluster:
+        topic = create_topic(cluster, **COMPACTED)
+        fill(topic)
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        cluster.kill(1)
+        cluster.restart(1)
+        fill(topic)
+        assert table(topic)[0] == NEWEST
+    assert "cleaner-offset-checkpoint" in disk.list("/data/broker-1")
+
+
+def test_a_log_that_cannot_be_compacted_is_named_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # F27
+    disk = MemoryDisk()
+    with memory_cluster(disk, **CLEANING) as cluster:
+        topic = create_topic(cluster, partitions=2, **{**COMPACTED, "cleanup_policy": "delete"})
+        fill(topic, partition=0)
+        fill(topic, partition=1)
+        disk.flip_bit("/data/broker-1/orders-0/00000000000000000000.log", 200)
+        alter(topic, "cleanup.policy", "compact")
+        until(lambda: table(topic, 1)[1] < KEYS * ROUNDS / 2)
+        until(lambda: "orders-0 cannot be compacted" in caplog.text)
+        assert "orders-0 cannot be compacted" in topic.call(StatusRequest()).detail
+
+
+def alter(topic: Topic, key: str, value: str) -> None:
+    change = ConfigChange(key, AlterConfigOp.SET, value)
+    resource = AlteredResource(ResourceType.TOPIC, topic.name, (change,))
+    (result,) = run(topic.a_call(IncrementalAlterConfigsRequest((resource,)), CONTROLLER)).resources
+    assert result.error_code is ErrorCode.NONE, result
+
+
+def test_a_full_disk_stops_a_cleaning_until_there_is_room(caplog: pytest.LogCaptureFixture) -> None:  # F27
+    disk = MemoryDisk()
+    with memory_cluster(disk, **CLEANING) as cluster:
+        topic = create_topic(cluster, **{**COMPACTED, "cleanup_policy": "delete"})
+        fill(topic)
+        disk.fill_up()
+        alter(topic, "cleanup.policy", "compact")
+        until(lambda: "is not compacted until there is room" in caplog.text)
+        assert table(topic) == (NEWEST, KEYS * ROUNDS)
+        disk.fill_up(1 << 30)
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        assert table(topic)[0] == NEWEST
+
+
+def test_a_deleted_topic_ends_its_cleaning() -> None:
+    with memory_cluster(**CLEANING, log_cleaner_io_max_bytes_per_second=2_000) as cluster:
+        topic = create_topic(cluster, **COMPACTED)
+        fill(topic)
+        time.sleep(0.05)
+        run(topic.a_delete())
+        again = create_topic(cluster, name="again", **COMPACTED)
+        fill(again)
+        assert table(again)[0] == NEWEST
+        assert not topic.call(StatusRequest()).detail
+
+
+def test_the_rate_of_cleaning_is_bounded() -> None:  # F27
+    with memory_cluster(**CLEANING, log_cleaner_io_max_bytes_per_second=10_000) as cluster:
+        topic = create_topic(cluster, **COMPACTED)
+        begin_s = time.monotonic()
+        fill(topic)
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        assert time.monotonic() - begin_s > 0.5  # 8 KB are read twice
+
+
+def test_followers_and_consumers_read_across_the_gaps_of_a_compacted_log() -> None:  # B18, G4
+    named = {key.replace("_", "."): str(value) for key, value in (COMPACTED | CLEANING).items()}
+    cleaning = {"log.cleaner.backoff.ms": 5, "replica.lag.time.max.ms": 2_000}
+    with rayka.testing.cluster(brokers=2, config=cleaning) as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            named.pop("log.cleaner.backoff.ms")
+            admin.create_topic("orders", partitions=1, replication_factor=2, configs=named)
+        with rayka.Producer(cluster=cluster, linger_ms=0) as producer:
+            for number in range(300):
+                producer.send("orders", key=b"k%d" % (number % 3), value=b"%d" % number).result()
+        state = cluster.await_isr("orders", 0, [1, 2])
+        follower = 3 - state.leader_id
+        until(lambda: consumed(cluster)[1] < 100)
+        cluster.kill(follower)
+        cluster.replace_disk(follower)
+        cluster.restart(follower)
+        cluster.await_isr("orders", 0, [1, 2])
+        cluster.kill(state.leader_id)
+        until(lambda: cluster.await_partition("orders", 0, lambda each: each.leader_id == follower))
+        assert consumed(cluster)[0] == {b"k0": b"297", b"k1": b"298", b"k2": b"299"}
+
+
+def consumed(cluster: InProcessCluster) -> tuple[dict[bytes, bytes], int]:
+    """What a client's dictionary holds, and how many records it was given."""
+    found, count = {}, 0
+    with rayka.Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+        consumer.assign([rayka.TopicPartition("orders", 0)])
+        (end_offset,) = consumer.end_offsets([rayka.TopicPartition("orders", 0)]).values()
+        while consumer.position(rayka.TopicPartition("orders", 0)) < end_offset:
+            for record in consumer.poll(100):
+                found[record.key] = record.value
+                count += 1
+    return found, count
