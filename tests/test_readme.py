@@ -90,8 +90,38 @@ def test_the_readmes_producing_and_consuming_work_on_a_cluster_in_this_process(t
     assert run.stdout.count("\n") == 3
 
 
+def test_the_guides_delivery_recipes_do_what_they_promise(tmp_path: Path) -> None:
+    """One program, with the cluster's name bound to one for tests, that has one record of JSON and one of none."""
+    recipes = readme_run.blocks((ROOT / "rayka/docs/guide/delivery.md").read_text())
+    program = "\n".join(each.text for each in recipes).replace('cluster="rayka"', "cluster=cluster")
+    setup = """
+import os, rayka, rayka.testing
+os.chdir(os.environ["SCRATCH"])
+with rayka.testing.cluster(config={"group.initial.rebalance.delay.ms": 0}) as cluster:
+    with rayka.Admin(cluster=cluster) as admin, rayka.Producer(cluster=cluster) as producer:
+        admin.create_topic("departures", partitions=6)
+        producer.send("departures", b"{}", b"UA", partition=0)
+        producer.send("departures", b"none", b"AA", partition=0)
+"""
+    end = (
+        "print([(each.value, each.headers[0]) for each in rayka.read('departures-failed', cluster=cluster)])"
+    )
+    source = setup + "".join(f"    {line}\n" for line in f"{program}\n{end}".split("\n"))
+    environment = {**os.environ, "SCRATCH": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", source], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [
+        "shown: [b'{}', b'none']",
+        "[(b'AA', 1), (b'UA', 1)]",
+        "[(b'order-1', b'paid'), (b'order-2', b'paid')]",
+        "[(b'none', ('place', b'departures-0 offset 1'))]",
+    ]
+
+
 def test_the_guides_consumer_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
-    (consume,) = (each for each in BLOCKS if "for record in consumer" in each)
+    (consume,) = (each for each in BLOCKS if "except KeyboardInterrupt" in each)
     endless = consume[consume.index("with rayka.Consumer") :].replace('cluster="rayka"', "cluster=cluster")
     setup = (
         "import rayka, rayka.testing\n"
