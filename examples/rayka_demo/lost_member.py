@@ -24,6 +24,7 @@ from rayka_demo.flights import record_hash, sum_of_hashes
 GROUP_ID = "demo"
 MEMBER_COUNT = 3
 _SESSION_MS = 6_000  # the shortest that brokers allow: so long the lost member's partitions wait
+_HEARTBEAT_MS = 1_000  # a busy machine may be late with some
 _RECORDS_A_READ = 5_000
 _POLL_MS = 100
 _SILENCE_S_MAX = 45.0
@@ -49,6 +50,7 @@ class Member:
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             session_timeout_ms=_SESSION_MS,
+            heartbeat_interval_ms=_HEARTBEAT_MS,
             partition_assignment_strategy="cooperative-sticky",
         )
         self._consumer.subscribe(topic, on_assign=self._on_assign, on_revoke=self._on_revoke)

@@ -56,7 +56,9 @@ def test_the_demo_gets_out_what_it_put_in(demo):
     assert sum(len(partitions) for partitions in moved.values()) == 2, "the lost member's share of six"
     assert outcome["lost_member"] not in moved
     assert outcome["others_kept"], "nothing moves but what has to"
-    assert outcome["take_over_seconds"] >= 3, "a session"
+    assert outcome["take_over_seconds"] >= 2, (
+        "a session of 6 s since its last heartbeat, which a busy machine delays"
+    )
     assert outcome["records_given_twice"] <= 5_000, "one read of the lost member's, not committed"
 
 
