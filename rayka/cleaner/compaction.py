@@ -139,7 +139,7 @@ class Compaction:
     def _clean(self, group: Sequence[Segment], kept: KeptRecords) -> Steps:
         """The group as one segment, and that in the place of the group."""
         self._check(group)
-        new = self._log.new_segment(group[0], CLEANED_SUFFIX)
+        new = self._log.swaps.new_segment(group[0], CLEANED_SUFFIX, self._log.config.index_interval_bytes)
         try:
             yield from self._copy(group, new, kept)
             new.next_offset = group[-1].next_offset
@@ -147,7 +147,7 @@ class Compaction:
             directory = (self._log.directory,)
             yield SyncNeeded((new.path, *new.indexes.paths), directory)
             self._check(group)
-            swap = self._log.swap_in(group, new)
+            swap = self._log.swaps.swap_in(group, new)
         except (CleaningAborted, ApiError, StorageError):
             remove_cleaned(new)
             raise

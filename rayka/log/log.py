@@ -27,7 +27,7 @@ from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.recovery import Recovery
 from rayka.log.segment import Segment, Span
 from rayka.log.segments import Segments
-from rayka.log.swap import Swap
+from rayka.log.swaps import Swaps
 from rayka.log.time_lookup import Search, first_in_log, largest_in_log, while_nothing_goes
 from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_header import RecordBatch
@@ -75,9 +75,8 @@ class Log:
         self.name = posixpath.basename(files.directory)  # `orders-3`
         self.failure: StorageError | None = None  # why it takes no more changes; None while it does
         self.truncation_count = 0
-        self.replacement_count = 0  # of segments by cleaned ones
         self.cleaned_offset = 0  # below it compaction has seen everything
-        self._swap: Swap | None = None
+        self.swaps = Swaps(files, segments, self._changing)
         self.log_start_offset = log_start_offset
         self.flushed_offset = flushed_offset
         self.recovery = recovery
@@ -95,6 +94,11 @@ class Log:
     def log_end_offset(self) -> int:
         """The offset that the next record gets."""
         return self.segments.active.next_offset
+
+    @property
+    def replacement_count(self) -> int:
+        """How often cleaned segments took the place of others."""
+        return self.swaps.count
 
     @property
     def latest_epoch(self) -> int:
@@ -238,7 +242,7 @@ class Log:
         if offset < self.segments.first.base_offset:
             self.truncate_fully_and_start_at(offset)
             return None
-        self._end_swap(offset)
+        self.swaps.end_behind(offset)
         place = self.segments.prefix_to_copy(offset, self.flushed_offset)
         change_count = self.truncation_count + self.replacement_count
         needed = None if place is None else PrefixCopy(*place, change_count)
@@ -251,7 +255,7 @@ class Log:
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the log is empty and goes on at the offset (B25)."""
-        self._end_swap(self.segments.first.base_offset)
+        self.swaps.end_behind(self.segments.first.base_offset)
         with self._truncating(self.segments.first.base_offset):
             self._appender.make_files()
             self._files.write({**lowered_recovery_point(0), **raised_log_start(offset)})
@@ -296,43 +300,6 @@ class Log:
             self.flushed_offset = max(self.log_start_offset, min(self.flushed_offset, self.log_end_offset))
             self.epochs.truncate_from_end(self.log_end_offset)
             self.cleaned_offset = min(self.cleaned_offset, self.log_end_offset)
-
-    # ---- Compaction ----------------------------------------------------------------------------------------
-
-    def new_segment(self, first: Segment, suffix: str) -> Segment:
-        """A segment that begins where this one does, in files of its own with the suffix, not yet part of the log."""
-        return Segment(
-            self._files,
-            first.base_offset,
-            created_ms=first.created_ms,
-            index_interval_bytes=self.config.index_interval_bytes,
-            suffix=suffix,
-        )
-
-    def swap_in(self, old: Sequence[Segment], new: Segment) -> Swap:
-        """The new segment, complete and durable, is read in the place of these, one behind the other, from now on; what
-        the swap still has to do is its user's to call (F26).
-        """
-        if self._swap is not None and not self._swap.is_over:
-            raise InvariantBroken(f"{self!r}: {self._swap!r} is not over")
-        with self._changing():
-            self._swap = Swap(self._files, old, new)
-            self.segments.swap(old, [new])
-            self.replacement_count += 1
-        return self._swap
-
-    def _end_swap(self, offset: int) -> None:
-        """Before what lies at or behind the offset goes."""
-        swap = self._swap
-        if swap is None or swap.is_over or offset >= swap.end_offset:
-            return
-        with self._changing():
-            if swap.is_decided:
-                swap.end()
-            else:
-                swap.undo()
-                self.segments.swap([swap.new], swap.old)
-            self.replacement_count += 1
 
     # ---- Durability ----------------------------------------------------------------------------------------
 

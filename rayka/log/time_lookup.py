@@ -39,7 +39,9 @@ class Removing(Protocol):
     name: str
     log_start_offset: int
     truncation_count: int
-    replacement_count: int
+
+    @property
+    def replacement_count(self) -> int: ...
 
 
 def while_nothing_goes(log: Removing, search: Search) -> Search:

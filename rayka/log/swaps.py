@@ -1,0 +1,64 @@
+"""The swaps of one log, one at a time: cleaned segments come in, and a truncation ends what is under way (F26).
+
+Invariant: a swap is undone or ended before a truncation reaches its segment.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from rayka.errors import InvariantBroken
+from rayka.log.log_files import LogFiles
+from rayka.log.segment import Segment
+from rayka.log.segments import Segments
+from rayka.log.swap import Swap
+
+
+class Swaps:
+    """See the module. Within `changing` the log changes, or fails."""
+
+    def __init__(
+        self, files: LogFiles, segments: Segments, changing: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self.count = 0  # how often segments were replaced
+        self._files = files
+        self._segments = segments
+        self._changing = changing
+        self._current: Swap | None = None
+
+    def __repr__(self) -> str:
+        return f"<Swaps count={self.count} current={self._current!r}>"
+
+    def new_segment(self, first: Segment, suffix: str, index_interval_bytes: int) -> Segment:
+        """A segment that begins where this one does, in files of its own with the suffix, not yet part of the log."""
+        return Segment(
+            self._files,
+            first.base_offset,
+            created_ms=first.created_ms,
+            index_interval_bytes=index_interval_bytes,
+            suffix=suffix,
+        )
+
+    def swap_in(self, old: Sequence[Segment], new: Segment) -> Swap:
+        """The new segment, complete and durable, is read in the place of these, one behind the other, from now on; what
+        the swap still has to do is its user's to call.
+        """
+        if self._current is not None and not self._current.is_over:
+            raise InvariantBroken(f"{self!r}: a swap is not over")
+        with self._changing():
+            self._current = Swap(self._files, old, new)
+            self._segments.swap(old, [new])
+            self.count += 1
+        return self._current
+
+    def end_behind(self, offset: int) -> None:
+        """Before what lies at or behind the offset goes."""
+        swap = self._current
+        if swap is None or swap.is_over or offset >= swap.end_offset:
+            return
+        with self._changing():
+            if swap.is_decided:
+                swap.end()
+            else:
+                swap.undo()
+                self._segments.swap([swap.new], swap.old)
+            self.count += 1
