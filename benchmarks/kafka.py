@@ -38,14 +38,19 @@ auto.create.topics.enable=false
 
 
 @contextmanager
-def running_kafka(jars: Path, directory: Path, *, brokers: int = 1) -> Iterator["Kafka"]:
-    """A fresh Kafka for the time of the block, in a directory that is removed with it."""
+def running_kafka(
+    jars: Path, directory: Path, *, brokers: int = 1, properties: Mapping[str, Any] | None = None
+) -> Iterator["Kafka"]:
+    """A fresh Kafka for the time of the block, in a directory that is removed with it; `properties` are those of its
+    brokers that differ.
+    """
     directory.mkdir()
     ports = {node_id: (_free_port(), _free_port()) for node_id in range(1, brokers + 1)}
     voters = ",".join(f"{node_id}@127.0.0.1:{controller}" for node_id, (_, controller) in ports.items())
     for node_id, (broker_port, controller_port) in ports.items():
-        properties = _properties_path(directory, node_id)
-        properties.write_text(
+        path = _properties_path(directory, node_id)
+        lines = [f"{key}={value}\n" for key, value in (properties or {}).items()]  # the last one counts
+        path.write_text(
             _PROPERTIES.format(
                 node_id=node_id,
                 voters=voters,
@@ -53,8 +58,9 @@ def running_kafka(jars: Path, directory: Path, *, brokers: int = 1) -> Iterator[
                 broker_port=broker_port,
                 controller_port=controller_port,
             )
+            + "".join(lines)
         )
-        _java(jars, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(properties)).wait()
+        _java(jars, "kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(path)).wait()
     kafka = Kafka(jars, directory, {node_id: broker_port for node_id, (broker_port, _) in ports.items()})
     try:
         kafka.start()
@@ -74,6 +80,11 @@ class Kafka:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._ending: list[subprocess.Popen[bytes]] = []
         self._address = ",".join(f"127.0.0.1:{port}" for port in ports.values())
+
+    @property
+    def address(self) -> str:
+        """Of all brokers, for clients."""
+        return self._address
 
     # ---- Brokers ----
 
@@ -98,7 +109,11 @@ class Kafka:
 
     def end_leader(self, topic: str, signal_number: signal.Signals) -> None:
         """Sends the signal to the process that leads the topic's first partition."""
-        process = self._processes[self._leader(topic)]
+        self.end_node(self._leader(topic), signal_number)
+
+    def end_node(self, node_id: int, signal_number: signal.Signals) -> None:
+        """Sends the signal to a broker."""
+        process = self._processes[node_id]
         process.send_signal(signal_number)
         self._ending.append(process)
 
@@ -130,15 +145,27 @@ class Kafka:
         topic = NewTopic(name, partitions, replicas, config={"min.insync.replicas": str(min_isr)})
         admin.create_topics([topic])[name].result(30)
 
-    def produce_rate(self, topic: str, values: Sequence[bytes], repeats: int, *, acks: str = "1") -> float:
+    def produce_rate(
+        self,
+        topic: str,
+        values: Sequence[bytes],
+        repeats: int,
+        *,
+        acks: str = "1",
+        keys: Sequence[bytes] | None = None,
+    ) -> float:
         """Records/s of a loop of `produce` until `flush` returns; idempotent with acks=all."""
         producer = self._producer(linger_ms=5, acks=acks)
         producer.list_topics(topic, 10)
 
         def loop() -> None:
             for _ in range(repeats):
-                for value in values:
-                    _produce(producer, topic, value)
+                if keys is None:
+                    for value in values:
+                        _produce(producer, topic, value)
+                else:
+                    for key, value in zip(keys, values, strict=True):
+                        _produce(producer, topic, value, key)
                 producer.poll(0)
             assert producer.flush(60) == 0
 
@@ -287,10 +314,10 @@ def _properties_path(directory: Path, node_id: int) -> Path:
     return directory / f"server-{node_id}.properties"
 
 
-def _produce(producer: Any, topic: str, value: bytes) -> None:
+def _produce(producer: Any, topic: str, value: bytes, key: bytes | None = None) -> None:
     while True:
         try:
-            producer.produce(topic, value)
+            producer.produce(topic, value, key)
             return
         except BufferError:
             producer.poll(0.02)

@@ -46,13 +46,20 @@ def local_ray() -> Iterator[Path]:
 
 @contextmanager
 def running_cluster(
-    directory: Path, *, controllers: int = 1, brokers: int = 1, transport: Transport = "auto"
+    directory: Path,
+    *,
+    controllers: int = 1,
+    brokers: int = 1,
+    coordinators: int = 0,
+    transport: Transport = "auto",
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[rayka.Cluster]:
-    """Controllers and brokers on the Ray of this process."""
-    name = f"bench-{controllers}-{brokers}-{transport}"
-    counts = {"controllers": controllers, "brokers": brokers}
+    """Controllers, brokers and coordinators on the Ray of this process."""
+    name = f"bench-{controllers}-{brokers}-{coordinators}-{transport}"
+    counts = {"controllers": controllers, "brokers": brokers, "coordinators": coordinators}
+    data_dir = str(directory / name)
     with rayka.Cluster.start(
-        name=name, data_dir=str(directory / name), transport=transport, **counts
+        name=name, data_dir=data_dir, transport=transport, config=dict(config or {}), **counts
     ) as cluster:
         yield cluster
 

@@ -1,0 +1,163 @@
+"""Committed offsets: commits of a hundred groups at once, and a million offsets that a coordinator loads."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import rayka
+from rayka.client import io_thread
+from rayka.client.bootstrap import ClusterHandle
+from rayka.errors import ApiError
+from rayka.ports import Network
+from rayka.protocol.group_offsets import CommittedOffset, OffsetCommitRequest, OffsetFetchRequest
+from rayka.protocol.groups import FindCoordinatorRequest
+
+_TIMEOUT_MS, _TIMEOUT_S = 30_000, 120.0
+_IN_FLIGHT = 8
+
+
+def rayka_commit_rate(cluster: rayka.Cluster, topic: str, *, groups: int, commits: int) -> float:
+    """Commits/s of so many groups, each of which commits as soon as its last commit is done."""
+    done, left, lock = threading.Event(), commits, threading.Lock()
+
+    def again(consumer: "rayka.Consumer[Any]") -> Callable[..., None]:
+        def on_commit(offsets: object, error: Exception | None) -> None:
+            nonlocal left
+            assert error is None, error
+            with lock:
+                left -= 1
+                number = left
+            if number > 0:
+                consumer.commit_async({partition: number}, on_commit)
+            elif number == 0:
+                done.set()
+
+        return on_commit
+
+    partition = rayka.TopicPartition(topic, 0)
+    with ExitStack() as stack:
+        consumers = []
+        for number in range(groups):
+            options: dict[str, Any] = {"group_id": f"commits-{number}", "enable_auto_commit": False}
+            consumer: rayka.Consumer[Any] = rayka.Consumer(cluster=cluster, **options)
+            stack.callback(consumer.close)
+            consumer.assign([partition])
+            consumer.commit({partition: 0})
+            consumers.append(consumer)
+        started = time.perf_counter()
+        for consumer in consumers:
+            consumer.commit_async({partition: 1}, again(consumer))
+        assert done.wait(_TIMEOUT_S)
+        return commits / (time.perf_counter() - started)
+
+
+def confluent_commit_rate(address: str, topic: str, *, groups: int, commits: int) -> float:
+    """The same with confluent-kafka, whose callbacks come in `poll`."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    waiting: set[int] = set()
+    consumers: list[Any] = []
+    for number in range(groups):
+
+        def on_commit(error: Any, _: Any, number: int = number) -> None:
+            assert error is None, error
+            waiting.discard(number)
+
+        group = {"group.id": f"commits-{number}", "enable.auto.commit": False, "on_commit": on_commit}
+        consumer = Consumer({"bootstrap.servers": address, **group})
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
+        consumer.pause([TopicPartition(topic, 0)])
+        consumers.append(consumer)
+    done, started = -groups, time.perf_counter()
+    while done < commits:
+        for number, consumer in enumerate(consumers):
+            consumer.poll(0)
+            if number not in waiting:
+                done += 1
+                waiting.add(number)
+                consumer.commit(offsets=[TopicPartition(topic, 0, max(0, done))], asynchronous=True)
+    taken_s = time.perf_counter() - started
+    for consumer in consumers:
+        consumer.close()
+    return commits / taken_s
+
+
+# ---- A million of them -----------------------------------------------------------------------------------------------
+
+
+def rayka_fill(cluster: ClusterHandle, *, groups: int, partitions: int) -> None:
+    """Commits an offset of so many partitions in each of so many groups."""
+    io_thread.run(_for_all(cluster, groups, lambda name: _commit_of(name, partitions)), _TIMEOUT_S)
+
+
+def rayka_loaded_s(cluster: ClusterHandle, *, groups: int) -> float:
+    """Seconds until the coordinators of all groups have answered what is committed."""
+    started = time.perf_counter()
+    io_thread.run(_for_all(cluster, groups, lambda name: OffsetFetchRequest(name, ())), _TIMEOUT_S)
+    return time.perf_counter() - started
+
+
+def _commit_of(group_id: str, partitions: int) -> OffsetCommitRequest:
+    return OffsetCommitRequest(
+        group_id, tuple(CommittedOffset("loaded", number, 1) for number in range(partitions))
+    )
+
+
+async def _for_all(cluster: ClusterHandle, groups: int, request: Callable[[str], Any]) -> None:
+    network, names = cluster.network(), iter([f"loaded-{number}" for number in range(groups)])
+
+    async def work() -> None:
+        for name in names:
+            await _ask(network, name, request(name))
+
+    await asyncio.gather(*(work() for _ in range(_IN_FLIGHT)))
+
+
+async def _ask(network: Network, group_id: str, request: Any) -> None:
+    """Asks until the coordinator answers."""
+    async with asyncio.timeout(_TIMEOUT_S):
+        while True:
+            try:
+                broker_id = min(await network.node_ids())
+                found = await network.call(broker_id, FindCoordinatorRequest((group_id,)), _TIMEOUT_MS)
+                await network.call(found.coordinators[0].node_id, request, _TIMEOUT_MS)
+                return
+            except ApiError:
+                await asyncio.sleep(0.01)
+
+
+def kafka_fill(address: str, topic: str, *, groups: int, partitions: int) -> None:
+    """The same of Kafka, whose broker knows the topic."""
+    from confluent_kafka import TopicPartition
+
+    offsets = [TopicPartition(topic, number, 1) for number in range(partitions)]
+    for number in range(groups):
+        consumer = _kafka_consumer(address, f"loaded-{number}")
+        consumer.commit(offsets=offsets, asynchronous=False)
+        consumer.close()
+
+
+def kafka_loaded_s(address: str, topic: str, *, groups: int) -> float:
+    from confluent_kafka import KafkaException, TopicPartition
+
+    started = time.perf_counter()
+    for number in range(groups):
+        consumer = _kafka_consumer(address, f"loaded-{number}")
+        while True:
+            try:
+                consumer.committed([TopicPartition(topic, 0)], 2)
+                break
+            except KafkaException:
+                time.sleep(0.01)
+        consumer.close()
+    return time.perf_counter() - started
+
+
+def _kafka_consumer(address: str, group_id: str) -> Any:
+    from confluent_kafka import Consumer
+
+    return Consumer({"bootstrap.servers": address, "group.id": group_id, "enable.auto.commit": False})
