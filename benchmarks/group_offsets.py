@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import rayka
@@ -19,71 +19,91 @@ _TIMEOUT_MS, _TIMEOUT_S = 30_000, 120.0
 _IN_FLIGHT = 8
 
 
-def rayka_commit_rate(cluster: rayka.Cluster, topic: str, *, groups: int, commits: int) -> float:
-    """Commits/s of so many groups, each of which commits as soon as its last commit is done."""
-    done, left, lock = threading.Event(), commits, threading.Lock()
+class RaykaGroups:
+    """Groups without members that are there; `with` ends them."""
 
-    def again(consumer: "rayka.Consumer[Any]") -> Callable[..., None]:
-        def on_commit(offsets: object, error: Exception | None) -> None:
-            nonlocal left
-            assert error is None, error
-            with lock:
-                left -= 1
-                number = left
-            if number > 0:
-                consumer.commit_async({partition: number}, on_commit)
-            elif number == 0:
-                done.set()
-
-        return on_commit
-
-    partition = rayka.TopicPartition(topic, 0)
-    with ExitStack() as stack:
-        consumers = []
-        for number in range(groups):
+    def __init__(self, cluster: rayka.Cluster, topic: str, count: int) -> None:
+        self._partition = rayka.TopicPartition(topic, 0)
+        self._consumers: list[rayka.Consumer[Any]] = []
+        for number in range(count):
             options: dict[str, Any] = {"group_id": f"commits-{number}", "enable_auto_commit": False}
             consumer: rayka.Consumer[Any] = rayka.Consumer(cluster=cluster, **options)
-            stack.callback(consumer.close)
-            consumer.assign([partition])
-            consumer.commit({partition: 0})
-            consumers.append(consumer)
+            self._consumers.append(consumer)
+            consumer.assign([self._partition])
+            consumer.pause(self._partition)
+            consumer.commit({self._partition: 0})
+
+    def __enter__(self) -> "RaykaGroups":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._consumers:
+            each.close()
+
+    def rate(self, commits: int) -> float:
+        """Commits/s: each group commits as soon as its last commit is done."""
+        done, left, lock = threading.Event(), commits, threading.Lock()
+
+        def next_of(consumer: "rayka.Consumer[Any]") -> Callable[..., None]:
+            def on_commit(offsets: object, error: Exception | None) -> None:
+                nonlocal left
+                assert error is None, error
+                with lock:
+                    left -= 1
+                    number = left
+                if number > 0:
+                    consumer.commit_async({self._partition: number}, on_commit)
+                elif number == 0:
+                    done.set()
+
+            return on_commit
+
         started = time.perf_counter()
-        for consumer in consumers:
-            consumer.commit_async({partition: 1}, again(consumer))
+        for consumer in self._consumers:
+            consumer.commit_async({self._partition: 1}, next_of(consumer))
         assert done.wait(_TIMEOUT_S)
         return commits / (time.perf_counter() - started)
 
 
-def confluent_commit_rate(address: str, topic: str, *, groups: int, commits: int) -> float:
+class ConfluentGroups:
     """The same with confluent-kafka, whose callbacks come in `poll`."""
-    from confluent_kafka import Consumer, TopicPartition
 
-    waiting: set[int] = set()
-    consumers: list[Any] = []
-    for number in range(groups):
+    def __init__(self, address: str, topic: str, count: int) -> None:
+        from confluent_kafka import Consumer, TopicPartition
 
-        def on_commit(error: Any, _: Any, number: int = number) -> None:
-            assert error is None, error
-            waiting.discard(number)
+        self._place: Callable[[int], Any] = lambda offset: TopicPartition(topic, 0, offset)
+        self._waiting: set[int] = set()
+        self._consumers: list[Any] = []
+        for number in range(count):
+            group = {"group.id": f"commits-{number}", "enable.auto.commit": False}
+            on_commit = partial(self._on_commit, number)
+            consumer = Consumer({"bootstrap.servers": address, "on_commit": on_commit, **group})
+            self._consumers.append(consumer)
+            consumer.assign([TopicPartition(topic, 0)])
+            consumer.commit(offsets=[self._place(0)], asynchronous=False)
+            consumer.pause([TopicPartition(topic, 0)])
 
-        group = {"group.id": f"commits-{number}", "enable.auto.commit": False, "on_commit": on_commit}
-        consumer = Consumer({"bootstrap.servers": address, **group})
-        consumer.assign([TopicPartition(topic, 0)])
-        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
-        consumer.pause([TopicPartition(topic, 0)])
-        consumers.append(consumer)
-    done, started = -groups, time.perf_counter()
-    while done < commits:
-        for number, consumer in enumerate(consumers):
-            consumer.poll(0)
-            if number not in waiting:
-                done += 1
-                waiting.add(number)
-                consumer.commit(offsets=[TopicPartition(topic, 0, max(0, done))], asynchronous=True)
-    taken_s = time.perf_counter() - started
-    for consumer in consumers:
-        consumer.close()
-    return commits / taken_s
+    def __enter__(self) -> "ConfluentGroups":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._consumers:
+            each.close()
+
+    def rate(self, commits: int) -> float:
+        done, started = -len(self._consumers), time.perf_counter()
+        while done < commits:
+            for number, consumer in enumerate(self._consumers):
+                consumer.poll(0)
+                if number not in self._waiting:
+                    done += 1
+                    self._waiting.add(number)
+                    consumer.commit(offsets=[self._place(max(0, done))], asynchronous=True)
+        return commits / (time.perf_counter() - started)
+
+    def _on_commit(self, number: int, error: Any, _: Any) -> None:
+        assert error is None, error
+        self._waiting.discard(number)
 
 
 # ---- A million of them -----------------------------------------------------------------------------------------------

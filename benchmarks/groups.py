@@ -226,17 +226,15 @@ class _OneBroker:
 
     def _commits(self) -> Iterator[Row]:
         topic, commits = self._topic(), 2_000 * self._scale
-        measure = partial(
-            group_offsets.rayka_commit_rate, self._cluster, topic, groups=GROUPS, commits=commits
-        )
-        measures = {"ours": measure}
-        if self._kafka is not None:
-            address = self._kafka.address
-            measures["confluent"] = partial(
-                group_offsets.confluent_commit_rate, address, topic, groups=GROUPS, commits=commits
-            )
-        taken = in_turn(measures, rounds=self._rounds)
-        spent = cpu_seconds(measure, {"client": os.getpid(), "coordinator": pid_of(self._cluster)})
+        with ExitStack() as stack:
+            ours = stack.enter_context(group_offsets.RaykaGroups(self._cluster, topic, GROUPS))
+            measures = {"ours": partial(ours.rate, commits)}
+            if self._kafka is not None:
+                theirs = group_offsets.ConfluentGroups(self._kafka.address, topic, GROUPS)
+                measures["confluent"] = partial(stack.enter_context(theirs).rate, commits)
+            taken = in_turn(measures, rounds=self._rounds)
+            processes = {"client": os.getpid(), "coordinator": pid_of(self._cluster)}
+            spent = cpu_seconds(measures["ours"], processes)
         each = ", ".join(f"{name} {amount(s / commits, 's')}" for name, s in spent.items())
         yield Row(
             what="commits of 100 groups at one coordinator",

@@ -21,7 +21,7 @@ from typing import Protocol
 import ray
 
 from rayka.actors.crash_times import CRASHES_MAX, recent_crashes, record_crash
-from rayka.actors.memory import keep_freed_memory
+from rayka.actors.memory import keep_freed_memory, set_modules_aside
 from rayka.actors.names import actor_name
 from rayka.actors.node_logs import begin_log, own_log_path
 from rayka.actors.node_placement import Placement, wall_clock_ms
@@ -68,6 +68,7 @@ class NodeShell:
     def __init__(self, make_node: Callable[[NodeSettings], StartableNode], placement: Placement) -> None:
         begin_log(actor_name(placement.spec.name, placement.node_id))
         keep_freed_memory()
+        set_modules_aside()
         self._make_node = make_node
         self._placement = placement
         self._disk = LocalDisk()

@@ -1,9 +1,10 @@
 """The shell of a node without Ray: what it answers while its node cannot start, and how it crashes."""
 
 import asyncio
+import gc
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,13 @@ class Node:
         return StatusResponse(1, (), NodeState.RUNNING, 0, "", ())
 
 
+@pytest.fixture(autouse=True)
+def no_object_stays_frozen() -> Iterator[None]:
+    """A shell is made for a process of its own."""
+    yield
+    gc.unfreeze()
+
+
 def in_shell(directory: Path, refusals: list[Exception], check: Callable[[NodeShell], Awaitable[Any]]) -> Any:
     """What `check` gives for a shell whose node refuses to start so often."""
     placement = Placement(ClusterSpec(data_dir=str(directory)), 1, "here")
@@ -56,6 +64,14 @@ def in_shell(directory: Path, refusals: list[Exception], check: Callable[[NodeSh
             await shell.stop()
 
     return asyncio.run(run())
+
+
+def test_the_modules_of_a_node_are_no_work_for_its_garbage_collector(tmp_path: Path) -> None:
+    async def frozen(shell: NodeShell) -> tuple[int, int]:
+        return gc.get_freeze_count(), len(gc.get_objects())
+
+    frozen_count, others_count = in_shell(tmp_path, [], frozen)
+    assert frozen_count > 10 * others_count
 
 
 async def status(shell: NodeShell) -> StatusResponse:
