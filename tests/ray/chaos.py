@@ -250,7 +250,11 @@ def _run_on(
         resources=ON_MACHINES,
         data_dir=str(data_dir),
         transport=transport,
-        config={"default.replication.factor": MACHINES, "min.insync.replicas": 2},
+        config={
+            "default.replication.factor": MACHINES,
+            "min.insync.replicas": 2,
+            "group.initial.rebalance.delay.ms": 0,
+        },
     )
     say(f"seed {seed}: nodes on Ray nodes { ({each: home[:6] for each, home in homes(cluster).items()}) }")
     with rayka.Admin(cluster=cluster) as admin:
