@@ -32,6 +32,10 @@ class TopicPlan:
     replication_factor: int = 3
     configs: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_compacted(self) -> bool:
+        return self.configs.get("cleanup.policy") == "compact"
+
 
 @dataclass(frozen=True, slots=True)
 class LanePlan:
@@ -66,6 +70,7 @@ class SimOptions:
     records_per_second: float = 20.0
     members: int = 0  # of a group that reads all topics
     registers: int = 0  # clients of a toy state machine that brokers host
+    compacts: bool = False  # topics keep the newest record of each key
     operations_per_minute: float = 0.0  # what an operator asks about partitions
     faults_per_minute: float = 20.0
     fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
@@ -161,6 +166,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
     if drawn.get("members"):
         drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn.get("coordinators", 0))
+    if drawn["compacts"] and not drawn.get("members"):
+        drawn |= _compacted(seed, drawn)
     is_restless = drawn["brokers"] + drawn.get("coordinators", 0) > _RESTLESS_MAX or drawn.get("members", 0)
     if is_restless and chosen.get("config") is None:
         drawn["config"] = _at_rest(drawn["config"])
@@ -176,7 +183,26 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "fault_kinds": (*fault_kinds, *((FaultKind.SWAP,) * has_swaps)),
         "steps_per_turn": random.choice((1, 2, STEPS_PER_TURN)),
         "registers": random.choice((0, 0, 0, 2)),
+        "compacts": Random(f"compaction swarm {seed}").random() < 0.2,
     }
+
+
+def _compacted(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    """The topics, compacted all the time, some by maps that are too small for one cleaning."""
+    random = Random(f"compacted topics {seed}")
+    configs = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "1200",
+        "min.cleanable.dirty.ratio": "0.01",
+        "delete.retention.ms": random.choice(("1000", "10000")),
+        "min.compaction.lag.ms": random.choice(("0", "0", "5000")),
+    }
+    config = {
+        "log_cleaner_backoff_ms": random.choice((100, 1_000)),
+        "log_cleaner_dedupe_buffer_size": random.choice((1 << 10, 1 << 20)),
+    }
+    topics = tuple(replace(each, configs=each.configs | configs) for each in drawn["topics"])
+    return {"topics": topics, "config": drawn["config"] | config}
 
 
 def _group_config(holder_count: int) -> dict[str, Any]:

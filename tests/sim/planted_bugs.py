@@ -33,6 +33,7 @@ from rayka.raft.voter_changes import VoterChanges
 from rayka.raft.votes import LogPosition, VoteTally
 from rayka.shard.runtime import ShardRuntime
 from rayka.sim.world.faults import FaultKind
+from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
@@ -378,7 +379,7 @@ PLANTED_BUGS = [
 
 
 def main(wanted: str = "", last_seed: str = str(SEARCHED_MAX)) -> None:
-    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS):
+    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *COMPACTION_BUGS):
         if wanted in bug.name:
             print(bug.name, bug.checker, *search(bug, int(last_seed)), flush=True)
 

@@ -7,13 +7,14 @@ import pytest
 from rayka.sim.run_options import NO_LANES
 from rayka.sim.simulation import Verdict
 from tests.sim.planted_bugs import PLANTED_BUGS
+from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
 from tests.sim.planted_group_bugs import GROUP_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
 from tests.sim.planting import PlantedBug, search
 
-ALL_BUGS = [*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *GROUP_BUGS]
+ALL_BUGS = [*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *GROUP_BUGS, *COMPACTION_BUGS]
 
 
 @pytest.mark.parametrize("bug", ALL_BUGS, ids=[bug.name for bug in ALL_BUGS])
@@ -29,7 +30,10 @@ def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:
 
 @pytest.mark.parametrize(
     "bug",
-    [PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0], LANE_BUGS[0], GROUP_BUGS[0]],
+    [
+        *(PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0], LANE_BUGS[0], GROUP_BUGS[0]),
+        *(COMPACTION_BUGS[0], COMPACTION_BUGS[-1]),
+    ],
     ids=lambda bug: bug.name,
 )
 def test_without_the_bug_the_same_run_is_well(bug: PlantedBug) -> None:

@@ -45,7 +45,7 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """
     words = line.split()
     seed, seconds = [word for word in words if word[0].isdigit()][:2]
-    chosen: dict[str, Any] = {"combined": "combined" in words} | (
+    chosen: dict[str, Any] = {"combined": "combined" in words, "compacts": "compacted" in words} | (
         {} if words[0] == "data" else {"topics": ()}
     )
     if "lanes" not in words:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from rayka.ids import is_internal
 from rayka.protocol.produce import ACKS_ALL
+from rayka.sim.checks.compacted_logs import may_be_gone
 from rayka.sim.checks.history import Outcome
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth
 
@@ -145,6 +146,12 @@ class DataHistory:
         session.count += 1
         is_deleted = expected < offset <= max(truth.deleted_up_to, truth.log_start_offset)
         if expected < 0 or offset == expected or truth.has_lost or is_deleted:
+            return "", ""
+        if (
+            truth.is_compacted
+            and expected < offset
+            and may_be_gone(truth, max(expected, truth.log_start_offset), offset)
+        ):
             return "", ""
         kind = "poll-skip" if offset > expected else "nonmonotonic-poll"
         return kind, f"{session} was given {offset} where {expected} was next"

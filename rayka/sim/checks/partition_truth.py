@@ -29,6 +29,8 @@ class Batch(NamedTuple):
     epoch: int
     crc: int
     values: tuple[bytes, ...]
+    keys: tuple[bytes | None, ...] = ()
+    timestamp_ms: int = -1  # the largest
 
 
 class Loss(NamedTuple):
@@ -65,6 +67,8 @@ class PartitionTruth:
     damaged: dict[int, None] = field(default_factory=dict)
     log_start_offset: int = 0  # the highest that any leader has had
     fewest_replicas: int = 1 << 30  # that it was ever given
+    newest: dict[bytes | None, int] = field(default_factory=dict)  # committed offsets by key
+    is_compacted: bool = False
     deleted_up_to: int = 0  # what was ever asked to be deleted ends here
 
     def __repr__(self) -> str:
@@ -126,8 +130,20 @@ class PartitionTruth:
         """The next batch is committed; only after a loss may there be a hole, where a log begins anew."""
         assert batch.base_offset == self.end or self.losses, f"{self!r} goes on with {batch!r}"
         self.committed.append(batch)
+        self._note_keys(batch)
         self.committed_in.append(leader_epoch)
         self.end = batch.next_offset
+
+    def _note_keys(self, batch: Batch) -> None:
+        self.newest.update(zip(batch.keys, range(batch.base_offset, batch.next_offset), strict=False))
+
+    @property
+    def needed_end(self) -> int:
+        """Where the last record ends that a reader has to be given."""
+        if not self.is_compacted:
+            return self.end
+        kept = [offset for key, offset in self.newest.items() if key is None or not key.startswith(b"t-")]
+        return max(kept, default=-1) + 1
 
     def lose(self, at_ms: int, offset: int, epoch: int) -> list[Batch]:
         """What is committed from the offset on is gone legally; returns it."""
@@ -137,6 +153,9 @@ class PartitionTruth:
             self.committed_in.pop()
         for batch in gone:
             self.lost.setdefault(batch.base_offset, []).append(batch)
+        self.newest.clear()
+        for batch in self.committed:
+            self._note_keys(batch)
         self.end = self.committed[-1].next_offset if self.committed else 0
         self.losses.append(Loss(at_ms, offset, epoch))
         return gone

@@ -12,10 +12,9 @@ from rayka.errors import ErrorCode
 from rayka.ids import TopicIdPartition
 from rayka.log.leader_epoch_cache import EpochStart
 from rayka.partition.partition import Partition
-from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
 from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.compacted_logs import batch_of, first_missing, is_part_of
 from rayka.sim.checks.data_history import DataHistory
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
 from rayka.sim.checks.replica_views import (
@@ -54,8 +53,11 @@ class ReplicaCheckers:
         elif node_id in truth.damaged and partition.log.segments.size_bytes == 0:
             # What was left ended below the log start, which lasts longer than what was not synced (B32).
             truth.begun[node_id] = partition.log.log_start_offset
+        truth.is_compacted = truth.is_compacted or partition.config.is_compacted
         self.look(view)
         self._check_kept(view)
+        if truth.is_compacted:
+            self._check_compacted(view)
         return view
 
     def _check_kept(self, view: ReplicaView) -> None:
@@ -89,6 +91,20 @@ class ReplicaCheckers:
         if partition.maximal_isr is not view.maximal_isr:
             view.maximal_isr = partition.maximal_isr
             self.check_maximal_isr(view)
+        if log.replacement_count != view.replacements:
+            view.replacements = log.replacement_count
+            self._check_compacted(view)
+
+    def _check_compacted(self, view: ReplicaView) -> None:
+        """Nothing disappears that compaction has to keep (F22, F23). Where losses or rot are legal, others look."""
+        truth, state = view.truth, self._replication.state_of(view.truth)
+        is_excused = truth.losses or truth.awaits_loss or view.node_id in truth.damaged
+        if is_excused or state is None or view.node_id in self._replication.rotten:
+            return
+        has_clock_jumps = any(each.wall_offset_ms for each in self._checkers.machines.values())
+        problem = first_missing(view, self._checkers.now_ms, has_clock_jumps=has_clock_jumps)
+        if problem:
+            self._report("compaction", view, problem)
 
     # ---- Logs --------------------------------------------------------------------------------------------------------
 
@@ -109,12 +125,16 @@ class ReplicaCheckers:
         is_rotten = view.node_id in self._replication.rotten
         for batch in batches_of(log, max(view.end, log.log_start_offset)):
             known = truth.batches.get((batch.leader_epoch, batch.base_offset))
-            found = Batch(
-                batch.base_offset, batch.next_offset, batch.leader_epoch, batch.crc,
-                known.values if known is not None else _values(batch),
-            )  # fmt: skip
             if is_rotten and not batch.is_crc_valid():
                 continue
+            found = batch_of(batch)
+            if (
+                known is not None
+                and found.crc != known.crc
+                and truth.is_compacted
+                and is_part_of(batch, known)
+            ):
+                found = known
             if truth.hold(view.node_id, found) != found:
                 self._report("log-matching", view, f"holds {found}, and another replica held {known}")
             elif known is None and view.is_leader and batch.leader_epoch != view.leader_epoch:
@@ -290,7 +310,3 @@ class ReplicaCheckers:
         uncounted = [each for each in state.isr if each not in view.maximal_isr]
         if uncounted:
             self._report("maximal-isr", view, f"counts {view.maximal_isr}; committed is {state!r}")
-
-
-def _values(batch: RecordBatch) -> tuple[bytes, ...]:
-    return tuple(value or b"" for value in decode(batch, check_crc=False).values_list())

@@ -24,7 +24,7 @@ class ReplicaView:
 
     __slots__ = (
         "end", "epochs", "high_watermark", "is_leader", "leader_epoch", "maximal_isr", "node_id", "partition",
-        "truncations", "truth",
+        "replacements", "truncations", "truth",
     )  # fmt: skip
 
     def __init__(self, node_id: int, partition: Partition, truth: PartitionTruth) -> None:
@@ -38,6 +38,7 @@ class ReplicaView:
         self.leader_epoch = NO_EPOCH
         self.maximal_isr: tuple[int, ...] = ()
         self.truncations = partition.log.truncation_count
+        self.replacements = partition.log.replacement_count
 
     def __repr__(self) -> str:
         return f"broker {self.node_id}: {self.partition!r}"
@@ -50,6 +51,7 @@ class ReplicaView:
             or partition.high_watermark != self.high_watermark
             or partition.leader_epoch != self.leader_epoch
             or log.truncation_count != self.truncations
+            or log.replacement_count != self.replacements
             or partition.maximal_isr is not self.maximal_isr
         )
 

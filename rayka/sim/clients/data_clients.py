@@ -18,7 +18,7 @@ from typing import Any
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.producer.accumulator import Moment
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES
+from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Row
 from rayka.client.producer.sender import Sender
 from rayka.config import ConsumerConfig, ProducerConfig
 from rayka.errors import RaykaError, UnavailableError
@@ -26,6 +26,7 @@ from rayka.ids import TopicPartition
 from rayka.options import Transport
 from rayka.ports import Network
 from rayka.sim.checks.checkers import Checkers
+from rayka.sim.checks.compacted_logs import TOMBSTONE, identity_of
 from rayka.sim.checks.data_history import DataHistory, Send, Session
 from rayka.sim.checks.history import Outcome
 from rayka.sim.checks.replica_views import Replication
@@ -38,6 +39,7 @@ _EPOCH_MS = 1_700_000_000_000
 _POLL_MS = 400.0
 _POLLS_MAX = 200  # then a consumer may begin anew
 _RETRY_S = 0.2
+_KEYS = 5  # of a compacted topic, for each partition
 
 
 class SimHandle:
@@ -103,11 +105,14 @@ class DataClient(ABC):
         self._context = Context()
         self._context.run(PROCESS.set, self.process)
         self.partitions: list[TopicPartition] = []
+        self.compacted: dict[str, None] = {}  # topics
         self.task: asyncio.Task[None] | None = None
 
     def start(self, topics: Sequence[TopicPlan]) -> None:
         """Uses the partitions of these topics."""
         for topic in topics:
+            if topic.is_compacted:
+                self.compacted[topic.name] = None
             self.partitions += [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
         if self.task is None:
             self.task = self.owner.loop.create_task(self.run(), name="data client", context=self._context)
@@ -181,17 +186,27 @@ class _Producer(DataClient):
         now_ms = self.owner.loop.now_ms
         self._count += 1
         value = f"{self.process.node_id}-{self._count}-{'x' * self.random.choice((0, 20, 200))}".encode()
+        slot: bytes | Row = value
+        if target.topic in self.compacted:
+            slot = self._row(value)
+            value = identity_of(slot.key, slot.value)
         send = Send(
             self.process.node_id, self._count, target.topic, target.partition, value,
             self._config.acks, bool(self._config.enable_idempotence), now_ms,
         )  # fmt: skip
         moment = Moment(sender.now_ms(), _EPOCH_MS + now_ms)
         future = sender.accumulator.append(
-            target.topic, target.partition, value, len(value) + RECORD_OVERHEAD_BYTES, moment
+            target.topic, target.partition, slot, len(value) + RECORD_OVERHEAD_BYTES, moment
         )
         if future is not None:
             self.owner.history.begin(send)
             future.report_to(partial(self._on_delivery, send))
+
+    def _row(self, value: bytes) -> Row:
+        """A record of one of a few keys; one of ten has no value, and then a key of its own."""
+        if self.random.random() < 0.1:
+            return Row(None, TOMBSTONE + value[:20])
+        return Row(value, b"k%d" % self.random.randrange(_KEYS))
 
     def _on_delivery(self, send: Send, error: Exception | None, metadata: Any) -> None:
         if error is not None:
@@ -258,7 +273,9 @@ class _Consumer(DataClient):
             while records := delivery.next_records(100):
                 for record in records:
                     self._on_record(
-                        TopicPartition(record.topic, record.partition), record.offset, record.value
+                        TopicPartition(record.topic, record.partition),
+                        record.offset,
+                        identity_of(record.key, record.value),
                     )
 
     def _on_record(self, topic_partition: TopicPartition, offset: int, value: bytes) -> None:
@@ -278,6 +295,6 @@ class _Consumer(DataClient):
             state = None if truth is None else owner.replication.state_of(truth)
             if truth is None or state is None or not state.has_leader or truth.has_lost:
                 continue
-            if truth.end > max(session.next_offset, truth.deleted_up_to, truth.log_start_offset):
+            if truth.needed_end > max(session.next_offset, truth.deleted_up_to, truth.log_start_offset):
                 found.append(f"consumer {self.process.node_id} stands at {session.next_offset} of {truth!r}")
         return found

@@ -1,0 +1,110 @@
+"""Bugs on purpose in compaction, in the form of `planted_bugs`."""
+
+from typing import Any
+
+import numpy as np
+
+from rayka.cleaner import cleanable, offset_map
+from rayka.cleaner.compaction import Compaction, SyncNeeded
+from rayka.cleaner.kept_records import Horizon, KeptRecords
+from rayka.sim.run_options import TopicPlan
+from rayka.sim.world.faults import FaultKind
+from tests.sim.planting import PlantedBug, planted
+
+COMPACTING: dict[str, Any] = {
+    "voters": 1,
+    "brokers": 3,
+    "voter_changes": False,
+    "compacts": True,
+    "topics": (TopicPlan("data0"),),
+    "producers": 2,
+    "records_per_second": 40.0,
+    "latency_ms": 5.0,
+    "jitter_ms": 5.0,
+    "loss": 0.0,
+    "fault_kinds": (FaultKind.KILL, FaultKind.POWER_LOSS),
+    "faults_per_minute": 30.0,
+}
+
+
+def drops_tombstones_at_once(original: Any) -> Any:
+    def init(self: KeptRecords, hasher: Any, offsets: Any, horizon: Horizon, *others: Any) -> None:
+        original(
+            self, hasher, offsets, horizon._replace(delete_retention_ms=-1, timestamp_ms=1 << 60), *others
+        )
+
+    return init
+
+
+def cleans_what_is_not_committed(_: Any) -> Any:
+    def before(segments: Any, bound: int, newest_ms: int | None) -> list[Any]:
+        return list(segments)
+
+    return before
+
+
+def takes_every_key_for_the_one_in_its_slot(_: Any) -> Any:
+    def same(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        is_taken: np.ndarray = found[:, 2] != 0
+        return is_taken
+
+    return same
+
+
+def keeps_the_oldest(original: Any) -> Any:
+    def latest(self: Any, hashes: np.ndarray) -> np.ndarray:
+        found: np.ndarray = original(self, hashes)
+        return found + (found >= 0)
+
+    return latest
+
+
+def swaps_without_a_sync(original: Any) -> Any:
+    def run(self: Compaction) -> Any:
+        return (step for step in original(self) if not isinstance(step, SyncNeeded))
+
+    return run
+
+
+COMPACTION_BUGS = [
+    PlantedBug(
+        "a tombstone is dropped before its time",
+        "compaction",
+        planted(KeptRecords, "__init__", drops_tombstones_at_once),
+        1,
+        COMPACTING,
+    ),
+    PlantedBug(
+        "cleaned past the lag bound and the high watermark",
+        "compaction",
+        planted(cleanable.__dict__, "_before", cleans_what_is_not_committed),
+        2,
+        COMPACTING,
+    ),
+    PlantedBug(
+        "a map that overflows in silence",
+        "compaction",
+        planted(offset_map.__dict__, "_same", takes_every_key_for_the_one_in_its_slot),
+        1,
+        COMPACTING,
+    ),
+    PlantedBug(
+        "a record counts as older than itself",
+        "compaction",
+        planted(offset_map.OffsetMap, "latest", keeps_the_oldest),
+        1,
+        COMPACTING,
+    ),
+    PlantedBug(
+        "a swap without a sync",
+        "liveness",
+        planted(Compaction, "run", swaps_without_a_sync),
+        1,
+        COMPACTING
+        | {
+            "topics": (TopicPlan("data0", configs={"flush": "batch"}),),
+            "fault_kinds": (FaultKind.POWER_LOSS,),
+            "faults_per_minute": 60.0,
+        },
+    ),
+]
