@@ -9,6 +9,7 @@ Kafka: `SkimpyOffsetMap`.
 import numpy as np
 
 SLOT_BYTES = 24
+_SLOT = np.dtype("V24")
 NOT_FOUND = -1
 _LOAD_MAX = 0.9
 _HALF = np.uint64(32)
@@ -23,6 +24,8 @@ class OffsetMap:
     def __init__(self, size_bytes: int, keys_max: int) -> None:
         slot_count = min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_MAX) + 2)
         self._slots = np.zeros((slot_count, 3), np.uint64)
+        self._whole = self._slots.view(_SLOT).ravel()  # a slot at once
+        self._offsets = self._slots[:, _OFFSET]
         self.capacity = int(slot_count * _LOAD_MAX)
         self.key_count = 0
 
@@ -47,23 +50,26 @@ class OffsetMap:
         rows[:, :_OFFSET], rows[:, _OFFSET] = hashes, (offsets + 1).astype(np.uint64)
         positions = self._first(hashes)
         while len(rows):
-            found = self._slots[positions]
-            is_empty = found[:, _OFFSET] == 0
-            is_own = _same(found, rows)
-            self._slots[positions[is_own], _OFFSET] = rows[is_own, _OFFSET]
+            found = self._slots.take(positions, axis=0)
             # Of several rows that want one empty slot the last gets it, and with it those of its key, which are older.
-            claimed = positions[is_empty]
-            self._slots[claimed] = rows[is_empty]
-            self.key_count += int((self._slots[claimed, _OFFSET] == rows[is_empty, _OFFSET]).sum())
-            is_own[is_empty] = _same(self._slots[claimed], rows[is_empty])
-            rows, positions = rows[~is_own], (positions[~is_own] + 1) % len(self._slots)
+            is_empty = found[:, _OFFSET] == 0
+            if is_empty.any():
+                claimed, wanted = positions[is_empty], rows[is_empty]
+                self._whole[claimed] = wanted.view(_SLOT).ravel()
+                found[is_empty] = winners = self._slots.take(claimed, axis=0)
+                self.key_count += int((winners[:, _OFFSET] == wanted[:, _OFFSET]).sum())
+            is_own = _same(found, rows)
+            newer = is_own & ~is_empty
+            self._offsets[positions[newer]] = rows[newer, _OFFSET]
+            others = np.flatnonzero(~is_own)
+            rows, positions = rows.take(others, axis=0), (positions[others] + 1) % len(self._slots)
 
     def latest(self, hashes: np.ndarray) -> np.ndarray:
         """The newest offset of each, int64; NOT_FOUND where the key was not put."""
         latest = np.full(len(hashes), NOT_FOUND, np.int64)
         wanted, positions = np.arange(len(hashes)), self._first(hashes)
         while len(wanted):
-            found = self._slots[positions]
+            found = self._slots.take(positions, axis=0)
             is_own = _same(found, hashes[wanted])
             latest[wanted[is_own]] = found[is_own, _OFFSET].astype(np.int64) - 1
             goes_on = ~is_own & (found[:, _OFFSET] != 0)
