@@ -1,7 +1,7 @@
 """Hashes of keys, 16 bytes each, of whole columns at once.
 
 Compaction takes two keys for one when their hashes are equal, as Kafka does with MD5. Here the chance of that is
-bounded for any two different keys, chosen with intent or not, because the hash depends on a secret that no producer knows:
+bounded for any two different keys, also chosen ones, because the hash depends on a secret that no producer knows:
 
 - a key of up to `SHORT_BYTES_MAX` is hashed by four multilinear functions (Carter and Wegman; Lemire and Kaser,
   "Strongly universal string hashing is fast"): the sum of its 32-bit words and of its length, each times a random
