@@ -8,11 +8,10 @@ or given up meanwhile is left alone, and what was written aside is removed. Kafk
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from rayka.cleaner.cleanable import Cleanable
-from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords, hashes_of, is_valid
+from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
 from rayka.cleaner.key_hashes import KeyHasher
+from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.cleaner.segment_chunks import chunks
 from rayka.cleaner.segment_groups import grouped
@@ -21,7 +20,6 @@ from rayka.log.log import Log
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import BatchPosition
 from rayka.log.swap import CLEANED_SUFFIX, remove_cleaned
-from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 
 
@@ -69,6 +67,7 @@ class Compaction:
         self.counts = CleaningCounts()
         self.offsets = OffsetMap(settings.map_bytes, part.end_offset - part.first_dirty_offset)
         self.end_offset = part.first_dirty_offset  # how far the map reaches
+        self._builder = MapBuilder(self._hasher, self.offsets, part.first_dirty_offset)
 
     def __repr__(self) -> str:
         return f"<Compaction of {self._log.name} {self._part!r} {self.offsets!r}>"
@@ -112,27 +111,13 @@ class Compaction:
         for segment in dirty:
             self._check([segment])
             for batches in chunks(segment.file, segment.size_bytes):
-                if not self._put(batches):
+                is_full = not self._builder.put(batches)
+                self.end_offset = self._builder.end_offset
+                if is_full:
                     return
                 yield Slice(sum(each.size_bytes for each in batches))
                 self._check([segment])
             self.end_offset = segment.next_offset
-
-    def _put(self, batches: Sequence[RecordBatch]) -> bool:
-        """Whether the map has room for all of these; it reaches up to the first record that found none."""
-        decoded = [decode(each, check_crc=False) for each in batches if not each.is_control]
-        if decoded:
-            keys = [each.keys for each in decoded]
-            hashes, has_key = hashes_of(self._hasher, keys), _joined([is_valid(each) for each in keys])
-            offsets = _joined([each.offsets for each in decoded])
-            wanted = has_key & (offsets >= self._part.first_dirty_offset)
-            hashes, offsets = hashes[wanted], offsets[wanted]
-            put = self.offsets.put(hashes, offsets)
-            if put < len(offsets):
-                self.end_offset = max(self.end_offset, int(offsets[put]))
-                return False
-        self.end_offset = max(self.end_offset, batches[-1].next_offset)
-        return True
 
     # ---- The copy ------------------------------------------------------------------------------------------
 
@@ -193,7 +178,3 @@ def _needed_ends(log: Log) -> frozenset[tuple[int, int]]:
         for producer_id, entry in log.producers.items()
         for batch in entry.batches
     )
-
-
-def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate(columns)

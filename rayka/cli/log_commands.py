@@ -1,6 +1,8 @@
 """`rayka log dump`: what stands in the files of logs, whether their node runs or not."""
 
 import json
+import os
+import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,56 @@ def dump(
         for each in dumps:
             _print_file(each)
     return 1 if verify and any(each.problems for each in dumps) else None
+
+
+@log.command()
+@click.argument(
+    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False)
+)
+@click.option(
+    "--dry-run", is_flag=True, required=True, help="Change nothing; brokers compact their logs themselves."
+)
+@click.option("--map-bytes", default=128 << 20, show_default=True, type=click.IntRange(min=1 << 10))
+@click.option(
+    "--delete-retention-ms", default=24 * 3600 * 1000, show_default=True, type=click.IntRange(min=0)
+)
+@json_option
+def clean(
+    paths: tuple[str, ...], dry_run: bool, map_bytes: int, delete_retention_ms: int, as_json: bool
+) -> None:
+    """Say what a compaction would keep of the logs in the directories PATH, each that of one partition.
+
+    All but the newest segment is read, and nothing is changed: the node that they belong to may run.
+    """
+    from rayka.cleaner import dry_run as cleaner
+    from rayka.log.local_disk import LocalDisk
+
+    disk = LocalDisk(is_read_only=True)
+    try:
+        found = [
+            cleaner.dry_run(
+                disk,
+                path,
+                map_bytes=map_bytes,
+                delete_retention_ms=delete_retention_ms,
+                timestamp_ms=int(time.time() * 1000),
+                secret=os.urandom(32),
+            )
+            for path in paths
+        ]
+    finally:
+        disk.close()
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    rows = [
+        (
+            each.path, each.segments, each.keys, f"{each.kept_records} of {each.input_records}",
+            f"{size(each.output_bytes)} of {size(each.input_bytes)}", each.tombstones, each.invalid_records,
+        )
+        for each in found
+    ]  # fmt: skip
+    print_table("Kept", ("path", "segments", "keys", "records", "bytes", "tombstones", "without key"), rows)
 
 
 def _print_problems(dumps: "list[FileDump]") -> None:
