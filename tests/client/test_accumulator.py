@@ -97,6 +97,37 @@ def test_a_topic_may_bound_its_batches():
     assert partitions_of(append(filling).batch for _ in range(4)) == [0, 0, 0, 1]
 
 
+# ---- Lists of records ----
+
+
+def append_keyed(to: Accumulator) -> ProducerBatch:
+    future = to.append("orders", 0, Row(VALUE, b"key"), RECORD_BYTES, Moment(0, 1))
+    assert future is not None
+    return future.batch
+
+
+def test_a_keyed_batch_leaves_its_list_once_for_the_next_of_its_partition():
+    filling = accumulator(linger_ms=0)
+    first = append_keyed(filling)
+    records = first.records
+    start_batch(filling, first)
+    second = append_keyed(filling)
+    assert second.records is records
+    filling.defer(first, LOST, 0)
+    start_batch(filling, first)  # sent again, it has none to give
+    filling.topics.close(second)
+    assert append_keyed(filling).records is not records
+    assert (len(first), len(second)) == (1, 1)
+
+
+def test_a_batch_that_was_filled_without_the_lock_keeps_its_list():
+    filling = accumulator(linger_ms=0)
+    batch = append_to_open(filling)
+    records = batch.records
+    start_batch(filling, batch)
+    assert append(filling, partition=batch.partition).batch.records is not records
+
+
 # ---- What may go ----
 
 

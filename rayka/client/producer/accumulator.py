@@ -236,7 +236,9 @@ class Accumulator:
         """The batch goes now: fixes its records, and their sequence."""
         assert not batch.is_in_flight, repr(batch)
         self.topics.close(batch)
-        batch.seal()
+        emptied = batch.seal()
+        if emptied is not None:
+            queue.spare_records = emptied
         batch.is_in_flight = True
         self.identity.number(queue, batch)
         self.agenda.look_behind(queue, batch)

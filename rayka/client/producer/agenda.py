@@ -8,6 +8,7 @@ later than that. An alarm may go off although nothing is due. Kafka: RecordAccum
 all partitions.
 """
 
+from collections.abc import Iterator
 from itertools import islice
 
 from rayka.client.producer.alarms import Alarms
@@ -112,13 +113,16 @@ class Agenda:
     def _find_soonest_alarm(self) -> None:
         self._soonest_alarm_ms = min(self._alarms.next_ms(), self._held_back_alarms.next_ms())
 
-    def ready(self, now_ms: float) -> list[tuple[PartitionQueue, ProducerBatch]]:
+    def ready(self, now_ms: float) -> Iterator[tuple[PartitionQueue, ProducerBatch]]:
         """Batches that may go now: of each partition the next one, if it does not pause or linger.
 
-        Each is to be started, deferred or held back, else it is ready again.
+        Each is to be started, deferred or held back before the next is asked for, else it is ready again. One after
+        the other: a list of thousands of pairs would be as many objects for the garbage collector.
         """
-        following = ((queue, queue.next_to_go()) for queue in self.pending(now_ms))
-        return [(queue, batch) for queue, batch in following if batch and queue.due_ms(batch) <= now_ms]
+        for queue in self.pending(now_ms):
+            batch = queue.next_to_go()
+            if batch is not None and queue.due_ms(batch) <= now_ms:
+                yield queue, batch
 
     def expired(self, now_ms: float) -> list[ProducerBatch]:
         """Of each partition the first batches, as far as they wait and have had their time; the caller ends them.

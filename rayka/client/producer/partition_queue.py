@@ -11,6 +11,7 @@ has them in order (C11). Without idempotence only the first may be in flight. Ka
 from collections import deque
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 import msgspec
 
@@ -45,6 +46,9 @@ class PartitionQueue(msgspec.Struct, eq=False, gc=False):
     alarm_ms: float = NEVER  # the agenda's: when it is to be looked at
     sent_count: int = 0  # of batches; a batch that is numbered anew counts again
     sequences: Sequences = msgspec.field(default_factory=Sequences)
+    spare_records: list[Any] | None = (
+        None  # an empty list, for the next batch: it is no new object to collect
+    )
 
     def __repr__(self) -> str:
         return f"<PartitionQueue {self.partition} {self.sequences!r} {list(self.batches)}>"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 BATCH_OVERHEAD_BYTES = 256  # header, table of contents and the padding of at most ten columns
 NOT_OPEN = -1  # a `limit_bytes` that sends every append through the lock
 Callback = Callable[[], object]
+_GIVEN_AWAY: "list[DeliveryFuture]" = []  # nothing is added to it: the batch is closed
 _completion = threading.Lock()  # orders "it is done" and "call me when it is", for all batches
 
 
@@ -62,14 +63,20 @@ class ProducerBatch:
         "sequence", "size_bytes", "stamped_ms", "topic", "went_first",
     )  # fmt: skip
 
-    def __init__(self, topic: str, partition: int, created_ms: float) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        created_ms: float,
+        records: "list[DeliveryFuture] | None" = None,
+    ) -> None:
         self.topic = topic
         self.partition = partition
         self.created_ms = created_ms
         self.granted_bytes = 0
         self.size_bytes = BATCH_OVERHEAD_BYTES
         self.limit_bytes = NOT_OPEN
-        self.records: list[DeliveryFuture] = []
+        self.records: list[DeliveryFuture] = [] if records is None else records
         self.has_rows = False
         self.count = 0  # of records in columns; of all, once sealed
         self.is_closed = False  # takes no more records
@@ -143,18 +150,28 @@ class ProducerBatch:
         self.is_closed = True
         self.limit_bytes = NOT_OPEN
 
-    def seal(self) -> None:
-        """Fixes the records and their order. By the IO thread only: a Ctrl-C in the middle would tear it."""
+    def seal(self) -> "list[DeliveryFuture] | None":
+        """Fixes the records and their order. By the IO thread only: a Ctrl-C in the middle would tear it.
+
+        Returns the list that held them, empty, for the partition's next batch; None where `send` may have it in hand
+        without the lock, or it was given before.
+        """
         self.close()
         if self.is_sealed:
-            return
+            return None
         self.is_sealed = True
-        if not self.count:
-            self.count = count = len(self.records)
-            self._slots = [each.slot for each in islice(self.records, count)]
-            for index, each in zip(range(count), self.records, strict=False):
-                each.slot = index
-            self.records.clear()  # what an appender adds meanwhile goes into another batch
+        if self.count:
+            return None
+        records = self.records
+        self.count = count = len(records)
+        self._slots = [each.slot for each in islice(records, count)]
+        for index, each in zip(range(count), records, strict=False):
+            each.slot = index
+        records.clear()  # what an appender adds meanwhile goes into another batch
+        if self._stamp_ms is not None:  # it was open, perhaps
+            return None
+        self.records = _GIVEN_AWAY
+        return records
 
     def _columns_of(self, slots: list[Any]) -> Columns:
         timestamps_ms: Timestamps | None = self._stamp_ms

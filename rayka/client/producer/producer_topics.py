@@ -153,7 +153,8 @@ class ProducerTopics:
         queue = target.queues[partition]
         if queue.last is not None and not queue.last.is_closed:
             self._fill_up(queue.last)
-        batch = ProducerBatch(topic, partition, now_ms)
+        records, queue.spare_records = queue.spare_records, None
+        batch = ProducerBatch(topic, partition, now_ms, records)
         queue.batches.append(batch)
         self.pool.reserve(batch, granted)
         return batch
