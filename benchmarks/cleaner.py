@@ -1,0 +1,131 @@
+"""Compaction of one log, records of 100 bytes of which one in ten has a key of its own, beside a copy of the same
+bytes with their CRC.
+
+Processor time of one core: both work in one thread, and what the disk takes to sync is no business of the code. The
+memory is what the process has more while it cleans than before. Both are measured on a copy of the same log.
+"""
+
+import asyncio
+import shutil
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from crc32c import crc32c
+
+from benchmarks.harness import Bar, Row, compare
+from rayka.cleaner.cleanable import cleanable
+from rayka.cleaner.compaction import CleaningSettings, Compaction, SyncNeeded
+from rayka.config import TopicConfig
+from rayka.log.local_disk import LocalDisk
+from rayka.log.log import Log
+from rayka.log.log_opening import Left, opening_log
+from rayka.log.slices import run_to_end
+from rayka.protocol.batch_encode import encode_batch
+from rayka.protocol.batch_header import RecordBatch
+
+BAR = Bar(1 / 0.3, at_most=True)  # 30 % of the speed of the copy
+CONFIG = TopicConfig(segment_bytes=256 << 20, cleanup_policy="compact")
+RECORD_BYTES, KEY_BYTES = 100, 8
+BATCH_RECORDS = 10_000
+MAP_BYTES = 128 << 20
+ROOM_BYTES = 64 << 20
+
+
+def run(*, quick: bool = False) -> list[Row]:
+    size_bytes, rounds = (64 << 20, 1) if quick else (1 << 30, 3)
+    directory, disk = tempfile.mkdtemp(), LocalDisk()
+    try:
+        original = f"{directory}/original-0"
+        _write_log(disk, original, size_bytes)
+        measured = compare(partial(_clean_s, disk, original), partial(_copy_s, disk, original), rounds=rounds)
+        grown_bytes = _grown_bytes(disk, original)
+    finally:
+        disk.close()
+        shutil.rmtree(directory)
+    settings = f"{size_bytes >> 20} MiB of {RECORD_BYTES} B records, one key in ten"
+    return [
+        measured.row(
+            "compaction, processor time", settings, "s", "copying the bytes with their CRC", bar=BAR
+        ),
+        Row.allowed("memory of a compaction", grown_bytes / 2**20, "MiB", (MAP_BYTES + ROOM_BYTES) / 2**20),
+    ]
+
+
+def _write_log(disk: LocalDisk, directory: str, size_bytes: int) -> None:
+    """Records with keys at random, of as many as a tenth of them."""
+    random = np.random.default_rng(1)
+    record_count = size_bytes // RECORD_BYTES
+    value = random.bytes(RECORD_BYTES - KEY_BYTES)
+    log = _opened(disk, directory)
+    for _ in range(record_count // BATCH_RECORDS):
+        numbers = random.integers(0, record_count // 10, BATCH_RECORDS, np.int64)
+        keys = [each.tobytes() for each in numbers]
+        log.append_as_leader(
+            [RecordBatch(encode_batch([value] * BATCH_RECORDS, keys=keys, timestamps_ms=1))], 0, now_ms=0
+        )
+    log.roll(0)
+    log.close()
+
+
+def _opened(disk: LocalDisk, directory: str) -> Log:
+    log = run_to_end(opening_log(disk, directory, CONFIG, Left(recovery_point=0), now_ms=0))
+    plan = log.unsynced()
+    asyncio.run(disk.sync(plan.files, plan.directories))
+    log.on_synced(plan)
+    return log
+
+
+def _compaction(disk: LocalDisk, original: str) -> Compaction:
+    """One of a copy of the log."""
+    copy = f"{original[:-2]}-copy-0"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(original, copy)
+    log = _opened(disk, copy)
+    settings = CleaningSettings(MAP_BYTES, 1, b"a secret of the benchmark")
+    return Compaction(log, cleanable(log, log.log_end_offset, 1), settings, lambda: True)
+
+
+def _clean_s(disk: LocalDisk, original: str) -> float:
+    compaction = _compaction(disk, original)
+    begin_s = time.process_time()
+    for step in compaction.run():
+        if isinstance(step, SyncNeeded):
+            asyncio.run(disk.sync(step.files, step.directories))
+    return time.process_time() - begin_s
+
+
+def _copy_s(disk: LocalDisk, original: str) -> float:
+    target = f"{original[:-2]}-target"
+    begin_s = time.process_time()
+    for name in disk.list(original):
+        if name.endswith(".log"):
+            _copy(disk, f"{original}/{name}", f"{target}-{name}")
+    return time.process_time() - begin_s
+
+
+def _copy(disk: LocalDisk, source: str, target: str) -> None:
+    disk.append(target, ())
+    for position in range(0, disk.size(source), 1 << 20):
+        data = disk.read_at(source, position, 1 << 20)
+        crc32c(data)
+        disk.append(target, [data])
+    disk.unlink(target)
+
+
+def _grown_bytes(disk: LocalDisk, original: str) -> int:
+    """By how much the process is larger at most while it cleans."""
+    compaction = _compaction(disk, original)
+    before, largest = _resident_bytes(), 0
+    for number, step in enumerate(compaction.run()):
+        if isinstance(step, SyncNeeded):
+            asyncio.run(disk.sync(step.files, step.directories))
+        if number % 20 == 0:
+            largest = max(largest, _resident_bytes())
+    return largest - before
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
