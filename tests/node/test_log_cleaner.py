@@ -1,6 +1,9 @@
 """How a broker compacts its logs: which, when, and what clients and followers see of it (F20, F26-F28)."""
 
 import time
+from contextlib import suppress
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,8 @@ import pytest
 
 import rayka
 import rayka.testing
+from rayka.config import BrokerConfig, TopicConfig
+from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import ErrorCode
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
@@ -159,11 +164,15 @@ def test_the_rate_of_cleaning_is_bounded() -> None:  # F27
 
 
 def test_followers_and_consumers_read_across_the_gaps_of_a_compacted_log() -> None:  # B18, G4
-    named = {key.replace("_", "."): str(value) for key, value in (COMPACTED | CLEANING).items()}
-    cleaning = {"log.cleaner.backoff.ms": 5, "replica.lag.time.max.ms": 2_000}
+    named = {key.replace("_", "."): str(value) for key, value in COMPACTED.items()}
+    cleaning = {
+        "log.cleaner.backoff.ms": 5,
+        "replica.lag.time.max.ms": 500,
+        "broker.session.timeout.ms": 500,
+        "broker.heartbeat.interval.ms": 100,
+    }
     with rayka.testing.cluster(brokers=2, config=cleaning) as cluster:
         with rayka.Admin(cluster=cluster) as admin:
-            named.pop("log.cleaner.backoff.ms")
             admin.create_topic("orders", partitions=1, replication_factor=2, configs=named)
         with rayka.Producer(cluster=cluster, linger_ms=0) as producer:
             for number in range(300):
@@ -178,6 +187,50 @@ def test_followers_and_consumers_read_across_the_gaps_of_a_compacted_log() -> No
         cluster.kill(state.leader_id)
         until(lambda: cluster.await_partition("orders", 0, lambda each: each.leader_id == follower))
         assert consumed(cluster)[0] == {b"k0": b"297", b"k1": b"298", b"k2": b"299"}
+
+
+def test_the_topic_of_groups_is_compacted_in_segments_that_are_soon_sealed() -> None:
+    config = BrokerConfig(offsets_topic_segment_bytes=4096)
+    topic = group_shard_type(config, Random(1), lambda: 0).topic
+    parsed = TopicConfig.parse(topic.configs, what="topic config")
+    assert (parsed.is_compacted, parsed.segment_bytes) == (True, 4096)
+
+
+def test_what_groups_commit_is_compacted_and_read_again_by_the_next_coordinator() -> None:  # E1, F22
+    small = {
+        "offsets_topic_segment_bytes": 1024,
+        "offsets_topic_num_partitions": 1,
+        "log_cleaner_min_cleanable_ratio": 0.01,
+    }
+    with rayka.testing.cluster(
+        config={key.replace("_", "."): each for key, each in (CLEANING | small).items()}
+    ) as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("orders", partitions=1)
+        place = rayka.TopicPartition("orders", 0)
+        with rayka.Producer(cluster=cluster) as producer:
+            for number in range(100):
+                producer.send("orders", b"%d" % number)
+        with rayka.Consumer(cluster=cluster, group_id="g", enable_auto_commit=False) as consumer:
+            consumer.assign([place])
+            for number in range(100):
+                consumer.commit({place: number})
+        directory = Path(cluster.data_dirs(1)[0]) / "__consumer_offsets-0"
+        until(lambda: segment_bytes(directory) < 6_000)  # of 20,000
+        cluster.kill(1)
+        cluster.restart(1)
+        with rayka.Consumer(cluster=cluster, group_id="g") as consumer:
+            committed = consumer.committed([place])[place]
+            assert committed is not None
+            assert committed.offset == 99
+
+
+def segment_bytes(directory: Path) -> int:
+    found = 0
+    for each in directory.glob("*.log"):
+        with suppress(FileNotFoundError):  # it was compacted meanwhile
+            found += each.stat().st_size
+    return found
 
 
 def consumed(cluster: InProcessCluster) -> tuple[dict[bytes, bytes], int]:
