@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import psutil
 
 import rayka
+from rayka.client.bootstrap import ClusterHandle
 
 _WAIT_S = 60.0
 _POLL_S = 0.5
@@ -48,7 +49,7 @@ MakeMember = Callable[[Mapping[str, Any]], Member]
 class RaykaMember:
     """A `rayka.Consumer`."""
 
-    def __init__(self, cluster: rayka.Cluster, topic: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, cluster: ClusterHandle, topic: str, options: Mapping[str, Any]) -> None:
         self._consumer: rayka.Consumer[Any] = rayka.Consumer(cluster=cluster, config=dict(options))
         self._topic = topic
         self.rebalances = 0

@@ -22,7 +22,7 @@ _IN_FLIGHT = 8
 class RaykaGroups:
     """Groups without members that are there; `with` ends them."""
 
-    def __init__(self, cluster: rayka.Cluster, topic: str, count: int) -> None:
+    def __init__(self, cluster: ClusterHandle, topic: str, count: int) -> None:
         self._partition = rayka.TopicPartition(topic, 0)
         self._consumers: list[rayka.Consumer[Any]] = []
         for number in range(count):

@@ -1,20 +1,32 @@
 """The harness of the benchmarks: shares, bars, and the texts of a report."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import rayka
 import rayka.testing
+from benchmarks import groups
 from benchmarks.bare_sockets import bare_copies
 from benchmarks.end_to_end import latencies
 from benchmarks.gaps import Acknowledgements, Seen, Shares
+from benchmarks.group_members import (
+    PolledGroup,
+    RaykaMember,
+    Trickle,
+    longest_commit_gap,
+    pauses_around,
+    settle_s,
+    until,
+)
+from benchmarks.group_offsets import RaykaGroups, rayka_fill, rayka_loaded_s
 from benchmarks.harness import Bar, Row, amount, compare, in_turn, median_share
 from benchmarks.report import Report, print_table, write_json, write_readme
 from benchmarks.single_records import rate_by_port, rate_by_producer
@@ -191,6 +203,55 @@ def test_latencies_are_those_of_this_run_and_of_each_record() -> None:
     taken = latencies(arrived.put, lambda: [arrived.get(timeout=10)], size_bytes=100, rate=10_000, count=20)
     assert len(taken) == 20
     assert min(taken) > 0
+
+
+def test_a_part_that_fails_takes_no_other_part_with_it() -> None:
+    def part() -> Iterator[Row]:
+        yield Row(what="first", value=1, unit="s")
+        raise RuntimeError("no process")
+
+    failures: list[Exception] = []
+    assert [row.what for _ in range(2) for row in groups._guarded(part(), failures)] == ["first", "first"]
+    assert [str(each) for each in failures] == ["no process", "no process"]
+
+
+def test_a_group_settles_commits_and_goes_on_without_a_member() -> None:
+    quickly = {"group.initial.rebalance.delay.ms": 0}
+    with rayka.testing.cluster(config=quickly) as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("t", partitions=4)
+
+        def make(options: Mapping[str, Any]) -> RaykaMember:
+            return RaykaMember(cluster, "t", options)
+
+        options = {"group.id": "g", "heartbeat.interval.ms": 100, "auto.offset.reset": "latest"}
+        assert 0 < settle_s(make, {**options, "group.id": "settles"}, members=2, partitions=4) < 30
+        producer = rayka.Producer(cluster=cluster, linger_ms=0)
+        trickle = Trickle(lambda each: producer.send("t", b"x", partition=each), producer.close, partitions=4)
+        with PolledGroup(make, options, 2, poll_s=0.05) as group:
+            group.join()
+            until(lambda: group.shares(4), "two members share four partitions")
+            going, staying = group.polls
+            victims = set(going.mine)
+            with trickle:
+                group.polls = [staying]
+                pauses = pauses_around(group, 4, victims, going.stop, after_s=0.3)
+            assert 0 < pauses.killed_s < 30
+            assert 0 < pauses.others_s < 30
+            staying.pause()
+            assert 0 < longest_commit_gap([staying.member], lambda: None, 0.2) < 30
+
+
+def test_commits_and_offsets_are_counted_until_all_are_answered() -> None:
+    with rayka.testing.cluster() as cluster:
+        with rayka.Admin(cluster=cluster) as admin:
+            admin.create_topic("t", partitions=1)
+        with RaykaGroups(cluster, "t", 3) as found:
+            assert found.rate(30) > 0
+        rayka_fill(cluster, groups=3, partitions=20)
+        assert rayka_loaded_s(cluster, groups=3) > 0
+        with rayka.Admin(cluster=cluster) as admin:
+            assert len(admin.group_offsets("loaded-2")) == 20
 
 
 def test_single_records_are_acknowledged_while_the_time_lasts() -> None:
