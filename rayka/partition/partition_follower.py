@@ -46,21 +46,23 @@ class PartitionFollower:
 
     def _checked_batches(self, records: Buffer, high_watermark: int) -> list[RecordBatch]:
         """The batches, all good and in place. A batch's CRC covers neither offset nor epoch: that they go on from what
-        is here shows that they are right. Only below the leader's high watermark may offsets be missing: there its
-        log may be compacted, or have been before its topic's policy was changed (F22).
+        is here shows that they are right. Offsets may be missing in a compacted topic, and below the leader's high
+        watermark, where its log may be compacted from before the topic's policy was changed (F22). In a compacted one
+        also above: a leader that has restarted may know a lower one, and raise it only with this follower's help.
         """
         log, leader_epoch, where = (
             self._replica.log,
             self.state.leader_epoch,
             str(self._replica.topic_partition),
         )
-        batches = list(split_batches(records))
+        batches, is_compacted = list(split_batches(records)), log.config.is_compacted
         epoch, offset = log.latest_epoch, log.log_end_offset
         if batches and _begins_within(batches[0], log):
             offset = batches[0].base_offset
         for batch in batches:
             batch.check_crc(where)
-            if batch.base_offset != offset and not offset < batch.base_offset <= high_watermark:
+            is_gap = offset < batch.base_offset and (is_compacted or batch.base_offset <= high_watermark)
+            if batch.base_offset != offset and not is_gap:
                 raise CorruptRecord(
                     f"{where}: expected a batch at offset {offset}, found {batch!r}; fetch again"
                 )

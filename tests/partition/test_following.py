@@ -395,3 +395,10 @@ def test_offsets_may_be_missing_below_the_leaders_high_watermark_only() -> None:
         follow(partition, placed(7, 5), high_watermark=6)
     follow(partition, placed(7, 5), high_watermark=7)
     assert partition.log.log_end_offset == 8
+
+
+def test_in_a_compacted_topic_offsets_may_be_missing_anywhere() -> None:  # F22
+    """A leader that has restarted knows a lower high watermark, which may rise only once its follower has copied."""
+    partition = follower((4, 2), cleanup_policy="compact")
+    follow(partition, placed(7, 5), high_watermark=0)
+    assert partition.log.log_end_offset == 8

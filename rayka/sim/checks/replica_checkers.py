@@ -114,7 +114,8 @@ class ReplicaCheckers:
         kept = log.log_end_offset
         first_lost = truth.at(kept) if kept < min(view.end, truth.end) else None
         is_committed = first_lost is not None and epoch_at(before, kept) == first_lost.epoch
-        if is_committed and not truth.awaits_loss and kept >= truth.log_start_offset:
+        is_excused = truth.awaits_loss or (truth.is_compacted and truth.losses)  # it ends before a gap
+        if is_committed and not is_excused and kept >= truth.log_start_offset:
             self._report("partition-truncation", view, f"it was cut from {view.end} to {kept}")
         view.truncations = log.truncation_count
         view.end = log.log_start_offset  # it may have been cut deeper before it grew again
