@@ -207,9 +207,9 @@ class _Member(DataClient):
 
     async def _live(self, reading: "_Reading") -> None:
         """Until it leaves or dies; once clients stop asking, for ever."""
-        await reading.member.subscribe(tuple(self._group.topics))
-        topics, polls = len(self._group.topics), self.random.randint(5, _POLLS_MAX)
-        while len(self._group.topics) == topics and (polls > 0 or not self.owner.is_asking):
+        topics, polls = tuple(self._group.topics), self.random.randint(5, _POLLS_MAX)
+        await reading.member.subscribe(topics)  # others may be created meanwhile
+        while len(self._group.topics) == len(topics) and (polls > 0 or not self.owner.is_asking):
             polls -= 1
             await self._poll(reading)
             if self.random.random() < 0.1 or not self.owner.is_asking:
