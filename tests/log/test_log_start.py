@@ -93,6 +93,41 @@ def test_records_given_up_before_they_were_synced_are_not_missed_after_a_power_c
     assert (again.log_start_offset, read_offsets(again)) in ((65, []), (65, [64, 65]))
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_a_recovery_point_that_rests_on_the_log_start_says_of_no_byte_that_it_was_synced(
+    seed: int,
+) -> None:  # B31
+    disk, log = new_log()
+    fill(log, 30)
+    disk.sync_now([], ["/", "/data", DIRECTORY])
+    log.increment_log_start_offset(31)
+    disk.process_crash()
+    log = open_log(disk, start=31)
+    assert (log.flushed_offset, read_offsets(log)[-1]) == (31, 59)
+    disk.power_loss(Random(seed))
+    again = open_log(disk, recovery_point=31, start=31, tearing=Tearing.ANYWHERE)
+    offsets = read_offsets(again)
+    assert again.log_start_offset == 31
+    assert offsets == list(range(31, 31 + len(offsets)))
+
+
+class _NothingIsKept(Random):
+    """Of each file and each directory a power cut keeps what was synced."""
+
+    def randint(self, a: int, _: int) -> int:
+        return a
+
+
+def test_segments_below_the_log_start_that_a_power_cut_brings_back_are_removed() -> None:  # B32
+    disk, log = _filled()
+    disk.sync_now([], ["/", "/data"])
+    log.increment_log_start_offset(31)
+    disk.power_loss(_NothingIsKept())
+    assert segment_bases(disk)[0] == 0
+    assert open_log(disk, recovery_point=60, start=31).log_start_offset == 31
+    assert 0 < segment_bases(disk)[0] <= 31
+
+
 def test_epochs_are_forgotten_with_their_last_segment_but_for_that_of_the_record_before() -> None:
     disk, log = new_log()
     for epoch in (1, 2, 3, 4):
