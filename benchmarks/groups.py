@@ -296,7 +296,10 @@ class _OneBroker:
     def _footprint(self, kind: str, topic: str, clients: int) -> list[dict[str, int]]:
         options = {"count": clients, "member": {"auto.offset.reset": "earliest"}}
         process = self._process("footprint", kind, topic, options)
-        printed, _ = process.communicate(timeout=120)
+        try:
+            printed, _ = process.communicate(timeout=300)
+        finally:
+            process.kill()
         found: list[dict[str, int]] = json.loads(printed.splitlines()[-1])
         return found
 
