@@ -284,6 +284,21 @@ class BrokerConfig(ConfigModel):
         description="How many bytes a second compaction reads and writes together.",
     )
 
+    num_replica_alter_log_dirs_threads: int = Field(
+        default=0,
+        ge=0,
+        description=(
+            "How many replicas a broker moves between its data directories at once; 0: as many as it has data"
+            " directories."
+        ),
+    )
+    replica_alter_log_dirs_io_max_bytes_per_second: float = Field(
+        default=float(_INT64_MAX),
+        gt=0,
+        allow_inf_nan=False,
+        description="How many bytes a second a broker copies between its data directories, all moves together.",
+    )
+
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
         chosen = self.model_fields_set
@@ -341,6 +356,7 @@ DYNAMIC_BROKER_KEYS = (
     "log_cleaner_backoff_ms",
     "log_cleaner_dedupe_buffer_size",
     "log_cleaner_io_max_bytes_per_second",
+    "replica_alter_log_dirs_io_max_bytes_per_second",
 )
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 

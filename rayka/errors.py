@@ -25,6 +25,7 @@ class ErrorCode(IntEnum):
     NOT_LEADER_OR_FOLLOWER = 6
     REQUEST_TIMED_OUT = 7
     BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
     MESSAGE_TOO_LARGE = 10
     OFFSET_METADATA_TOO_LARGE = 12
     NETWORK_EXCEPTION = 13
@@ -57,6 +58,7 @@ class ErrorCode(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
     UNKNOWN_PRODUCER_ID = 59
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
@@ -269,6 +271,14 @@ class UnknownProducerId(OutOfOrderSequence, code=ErrorCode.UNKNOWN_PRODUCER_ID):
 
 class KafkaStorageError(InvalidMetadataError, code=ErrorCode.KAFKA_STORAGE_ERROR):
     """The disk that holds the data failed or is full."""
+
+
+class LogDirNotFound(ApiError, code=ErrorCode.LOG_DIR_NOT_FOUND):
+    """The broker has no such data directory."""
+
+
+class ReplicaNotAvailable(InvalidMetadataError, code=ErrorCode.REPLICA_NOT_AVAILABLE):
+    """The broker has no replica of the partition, or not yet."""
 
 
 class FencedLeaderEpoch(InvalidMetadataError, code=ErrorCode.FENCED_LEADER_EPOCH):

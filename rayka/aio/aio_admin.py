@@ -79,6 +79,7 @@ class Admin(AioClient):
     reset_group_offsets = _awaited(admin.Admin.reset_group_offsets)
     describe_cluster = _awaited(admin.Admin.describe_cluster)
     log_dirs = _awaited(admin.Admin.log_dirs)
+    alter_replica_log_dirs = _awaited(admin.Admin.alter_replica_log_dirs)
     unregister_broker = _awaited(admin.Admin.unregister_broker)
     describe_quorum = _awaited(admin.Admin.describe_quorum)
     add_raft_voter = _awaited(admin.Admin.add_raft_voter)

@@ -1,6 +1,6 @@
 """`rayka broker`: brokers listed, described, configured, emptied and removed.
 
-Kafka: `kafka-log-dirs`, `kafka-configs`.
+Kafka: `kafka-log-dirs`, `kafka-configs`, the `log_dirs` of `kafka-reassign-partitions`.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,6 +12,7 @@ from rayka.cli import catch_up
 from rayka.cli.command_group import Group
 from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
 from rayka.cli.partition_commands import print_plan
+from rayka.cli.replica_plans import parse_partition
 from rayka.cli.shared_options import (
     Target,
     changes_of,
@@ -91,6 +92,26 @@ def drain(broker_id: int, is_waiting: bool, timeout_s: float | None, target: Tar
             f"moving {counted(len(plan), 'replica')} off broker {broker_id}; `rayka broker remove {broker_id}` ends it "
             "for good when none is listed by `rayka partition reassignments`"
         )
+
+
+@broker.command()
+@_broker_argument
+@click.argument("path", metavar="DIRECTORY")
+@click.argument("names", metavar="TOPIC-PARTITION…", nargs=-1, required=True)
+@target_options
+def move(broker_id: int, path: str, names: tuple[str, ...], target: Target) -> None:
+    """Move replicas of the broker BROKER to another data directory of its own, while they serve.
+
+    rayka broker move 1 /mnt/disk2/rayka/broker-1 flights-0 flights-3
+    """
+    replicas = {parse_partition(each): path for each in names}
+    with target.admin() as admin:
+        admin.alter_replica_log_dirs(broker_id, replicas)
+    target.report(
+        {"broker": broker_id, "directory": path, "moving": [str(each) for each in replicas]},
+        f"moving {counted(len(replicas), 'replica')} to {path}; `rayka broker describe {broker_id}` shows how far"
+        " they are",
+    )
 
 
 @broker.command()
@@ -180,12 +201,21 @@ def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
         click.echo(f"its disks are not known: {disks.error}")
         return
     rows = [
-        (each.path, size(each.size_bytes), size(each.free_bytes), len(each.replicas), each.error or "ok")
+        (each.path, size(each.size_bytes), size(each.free_bytes), each.replica_count, each.error or "ok")
         for each in disks.directories
     ]
     styles = [Style.BAD if each.error else Style.PLAIN for each in disks.directories]
     click.echo()
     print_table("Data directories", ("path", "size", "free", "replicas", "state"), rows, styles)
+    moves = [
+        (f"{log.topic}-{log.partition}", each.path, size(log.size_bytes), Count(log.offset_lag))
+        for each in disks.directories
+        for log in each.replicas
+        if log.is_future
+    ]
+    if moves:
+        click.echo()
+        print_table("Moves", ("replica", "to", "copied", "lag"), moves)
 
 
 def print_configs(values: "list[ConfigValue]") -> None:

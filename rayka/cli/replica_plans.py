@@ -27,6 +27,14 @@ def parse_replicas(texts: Sequence[str], topic: str) -> "Plan":
     return plan
 
 
+def parse_partition(text: str) -> TopicPartition:
+    """`orders-3`: partition 3 of that topic. Raises InvalidReplicaAssignment."""
+    topic, _, number = text.rpartition("-")
+    if not topic or not number.isdecimal():
+        raise InvalidReplicaAssignment(f"expected TOPIC-PARTITION, such as flights-0, found {text!r}")
+    return TopicPartition(topic, int(number))
+
+
 def parse_json(text: str, source: str) -> "Plan":
     """Kafka's file: `{"version": 1, "partitions": [{"topic": ..., "partition": ..., "replicas": [...]}]}`.
 

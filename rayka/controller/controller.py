@@ -16,6 +16,7 @@ import msgspec
 
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
+from rayka.controller.assigned_directories import assign_replicas
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import (
@@ -79,7 +80,11 @@ from rayka.protocol.partition_admin import (
     UnregisterBrokerRequest,
 )
 from rayka.protocol.producer_ids import AllocateProducerIdsRequest
-from rayka.protocol.replica_reports import AlterPartitionRequest, ReportExitRequest
+from rayka.protocol.replica_reports import (
+    AlterPartitionRequest,
+    AssignReplicasToDirsRequest,
+    ReportExitRequest,
+)
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest
 from rayka.shard.shard import NotHere, Result, Steps
 from rayka.shard.timers import Timer
@@ -210,6 +215,7 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     HeartbeatRequest: heartbeat,
     ReportExitRequest: report_exit,
     AlterPartitionRequest: alter_partitions,
+    AssignReplicasToDirsRequest: assign_replicas,
     CreateTopicsRequest: create_topics,
     DeleteTopicsRequest: delete_topics,
     CreatePartitionsRequest: create_partitions,

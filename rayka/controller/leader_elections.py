@@ -55,9 +55,14 @@ class Elections:
             self._directories[broker_id] = directories
         return partition.directory_of(broker_id) in directories
 
-    def change(self, key: TopicIdPartition) -> PartitionChangeBuilder:
-        """A change of the partition under the rules of its topic; as it stands, an election if one is needed."""
+    def change(
+        self, key: TopicIdPartition, *, becomes: PartitionImage | None = None
+    ) -> PartitionChangeBuilder:
+        """A change of the partition under the rules of its topic; as it stands, an election if one is needed. Which
+        replicas may lead depends on their directories, and these on what it `becomes`.
+        """
         partition = self.partition(key)
+        placed = becomes or partition
         rules = self._rules.get(key.topic_id)
         if rules is None:
             name = self.image.topics_by_id[key.topic_id].name
@@ -65,7 +70,7 @@ class Elections:
         builder = PartitionChangeBuilder(
             key,
             partition,
-            is_electable=lambda broker_id: self.is_electable(partition, broker_id),
+            is_electable=lambda broker_id: self.is_electable(placed, broker_id),
             min_isr=min(rules.min_insync_replicas, len(partition.replicas)),
             has_elr=self.image.has_eligible_leader_replicas,
             home_of=self._home_of,

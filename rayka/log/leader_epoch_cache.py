@@ -6,6 +6,7 @@ lose or tear the last of them, and recovery mends it from the batches, each of w
 `LeaderEpochFileCache`, `LeaderEpochCheckpointFile`.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -30,10 +31,13 @@ class LeaderEpochCache:
     def __init__(self, files: LogFiles) -> None:
         self._files = files
         self._entries: list[EpochStart] = []
-        self.path = files.path(LEADER_EPOCH_FILE)
 
     def __repr__(self) -> str:
         return f"<LeaderEpochCache {[tuple(entry) for entry in self._entries]}>"
+
+    @property
+    def path(self) -> str:
+        return self._files.path(LEADER_EPOCH_FILE)
 
     def load(self) -> bool:
         """Reads the file. False when it is missing or damaged: then the whole log must say what was in it."""
@@ -109,6 +113,12 @@ class LeaderEpochCache:
         """Forgets all epochs."""
         self._entries = []
         self.write()
+
+    def replace(self, entries: Sequence[EpochStart]) -> None:
+        """These are known from now on, and no others: the lineage of the log that this one is a copy of."""
+        if self._entries != list(entries):
+            self._entries = list(entries)
+            self.write()
 
     def touch(self) -> None:
         """Counts the file as unsynced: the process that wrote it may have died before it synced it."""

@@ -155,6 +155,11 @@ class Log:
             self.failure = error
             raise
 
+    def make_files(self) -> None:
+        """The log has its directory from now on, whether there is a record or not."""
+        with self._changing():
+            self._appender.make_files()
+
     def roll(self, now_ms: int) -> None:
         """Seals the active segment and begins another at the log end offset; an empty one stays as it is."""
         if self.segments.active.size_bytes:
@@ -325,6 +330,26 @@ class Log:
         path = self._files.path(LOWERED_RECOVERY_POINT_FILE)
         if self.failure is None and offset <= self.flushed_offset and self._disk.exists(path):
             self._disk.unlink(path)
+
+    # ---- Copies --------------------------------------------------------------------------------------------
+
+    def take_over(self, other: "Log") -> None:
+        """This log holds the records of the other one, up to its end; now it also knows which epochs began without a
+        record, and of producers whose records are gone (C8).
+        """
+        with self._changing():
+            self.epochs.replace(other.epochs.entries)
+            self.producers.clear()
+            self.producers.replace(dict(other.producers.items()))
+            self._snapshots.take_last(self.log_end_offset)
+
+    def move_to(self, directory: str) -> None:
+        """Renames the directory of the log; durable once a sync plan made now is. Readers keep what they mapped."""
+        with self._changing():
+            self._files.move_to(directory)
+            self.segments.on_moved()
+            self.directory, self.name = directory, posixpath.basename(directory)
+            self.producers.name = self.name
 
     # ---- End -----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ partitions (`offset_checkpoints`), what says how it was left (`shutdown_files`),
 
 Invariants: at most one open LogDirectory for a path; after a failed sync it is offline for good, never
 retried, and no later start takes it for clean; one that is full is read, and goes on when there is room.
-Kafka: `LogManager`, `MetaPropertiesEnsemble`. Left out: several directories in one object, future logs.
+Kafka: `LogManager`, `MetaPropertiesEnsemble`. Left out: several directories in one object.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from rayka.config import TopicConfig
 from rayka.errors import DamagedLog, DiskFull, InconsistentTopicId, InvariantBroken, StorageError
 from rayka.ids import NO_EPOCH, TopicPartition, node_name
 from rayka.log.durable import replace_durably
+from rayka.log.future_logs import FutureLogs
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
 from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point
@@ -57,6 +58,7 @@ class LogDirectory:
         self.node_id, self.directory_id, self.cluster_id = properties
         self.checkpoints = OffsetCheckpoints(disk, path)
         self.partitions = PartitionDirectories(disk, path)
+        self.futures = FutureLogs(disk, self.partitions)
         self.shutdown = ShutdownFiles(disk, path, self.on_full)
         self.failure: StorageError | None = None
         self.full: DiskFull | None = None  # what met no room, until there is some
@@ -359,7 +361,7 @@ class LogDirectory:
         """
         try:
             if self.failure is None:
-                logs = list(self.logs.values())
+                logs = [*self.logs.values(), *self.futures.logs]
                 for log in logs:
                     log.close()
                 await self.sync(logs)

@@ -38,6 +38,14 @@ class LogFiles:
             self.write(self._awaited)
             self._awaited = None
 
+    def move_to(self, directory: str) -> None:
+        """Renames the directory, if there is one yet; paths that were asked for before are of the old name."""
+        if not self.are_awaited:
+            self.disk.rename(self.directory, directory)
+            self.unsynced.moved(self.directory, directory)
+            self.unsynced.name_changed(directory)
+        self.directory = directory
+
     def path(self, name: str) -> str:
         return posixpath.join(self.directory, name)
 

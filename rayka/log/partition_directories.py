@@ -1,7 +1,7 @@
 """The directories of partitions in one data directory, by their names: `orders-3`, and those that are out of the way.
 
 Invariant: a name that was given up is free at once; what had it is kept under another until it is removed, or for good.
-Kafka: `LogManager.asyncDelete`, `UnifiedLog.logDeleteDirName`, `logStrayDirName` (F4).
+Kafka: `LogManager.asyncDelete`, `UnifiedLog.logDeleteDirName`, `logFutureDirName`, `logStrayDirName` (F4).
 """
 
 import posixpath
@@ -14,9 +14,11 @@ from rayka.ports import Disk
 
 DELETED_SUFFIX = "-delete"
 STRAY_SUFFIX = "-stray"
+FUTURE_SUFFIX = "-future"
 # With partition, id and suffix they stay below the 255 bytes of a file's name.
 _TOPIC_CHARACTERS_MAX = 200
 _PARTITION_DIRECTORY = re.compile(r"(.+)-(\d+)")
+_FUTURE_DIRECTORY = re.compile(r".+-(\d+)\.([0-9a-f]{32})-future")
 
 
 class PartitionDirectories:
@@ -59,8 +61,36 @@ class PartitionDirectories:
         if not self._disk.exists(path):
             return None
         topic_id = self.topic_id(topic_partition)
+        return self._renamed(
+            path, self._stem(topic_partition, topic_id.hex if topic_id else "unknown"), suffix
+        )
+
+    # ---- Futures: copies on their way into this data directory ----------------------------------------------
+
+    def future_path(self, topic_partition: TopicPartition, topic_id: UUID) -> str:
+        """Where a replica is copied to that moves here; it gets the partition's name when it takes its place."""
+        return self._stem(topic_partition, topic_id.hex) + FUTURE_SUFFIX
+
+    def futures(self) -> list[tuple[UUID, int, str]]:
+        """Topic id, number of the partition and path of each such copy."""
+        matches = map(_FUTURE_DIRECTORY.fullmatch, self._disk.list(self._path))
+        return [
+            (UUID(hex=match[2]), int(match[1]), posixpath.join(self._path, match[0]))
+            for match in matches
+            if match
+        ]
+
+    def delete_future(self, path: str) -> str | None:
+        """Gives the copy up; returns where it is now, to be removed."""
+        if not self._disk.exists(path):
+            return None
+        return self._renamed(path, path.removesuffix(FUTURE_SUFFIX), DELETED_SUFFIX)
+
+    def _stem(self, topic_partition: TopicPartition, topic_id: str) -> str:
         name = f"{topic_partition.topic[:_TOPIC_CHARACTERS_MAX]}-{topic_partition.partition}"
-        stem = posixpath.join(self._path, f"{name}.{topic_id.hex if topic_id else 'unknown'}")
+        return posixpath.join(self._path, f"{name}.{topic_id}")
+
+    def _renamed(self, path: str, stem: str, suffix: str) -> str:
         renamed, number = stem + suffix, 1
         while self._disk.exists(renamed):  # a replica may go, come back, and go again
             number += 1

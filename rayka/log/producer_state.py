@@ -75,12 +75,12 @@ class ProducerStates:
     """The producers of one log."""
 
     def __init__(self, name: str, now_ms: int) -> None:
-        self._name = name
+        self.name = name
         self._now_ms = now_ms  # the time of the last call that gave one
         self._entries: dict[int, ProducerStateEntry] = {}
 
     def __repr__(self) -> str:
-        return f"<ProducerStates of {self._name} producers={len(self._entries)}>"
+        return f"<ProducerStates of {self.name} producers={len(self._entries)}>"
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -114,7 +114,7 @@ class ProducerStates:
         duplicate = _found(entry, batch)
         if duplicate is None:
             raise OutOfOrderSequence(
-                f"{self._name}: producer {batch.producer_id} sends sequence {batch.base_sequence} in epoch"
+                f"{self.name}: producer {batch.producer_id} sends sequence {batch.base_sequence} in epoch"
                 f" {batch.producer_epoch}; expected {sequence_after(last, 1)}"
             )
         return duplicate
@@ -122,12 +122,12 @@ class ProducerStates:
     def _check_epoch(self, batch: RecordBatch, entry: ProducerStateEntry) -> None:
         if batch.producer_epoch < entry.producer_epoch:
             raise InvalidProducerEpoch(
-                f"{self._name}: producer {batch.producer_id} sends in epoch {batch.producer_epoch}, which ended:"
+                f"{self.name}: producer {batch.producer_id} sends in epoch {batch.producer_epoch}, which ended:"
                 f" its epoch is {entry.producer_epoch}"
             )
         if batch.base_sequence != 0:
             raise OutOfOrderSequence(
-                f"{self._name}: producer {batch.producer_id} begins epoch {batch.producer_epoch} with sequence"
+                f"{self.name}: producer {batch.producer_id} begins epoch {batch.producer_epoch} with sequence"
                 f" {batch.base_sequence}; expected 0"
             )
 
@@ -149,7 +149,7 @@ class ProducerStates:
         elif producer_epoch < entry.producer_epoch:
             _logger.warning(
                 "%s: offset %d is of producer %d in epoch %d, after one in epoch %d",
-                self._name, batch.first_offset, producer_id, producer_epoch, entry.producer_epoch,
+                self.name, batch.first_offset, producer_id, producer_epoch, entry.producer_epoch,
             )  # fmt: skip
         entry.add(producer_epoch, batch)
         entry.seen_ms = self._now_ms

@@ -237,6 +237,12 @@ class Segment:
         self.file.rename(suffix)
         self.path = self.file.path
 
+    def on_moved(self) -> None:
+        """The log's directory has another name."""
+        self.file.on_moved(self._files)
+        self.indexes.on_moved()
+        self.path = self.file.path
+
     def delete(self) -> None:
         """Removes the files, indexes last: without its log file an index is an orphan and goes when the log
         opens.

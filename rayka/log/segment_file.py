@@ -5,6 +5,7 @@ the inode, when a copy of what is kept gets its name. Sizes are the segment's to
 write is under way or after one failed. Kafka: `FileRecords`.
 """
 
+import posixpath
 from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
@@ -103,6 +104,12 @@ class SegmentFile:
         before, self.path = self.path, self._final_path + suffix
         self._disk.rename(before, self.path)
         self._unsynced.name_changed(self.path)
+
+    def on_moved(self, files: LogFiles) -> None:
+        """The log's directory has another name."""
+        suffix = self.path[len(self._final_path) :]
+        self._final_path = files.path(posixpath.basename(self._final_path))
+        self.path = self._final_path + suffix
 
     def cut(self, size_bytes: int) -> None:
         """Cuts the file in place."""

@@ -53,6 +53,10 @@ class SegmentIndexes:
                 self._disk.rename(old, new)
                 self._unsynced.name_changed(new)
 
+    def on_moved(self) -> None:
+        """The log's directory has another name, and no swap of this segment is under way."""
+        self._offset_path, self._time_path = self._named("")
+
     def clear(self) -> None:
         """The segment is empty."""
         base_offset = self._segment.base_offset

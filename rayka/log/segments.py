@@ -164,6 +164,11 @@ class Segments:
         self._segments[self._segments.index(old)] = new
         self._warm = [segment for segment in self._warm if segment in self._segments[:-1]]
 
+    def on_moved(self) -> None:
+        """The log's directory has another name."""
+        for segment in self._segments:
+            segment.on_moved()
+
     def below(self, offset: int) -> tuple[int, int]:
         """How many segments lie wholly below the offset, the active one apart, and where the next one begins."""
         count = sum(segment.base_offset <= offset for segment in self._segments[1:])

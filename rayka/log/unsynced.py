@@ -56,6 +56,13 @@ class Unsynced:
         self._change += 1
         self._directories[posixpath.dirname(path)] = self._change
 
+    def moved(self, directory: str, target: str) -> None:
+        """The directory has this name now; no plan of before is under way."""
+        self._files = {_renamed(path, directory, target): each for path, each in self._files.items()}
+        self._directories = {
+            _renamed(path, directory, target): each for path, each in self._directories.items()
+        }
+
     def plan(self, up_to_offset: int, truncation: int) -> SyncPlan:
         """Everything that is unsynced now."""
         return SyncPlan(tuple(self._files), tuple(self._directories), up_to_offset, self._change, truncation)
@@ -72,3 +79,8 @@ class Unsynced:
             for path in paths:
                 if changes.get(path, plan.change + 1) <= plan.change:
                     del changes[path]
+
+
+def _renamed(path: str, directory: str, target: str) -> str:
+    is_in_it = path == directory or path.startswith(f"{directory}/")
+    return target + path[len(directory) :] if is_in_it else path

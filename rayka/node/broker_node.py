@@ -23,7 +23,7 @@ from rayka.node.controller_link import ControllerLink
 from rayka.node.handlers.delete_records import DeleteRecordsHandler
 from rayka.node.handlers.fetch_handler import FetchHandler, ListOffsetsHandler
 from rayka.node.handlers.group_handler import GroupHandler
-from rayka.node.handlers.log_dirs import DescribeLogDirsHandler
+from rayka.node.handlers.log_dirs import AlterReplicaLogDirsHandler, DescribeLogDirsHandler
 from rayka.node.handlers.metadata_handler import MetadataHandler
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
@@ -52,7 +52,11 @@ from rayka.protocol.groups import (
     SyncGroupRequest,
 )
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest, StatusResponse
-from rayka.protocol.partition_admin import DeleteRecordsRequest, DescribeLogDirsRequest
+from rayka.protocol.partition_admin import (
+    AlterReplicaLogDirsRequest,
+    DeleteRecordsRequest,
+    DescribeLogDirsRequest,
+)
 from rayka.protocol.produce import ProduceRequest
 from rayka.protocol.producer_ids import InitProducerIdRequest
 from rayka.protocol.topics import NewTopic
@@ -192,6 +196,9 @@ class BrokerNode:
                 ListOffsetsRequest: ListOffsetsHandler(replicas).handle,
                 DeleteRecordsRequest: DeleteRecordsHandler(replicas).handle,
                 DescribeLogDirsRequest: DescribeLogDirsHandler(settings, directories, replicas).handle,
+                AlterReplicaLogDirsRequest: AlterReplicaLogDirsHandler(
+                    settings, directories, replicas
+                ).handle,
                 MetadataRequest: MetadataHandler(directories, follower).handle,
                 **_group_handlers(groups),
             },

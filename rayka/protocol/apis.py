@@ -68,6 +68,12 @@ APIS: tuple[Api, ...] = (
     Api("delete_records", partition_admin.DeleteRecordsRequest, BROKER),
     Api("describe_log_dirs", partition_admin.DescribeLogDirsRequest, BROKER),
     Api(
+        "alter_replica_log_dirs",
+        partition_admin.AlterReplicaLogDirsRequest,
+        BROKER,
+        partition_admin.check_replica_log_dirs,
+    ),
+    Api(
         "find_coordinator", groups.FindCoordinatorRequest, BROKER, groups.check_find_coordinator, is_hot=True
     ),
     Api("join_group", groups.JoinGroupRequest, BROKER, groups.check_join_group, is_hot=True),
@@ -101,6 +107,12 @@ APIS: tuple[Api, ...] = (
         replica_reports.AlterPartitionRequest,
         CONTROLLER,
         replica_reports.check_alter_partition,
+    ),
+    Api(
+        "assign_replicas_to_dirs",
+        replica_reports.AssignReplicasToDirsRequest,
+        CONTROLLER,
+        replica_reports.check_assign_replicas,
     ),
     Api("report_exit", replica_reports.ReportExitRequest, CONTROLLER, replica_reports.check_report_exit),
     Api("allocate_producer_ids", producer_ids.AllocateProducerIdsRequest, CONTROLLER),

@@ -1,8 +1,8 @@
 """What an operator asks about partitions: more of them, other replicas, another leader, fewer records.
 
-The first four go to the active controller, the last two to brokers. Kafka: CreatePartitionsRequest,
+The first five go to the active controller, the last three to brokers. Kafka: CreatePartitionsRequest,
 AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest, ElectLeadersRequest, UnregisterBrokerRequest,
-DeleteRecordsRequest, DescribeLogDirsRequest (B45-B47, G11).
+DeleteRecordsRequest, DescribeLogDirsRequest, AlterReplicaLogDirsRequest (B45-B47, G11).
 """
 
 from enum import IntEnum
@@ -179,7 +179,9 @@ class DeleteRecordsRequest(Request[DeleteRecordsResponse], frozen=True, array_li
 
 
 class ReplicaLog(Message, frozen=True, array_like=True):
-    """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3)."""
+    """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3). A future one is a copy
+    on its way into this directory, and lacks so many offsets of the replica in the other one.
+    """
 
     topic: str
     topic_id: UUID
@@ -190,6 +192,8 @@ class ReplicaLog(Message, frozen=True, array_like=True):
     log_end_offset: int
     leader_epoch: int
     is_leader: bool
+    is_future: bool = False
+    offset_lag: int = 0
 
 
 class LogDirDescription(Message, frozen=True, array_like=True):
@@ -215,3 +219,27 @@ class DescribeLogDirsRequest(Request[DescribeLogDirsResponse], frozen=True, arra
     """What the broker asked holds, of these topics or, with None, of all."""
 
     topics: tuple[str, ...] | None = None
+
+
+class ReplicaLogDir(Message, frozen=True, array_like=True, gc=False):
+    """The replica on the broker asked is to be in the data directory with this path."""
+
+    topic: str
+    partition: int
+    path: str
+
+
+class AlterReplicaLogDirsResponse(Message, frozen=True, array_like=True):
+    """One result for each replica, in order. The moves have begun; DescribeLogDirs says how far they are."""
+
+    partitions: tuple[PartitionResult, ...]
+
+
+class AlterReplicaLogDirsRequest(Request[AlterReplicaLogDirsResponse], frozen=True, array_like=True):
+    """Moves replicas of the broker asked between its data directories; the one where a replica is ends its move."""
+
+    replicas: tuple[ReplicaLogDir, ...]
+
+
+def check_replica_log_dirs(request: AlterReplicaLogDirsRequest) -> None:
+    check_each_once("replicas", [f"{each.topic}-{each.partition}" for each in request.replicas])

@@ -1,13 +1,14 @@
-"""What brokers tell the controller about replicas: the ISR, and which process has ended.
+"""What brokers tell the controller about replicas: the ISR, their directories, and which process has ended.
 
-Kafka: AlterPartitionRequest/AlterPartitionResponse (B11-B13). `ReportExit` is rayka's own (design §4).
+Kafka: AlterPartitionRequest/AlterPartitionResponse (B11-B13), AssignReplicasToDirsRequest. `ReportExit` is
+rayka's own (design §4).
 """
 
 from enum import IntEnum
 from uuid import UUID
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_EPOCH, NO_NODE, ZERO_ID
+from rayka.ids import NO_EPOCH, NO_NODE, NO_OFFSET, ZERO_ID
 from rayka.ports import Message, Request
 from rayka.protocol.request_checks import check_each_once, require
 
@@ -68,6 +69,43 @@ class AlterPartitionRequest(Request[AlterPartitionResponse], frozen=True, array_
 def check_alter_partition(request: AlterPartitionRequest) -> None:
     require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
     check_each_once("partitions", [f"{each.topic_id}-{each.partition}" for each in request.partitions])
+
+
+class AssignedReplica(Message, frozen=True, array_like=True, gc=False):
+    """The broker's replica of this partition is, or is about to be, in this directory of its own."""
+
+    topic_id: UUID
+    partition: int
+    directory_id: UUID
+
+
+class AssignedReplicaResult(Message, frozen=True, array_like=True, gc=False):
+    """What became of one assignment."""
+
+    topic_id: UUID
+    partition: int
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+class AssignReplicasToDirsResponse(Message, frozen=True, array_like=True):
+    """One result for each replica of the request, in its order; metadata from before `metadata_offset` are older."""
+
+    replicas: tuple[AssignedReplicaResult, ...]
+    metadata_offset: int = NO_OFFSET
+
+
+class AssignReplicasToDirsRequest(Request[AssignReplicasToDirsResponse], frozen=True, array_like=True):
+    """A broker says in which of its directories replicas are. StaleBrokerEpoch refuses all of them."""
+
+    broker_id: int
+    broker_epoch: int
+    replicas: tuple[AssignedReplica, ...]
+
+
+def check_assign_replicas(request: AssignReplicasToDirsRequest) -> None:
+    require(request.broker_id >= 0, "broker_id", "0 or more", request.broker_id)
+    check_each_once("replicas", [f"{each.topic_id}-{each.partition}" for each in request.replicas])
 
 
 class ReportExitResponse(Message, frozen=True, array_like=True):

@@ -10,9 +10,14 @@ from rayka.cli import broker_commands as broker
 from rayka.cli import partition_commands as partition
 from rayka.cli import topic_commands as topic
 from rayka.cli.main import run
-from rayka.cli.replica_plans import parse_json, parse_replicas
+from rayka.cli.replica_plans import parse_json, parse_partition, parse_replicas
 from rayka.client.admin.admin_arguments import assignment_of, assignments_of
-from rayka.client.admin.admin_partition_results import BrokerLogDirs, ElectionOutcome, LogDir
+from rayka.client.admin.admin_partition_results import (
+    BrokerLogDirs,
+    ElectionOutcome,
+    LogDir,
+    ReplicaLogInfo,
+)
 from rayka.client.admin.admin_results import (
     BrokerDescription,
     BrokerState,
@@ -268,6 +273,30 @@ def test_a_broker_is_shown_with_its_disks(capsys: pytest.CaptureFixture[str]) ->
     assert "I/O error" in text
     broker.print_broker(a_broker(1), BrokerLogDirs(1, (), "broker-1 did not answer"))
     assert "its disks are not known: broker-1 did not answer" in capsys.readouterr().out
+
+
+def test_a_replica_on_its_way_between_directories_is_shown_with_its_lag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    here = ReplicaLogInfo("orders", 0, uuid.UUID(int=9), 5_000, 0, 12, 12, True)
+    future = ReplicaLogInfo(
+        "orders", 0, uuid.UUID(int=9), 2_000, 0, 5, 5, False, is_future=True, offset_lag=7
+    )
+    one, two = (
+        LogDir("/a", uuid.UUID(int=1), "", 10, (here,)),
+        LogDir("/b", uuid.UUID(int=2), "", 10, (future,)),
+    )
+    broker.print_broker(a_broker(1), BrokerLogDirs(1, (one, two)))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-2:] for line in lines if line.startswith("/")] == [["1", "ok"], ["0", "ok"]]
+    assert lines[-1].split() == ["orders-0", "/b", "2.0", "kB", "7"]
+
+
+def test_a_partition_is_named_by_its_topic_and_number() -> None:
+    assert parse_partition("my-orders-12") == TopicPartition("my-orders", 12)
+    for text in ("orders", "-1", "orders-x", "orders-"):
+        with pytest.raises(InvalidReplicaAssignment, match="TOPIC-PARTITION"):
+            parse_partition(text)
 
 
 def test_a_list_of_brokers_tells_a_full_directory_from_a_failed_one(

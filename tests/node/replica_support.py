@@ -50,7 +50,7 @@ from rayka.protocol.membership import (
     StatusRequest,
     StatusResponse,
 )
-from rayka.protocol.replica_reports import AlterPartitionRequest
+from rayka.protocol.replica_reports import AlterPartitionRequest, AssignReplicasToDirsRequest
 from rayka.sim.loop import VirtualLoop
 from rayka.testing.memory_disk import MemoryDisk
 from tests.metadata.support import ORDERS, active, directory, topic
@@ -105,12 +105,14 @@ class Others:
         self.fetches: asyncio.Queue[Asked[FetchRequest]] = asyncio.Queue()
         self.lookups: asyncio.Queue[Asked[ListOffsetsRequest]] = asyncio.Queue()
         self.proposals: asyncio.Queue[Asked[AlterPartitionRequest]] = asyncio.Queue()
+        self.assignments: asyncio.Queue[Asked[AssignReplicasToDirsRequest]] = asyncio.Queue()
         self.registrations: asyncio.Queue[Asked[RegisterBrokerRequest]] = asyncio.Queue()
         self.heartbeats: asyncio.Queue[Asked[HeartbeatRequest]] = asyncio.Queue()
         self._queues: dict[type[Request[Any]], asyncio.Queue[Any]] = {
             FetchRequest: self.fetches,
             ListOffsetsRequest: self.lookups,
             AlterPartitionRequest: self.proposals,
+            AssignReplicasToDirsRequest: self.assignments,
             RegisterBrokerRequest: self.registrations,
             HeartbeatRequest: self.heartbeats,
         }

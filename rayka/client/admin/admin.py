@@ -14,6 +14,7 @@ from rayka.client.admin.admin_arguments import (
     names_of,
     offsets_of,
     partitions_of,
+    paths_of,
 )
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import changes_of, resource_of
@@ -233,6 +234,21 @@ class Admin(GroupAdmin):
         """
         ids = None if brokers is None else tuple(int_of(each, "node_id") for each in brokers)
         return self._run(self._brain.partitions.log_dirs, ids, names_of(topics))
+
+    def alter_replica_log_dirs(self, broker_id: int, replicas: Mapping[TopicPartition, str]) -> None:
+        """Moves replicas of the broker to other data directories of its own, by their paths as `log_dirs` has them.
+
+        Returns when the moves have begun: each replica is copied while it serves, and then the copy takes its place.
+        `log_dirs` has the copy meanwhile, as a future replica with its lag, then the replica in its new place.
+        A move that ends early (that directory is full, or fails) is among the broker's problems in `rayka status`, and
+        the replica stays where it is; so it does when it is asked for in its own directory. Raises LogDirNotFound,
+        ReplicaNotAvailable (the broker has none), KafkaStorageError (that directory is offline),
+        UnknownTopicOrPartition, BrokerIdNotRegistered; the first refusal when the others are under way. Kafka:
+        AlterReplicaLogDirsRequest.
+        """
+        return self._run(
+            self._brain.partitions.alter_log_dirs, int_of(broker_id, "node_id"), paths_of(replicas)
+        )
 
     def unregister_broker(self, broker_id: int) -> None:
         """Forgets a broker that was stopped for good, and its configuration.

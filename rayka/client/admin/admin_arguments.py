@@ -80,6 +80,13 @@ def assignment_of(reassignments: Any) -> Assignment:
     }
 
 
+def paths_of(paths: Any) -> dict[TopicPartition, str]:
+    """The data directory of each replica."""
+    if not isinstance(paths, Mapping):
+        raise TypeError(f"replicas: expected a dict of TopicPartition to a directory's path, found {paths!r}")
+    return {partition_of(tp): text_of(path, f"directory of {tp}") for tp, path in paths.items()}
+
+
 def offsets_of(offsets: Any) -> dict[TopicPartition, int]:
     """The offset of each partition."""
     if not isinstance(offsets, Mapping):

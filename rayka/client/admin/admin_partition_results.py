@@ -61,7 +61,9 @@ class PartitionReassignment(Result):
 
 @dataclass(frozen=True)
 class ReplicaLogInfo(Result):
-    """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's."""
+    """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's. A future one is
+    a copy on its way into this directory: it lacks `offset_lag` offsets of the replica in the other one.
+    """
 
     topic: str
     partition: int
@@ -71,6 +73,8 @@ class ReplicaLogInfo(Result):
     high_watermark: int
     log_end_offset: int
     is_leader: bool
+    is_future: bool = False
+    offset_lag: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class LogDir(Result):
     free_bytes: int
     replicas: tuple[ReplicaLogInfo, ...]
     is_full: bool = False
+
+    @property
+    def replica_count(self) -> int:
+        """How many replicas are here, those not counted that are on their way into it."""
+        return sum(not each.is_future for each in self.replicas)
 
     @property
     def size_bytes(self) -> int:

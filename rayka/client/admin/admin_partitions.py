@@ -1,8 +1,8 @@
 """The part of an `Admin`'s brain that is about partitions: their replicas, leaders, logs and lags.
 
 What moves replicas or leaders goes to the active controller; what is about logs goes to the brokers that have them,
-all at once. Kafka: KafkaAdminClient's alterPartitionReassignments, electLeaders, deleteRecords, describeLogDirs (B45,
-B46, G11).
+all at once. Kafka: KafkaAdminClient's alterPartitionReassignments, electLeaders, deleteRecords, describeLogDirs,
+alterReplicaLogDirs (B45, B46, G11).
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from rayka.ids import TopicPartition, node_name
 from rayka.protocol.membership import MetadataPartition, MetadataTopic
 from rayka.protocol.partition_admin import (
     AlterPartitionReassignmentsRequest,
+    AlterReplicaLogDirsRequest,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResult,
@@ -35,6 +36,7 @@ from rayka.protocol.partition_admin import (
     ListPartitionReassignmentsRequest,
     PartitionResult,
     Reassignment,
+    ReplicaLogDir,
 )
 
 Assignment = Mapping[TopicPartition, tuple[int, ...] | None]
@@ -96,6 +98,18 @@ class AsyncPartitionAdmin(AdminPart):
         """What these brokers, or all that are registered, have on their disks; asked all at once."""
         return await self._ask_log_dirs(await self._registered(broker_ids), topics)
 
+    async def alter_log_dirs(self, broker_id: int, paths: Mapping[TopicPartition, str]) -> None:
+        """Begins the moves on this broker. Raises the first refusal, when the others are under way."""
+        await self._registered((broker_id,))
+        wanted = tuple(ReplicaLogDir(tp.topic, tp.partition, path) for tp, path in sorted(paths.items()))
+        response = await self._nodes.network.call(
+            broker_id, AlterReplicaLogDirsRequest(wanted), self.timeout_ms
+        )
+        refused = [each for each in response.partitions if each.error_code is not ErrorCode.NONE]
+        if refused:
+            rest = f"; {len(refused)} of {len(wanted)} replicas were refused, the others are under way"
+            raise self._refused(refused[0], rest * (len(wanted) > 1))
+
     async def look_at_replicas(self, topics: Sequence[MetadataTopic]) -> Looks:
         """How far each replica is behind its leader's log end, None for one that is not known (see the results), and
         which of them are on a disk that is full or has failed.
@@ -107,6 +121,7 @@ class AsyncPartitionAdmin(AdminPart):
             for answer in await self._ask_log_dirs(tuple(holders), tuple(each.name for each in topics))
             for directory in answer.directories
             for log in directory.replicas
+            if not log.is_future
         }
         return {
             TopicPartition(topic.name, partition.partition): _look(held, topic.topic_id, partition)

@@ -1,20 +1,35 @@
-"""DescribeLogDirs on a broker: its data directories, how they are, and which replicas they hold.
+"""A broker's data directories: how they are and which replicas they hold, and replicas moved from one to another.
 
-Kafka: `ReplicaManager.describeLogDirs`.
+Kafka: `ReplicaManager.describeLogDirs`, `alterReplicaLogDirs`.
 """
 
-from rayka.errors import StorageError
-from rayka.ids import TopicPartition
+import posixpath
+
+from rayka.errors import (
+    ApiError,
+    ErrorCode,
+    KafkaStorageError,
+    LogDirNotFound,
+    ReplicaNotAvailable,
+    StorageError,
+)
+from rayka.ids import TopicPartition, node_name
 from rayka.log.log_directory import LogDirectory
-from rayka.node.replication.replica import Replica
+from rayka.metadata.image import named_partition
+from rayka.node.replication.replica import Replica, Unusable, key_of
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.directory_move import DirectoryMove
 from rayka.protocol.partition_admin import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     LogDirDescription,
+    PartitionResult,
     ReplicaLog,
+    ReplicaLogDir,
 )
 
 
@@ -55,9 +70,72 @@ class DescribeLogDirsHandler:
             directory.directory_id,
             error="" if failure is None else str(failure),
             free_bytes=free_bytes,
-            replicas=tuple(_replica_log(each) for each in replicas if each.directory is directory),
+            replicas=(
+                *(_replica_log(each) for each in replicas if each.directory is directory),
+                *self._futures(directory, replicas),
+            ),
             is_full=is_full,
         )
+
+    def _futures(self, directory: LogDirectory, replicas: list[Replica]) -> list[ReplicaLog]:
+        """The copies on their way into the directory, of these replicas."""
+        running = self._replicas.moves.running
+        moves = [(each, running.get(key_of(each.partition))) for each in replicas]
+        return [
+            _future_log(replica, move)
+            for replica, move in moves
+            if move is not None and move.target is directory and replica.directory is not directory
+        ]
+
+
+class AlterReplicaLogDirsHandler:
+    """Answers AlterReplicaLogDirs."""
+
+    def __init__(
+        self, settings: NodeSettings, directories: DataDirectories, replicas: ReplicaManager
+    ) -> None:
+        self._node_id = settings.node_id
+        self._directories = directories
+        self._replicas = replicas
+
+    async def handle(self, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+        """Begins each move that can be made; one that is refused does not hold up the others."""
+        return AlterReplicaLogDirsResponse(tuple(self._altered(each) for each in request.replicas))
+
+    def _altered(self, asked: ReplicaLogDir) -> PartitionResult:
+        try:
+            target = self._directory(asked)
+            self._replicas.moves.want(self._replica(asked), target)
+        except ApiError as refusal:
+            return PartitionResult(asked.topic, asked.partition, ErrorCode(refusal.code), str(refusal))
+        return PartitionResult(asked.topic, asked.partition)
+
+    def _directory(self, asked: ReplicaLogDir) -> LogDirectory:
+        path = posixpath.normpath(asked.path)
+        for directory in self._directories.all:
+            if posixpath.normpath(directory.path) == path:
+                if directory.failure is not None:
+                    raise KafkaStorageError(f"{directory.path} is offline: {directory.failure}")
+                return directory
+        raise LogDirNotFound(
+            f"{node_name(self._node_id)} has data directories {[each.path for each in self._directories.all]},"
+            f" found {asked.path!r}"
+        )
+
+    def _replica(self, asked: ReplicaLogDir) -> Replica:
+        """Raises UnknownTopicOrPartition, ReplicaNotAvailable, and KafkaStorageError when its disk has failed."""
+        name, image = TopicPartition(asked.topic, asked.partition), self._replicas.image
+        if image is None:
+            raise ReplicaNotAvailable(f"{node_name(self._node_id)} knows no topic yet; try again soon")
+        key, _ = named_partition(image, name)
+        hosted = self._replicas.hosted.get((key.topic_id, key.partition))
+        if hosted is None:
+            raise ReplicaNotAvailable(f"{node_name(self._node_id)} holds no replica of {name!r}")
+        if isinstance(hosted, Unusable):
+            raise KafkaStorageError(str(hosted.error))
+        if hosted.partition.failure is not None:
+            raise KafkaStorageError(f"{name!r}: {hosted.partition.failure}")
+        return hosted
 
 
 def _topic_partition(replica: Replica) -> TopicPartition:
@@ -76,4 +154,22 @@ def _replica_log(replica: Replica) -> ReplicaLog:
         log_end_offset=partition.log.log_end_offset,
         leader_epoch=partition.leader_epoch,
         is_leader=partition.is_leader,
+    )
+
+
+def _future_log(replica: Replica, move: DirectoryMove) -> ReplicaLog:
+    partition, copy = replica.partition, move.copy
+    log_end_offset = partition.log.log_start_offset if copy is None else copy.log.log_end_offset
+    return ReplicaLog(
+        partition.topic_partition.topic,
+        partition.topic_id,
+        partition.topic_partition.partition,
+        size_bytes=0 if copy is None else copy.log.segments.size_bytes,
+        log_start_offset=partition.log.log_start_offset if copy is None else copy.log.log_start_offset,
+        high_watermark=min(partition.high_watermark, log_end_offset),
+        log_end_offset=log_end_offset,
+        leader_epoch=partition.leader_epoch,
+        is_leader=False,
+        is_future=True,
+        offset_lag=max(0, partition.log.log_end_offset - log_end_offset),
     )

@@ -6,7 +6,7 @@ served; the replicas that a full disk has stopped go on when it has room. Kafka:
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 from rayka.errors import DamagedLog, DiskFull, StorageError
@@ -41,6 +41,8 @@ class ReplicaChanges:
         self._logs = replicas.logs
         self._changing = asyncio.Lock()
         tasks.start("look for room", self._logs.look_for_room(self._on_room))
+        for number in range(replicas.moves.worker_count):
+            tasks.start(f"move replicas {number}", replicas.moves.run(self._exchange))
 
     def __repr__(self) -> str:
         return f"<ReplicaChanges of {self._replicas!r}>"
@@ -66,6 +68,9 @@ class ReplicaChanges:
         self._reconfigure(delta, image)
         updated, new_leaders = await self._update_all(local, image)
         await self._on_updated(updated, new_leaders)
+        if before is None:
+            self._replicas.moves.resume(self._replicas.hosted)
+        self._replicas.moves.on_metadata()
         await log_leadership(self._node_id, changed, before, image)
 
     async def _on_updated(self, updated: Sequence[Replica], new_leaders: Sequence[Replica]) -> None:
@@ -101,7 +106,11 @@ class ReplicaChanges:
         if hosted is None:
             return False
         home = self._directories.get(state.directory_of(self._node_id))
-        return not self._holds(state) or home not in (None, hosted.directory)
+        if not self._holds(state):
+            return True
+        if home is None or home is hosted.directory:
+            return False
+        return not (isinstance(hosted, Replica) and self._replicas.moves.is_bound_for(home, hosted))
 
     async def _update_all(
         self, local: Sequence[_Changed], image: MetadataImage
@@ -178,6 +187,7 @@ class ReplicaChanges:
             self._replicas.leader_quota.bytes_per_second = own.leader_replication_throttled_rate
             self._replicas.follower_quota.bytes_per_second = own.follower_replication_throttled_rate
             self._logs.cleaner.config = own
+            self._replicas.moves.config = own
         for topic in [image.topics[name] for name in names if name in image.topics]:
             config = topic_config(image, settings.config, topic.name, self._node_id)
             for number in range(len(topic.partitions)):
@@ -195,12 +205,28 @@ class ReplicaChanges:
         for key in keys:
             await asyncio.sleep(0)  # there may be thousands
             each = self._replicas.drop(key)
+            self._replicas.moves.on_gone(key)
             if each is not None and each.directory is not None:
                 delay_ms = self._settings.config.log_segment_delete_delay_ms
                 if isinstance(each, Replica):
                     delay_ms = each.partition.config.file_delete_delay_ms
                 self._logs.delete(each.directory, each.topic_partition, delay_ms)
             self._replicas.parked.wake(key)
+
+    # ---- Another directory ---------------------------------------------------------------------------------
+
+    async def _exchange(self, key: PartitionKey, exchanged: Callable[[], Replica | None]) -> bool:
+        """Whether the replica has another log, in another directory, from now on; no change of metadata is made
+        meanwhile. Raises what the exchange raises.
+        """
+        async with self._changing:
+            self._replicas.fetchers.remove([key])  # an answer that comes meanwhile is for the log of before
+            try:
+                return exchanged() is not None
+            finally:
+                replica = self._replicas.find(key)
+                if replica is not None and replica.partition.failure is None:
+                    await self._on_updated([replica], [replica] if replica.partition.is_leader else [])
 
     # ---- Room after a full disk ------------------------------------------------------------------------
 

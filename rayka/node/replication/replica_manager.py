@@ -2,7 +2,7 @@
 
 Invariants: a partition is hosted in one directory; when a disk fails, its partitions answer KAFKA_STORAGE_ERROR until
 the node restarts, and the others go on; when it is full they are read. `ReplicaChanges` opens and deletes them.
-Kafka: `ReplicaManager`. Left out: moving a partition between directories.
+Kafka: `ReplicaManager`.
 """
 
 import logging
@@ -34,6 +34,7 @@ from rayka.node.replication.replica_fetcher_manager import ReplicaFetcherManager
 from rayka.node.replication.truncations import Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.directory_moves import DirectoryMoves
 from rayka.node.storage.log_manager import LogManager
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
@@ -64,6 +65,7 @@ class ReplicaManager:
         self._isr_changes = IsrChanges(settings, link, directories, self.wake)
         self.parked: Parked[PartitionKey] = Parked()
         self.logs = LogManager(settings, directories, self, tasks)
+        self.moves = DirectoryMoves(settings, directories, self, self.logs, link)
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
 
@@ -138,6 +140,7 @@ class ReplicaManager:
                     *unusable,
                     *self.fetchers.problems(),
                     *self.logs.cleaner.problems(),
+                    *self.moves.problems(),
                 ]
             )
         )

@@ -32,6 +32,7 @@ class Flusher:
         self._wanted: dict[Partition, None] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
         self._segment_counts: dict[Partition, int] = {}
+        self._held: dict[Partition, bool] = {}  # whether a sync was asked for meanwhile
         self._has_work = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -52,12 +53,29 @@ class Flusher:
 
     def request(self, partition: Partition) -> None:
         """Makes the partition part of the next sync."""
+        if partition in self._held:
+            self._held[partition] = True
+            return
         self._wanted[partition] = None
         self._has_work.set()
+
+    def hold(self, partition: Partition) -> None:
+        """No sync of the partition begins until `release`: its log is about to be in another directory, where what was
+        synced here has to be synced before.
+        """
+        self._held[partition] = partition in self._wanted
+        self._wanted.pop(partition, None)
+
+    def release(self, partition: Partition) -> None:
+        """Syncs of the partition go on, if it is still here."""
+        if self._held.pop(partition, False):
+            self.request(partition)
 
     def forget(self, partition: Partition) -> None:
         """The partition is gone."""
         self._wanted.pop(partition, None)
+        if partition in self._held:
+            self._held[partition] = False
         self._segment_counts.pop(partition, None)
         timer = self._timers.pop(partition, None)
         if timer is not None:

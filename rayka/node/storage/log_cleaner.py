@@ -79,6 +79,7 @@ class LogCleaner:
         self._uncleanable: dict[Log, str] = {}
         self._last: dict[Log, LastCleaning] = {}
         self.config: BrokerConfig = settings.config
+        self.paused: set[TopicPartition] = set()  # their logs are copied, and the copies take their places
 
     def __repr__(self) -> str:
         return f"<LogCleaner cleaned={len(self._last)} uncleanable={len(self._uncleanable)}>"
@@ -115,7 +116,9 @@ class LogCleaner:
         """The log with what is to be cleaned of it; None where nothing is due, or possible."""
         partition, log = replica.partition, replica.partition.log
         is_usable = partition.failure is None and log.failure is None and replica.directory.failure is None
-        if not partition.config.is_compacted or not is_usable or log in self._uncleanable:
+        if not is_usable or log in self._uncleanable or replica.topic_partition in self.paused:
+            return None
+        if not partition.config.is_compacted:
             return None
         part = cleanable(log, partition.high_watermark, self._settings.wall_clock_ms())
         chosen = _Chosen(replica, log, part)

@@ -30,6 +30,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.deleted_logs import DeletedLogs
 from rayka.node.storage.flusher import Flusher
 from rayka.node.storage.log_cleaner import LogCleaner
+from rayka.node.storage.unfinished_moves import UnfinishedMoves
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 
@@ -67,6 +68,7 @@ class LogManager:
         self._directories = directories
         self._owner = owner
         self._deleted = DeletedLogs(directories, self.fail)
+        self._unfinished = UnfinishedMoves(directories)
         self.cleaner = LogCleaner(settings, owner, self.fail)
         self._repeats = Repeats(_logger)
         self.flushers = {
@@ -86,9 +88,12 @@ class LogManager:
 
     # ---- Opening ---------------------------------------------------------------------------------------
 
-    def directory_of(self, topic_partition: TopicPartition, state: PartitionImage) -> LogDirectory:
-        """Where the replica is, or is to be. Raises StorageError when its disk has failed, and when it is not here, as
-        after a disk was replaced: instead of a directory that the broker has not registered a controller names another.
+    def directory_of(
+        self, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage
+    ) -> LogDirectory:
+        """Where the replica is, or is to be; while it is not moved yet from another directory here, that one. Raises
+        StorageError when its disk has failed, and when it is not here, as after a disk was replaced: instead of a
+        directory that the broker has not registered a controller names another.
         """
         directory_id = state.directory_of(self._broker_id)
         directory = self._directories.get(directory_id)
@@ -98,9 +103,32 @@ class LogManager:
                 f" {[each.path for each in self._directories.all]}; it begins anew in one of these as soon as the"
                 " controller has said in which"
             )
+        if self._unfinished.is_copied_into(directory, topic_partition, topic_id):
+            directory = self._source_of(directory, topic_partition, topic_id, state)
         if directory.failure is not None:
             raise directory.failure
         return directory
+
+    def _source_of(
+        self, home: LogDirectory, topic_partition: TopicPartition, topic_id: UUID, state: PartitionImage
+    ) -> LogDirectory:
+        """Where the log is that was not copied wholly when its broker ended. Where it is not here any more the replica
+        begins anew, if it may.
+        """
+        source = self._unfinished.source(home, topic_partition, topic_id)
+        if source is not None:
+            home.checkpoints.forget(
+                topic_partition
+            )  # what they say is of a log that had its name for a moment
+            return source
+        if not self.can_be_copied(state):
+            raise StorageError(
+                f"{topic_partition} was being moved to {home.path}, and the log that it was copied from is in none of"
+                f" {[each.path for each in self._directories.all]}; bring back the data directory that holds it, then"
+                " restart the broker"
+            )
+        self.delete_future(home, home.partitions.future_path(topic_partition, topic_id))
+        return home
 
     def can_be_copied(self, state: PartitionImage) -> bool:
         """Whether nothing depends on what this replica has: another broker leads, and this one may not be elected."""
@@ -114,7 +142,7 @@ class LogManager:
         copied from its leader, also if only a batch in it is: its readers would get no further once this replica leads.
         Raises what `directory_of` and `LogDirectory.open_log` raise.
         """
-        directory = self.directory_of(topic_partition, state)
+        directory = self.directory_of(topic_partition, topic_id, state)
         try:
             log = await directory.open_log(topic_partition, topic_id, config, now_ms=now_ms)
         except DamagedLog as error:
@@ -161,6 +189,14 @@ class LogManager:
                 if deleted is not None:
                     self._deleted.add(directory, deleted, delay_ms)
 
+    def delete_future(self, directory: LogDirectory, path: str) -> None:
+        """Gives up a copy of a replica; its files are removed at once."""
+        if directory.failure is None:
+            with self._may_fail(directory):
+                deleted = directory.futures.delete(path)
+                if deleted is not None:
+                    self._deleted.add(directory, deleted, 0)
+
     async def tidy(self, image: MetadataImage) -> None:
         """Deletes the logs of replicas that were moved to other brokers or directories while this one was down, and
         takes those whose partition is not in the metadata out of the way (F4).
@@ -190,14 +226,21 @@ class LogManager:
                 state = _state_of(image, topic_partition, topic_id)
                 if state is None:
                     strays.append((directory, topic_partition))
-                elif self._is_elsewhere(state, directory):
+                elif self._is_elsewhere(topic_partition, state, directory):
                     moved.append((directory, topic_partition))
         return moved, strays
 
-    def _is_elsewhere(self, state: PartitionImage, directory: LogDirectory) -> bool:
+    def _is_elsewhere(
+        self, topic_partition: TopicPartition, state: PartitionImage, directory: LogDirectory
+    ) -> bool:
         """Whether the replica is on other brokers, or in another directory here."""
         home = self._directories.get(state.directory_of(self._broker_id))
-        return self._broker_id not in state.replicas or home not in (None, directory)
+        if self._broker_id not in state.replicas:
+            return True
+        if home is None or home is directory:
+            return False
+        topic_id = directory.partitions.topic_id(topic_partition)
+        return topic_id is None or self._unfinished.source(home, topic_partition, topic_id) is not directory
 
     # ---- Durability ------------------------------------------------------------------------------------
 

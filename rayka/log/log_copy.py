@@ -1,0 +1,117 @@
+"""One log made a copy of another one that goes on changing: appended to, truncated, shortened at its start.
+
+Both are logs of the same partition on one broker, so an epoch names the same records in both: what differs lies behind
+the offset at which their lineages part (B22). Invariant: below that offset both hold the same records, but for what
+compaction removed from one of them. Everything here is a slice of work, and changes the copy only. Kafka:
+`ReplicaAlterLogDirsThread`, which fetches from the local log as a follower does.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rayka.log.log import Log, PrefixCopy
+from rayka.protocol.batch_header import RecordBatch, split_batches
+
+SLICE_BYTES = 256 << 10
+
+
+class Piece(NamedTuple):
+    """What was read of the log to be appended to its copy."""
+
+    batches: Sequence[RecordBatch]
+    size_bytes: int
+
+
+class LogCopy:
+    """The copy `log` of a log that is given to each call: it may be opened anew meanwhile."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._misplaced_from: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<LogCopy {self.log!r}>"
+
+    def is_even(self, original: Log) -> bool:
+        """Whether the copy has all that the log has, and nothing else."""
+        return (
+            self.log.log_end_offset == original.log_end_offset
+            and self.log.log_start_offset == original.log_start_offset
+            and self.common_end(original) == self.log.log_end_offset
+        )
+
+    # ---- Where they part -------------------------------------------------------------------------------------
+
+    def common_end(self, original: Log) -> int:
+        """The offset below which the copy is right; below its own start when nothing of it is."""
+        copy = self.log
+        if original.log_start_offset < copy.log_start_offset:
+            return original.log_start_offset
+        end_offset = min(copy.log_end_offset, original.log_end_offset)
+        if self._misplaced_from is not None:
+            end_offset = min(end_offset, self._misplaced_from)
+        start_offset = max(copy.log_start_offset, original.log_start_offset)
+        starts = {each.start_offset for log in (copy, original) for each in log.epochs.entries}
+        for offset in sorted({start_offset, *starts}):
+            is_shared = start_offset <= offset < end_offset
+            if is_shared and copy.epoch_of(offset) != original.epoch_of(offset):
+                return offset
+        return end_offset
+
+    def is_parted(self, original: Log) -> bool:
+        """Whether `cut` has something to do."""
+        return self.common_end(original) < self.log.log_end_offset or self._is_behind_start(original)
+
+    def cut(self, original: Log, copied: PrefixCopy | None = None) -> PrefixCopy | None:
+        """Takes off what is not in the log any more. As `Log.truncate_to`: None when that is done, else what is to be
+        copied first.
+        """
+        end_offset = self.common_end(original)
+        if self._is_behind_start(original) or end_offset < self.log.log_start_offset:
+            self.log.truncate_fully_and_start_at(original.log_start_offset)
+        elif end_offset < self.log.log_end_offset:
+            needed = self.log.truncate_to(end_offset, copied)
+            if needed is not None:
+                return needed
+        self._misplaced_from = None
+        return None
+
+    def _is_behind_start(self, original: Log) -> bool:
+        """Whether the log begins behind everything in the copy."""
+        return original.log_start_offset > self.log.log_end_offset
+
+    # ---- Going on --------------------------------------------------------------------------------------------
+
+    def read(self, original: Log, max_bytes: int = SLICE_BYTES) -> Piece:
+        """What comes next in the log; nothing at its end. Raises CorruptRecord for a batch that is damaged, and
+        StorageError of the log's disk.
+        """
+        offset = self.log.log_end_offset
+        if offset >= original.log_end_offset:
+            return Piece((), 0)
+        read = original.read(offset, max_bytes=max_bytes, end_offset=original.log_end_offset)
+        batches = tuple(split_batches(read.records))
+        for batch in batches:
+            batch.check_crc(original.name)
+        return Piece(batches, len(read.records))
+
+    def append(self, original: Log, piece: Piece, now_ms: int) -> None:
+        """Goes on with that, and begins where the log begins. Raises StorageError of the copy's disk."""
+        copy = self.log
+        copy.config = original.config
+        start_offset = min(original.log_start_offset, copy.log_end_offset)
+        if piece.batches:
+            first = piece.batches[0]
+            if first.base_offset < copy.log_end_offset:
+                if copy.log_start_offset < copy.log_end_offset:
+                    self._misplaced_from = first.base_offset
+                    return
+                copy.truncate_fully_and_start_at(first.base_offset)
+            self._take_epochs(original, piece.batches[-1].next_offset)
+            copy.append_as_follower(piece.batches, now_ms=now_ms)
+            start_offset = min(original.log_start_offset, copy.log_end_offset)
+        copy.increment_log_start_offset(start_offset)
+
+    def _take_epochs(self, original: Log, end_offset: int) -> None:
+        """The lineage of the log: where compaction left a gap, an epoch begins before its first batch."""
+        self.log.epochs.replace([each for each in original.epochs.entries if each.start_offset < end_offset])

@@ -1,0 +1,171 @@
+"""The moves of one broker's replicas between its data directories: which are wanted, and those under way (KIP-113).
+
+Invariants: of a replica there is one move at a time, and the newest wish counts; `num.replica.alter.log.dirs.threads`
+moves are made at once, all of them together at `replica.alter.log.dirs.io.max.bytes.per.second`; a replica that moves
+is not compacted; a move that ends early is named with the reason, and the others go on. What the end of the process
+breaks off goes on with the next one. Kafka: `ReplicaManager.alterReplicaLogDirs`, `ReplicaAlterLogDirsManager`.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping
+
+from rayka.config import BrokerConfig
+from rayka.log.log_directory import LogDirectory
+from rayka.node import clock
+from rayka.node.controller_link import ControllerLink
+from rayka.node.replication.replica import PartitionKey, Replica, key_of
+from rayka.node.replication.truncations import Truncations
+from rayka.node.settings import NodeSettings
+from rayka.node.signal import Signal
+from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.directory_move import DirectoryMove, Exchange, MoveCancelled, MoveOwner, MoveParts
+from rayka.node.storage.log_manager import LogManager
+
+_REASONS_MAX = 1_000
+_logger = logging.getLogger(__name__)
+
+
+class DirectoryMoves:
+    """See the module. `config` may change at any time."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        directories: DataDirectories,
+        owner: MoveOwner,
+        logs: LogManager,
+        link: ControllerLink,
+    ) -> None:
+        self._directories = directories
+        self._owner = owner
+        self._logs = logs
+        self._wanted: dict[PartitionKey, LogDirectory] = {}
+        self._running: dict[PartitionKey, DirectoryMove] = {}
+        self._reasons: dict[PartitionKey, str] = {}
+        self._news = Signal()
+        self._free_ms = 0.0
+        self.config: BrokerConfig = settings.config
+        truncations = Truncations(settings.disk)
+        self._metadata = Signal()
+        self._parts = MoveParts(
+            settings, directories, owner, logs, link, self._metadata, self._spend, truncations.run
+        )
+
+    def __repr__(self) -> str:
+        return f"<DirectoryMoves wanted={len(self._wanted)} running={list(self._running.values())}>"
+
+    def problems(self) -> list[str]:
+        """Why moves have ended early, one line each, until the replica is moved again."""
+        return list(self._reasons.values())
+
+    @property
+    def running(self) -> Mapping[PartitionKey, DirectoryMove]:
+        return self._running
+
+    @property
+    def worker_count(self) -> int:
+        """How many moves are made at once."""
+        return self.config.num_replica_alter_log_dirs_threads or len(self._directories.all)
+
+    # ---- What is wanted ----------------------------------------------------------------------------------------------
+
+    def want(self, replica: Replica, target: LogDirectory) -> None:
+        """The replica is to be in this directory. A move of it to another one ends, as far as it can."""
+        key = key_of(replica.partition)
+        self._reasons.pop(key, None)
+        running = self._running.get(key)
+        if running is not None and running.target is not target:
+            running.cancel(f"the replica is to be in {target.path}")
+        if running is None and replica.directory is target:
+            self._wanted.pop(key, None)
+        else:
+            self._wanted[key] = target
+        self._news.notify()
+
+    def resume(self, replicas: Mapping[PartitionKey, object]) -> None:
+        """After the first metadata: goes on with what an earlier process began, and removes copies that nothing waits
+        for.
+        """
+        for directory in self._directories.online():
+            for topic_id, number, path in directory.partitions.futures():
+                replica = replicas.get((topic_id, number))
+                if isinstance(replica, Replica) and replica.directory is not directory:
+                    self._wanted[topic_id, number] = directory
+                elif replica is None or isinstance(replica, Replica):
+                    self._logs.delete_future(directory, path)
+        self._news.notify()
+
+    def is_bound_for(self, directory: LogDirectory | None, replica: Replica) -> bool:
+        """Whether the replica, which the metadata say is in that directory, is on its way there, or was."""
+        running = self._running.get(key_of(replica.partition))
+        if directory is None or directory.failure is not None:
+            return running is not None and running.target is directory
+        return (running is not None and running.target is directory) or directory.futures.exists(
+            replica.topic_partition, replica.partition.topic_id
+        )
+
+    def on_metadata(self) -> None:
+        """There is another image."""
+        self._metadata.notify()
+
+    def on_gone(self, key: PartitionKey) -> None:
+        """The replica is not here any more."""
+        self._wanted.pop(key, None)
+        self._reasons.pop(key, None)
+        running = self._running.get(key)
+        if running is not None:
+            running.abandon()
+
+    # ---- Moving ------------------------------------------------------------------------------------------------------
+
+    async def run(self, exchange: Exchange) -> None:
+        """Makes one move after another, for ever; several of these run beside each other."""
+        while True:
+            replica = self._next()
+            if replica is None:
+                await self._news.wait(math.inf)
+            else:
+                await self._move(
+                    DirectoryMove(self._parts, replica, self._wanted[key_of(replica.partition)]), exchange
+                )
+
+    def _next(self) -> Replica | None:
+        for key, target in list(self._wanted.items()):
+            replica = self._owner.find(key)
+            if key in self._running:
+                continue
+            if replica is not None and replica.directory is not target:
+                return replica
+            del self._wanted[key]
+        return None
+
+    async def _move(self, move: DirectoryMove, exchange: Exchange) -> None:
+        key, name = move.key, move.topic_partition
+        self._running[key] = move
+        self._logs.cleaner.paused.add(name)
+        try:
+            await move.run(exchange)
+        except MoveCancelled as reason:
+            if self._wanted.get(key) is move.target:
+                self._on_cancelled(move, f"{name} stays in {move.source.path}: {reason}")
+        finally:
+            self._logs.cleaner.paused.discard(name)
+            del self._running[key]
+            if self._wanted.get(key) is move.target:
+                del self._wanted[key]
+            self._news.notify()
+
+    def _on_cancelled(self, move: DirectoryMove, reason: str) -> None:
+        self._reasons[move.key] = reason
+        if len(self._reasons) > _REASONS_MAX:
+            del self._reasons[next(iter(self._reasons))]
+        _logger.warning("its move to %s is cancelled: %s", move.target.path, reason)
+
+    async def _spend(self, size_bytes: int) -> None:
+        """Until so many more bytes may have been copied."""
+        now_ms = clock.now_ms()
+        rate = self.config.replica_alter_log_dirs_io_max_bytes_per_second
+        self._free_ms = max(now_ms, self._free_ms) + size_bytes * 1000 / rate
+        await asyncio.sleep(max(0.0, self._free_ms - now_ms) / 1000)

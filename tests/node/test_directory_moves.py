@@ -1,0 +1,424 @@
+"""Replicas move between the data directories of a broker while they serve.
+
+Kafka: `ReplicaAlterLogDirsThreadTest`, `AlterReplicaLogDirsRequestTest`.
+"""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from rayka.errors import ErrorCode, StorageError
+from rayka.ids import OffsetAndEpoch
+from rayka.node.storage.directory_move import SPARE_BYTES
+from rayka.testing.memory_disk import MemoryDisk
+from tests.log.producer_support import append, produced
+from tests.node.move_support import ONE, TWO, EndingDisk, FullDisk, Mover
+from tests.node.replica_support import (
+    BROKER,
+    LEADER,
+    LEADER_EPOCH,
+    answered,
+    batch,
+    changed,
+    given,
+    run,
+    settle,
+)
+from tests.node.test_log_dirs import described
+
+
+def test_a_replica_moves_with_all_that_is_in_it() -> None:  # F4
+    async def main() -> None:
+        mover = await Mover.start()
+        for number in range(5):
+            await mover.produce(b"%d" % number)
+        assert (await mover.ask(TWO)).error_code is ErrorCode.NONE
+        await mover.until_in(TWO)
+        await mover.produce(b"5")
+        assert mover.values() == [b"%d" % number for number in range(6)]
+        assert mover.names(TWO) == ["orders-0"]
+        assert [each.endswith("-delete") for each in mover.names(ONE)] == [True]
+        assert mover.broker.replicas.problems() == []
+        await mover.stop()
+
+    run(main)
+
+
+async def _moving_until_it_ends(disk: EndingDisk, count: int, flush: str) -> tuple[Mover, list[bytes], bool]:
+    """A machine that ends at this change of the disk while a replica moves and is written to: what was acknowledged,
+    and whether the move was through before.
+    """
+    mover = await Mover.start(disk, flush=flush, segment_bytes=1024)
+    acknowledged = []
+    for number in range(8):
+        await mover.produce(b"%03d" % number * 60)
+        acknowledged.append(b"%03d" % number * 60)
+    disk.left = count
+    await mover.ask(TWO)
+    for number in range(8, 400):
+        value = b"%03d" % number * 60
+        try:
+            result = await mover.produce(value)
+        except Exception:
+            break
+        if disk.has_ended or result.error_code is not ErrorCode.NONE:
+            break
+        acknowledged.append(value)
+        await asyncio.sleep(0.001)
+        if mover.where == TWO and not mover.broker.replicas.moves.running:
+            break
+    await asyncio.sleep(0.05)
+    is_through = not disk.has_ended
+    await mover.end()
+    disk.left = -1
+    return mover, acknowledged, is_through
+
+
+@pytest.mark.parametrize("flush", ["none", "batch"])
+def test_a_machine_may_end_at_any_step_of_a_move(flush: str) -> None:  # B33
+    """After the end of the process nothing is missing; after a power cut nothing that was synced."""
+    random = Random(7)
+
+    async def main() -> None:
+        count, is_through = 1, False
+        while not is_through:
+            disk = EndingDisk()
+            mover, acknowledged, is_through = await _moving_until_it_ends(disk, count, flush)
+            if flush == "batch" and count % 2:
+                disk.power_loss(random)
+            else:
+                disk.process_crash()
+            await mover.restart(disk)
+            try:
+                values = mover.values()
+                assert values[: len(acknowledged)] == acknowledged, (count, mover)
+                assert (await mover.produce(b"last")).error_code is ErrorCode.NONE
+                await asyncio.sleep(3)
+                assert mover.where == mover.named_path, count
+                held = [path for path in (ONE, TWO) if "orders-0" in mover.names(path)]
+                assert held == [mover.where], count
+                assert mover.names(ONE) + mover.names(TWO) == ["orders-0"], count
+                assert mover.values() == [*values, b"last"]
+            finally:
+                await mover.end()
+                disk.process_crash()
+            count += 1
+        assert count > 20
+
+    run(main)
+
+
+def test_a_follower_that_is_truncated_while_it_moves_keeps_nothing_of_what_was_cut() -> None:  # B22
+    async def main() -> None:
+        mover = await Mover.start(isr=(LEADER, BROKER), segment_bytes=1024)
+        broker, old = mover.broker, [batch(b"old %d" % number * 40, offset=number) for number in range(9)]
+        asked = await broker.begin_session(given(0, *old, high_watermark=3))
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        assignment = await broker.others.assignments.get()
+        assert mover.lag == 0
+        asked.answer(answered(given(0, diverging_epoch=OffsetAndEpoch(offset=4, epoch=LEADER_EPOCH))))
+        asked = await broker.next_fetch()
+        new = [batch(b"new", offset=4, epoch=LEADER_EPOCH + 1)]
+        await mover.apply(changed(leader_id=LEADER))
+        asked = await broker.next_fetch()
+        asked.answer(answered(given(0, *new, high_watermark=4, leader_epoch=LEADER_EPOCH + 1)))
+        await settle()
+        await mover.answer_to(assignment)
+        await mover.until_in(TWO)
+        assert mover.values() == [*(b"old %d" % number * 40 for number in range(4)), b"new"]
+        await mover.stop()
+
+    run(main)
+
+
+def test_records_deleted_while_a_replica_moves_are_not_in_the_copy() -> None:
+    async def main() -> None:
+        mover = await Mover.start(segment_bytes=1024)
+        for number in range(20):
+            await mover.produce(b"%d" % number * 100)
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        assignment = await mover.broker.others.assignments.get()
+        mover.broker.partition().log.increment_log_start_offset(15)
+        await mover.answer_to(assignment)
+        await mover.until_in(TWO)
+        log = mover.broker.partition().log
+        assert (log.log_start_offset, log.log_end_offset) == (15, 20)
+        assert mover.values()[-5:] == [b"%d" % number * 100 for number in range(15, 20)]
+        await mover.stop()
+
+    run(main)
+
+
+def test_what_is_known_of_producers_and_epochs_moves_along() -> None:  # B20, C8
+    async def main() -> None:
+        mover = await Mover.start()
+        partition = mover.broker.partition()
+        for sequence in range(3):
+            append(partition.log, produced(sequence))
+        await mover.apply(changed(leader_id=BROKER))
+        before = dict(partition.log.producers.items())
+        await mover.ask(TWO)
+        await mover.until_in(TWO)
+        assert dict(partition.log.producers.items()) == before
+        assert [tuple(each) for each in partition.log.epochs.entries] == [(0, 0), (1, 3)]
+        await mover.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_directory_that_fails_cancels_the_move_and_the_replica_goes_on(is_told: bool) -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a")
+        mover.hold_assignments()
+        if is_told:
+            await mover.ask(TWO)
+            await mover.answer_one(is_applied=False)
+        disk.fail("write", TWO)
+        await (mover.produce(b"more") if is_told else mover.ask(TWO))
+        mover.take_assignments()
+        problem = await mover.until_cancelled()
+        assert f"orders-0 stays in {ONE}: {TWO} failed" in problem
+        assert (mover.where, mover.named_path) == (ONE, ONE)
+        assert (await mover.produce(b"b")).error_code is ErrorCode.NONE
+        assert mover.values() == [b"a", *([b"more"] if is_told else []), b"b"]
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_directory_without_room_cancels_the_move_and_has_its_room_again() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        for _ in range(50):
+            await mover.produce(b"a" * 100_000)
+        disk.fill_up(after_bytes=SPARE_BYTES + (2 << 20))
+        await mover.ask(TWO)
+        problem = await mover.until_cancelled()
+        assert f"orders-0 stays in {ONE}: {TWO} has " in problem
+        assert "stay free" in problem
+        await asyncio.sleep(1)
+        assert mover.names(TWO) == []
+        assert disk.free_bytes(TWO) > SPARE_BYTES
+        assert (await mover.produce(b"b")).error_code is ErrorCode.NONE
+        disk.fill_up(after_bytes=1 << 40)
+        await mover.ask(TWO)
+        await mover.until_in(TWO)
+        assert mover.broker.replicas.problems() == []
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_disk_that_fills_up_while_a_replica_moves_cancels_the_move() -> None:
+    async def main() -> None:
+        disk = FullDisk()
+        mover = await Mover.start(disk)
+        for _ in range(9):
+            await mover.produce(b"a" * 100_000)
+        disk.full_path = TWO
+        await mover.ask(TWO)
+        assert f"orders-0 stays in {ONE}: {TWO} is full" in await mover.until_cancelled()
+        assert (await mover.produce(b"b")).error_code is ErrorCode.NONE
+        assert (mover.directories[1].failure, mover.directories[1].full) == (None, None)
+        await mover.stop()
+
+    run(main)
+
+
+def test_when_the_old_directory_fails_after_the_new_one_was_told_the_metadata_name_the_old_one_again() -> (
+    None
+):
+    async def main() -> None:
+        mover = await Mover.start(isr=(BROKER, LEADER))
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        await mover.answer_one(is_applied=False)
+        mover.broker.replicas.logs.fail(mover.directories[0], StorageError("it is on fire"))
+        await mover.apply(*mover.records[-1:])
+        mover.take_assignments()
+        assert "is offline" in await mover.until_cancelled()
+        assert mover.named_path == ONE
+        assert mover.names(TWO) == []
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_damaged_log_is_not_copied() -> None:  # F27
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a" * 1000)
+        disk.flip_bit(f"{ONE}/orders-0/{0:020d}.log", 500)
+        await mover.ask(TWO)
+        assert "the log is damaged" in await mover.until_cancelled()
+        assert mover.where == ONE
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_move_that_is_asked_for_the_other_way_round_ends() -> None:
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 1000})
+        for _ in range(5):
+            await mover.produce(b"a" * 100_000)
+        await mover.ask(TWO)
+        await asyncio.sleep(60)
+        assert mover.lag
+        await mover.ask(ONE)
+        await mover.until_in(ONE)
+        await asyncio.sleep(1)
+        assert (mover.names(ONE), mover.names(TWO)) == (["orders-0"], [])
+        assert mover.broker.replicas.problems() == []
+        await mover.stop()
+
+    run(main)
+
+
+def test_copying_stays_below_its_rate() -> None:
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 100_000})
+        for _ in range(10):
+            await mover.produce(b"a" * 100_000)
+        begin_s = asyncio.get_running_loop().time()
+        await mover.ask(TWO)
+        await mover.until_in(TWO)
+        assert 9 < asyncio.get_running_loop().time() - begin_s < 14
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_replica_that_goes_while_it_moves_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        mover = await Mover.start()
+        await mover.produce(b"a")
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        await mover.broker.others.assignments.get()
+        await mover.apply(mover.broker.moved_away())
+        await asyncio.sleep(3)
+        assert mover.names(ONE) + mover.names(TWO) == []
+        assert not mover.broker.replicas.moves.running
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_copy_that_nothing_waits_for_is_removed_at_the_start() -> None:
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a")
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        await mover.broker.others.assignments.get()
+        await mover.end()
+        disk.process_crash()
+        mover.apply_later(mover.broker.moved_away())
+        await mover.restart(disk)
+        await asyncio.sleep(3)
+        assert mover.names(ONE) + mover.names(TWO) == []
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_copy_whose_log_is_gone_is_no_replica() -> None:  # B33
+    """The metadata name the directory of the copy, and the one that it was copied from is not here any more."""
+
+    async def main() -> None:
+        disk = MemoryDisk()
+        mover = await Mover.start(disk)
+        await mover.produce(b"a")
+        mover.hold_assignments()
+        await mover.ask(TWO)
+        await mover.answer_one(is_applied=False)
+        await mover.end()
+        disk.process_crash()
+        await disk.discard(f"{ONE}/orders-0")
+        await mover.restart(disk)
+        (problem,) = mover.broker.replicas.problems()
+        assert f"orders-0 was being moved to {TWO}" in problem
+        assert [each for each in mover.names(TWO) if each.endswith("-future")]
+        await mover.stop()
+
+    run(main)
+
+
+def test_what_was_synced_is_synced_in_the_copy_when_it_takes_its_place() -> None:  # F13
+    async def main() -> None:
+        mover = await Mover.start(flush="batch", segment_bytes=2048)
+        await mover.ask(TWO)
+        partition = mover.broker.partition()
+        while mover.where == ONE:
+            assert (await mover.produce(b"a" * 100)).error_code is ErrorCode.NONE
+            assert partition.log.flushed_offset >= partition.high_watermark
+            await settle()
+        assert (await mover.produce(b"b")).error_code is ErrorCode.NONE
+        assert partition.log.flushed_offset == partition.high_watermark == partition.log.log_end_offset
+        await mover.stop()
+
+    run(main)
+
+
+def test_a_log_that_moves_is_not_compacted_meanwhile() -> None:  # F28
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 1000})
+        for _ in range(3):
+            await mover.produce(b"a" * 100_000)
+        await mover.ask(TWO)
+        await settle()
+        cleaner = mover.broker.replicas.logs.cleaner
+        assert {repr(each) for each in cleaner.paused} == {"orders-0"}
+        await mover.ask(ONE)
+        await mover.until_in(ONE)
+        assert cleaner.paused == set()
+        await mover.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("path", "topic", "number", "code", "said"),
+    [
+        ("/elsewhere", "orders", 0, ErrorCode.LOG_DIR_NOT_FOUND, ONE),
+        (TWO, "nothing", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "'nothing'"),
+        (TWO, "orders", 9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "0 to 0"),
+        (ONE + "/", "orders", 0, ErrorCode.NONE, ""),
+    ],
+)
+def test_what_cannot_be_moved_is_refused_by_name(
+    path: str, topic: str, number: int, code: ErrorCode, said: str
+) -> None:
+    async def main() -> None:
+        mover = await Mover.start()
+        result = await mover.ask(path, topic, number)
+        assert (result.error_code, said in result.error_message) == (code, True)
+        await mover.stop()
+
+    run(main)
+
+
+def test_log_dirs_have_the_copy_and_its_lag() -> None:
+    async def main() -> None:
+        mover = await Mover.start(broker={"replica_alter_log_dirs_io_max_bytes_per_second": 1000})
+        for _ in range(5):
+            await mover.produce(b"a" * 100_000)
+        await mover.ask(TWO)
+        await asyncio.sleep(30)
+        one, two = await described(mover.broker)
+        (current,), (future,) = one.replicas, two.replicas
+        assert (current.is_future, current.log_end_offset) == (False, 5)
+        assert (future.is_future, future.log_end_offset, future.offset_lag) == (True, 2, 3)
+        await mover.stop()
+
+    run(main)
