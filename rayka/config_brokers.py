@@ -1,5 +1,6 @@
 """Configuration of brokers and controllers, the defaults of topics among it, and which keys can change as they run."""
 
+import posixpath
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -284,6 +285,13 @@ class BrokerConfig(ConfigModel):
         description="How many bytes a second compaction reads and writes together.",
     )
 
+    cordoned_log_dirs: str = Field(
+        default="",
+        description=(
+            "Data directories that take no new replicas, by their paths, separated by commas; `*`: all of the broker's."
+            " What is in them stays and serves."
+        ),
+    )
     num_replica_alter_log_dirs_threads: int = Field(
         default=0,
         ge=0,
@@ -298,6 +306,16 @@ class BrokerConfig(ConfigModel):
         allow_inf_nan=False,
         description="How many bytes a second a broker copies between its data directories, all moves together.",
     )
+
+    def is_cordoned(self, path: str) -> bool:
+        """Whether the data directory with this path takes no new replicas."""
+        return bool({"*", _normal(path)} & self.cordoned_paths)
+
+    @property
+    def cordoned_paths(self) -> frozenset[str]:
+        """What `cordoned.log.dirs` names."""
+        named = (each.strip() for each in self.cordoned_log_dirs.split(","))
+        return frozenset(_normal(each) for each in named if each)
 
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
@@ -324,6 +342,10 @@ class BrokerConfig(ConfigModel):
             )
         static = {name: getattr(self, name) for name in self.model_fields_set if name not in own}
         return self.parse({**static, **dynamic}, what=what)
+
+
+def _normal(path: str) -> str:
+    return path if path == "*" else posixpath.normpath(path)
 
 
 BROKER_SYNONYMS = {
@@ -357,6 +379,7 @@ DYNAMIC_BROKER_KEYS = (
     "log_cleaner_dedupe_buffer_size",
     "log_cleaner_io_max_bytes_per_second",
     "replica_alter_log_dirs_io_max_bytes_per_second",
+    "cordoned_log_dirs",
 )
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 

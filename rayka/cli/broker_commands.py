@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rayka.client.admin.admin_results import BrokerDescription
 
 _STYLES = {"active": Style.PLAIN, "fenced": Style.BAD, "shutting-down": Style.NOTE}
+_GOOD = {False: "ok", True: "cordoned"}
 _broker_argument = click.argument("broker_id", metavar="BROKER", type=int)
 
 
@@ -201,7 +202,13 @@ def print_broker(found: "BrokerDescription", disks: "BrokerLogDirs") -> None:
         click.echo(f"its disks are not known: {disks.error}")
         return
     rows = [
-        (each.path, size(each.size_bytes), size(each.free_bytes), each.replica_count, each.error or "ok")
+        (
+            each.path,
+            size(each.size_bytes),
+            size(each.free_bytes),
+            each.replica_count,
+            each.error or _GOOD[each.is_cordoned],
+        )
         for each in disks.directories
     ]
     styles = [Style.BAD if each.error else Style.PLAIN for each in disks.directories]

@@ -11,6 +11,7 @@ record on: one in the nodes' own configuration could change between two runs, an
 Kafka: `ConfigurationControlManager`, `ControllerConfigurationValidator`, `ConfigHelper` (sources of values).
 """
 
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 
 from rayka.config import (
@@ -52,6 +53,7 @@ from rayka.shard.shard import RECORDS_PER_BATCH_MAX, Result, Steps
 
 MIN_ISR = "min.insync.replicas"
 UNCLEAN_ELECTION = "unclean.leader.election.enable"
+CORDONED = "cordoned.log.dirs"
 _ALL_BROKERS = ""
 
 
@@ -207,8 +209,22 @@ class _Alteration:
                 raise InvalidRequest(
                     f"{_what(resource)}: the controller goes by {key!r} too, so no broker has its own; set it for all"
                 )
+            if key == CORDONED and resource.resource_name and change.op is AlterConfigOp.SET:
+                self._check_paths(int(resource.resource_name), change)
             if key == MIN_ISR and change.op is AlterConfigOp.DELETE:
                 self._check_min_isr_is_kept(change)
+
+    def _check_paths(self, broker_id: int, change: ConfigChange) -> None:
+        """Raises InvalidConfig for a directory that this broker does not have; what is set for all brokers may be one
+        of some of them.
+        """
+        named = BrokerConfig.parse({change.name: change.value}, what=f"broker {broker_id}").cordoned_paths
+        own = [each.path for each in self._image.brokers[broker_id].directories]
+        unknown = sorted(named - {posixpath.normpath(each) for each in own} - {"*"})
+        if unknown:
+            raise InvalidConfig(
+                f"broker {broker_id}: {change.name!r}: expected some of {own}, found {unknown}"
+            )
 
     def _check_min_isr_is_kept(self, change: ConfigChange) -> None:
         if self._image.has_eligible_leader_replicas:

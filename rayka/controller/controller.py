@@ -1,7 +1,8 @@
 """The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of brokers, and
-the brokers that have just come back, are soft state beside it (H6): losing it costs time only. The node calls
+the brokers that have just come back, are soft state beside it (H6), and so is how large their directories are: losing
+it costs time only. The node calls
 `on_heartbeat` and `on_exit` for those; what is done from time to time is done by its timers (`controller_timers`).
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
@@ -32,6 +33,7 @@ from rayka.controller.controller_timers import (
 )
 from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.create_partitions import create_partitions
+from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.heartbeats import (
     exited_broker,
@@ -107,6 +109,7 @@ class Controller:
         self._timers = ControllerTimers(config)
         self._delta = MetadataDelta(MetadataImage())
         self._replicas = ReplicaIndex()
+        self._sizes = DirectorySizes()
 
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
@@ -116,7 +119,7 @@ class Controller:
     ) -> Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]:
         context = RequestContext(
             self.image(next_offset), now_ms, self._cluster_id, self._node_id, self._config, self._random,
-            self._replicas, self._sessions, self._returned, self._timers,
+            self._replicas, self._sessions, self._returned, self._timers, self._sizes,
         )  # fmt: skip
         return _HANDLERS[type(request)](context, request)
 
@@ -165,6 +168,8 @@ class Controller:
                 number=request.number,
                 now_ms=now_ms,
             )
+            counts = self._replicas.of(broker.broker_id).directories
+            self._sizes.on_heartbeat(broker, request.directory_size_bytes, counts)
 
     def on_exit(self, request: ReportExitRequest, *, next_offset: int) -> None:
         """The process of a broker has ended; what it sent before and comes late does not count."""

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from rayka.config import BrokerConfig, TopicConfig
 from rayka.controller.partition_change import PartitionChangeBuilder
+from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvariantBroken
 from rayka.ids import TopicIdPartition
@@ -113,7 +114,7 @@ class Elections:
         return bool(registered) and home not in registered
 
     def _home_of(self, broker_id: int, home: UUID) -> UUID:
-        """The same directory, or, if that is gone, of those that work the one with the fewest replicas."""
+        """The same directory, or, if that is gone, of those that take replicas the one with the fewest."""
         if not self._is_homeless(broker_id, home):
             return home
         counts = self._held_counts.get(broker_id)
@@ -124,9 +125,14 @@ class Elections:
         return fewest
 
     def _count_held(self, broker_id: int) -> dict[UUID, int]:
-        """How many replicas each of the broker's directories holds that work, or each of all if none does."""
+        """How many replicas each of the broker's directories holds that work and are not cordoned; that work if all of
+        these are cordoned, or each of all if none works.
+        """
         broker = self._brokers[broker_id]
-        working = broker.online_directories or tuple(each.directory_id for each in broker.directories)
+        placeable = placeable_directories(self.image, self._config, broker)
+        working = (
+            placeable or broker.online_directories or tuple(each.directory_id for each in broker.directories)
+        )
         return {each: self._replicas.of(broker_id).directories[each] for each in working}
 
     def partition(self, key: TopicIdPartition) -> PartitionImage:

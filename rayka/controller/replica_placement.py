@@ -17,6 +17,9 @@ from random import Random
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
+from rayka.config import BrokerConfig
+from rayka.controller.directory_sizes import DirectorySizes
+from rayka.controller.placeable_directories import placeable_directories
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.errors import InvalidReplicaAssignment, InvalidReplicationFactor
 from rayka.metadata.image import BrokerImage, MetadataImage
@@ -35,12 +38,19 @@ class Placement(NamedTuple):
 class ReplicaPlacer:
     """Places the partitions of one request, one after another."""
 
-    def __init__(self, image: MetadataImage, random: Random, replicas: ReplicaIndex) -> None:
+    def __init__(
+        self,
+        image: MetadataImage,
+        random: Random,
+        replicas: ReplicaIndex,
+        config: BrokerConfig,
+        sizes: DirectorySizes,
+    ) -> None:
         self._nodes = image.brokers
-        usable = [each for each in image.brokers.values() if _is_usable(each)]
+        self._directories = _Directories(image, replicas, config, sizes)
+        usable = [each for each in image.brokers.values() if self._is_usable(each)]
         self._brokers = _Pool([each for each in usable if each.takes_user_partitions], random)
         self._coordinators = _Pool([each for each in usable if each.is_coordinator], random)
-        self._directories = _Directories(image, replicas)
 
     def place(
         self, partition_count: int, replication_factor: int, *, is_internal: bool = False
@@ -81,13 +91,21 @@ class ReplicaPlacer:
 
     def directory_on(self, broker_id: int) -> UUID:
         """Where one more replica goes on a registered broker. Raises InvalidReplicaAssignment when no directory of it
-        works.
+        works, or all are cordoned.
         """
         if not self._nodes[broker_id].online_directories:
             raise InvalidReplicaAssignment(
                 f"all data directories of broker {broker_id} have failed; mend its disks or name another broker"
             )
+        if not self._directories.are_there(broker_id):
+            raise InvalidReplicaAssignment(
+                f"all data directories of broker {broker_id} that work are cordoned; take one out of its"
+                " cordoned.log.dirs or name another broker"
+            )
         return self._directories.choose(broker_id)
+
+    def _is_usable(self, broker: BrokerImage) -> bool:
+        return not broker.is_in_controlled_shutdown and self._directories.are_there(broker.broker_id)
 
     def _place_one(self, replication_factor: int, pools: "Sequence[_Pool]") -> Placement:
         unfenced: list[int] = []
@@ -162,20 +180,28 @@ class _Rack:
 
 
 class _Directories:
-    """The working directories of each broker, with how many replicas they hold."""
+    """The directories of each broker that take new replicas, with what is in them."""
 
-    def __init__(self, image: MetadataImage, replicas: ReplicaIndex) -> None:
-        self._counts = {
-            broker_id: {each: replicas.of(broker_id).directories[each] for each in broker.online_directories}
+    def __init__(
+        self, image: MetadataImage, replicas: ReplicaIndex, config: BrokerConfig, sizes: DirectorySizes
+    ) -> None:
+        placeable = {
+            broker_id: placeable_directories(image, config, broker)
             for broker_id, broker in image.brokers.items()
         }
+        self._loads = {
+            broker_id: sizes.loads(image.brokers[broker_id], ids, replicas.of(broker_id).directories)
+            for broker_id, ids in placeable.items()
+            if ids
+        }
+
+    def are_there(self, broker_id: int) -> bool:
+        """Whether the broker has one."""
+        return broker_id in self._loads
 
     def choose(self, broker_id: int) -> UUID:
-        """The directory that holds the fewest replicas, the earlier of equals; it holds one more now."""
-        counts = self._counts[broker_id]
-        chosen = min(counts, key=lambda directory_id: counts[directory_id])
-        counts[chosen] += 1
-        return chosen
+        """The directory with the fewest bytes; it holds one replica more now."""
+        return self._loads[broker_id].choose()
 
 
 def new_partition(image: MetadataImage, topic_id: UUID, number: int, placement: Placement) -> PartitionRecord:
@@ -208,7 +234,7 @@ def _check_factor(replication_factor: int, pools: Sequence[_Pool]) -> None:
         instead = f" or ask for at most {usable_count}" if usable_count else ""
         raise InvalidReplicationFactor(
             f"replication factor {replication_factor} is above the number of brokers that can hold a replica, "
-            f"{usable_count} (registered, not shutting down, with a directory that works); "
+            f"{usable_count} (registered, not shutting down, with a directory that works and is not cordoned); "
             f"start {replication_factor - usable_count} more{instead}"
         )
     if not any(pool.unfenced_ids for pool in pools):
@@ -225,10 +251,6 @@ def check_replica_counts(assignments: Sequence[Sequence[int]], replication_facto
                 f"assignment {number}: expected {replication_factor} replicas as the topic's other partitions have, "
                 f"found {list(brokers)}"
             )
-
-
-def _is_usable(broker: BrokerImage) -> bool:
-    return not broker.is_in_controlled_shutdown and bool(broker.online_directories)
 
 
 def _from_random_start(items: Sequence[ItemT], random: Random) -> list[ItemT]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rayka.config import BrokerConfig
 from rayka.controller.controller_timers import ControllerTimers
+from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.leader_elections import Elections
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.replica_placement import ReplicaPlacer
@@ -16,8 +17,8 @@ from rayka.metadata.image import MetadataImage
 
 
 class RequestContext(NamedTuple):
-    """`image` and `replicas` are of everything replayed before the request; `sessions` and `returned` are soft state,
-    which a decision may change.
+    """`image` and `replicas` are of everything replayed before the request; `sessions`, `returned` and `sizes` are soft
+    state, which a decision may change.
     """
 
     image: MetadataImage
@@ -30,9 +31,10 @@ class RequestContext(NamedTuple):
     sessions: BrokerSessions
     returned: ReturnedBrokers
     timers: ControllerTimers
+    sizes: DirectorySizes
 
     def elections(self) -> Elections:
         return Elections(self.image, self.config, self.replicas)
 
     def placer(self) -> ReplicaPlacer:
-        return ReplicaPlacer(self.image, self.random, self.replicas)
+        return ReplicaPlacer(self.image, self.random, self.replicas, self.config, self.sizes)

@@ -158,6 +158,7 @@ class BrokerLifecycle:
             offline_directory_ids=self._directories.offline_ids(),
             recovered_directory_ids=self._directories.recovered_ids(),
             number=self._heartbeat_count,
+            directory_size_bytes=self._directories.size_bytes,
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:

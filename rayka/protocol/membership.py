@@ -150,7 +150,8 @@ class HeartbeatResponse(Message, frozen=True, array_like=True):
 class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True):
     """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied;
     `recovered_directory_ids`: directories that were full, and are not offline any more; `number`: rises with each
-    heartbeat of a process, for one that comes late would say what was so before.
+    heartbeat of a process, for one that comes late would say what was so before; `directory_size_bytes`: of the
+    replicas in each directory, in the order of the registration, or nothing while that is not known.
     """
 
     broker_id: int
@@ -161,6 +162,7 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     offline_directory_ids: tuple[UUID, ...] = ()
     recovered_directory_ids: tuple[UUID, ...] = ()
     number: int = 0
+    directory_size_bytes: tuple[int, ...] = ()
 
 
 def check_heartbeat(request: HeartbeatRequest) -> None:
@@ -168,6 +170,8 @@ def check_heartbeat(request: HeartbeatRequest) -> None:
     require(request.broker_epoch >= 0, "broker_epoch", "that of the registration", request.broker_epoch)
     check_each_once("offline_directory_ids", map(str, request.offline_directory_ids))
     require(request.number >= 0, "number", "0 or more", request.number)
+    sizes = request.directory_size_bytes
+    require(min(sizes, default=0) >= 0, "directory_size_bytes", "0 or more each", sizes)
 
 
 # ---- Status --------------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class ReplicaLog(Message, frozen=True, array_like=True):
 
 class LogDirDescription(Message, frozen=True, array_like=True):
     """One data directory of the broker asked, and the replicas in it. `error` is empty while the disk works and has
-    room; a full one is still read.
+    room; a full one is still read, and a cordoned one takes no new replicas.
     """
 
     path: str
@@ -207,6 +207,7 @@ class LogDirDescription(Message, frozen=True, array_like=True):
     free_bytes: int
     replicas: tuple[ReplicaLog, ...]
     is_full: bool = False
+    is_cordoned: bool = False
 
 
 class DescribeLogDirsResponse(Message, frozen=True, array_like=True):

@@ -3,16 +3,20 @@
 from collections import Counter
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayka.config import BrokerConfig
+from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.replica_index import ReplicaIndex
 from rayka.controller.replica_placement import Placement, ReplicaPlacer
 from rayka.errors import InvalidReplicationFactor
 from rayka.ids import Role
-from rayka.metadata.image import MetadataImage
-from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, MetadataRecord
+from rayka.metadata.image import BrokerImage, MetadataImage
+from rayka.metadata.metadata_records import BrokerRegistrationChangeRecord, ConfigRecord, MetadataRecord
+from rayka.protocol.configs import ResourceType
 from tests.metadata.support import active, delta_between, directory, image_of, partition, registered, topic
 
 COORDINATOR = (Role.COORDINATOR,)
@@ -25,11 +29,12 @@ def place(
     seed: int = 1,
     *,
     is_internal: bool = False,
+    sizes: DirectorySizes | None = None,
 ) -> list[Placement]:
     image = image_of(records)
     index = ReplicaIndex()
     index.update(delta_between(MetadataImage(), image), image)
-    placer = ReplicaPlacer(image, Random(seed), index)
+    placer = ReplicaPlacer(image, Random(seed), index, BrokerConfig(), sizes or DirectorySizes())
     return list(placer.place(partition_count, replication_factor, is_internal=is_internal))
 
 
@@ -96,6 +101,52 @@ def test_the_directory_with_the_fewest_replicas_is_taken() -> None:
     first, second = directory(1, 0).directory_id, directory(1, 1).directory_id
     directories = [placement.directories[0] for placement in place(records, 4, 1)]
     assert directories == [second, second, first, second]
+
+
+def test_the_directory_with_the_fewest_bytes_is_taken() -> None:
+    """Two replicas of 100 bytes together are in the first, and one of 600 is in the second: one of 233 is expected."""
+    records = [*active(1, directory_count=2), topic(), partition(0), partition(1)]
+    (broker,) = image_of(records).brokers.values()
+    first, second = (each.directory_id for each in broker.directories)
+    sizes = DirectorySizes()
+    sizes.on_heartbeat(broker, (100, 600), {first: 2, second: 1})
+    records.append(msgspec.structs.replace(partition(2), directories=(second,)))
+    directories = [each.directories[0] for each in place(records, 5, 1, sizes=sizes)]
+    assert directories == [first, first, first, second, first]
+
+
+def test_what_a_process_before_said_of_its_directories_does_not_count() -> None:
+    records = [*active(1, directory_count=2), topic(), partition(0), partition(1)]
+    (broker,) = image_of(records).brokers.values()
+    before = BrokerImage(
+        msgspec.structs.replace(broker.registration, broker_epoch=0),
+        is_fenced=False,
+        is_in_controlled_shutdown=False,
+    )
+    sizes = DirectorySizes()
+    sizes.on_heartbeat(before, (0, 600), {})
+    (placed,) = place(records, 1, 1, sizes=sizes)
+    assert placed.directories == (directory(1, 1).directory_id,)
+
+
+@pytest.mark.parametrize("resource", ["", "1"])
+def test_a_cordoned_directory_takes_no_replica(resource: str) -> None:
+    cordoned = _cordoned(resource, f"/elsewhere, {directory(1, 0).path}/")
+    directories = {each.directories for each in place([*active(1, directory_count=2), cordoned], 4, 1)}
+    assert directories == {(directory(1, 1).directory_id,)}
+
+
+def test_a_broker_whose_directories_are_all_cordoned_takes_no_replica() -> None:
+    placed = place([*active(1, 2), _cordoned("1", "*")], 4, 1)
+    assert {each.replicas for each in placed} == {(2,)}
+    with pytest.raises(InvalidReplicationFactor, match=r"hold a replica, 1 .*not cordoned"):
+        place([*active(1, 2), _cordoned("1", "*")], 1, 2)
+
+
+def _cordoned(resource: str, paths: str) -> ConfigRecord:
+    return ConfigRecord(
+        resource_type=ResourceType.BROKER, resource_name=resource, name="cordoned.log.dirs", value=paths
+    )
 
 
 def test_a_failed_directory_takes_no_replica() -> None:

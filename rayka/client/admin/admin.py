@@ -242,7 +242,8 @@ class Admin(GroupAdmin):
         `log_dirs` has the copy meanwhile, as a future replica with its lag, then the replica in its new place.
         A move that ends early (that directory is full, or fails) is among the broker's problems in `rayka status`, and
         the replica stays where it is; so it does when it is asked for in its own directory. Raises LogDirNotFound,
-        ReplicaNotAvailable (the broker has none), KafkaStorageError (that directory is offline),
+        InvalidReplicaAssignment (that directory is cordoned), ReplicaNotAvailable (the broker has no such replica),
+        KafkaStorageError (that directory is offline),
         UnknownTopicOrPartition, BrokerIdNotRegistered; the first refusal when the others are under way. Kafka:
         AlterReplicaLogDirsRequest.
         """

@@ -80,7 +80,7 @@ class ReplicaLogInfo(Result):
 @dataclass(frozen=True)
 class LogDir(Result):
     """One data directory of a broker and the replicas in it. `error` is empty while the disk works and has room; a full
-    one is still read, and goes on by itself when there is room.
+    one is still read, and goes on by itself when there is room. A cordoned one takes no new replicas.
     """
 
     path: str
@@ -89,6 +89,7 @@ class LogDir(Result):
     free_bytes: int
     replicas: tuple[ReplicaLogInfo, ...]
     is_full: bool = False
+    is_cordoned: bool = False
 
     @property
     def replica_count(self) -> int:

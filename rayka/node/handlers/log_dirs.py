@@ -8,6 +8,7 @@ import posixpath
 from rayka.errors import (
     ApiError,
     ErrorCode,
+    InvalidReplicaAssignment,
     KafkaStorageError,
     LogDirNotFound,
     ReplicaNotAvailable,
@@ -75,6 +76,7 @@ class DescribeLogDirsHandler:
                 *self._futures(directory, replicas),
             ),
             is_full=is_full,
+            is_cordoned=self._replicas.moves.config.is_cordoned(directory.path),
         )
 
     def _futures(self, directory: LogDirectory, replicas: list[Replica]) -> list[ReplicaLog]:
@@ -116,6 +118,11 @@ class AlterReplicaLogDirsHandler:
             if posixpath.normpath(directory.path) == path:
                 if directory.failure is not None:
                     raise KafkaStorageError(f"{directory.path} is offline: {directory.failure}")
+                if self._replicas.moves.config.is_cordoned(directory.path):
+                    raise InvalidReplicaAssignment(
+                        f"{directory.path} is cordoned; take it out of cordoned.log.dirs of"
+                        f" {node_name(self._node_id)} first"
+                    )
                 return directory
         raise LogDirNotFound(
             f"{node_name(self._node_id)} has data directories {[each.path for each in self._directories.all]},"

@@ -35,6 +35,7 @@ from rayka.node.replication.truncations import Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.directory_moves import DirectoryMoves
+from rayka.node.storage.directory_sizes import measure_directories
 from rayka.node.storage.log_manager import LogManager
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
@@ -66,6 +67,8 @@ class ReplicaManager:
         self.parked: Parked[PartitionKey] = Parked()
         self.logs = LogManager(settings, directories, self, tasks)
         self.moves = DirectoryMoves(settings, directories, self, self.logs, link)
+        interval_ms = settings.config.broker_heartbeat_interval_ms
+        tasks.start("measure directories", measure_directories(directories, self, interval_ms))
         tasks.start("propose ISRs", self._isr_changes.run())
         tasks.start("shrink ISRs", self._isr_changes.shrink_forever(lambda: self.partitions))
 

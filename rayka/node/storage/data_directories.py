@@ -27,6 +27,7 @@ class DataDirectories:
         self.all = directories
         self._by_id = {each.directory_id: each for each in directories}
         self.broker_epoch = NO_EPOCH  # of this process, once it has registered
+        self.size_bytes: tuple[int, ...] = ()  # of the logs in each; empty until they were added up
         self.changed = asyncio.Event()  # one went offline or became full, or is not full any more
 
     def __repr__(self) -> str:

@@ -1,0 +1,23 @@
+"""Which directories of a broker take new replicas: those that work and are not cordoned (KIP-1066).
+
+`cordoned.log.dirs` is read where replicas are placed, from the metadata and the specification: it counts from the
+moment at which it is set. What is in a cordoned directory already stays and serves. Kafka's brokers tell the controller
+in their heartbeats.
+"""
+
+from uuid import UUID
+
+from rayka.config import BrokerConfig
+from rayka.metadata.effective_configs import broker_config
+from rayka.metadata.image import BrokerImage, MetadataImage
+
+
+def placeable_directories(
+    image: MetadataImage, config: BrokerConfig, broker: BrokerImage
+) -> tuple[UUID, ...]:
+    """In the order of the broker's registration. `config` is what the controller was started with."""
+    own = broker_config(image, config, broker.broker_id)
+    if not own.cordoned_log_dirs:
+        return broker.online_directories
+    path_of = {each.directory_id: each.path for each in broker.directories}
+    return tuple(each for each in broker.online_directories if not own.is_cordoned(path_of[each]))
