@@ -160,6 +160,17 @@ def noting(function: Callable[..., Any], hop: Hop, notes: Notebook) -> Callable[
         finally:
             notes.add(end or 0)
 
+    def until_ended(result: Any) -> Any:
+        """Of a `Later`, whose class is not imported here: that would be in every process, Ray's own included."""
+        noted = type(result)(result.give_up)
+
+        def on_end(outcome: Any) -> None:
+            notes.add(end or 0)
+            noted.end(outcome)
+
+        result.then(on_end)
+        return noted
+
     @functools.wraps(function)
     def noted(*arguments: Any, **options: Any) -> Any:
         if hop.api and _api_of(arguments[hop.argument]) != hop.api:
@@ -169,6 +180,8 @@ def noting(function: Callable[..., Any], hop: Hop, notes: Notebook) -> Callable[
         result = function(*arguments, **options)
         if end is None:
             return result
+        if hasattr(result, "then"):
+            return until_ended(result)
         if inspect.isawaitable(result):
             return until_done(result)
         notes.add(end)

@@ -6,7 +6,7 @@ faulty disk. Real ones: `rayka.actors.ray_network`, `rayka.log.local_disk`; in-p
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -35,8 +35,8 @@ class Network(Protocol):
     calls starts any more.
     """
 
-    async def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> ResponseT:
-        """The node's answer.
+    def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> "Awaitable[ResponseT]":
+        """The node's answer to come: what is awaited once, or a `rayka.protocol.later.Later`.
 
         Raises NetworkException (the call broke off: it may or may not have been executed) or RequestTimedOut.
         """

@@ -41,7 +41,6 @@ ASYNC_EXCEPTIONS = {
     "rayka/log/offset_checkpoints.py": "the disk port's sync",
     "rayka/log/shutdown_files.py": "the disk port's sync",
     "rayka/raft/snapshot_store.py": "the disk port's sync",
-    "rayka/protocol/caller.py": "the network port's call: the caller's end of the connection",
     "rayka/protocol/active_controller.py": "nodes and clients share it, and neither imports the other",
 }
 

@@ -13,7 +13,7 @@ anything is awaited, but for those that need a look-up: they wait for the same o
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from random import SystemRandom
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from rayka.ids import random_uuid
 from rayka.options import Transport
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
+from rayka.protocol.later import Later
 from rayka.protocol.wire import decode
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import takes
@@ -62,9 +63,9 @@ class RayNetwork:
         """The cluster whose nodes are called."""
         return self._cluster_name
 
-    async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+    def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> Later[ResponseT]:
         """The node's answer; see `rayka.ports.Network`."""
-        return await self._caller.call(node_id, request, timeout_ms, self._send)
+        return self._caller.call(node_id, request, timeout_ms, self._send)
 
     async def node_ids(self) -> Sequence[int]:
         """The nodes that have an actor, ascending."""
@@ -75,33 +76,18 @@ class RayNetwork:
         check_head(for_client=self._for_client)
         return running_node_ids(self._cluster_name)
 
-    async def _send(self, call: Call) -> Answer:
+    def _send(self, call: Call) -> Awaitable[Answer]:
         actors = self._current_actors()
         if self._is_direct and takes(call):
             node = Node(self._cluster_name, call.node_id)
             lane = lanes_of_this_loop().get(actors.connection, node, partial(_ask_for_lane, actors, node))
             if lane is not None:
-                return await lane.send(call)
-        return await self._send_by_ray(call, actor_name(self._cluster_name, call.node_id), actors)
-
-    async def _send_by_ray(self, call: Call, name: str, actors: NamedActors) -> Answer:
-        arguments = pack_call(call.header, call.request)
-        handle = actors.known(name) or await _look_up(actors, name)
-        try:
-            sent = getattr(handle, call.api.name).remote(*arguments)
-            answer: PackedAnswer = await actors.until_closed(sent)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
-                raise NetworkException(f"{name} {_reason(error.cause)}") from error
-            raise UnknownServerError(f"{name} failed: {error.cause!r}") from error
-        except asyncio.CancelledError:
-            # The call took too long: the actor may have ended together with the Ray that reports such ends.
-            actors.forget(name, handle)
-            raise
-        except Exception as error:  # bare ones too, which the handle of a former connection raises
-            actors.forget(name, handle)
-            raise NetworkException(f"{name} {_reason(error)}") from error
-        return unpack_answer(answer)
+                return lane.send(call)
+        name = actor_name(self._cluster_name, call.node_id)
+        handle = actors.known(name)
+        if handle is None:
+            return _send_when_found(call, name, actors)
+        return _answer(_sent(call, name, actors, handle), name, actors, handle)
 
     def _current_actors(self) -> NamedActors:
         """Those of this process's present connection to Ray. Raises NetworkException without one.
@@ -124,6 +110,38 @@ class RayNetwork:
 
     def _of(self, connection: ConnectionId | None) -> NamedActors:
         return NamedActors(connection, for_client=self._for_client)
+
+
+async def _send_when_found(call: Call, name: str, actors: NamedActors) -> Answer:
+    handle = await _look_up(actors, name)
+    return await _answer(_sent(call, name, actors, handle), name, actors, handle)
+
+
+def _sent(call: Call, name: str, actors: NamedActors, handle: Any) -> Any:
+    """The call leaves now. Raises NetworkException."""
+    arguments = pack_call(call.header, call.request)
+    try:
+        return getattr(handle, call.api.name).remote(*arguments)
+    except Exception as error:  # bare ones too, which the handle of a former connection raises
+        actors.forget(name, handle)
+        raise NetworkException(f"{name} {_reason(error)}") from error
+
+
+async def _answer(sent: Any, name: str, actors: NamedActors, handle: Any) -> Answer:
+    try:
+        answer: PackedAnswer = await actors.until_closed(sent)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ray.exceptions.RayError):  # the call's payload did not get there
+            raise NetworkException(f"{name} {_reason(error.cause)}") from error
+        raise UnknownServerError(f"{name} failed: {error.cause!r}") from error
+    except asyncio.CancelledError:
+        # The call took too long: the actor may have ended together with the Ray that reports such ends.
+        actors.forget(name, handle)
+        raise
+    except Exception as error:  # bare ones too, which the handle of a former connection raises
+        actors.forget(name, handle)
+        raise NetworkException(f"{name} {_reason(error)}") from error
+    return unpack_answer(answer)
 
 
 async def _ask_for_lane(actors: NamedActors, node: Node) -> LaneOffer:

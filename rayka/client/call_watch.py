@@ -14,11 +14,12 @@ the operating system that closes a dead process's connections.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from rayka.client.loop_time import now_s
 from rayka.errors import NetworkException
 from rayka.ids import node_name
+from rayka.protocol.later import Later, later_of
 
 SubjectT = TypeVar("SubjectT")
 ResponseT = TypeVar("ResponseT")
@@ -40,13 +41,14 @@ class Patience(NamedTuple):
 class _OpenCall(NamedTuple, Generic[SubjectT]):
     subject: SubjectT
     began_s: float
+    answer: Later[Any]
 
 
 class _AskedNode(Generic[SubjectT]):
     """A node that was called. `calls` are those without an answer, in the order in which they were made."""
 
     def __init__(self) -> None:
-        self.calls: dict[asyncio.Timeout, _OpenCall[SubjectT]] = {}
+        self.calls: dict[Later[Any], _OpenCall[SubjectT]] = {}
         self.heard_s = 0.0  # when it answered last
         self.looked_s = 0.0  # when the owner was told last
         self.usual_s = 0.0  # how long it says nothing, on average
@@ -93,34 +95,35 @@ class CallWatch(Generic[SubjectT]):
         counts = {node_name(node_id): len(node.calls) for node_id, node in self._nodes.items() if node.calls}
         return f"<CallWatch open={counts}>"
 
-    async def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> ResponseT:
-        """The call's, which begins now. Raises NetworkException also when it is given up."""
+    def answer(self, node_id: int, subject: SubjectT, call: Awaitable[ResponseT]) -> Later[ResponseT]:
+        """The call's, which begins now. Ends in NetworkException also when it is given up."""
         node = self._nodes.setdefault(node_id, _AskedNode())
-        scope, began_s = asyncio.timeout(None), now_s()
-        node.calls[scope] = _OpenCall(subject, began_s)
-        if self._timer is None:
-            self._arm()
-        try:
-            async with scope:
-                response = await call
-        except TimeoutError:
-            raise NetworkException(
-                f"{node_name(node_id)} did not answer before another node was to be asked"
-            ) from None
-        finally:
-            node.calls.pop(scope, None)
-        node.on_answer(began_s, now_s())
-        return response
+        began_s, asked = now_s(), later_of(call)
+
+        def heard(outcome: ResponseT | BaseException) -> ResponseT | BaseException:
+            node.calls.pop(asked, None)
+            if not isinstance(outcome, BaseException):
+                node.on_answer(began_s, now_s())
+            return outcome
+
+        answer = asked.converted(heard, lambda: node.calls.pop(asked, None))
+        if not answer.done():
+            node.calls[asked] = _OpenCall(subject, began_s, answer)
+            if self._timer is None:
+                self._arm()
+        return answer
 
     def give_up(self, is_in_vain: Callable[[int, SubjectT], bool]) -> None:
         """Ends the calls to silent nodes, and those that take too long, that ask the wrong node by now."""
         at_s = now_s()
-        for node_id, node in self._nodes.items():
+        for node_id, node in list(self._nodes.items()):
             late_s = at_s if node.is_silent else at_s - self._patience.most_s
-            for scope, call in list(node.calls.items()):
+            for asked, call in list(node.calls.items()):
                 if call.began_s <= late_s and is_in_vain(node_id, call.subject):
-                    del node.calls[scope]
-                    scope.reschedule(at_s)
+                    del node.calls[asked]
+                    asked.cancel()
+                    reason = f"{node_name(node_id)} did not answer before another node was to be asked"
+                    call.answer.end(NetworkException(reason))
 
     def _arm(self) -> None:
         """The timer is never set for later than a call that begins meanwhile could need it."""

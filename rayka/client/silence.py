@@ -13,6 +13,7 @@ from typing import TypeVar
 from rayka.client.loop_time import now_s
 from rayka.errors import ApiError, NetworkException, RequestTimedOut, UnavailableError
 from rayka.ports import Network, Request
+from rayka.protocol.later import Later, later_of
 
 ResponseT = TypeVar("ResponseT")
 _LOOK_S = 1.0
@@ -41,21 +42,13 @@ class SilenceWatch:
     async def node_ids(self) -> Sequence[int]:
         return await self._network.node_ids()
 
-    async def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> ResponseT:
+    def call(self, node_id: int, request: "Request[ResponseT]", timeout_ms: int) -> Later[ResponseT]:
         """The node's answer; see `rayka.ports.Network`."""
         if self._since_s is None:
             self._since_s = now_s()
         self._open_count += 1
-        try:
-            response = await self._network.call(node_id, request, timeout_ms)
-        except ApiError as error:
-            self._on_end(error)
-            raise
-        except BaseException:
-            self._open_count -= 1
-            raise
-        self._on_end(None)
-        return response
+        asked = later_of(self._network.call(node_id, request, timeout_ms))
+        return asked.converted(self._on_end, self._on_given_up)
 
     def forget(self) -> None:
         """The silence ends; with calls under way another one begins now."""
@@ -82,10 +75,14 @@ class SilenceWatch:
             self._since_s = min(self._since_s + stopped_s, at_s)
         self._looked_s = at_s
 
-    def _on_end(self, error: ApiError | None) -> None:
+    def _on_end(self, outcome: ResponseT | BaseException) -> ResponseT | BaseException:
         self._open_count -= 1
-        if isinstance(error, (NetworkException, RequestTimedOut)):
-            self._problem = error
-        else:
+        if isinstance(outcome, (NetworkException, RequestTimedOut)):
+            self._problem = outcome
+        elif isinstance(outcome, ApiError) or not isinstance(outcome, BaseException):
             self._problem = None
             self.forget()
+        return outcome
+
+    def _on_given_up(self) -> None:
+        self._open_count -= 1

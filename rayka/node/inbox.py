@@ -11,7 +11,8 @@ Kafka: `SocketServer` (ordering, throttling, `queued.max.request.bytes`) and `Ka
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -33,13 +34,14 @@ from rayka.protocol.apis import API_BY_NAME, APIS, Api, ServedBy
 from rayka.protocol.caller import Answer
 from rayka.protocol.connection import Admission, CallNumber, Inbound
 from rayka.protocol.fetch import FetchRequest
+from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, Payload, RequestHeader, decode, encode, payload_bytes
 
 VERSION_MAX = 0  # the newest version of requests that this node knows
 GAP_TIMEOUT_S = 1.0
 _ALWAYS_ADMITTED = ("heartbeat", "register_broker", "status")
 
-Answering = Answer | Coroutine[Any, Any, Answer]
+Answering = Answer | Later[Answer] | Coroutine[Any, Any, Answer]
 
 
 class Node(Protocol):
@@ -103,7 +105,7 @@ class Inbox:
 
     def start(self, api_name: str, header: bytes, body: bytes, payload: Payload) -> Answering:
         """Executes one call as far as it goes without waiting. The answer is a response, or a Failure when there is no
-        payload; of a call that waits, what is to be awaited for it.
+        payload; of a call that waits, what brings it, or what is to be awaited for it.
         """
         try:
             head = decode(RequestHeader, header)
@@ -116,14 +118,21 @@ class Inbox:
 
     def _execute(self, head: RequestHeader, api_name: str, body: bytes, payload: Payload) -> Answering:
         """The next call, if it is here already, is woken once this one has run to its first wait."""
+        response: Response | Exception
         try:
             response = self._node.handle(self._admitted(head, api_name, body, payload))
-            if not isinstance(response, Message):
-                size_bytes = len(body) + payload_bytes(payload)
-                return self._wait(head.call, response, self._waiting[api_name].add(size_bytes), size_bytes)
-            answer = _answer(response)
         except Exception as error:
-            answer = self._refusal(error)
+            response = error
+        answer: Answer | Later[Answer]
+        if isinstance(response, (Message, Exception)):
+            answer = self._answer(response)
+        else:
+            size_bytes = len(body) + payload_bytes(payload)
+            waiting = self._waiting[api_name].add(size_bytes)
+            if not isinstance(response, Later):
+                return self._wait(head.call, response, waiting, size_bytes)
+            remove = partial(waiting.remove, size_bytes)
+            answer = response.converted(partial(self._answer_of_waiting, remove), remove)
         self._wake_next(head.call)
         return answer
 
@@ -143,13 +152,26 @@ class Inbox:
     ) -> Answer:
         self._wake_next(call)
         try:
-            return _answer(await answering)
+            return self._answer(await answering)
         except Exception as error:
             return self._refusal(error)
         finally:
             waiting.remove(size_bytes)
 
-    def _refusal(self, error: Exception) -> Answer:
+    def _answer_of_waiting(self, remove: Callable[[], object], outcome: Message | BaseException) -> Answer:
+        remove()
+        return self._answer(outcome)
+
+    def _answer(self, outcome: Message | BaseException) -> Answer:
+        if isinstance(outcome, BaseException):
+            return self._refusal(outcome)
+        try:
+            encoded = encode(outcome)
+            return encoded.body, encoded.payload()
+        except Exception as error:
+            return self._refusal(error)
+
+    def _refusal(self, error: BaseException) -> Answer:
         match error:
             case ApiError():
                 refusal = error
@@ -249,8 +271,3 @@ class Inbox:
                 )
         if not held:
             self._held.pop(caller_id, None)
-
-
-def _answer(response: Message) -> Answer:
-    encoded = encode(response)
-    return encoded.body, encoded.payload()

@@ -20,6 +20,7 @@ from rayka.ids import node_name
 from rayka.ports import Request
 from rayka.protocol.apis import Api, api_of, is_hot
 from rayka.protocol.connection import CallNumber, Outbound
+from rayka.protocol.later import Later, later_of
 from rayka.protocol.wire import Encoded, Failure, Payload, RequestHeader, decode, encode
 
 Answer = tuple[bytes, Payload | None]  # the response as body and payload; without payload a Failure
@@ -49,24 +50,23 @@ class _Deadlines:
     """
 
     def __init__(self) -> None:
-        self._due_s: dict[asyncio.Timeout, float] = {}
+        self._due_s: dict[_OpenCall, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._rings_s = math.inf
 
     def __repr__(self) -> str:
         return f"<Deadlines {len(self._due_s)}>"
 
-    def begin(self, timeout_s: float) -> asyncio.Timeout:
-        """What bounds a call that begins now: `async with` it, then `end` it."""
-        loop, scope = asyncio.get_running_loop(), asyncio.timeout(None)
-        due_s = self._due_s[scope] = loop.time() + timeout_s
+    def begin(self, call: "_OpenCall") -> None:
+        """The call begins now; `end` it."""
+        loop = asyncio.get_running_loop()
+        due_s = self._due_s[call] = loop.time() + call.timeout_ms / 1000
         if due_s < self._rings_s:
             self._set_timer(loop, due_s)
-        return scope
 
-    def end(self, scope: asyncio.Timeout) -> None:
+    def end(self, call: "_OpenCall") -> None:
         """The call is over."""
-        del self._due_s[scope]
+        self._due_s.pop(call, None)
 
     def _set_timer(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
         if self._timer is not None:
@@ -77,12 +77,60 @@ class _Deadlines:
         self._timer, self._rings_s = None, math.inf
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        for scope, due_s in self._due_s.items():
-            if due_s <= now_s and not scope.expired():
-                scope.reschedule(now_s)
-        waiting = [due_s for due_s in self._due_s.values() if due_s > now_s]
-        if waiting:
-            self._set_timer(loop, min(waiting))
+        late = [call for call, due_s in self._due_s.items() if due_s <= now_s]
+        for call in late:
+            call.expire()
+        if self._due_s:
+            due_s = min(self._due_s.values())
+            if due_s < self._rings_s:
+                self._set_timer(loop, due_s)
+
+
+class _OpenCall:
+    """One call on its way, and its response to come."""
+
+    __slots__ = ("_answer", "_call", "_caller", "response", "timeout_ms")
+
+    def __init__(self, caller: "Caller", call: Call, timeout_ms: int) -> None:
+        self._caller = caller
+        self._call = call
+        self.timeout_ms = timeout_ms
+        self.response: Later[Any] = Later(self._give_up)
+        self._answer: Later[Answer] | None = None
+
+    def send(self, send: Send) -> None:
+        try:
+            answer = self._answer = later_of(send(self._call))
+        except Exception as error:
+            self._on_answer(error)
+        else:
+            self._caller.deadlines.begin(self)
+            answer.then(self._on_answer)
+
+    def expire(self) -> None:
+        """Its time is over."""
+        call = self._call
+        self._forget()
+        self._caller.on_failure(call)
+        self.response.end(
+            RequestTimedOut(
+                f"{node_name(call.node_id)} did not answer {call.api.name} within {self.timeout_ms} ms;"
+                " it may or may not have executed it"
+            )
+        )
+
+    def _on_answer(self, answer: Answer | BaseException) -> None:
+        self._caller.deadlines.end(self)
+        self.response.end(self._caller.outcome(self._call, answer))
+
+    def _give_up(self) -> None:
+        self._forget()
+        self._caller.on_given_up(self._call)
+
+    def _forget(self) -> None:
+        self._caller.deadlines.end(self)
+        if self._answer is not None:
+            self._answer.cancel()
 
 
 class Caller:
@@ -91,38 +139,23 @@ class Caller:
     def __init__(self, caller_id: UUID) -> None:
         self._caller_id = caller_id
         self._connections: dict[int, Outbound] = {}
-        self._deadlines = _Deadlines()
+        self.deadlines = _Deadlines()
 
     def __repr__(self) -> str:
         return f"<Caller {self._caller_id} nodes={sorted(self._connections)}>"
 
-    async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int, send: Send) -> ResponseT:
-        """The node's response, by way of `send`, which raises NetworkException when the lane breaks.
+    def call(
+        self, node_id: int, request: Request[ResponseT], timeout_ms: int, send: Send
+    ) -> Later[ResponseT]:
+        """The node's response to come, by way of `send`, which ends in NetworkException when the lane breaks. The call
+        was sent when this returns, as far as the lane is there.
 
-        Raises RequestTimedOut or NetworkException (then nothing sent before starts any more), or the
-        ApiError that the node answered.
+        Ends in RequestTimedOut or NetworkException (then nothing sent before starts any more), or the ApiError that the
+        node answered.
         """
-        call = self.encode_call(node_id, request, timeout_ms)
-        deadline = self._deadlines.begin(timeout_ms / 1000)
-        try:
-            async with deadline:
-                answer = await send(call)
-        except TimeoutError:
-            self.on_failure(call)
-            raise RequestTimedOut(
-                f"{node_name(node_id)} did not answer {call.api.name} within {timeout_ms} ms;"
-                " it may or may not have executed it"
-            ) from None
-        except NetworkException:
-            self.on_failure(call)
-            raise
-        except asyncio.CancelledError:
-            self._connections[node_id].on_answer(call.number)
-            raise
-        finally:
-            self._deadlines.end(deadline)
-        response: ResponseT = self.decode_answer(call, answer)
-        return response
+        call = _OpenCall(self, self.encode_call(node_id, request, timeout_ms), timeout_ms)
+        call.send(send)
+        return call.response
 
     def encode_call(self, node_id: int, request: Request[Any], timeout_ms: int) -> Call:
         """The call with its number; it is to be sent now, and ends in `decode_answer` or `on_failure`."""
@@ -146,6 +179,23 @@ class Caller:
         else:
             self._connections[call.node_id].on_answer(call.number)
         raise failure.error()
+
+    def outcome(self, call: Call, answer: Answer | BaseException) -> Any:
+        """What the answer, or what came instead, means: the response, or the exception."""
+        if isinstance(answer, BaseException):
+            if isinstance(answer, NetworkException):
+                self.on_failure(call)
+            elif isinstance(answer, asyncio.CancelledError):
+                self.on_given_up(call)
+            return answer
+        try:
+            return self.decode_answer(call, answer)
+        except Exception as error:
+            return error
+
+    def on_given_up(self, call: Call) -> None:
+        """Nothing waits for its answer any more."""
+        self._connections[call.node_id].on_answer(call.number)
 
     def on_failure(self, call: Call) -> None:
         """The call broke off: those that follow open a new connection, older ones that are late are

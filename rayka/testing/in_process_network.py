@@ -8,7 +8,7 @@ calls nor answers; what was sent meanwhile arrives when the parting has healed, 
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -121,22 +121,36 @@ class Switch:
         self._parted.clear()
         self._healed.notify()
 
-    async def send(self, call: Call, source: int) -> Answer:
+    def send(self, call: Call, source: int) -> Awaitable[Answer]:
         """The lane of `Caller.call`, for calls of this node."""
+        if (source, call.node_id) in self._parted:
+            return self._send_when_healed(call, source)
+        return self._answer(call, source, *self._deliver(call))
+
+    async def _send_when_healed(self, call: Call, source: int) -> Answer:
         await self._passage(source, call.node_id)
+        return await self._answer(call, source, *self._deliver(call))
+
+    def _deliver(self, call: Call) -> tuple[asyncio.Future[Answer], _Fault | None]:
+        """The answer to come, and whether it is to be lost."""
         fault = next((each for each in self._faults if each.strikes(call)), None)
         endpoint = self._endpoints.get(call.node_id)
         if endpoint is None or (fault is not None and not fault.is_executed):
             cause = "it is not running" if endpoint is None else "the call was lost"
             raise NetworkException(f"{node_name(call.node_id)} cannot be reached: {cause}")
-        answer = await endpoint.handle(call)
+        return endpoint.handle(call), fault
+
+    async def _answer(
+        self, call: Call, source: int, coming: asyncio.Future[Answer], fault: _Fault | None
+    ) -> Answer:
+        answer = await coming
         await self._passage(source, call.node_id)
         if fault is not None:
             raise NetworkException(f"{node_name(call.node_id)}: the answer was lost")
         return answer
 
     async def _passage(self, source: int, target: int) -> None:
-        """Returns when something can pass; at once, without a break, where nothing is parted."""
+        """Returns when something can pass; at once where nothing is parted."""
         while (source, target) in self._parted:
             await self._healed.wait(math.inf)
 
@@ -163,7 +177,7 @@ class InProcessNetwork:
         return f"<InProcessNetwork {self._caller!r}>"
 
     async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
-        """The node's answer; see `rayka.ports.Network`."""
+        """The node's answer; see `rayka.ports.Network`. A coroutine, which a test can hand to another thread's loop."""
         return await self._caller.call(
             node_id, request, timeout_ms, lambda call: self._switch.send(call, self._node_id)
         )

@@ -6,10 +6,12 @@ forgotten, and its answer dropped. Whether a call that the lane's end cut off wa
 
 import asyncio
 import socket
+from functools import partial
 
 from rayka.errors import NetworkException
 from rayka.ids import node_name
 from rayka.protocol.caller import Answer, Call
+from rayka.protocol.later import Later
 from rayka.transport.frames import (
     ANSWER_PAYLOAD_BYTES_MAX,
     CALL_PAYLOAD_BYTES_MAX,
@@ -30,7 +32,7 @@ class Lane:
 
     def __init__(self, node_id: int, connection: socket.socket, memory: ReceiveMemory) -> None:
         self.node_id = node_id
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, Later[Answer]] = {}
         self._next_id = 0
         self._end = ""
         self._stream = Stream(connection, FrameReader(memory, ANSWER_PAYLOAD_BYTES_MAX), self)
@@ -44,15 +46,16 @@ class Lane:
         """Whether calls may be sent."""
         return self._stream.is_open
 
-    async def send(self, call: Call) -> Answer:
-        """The node's answer. The call is sent before anything is awaited: at once when no other is under way, else
-        together with those that follow in this turn of the event loop. Raises NetworkException.
+    def send(self, call: Call) -> Later[Answer]:
+        """The node's answer, or NetworkException. The call is sent at once when no other is under way, else together
+        with those that follow in this turn of the event loop.
         """
-        if not self._stream.is_open:
-            raise self._broken()
         request_id = self._next_id
         self._next_id += 1
-        answer = asyncio.get_running_loop().create_future()
+        answer: Later[Answer] = Later(partial(self._waiting.pop, request_id, None))
+        if not self._stream.is_open:
+            answer.end(self._broken())
+            return answer
         is_idle = not self._waiting
         self._waiting[request_id] = answer
         self._stream.send(
@@ -66,19 +69,15 @@ class Lane:
             ),
             at_once=is_idle,
         )
-        try:
-            result: Answer = await answer
-        finally:
-            self._waiting.pop(request_id, None)
-        return result
+        return answer
 
     def on_frame(self, frame: Frame) -> None:
         """An answer arrived; dropped when nothing waits for it any more."""
         if frame.kind is Kind.CALL:
             raise BrokenStream("expected an answer, found a call")
-        waiting = self._waiting.get(frame.request_id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result((frame.body, None if frame.kind is Kind.FAILURE else frame.payload))
+        waiting = self._waiting.pop(frame.request_id, None)
+        if waiting is not None:
+            waiting.end((frame.body, None if frame.kind is Kind.FAILURE else frame.payload))
 
     def on_sent(self) -> None:
         """Callers bound what they send by themselves."""
@@ -86,9 +85,10 @@ class Lane:
     def on_closed(self, reason: End, detail: str) -> None:
         """What waits for an answer fails."""
         self._end = f"{reason}: {detail}" if detail else str(reason)
-        for each in self._waiting.values():
-            if not each.done():
-                each.set_exception(self._broken())
+        cut_off = list(self._waiting.values())
+        self._waiting.clear()
+        for each in cut_off:
+            each.end(self._broken())
 
     def close(self) -> None:
         """Ends the lane."""

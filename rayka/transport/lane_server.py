@@ -12,12 +12,13 @@ import secrets
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from rayka.errors import NetworkException
 from rayka.node.repeats import Repeats
 from rayka.protocol.caller import Answer
+from rayka.protocol.later import Later
 from rayka.protocol.wire import Payload
 from rayka.transport.frames import (
     CALL_PAYLOAD_BYTES_MAX,
@@ -46,8 +47,9 @@ HELD_BYTES_MAX = 64 << 20
 UNANSWERED_CALLS_MAX = 10_000
 _BACKLOG = 1_000
 
-# Executes a call as far as it goes without waiting: its answer, or what is to be awaited for it. Raises nothing.
-Handle = Callable[[str, bytes, bytes, Payload], Answer | Coroutine[Any, Any, Answer]]
+# Executes a call as far as it goes without waiting: its answer, what brings it, or what is to be awaited for it. Raises
+# nothing.
+Handle = Callable[[str, bytes, bytes, Payload], Answer | Awaitable[Answer]]
 
 _logger = logging.getLogger(__name__)
 
@@ -193,6 +195,7 @@ class _Connection:
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._unanswered_count = 0
         self._unanswered_bytes = 0
         self._is_paused = False
         self._stream = Stream(connection, reader, self)
@@ -208,37 +211,47 @@ class _Connection:
             self._send(frame.request_id, answer)
         else:
             size = frame.payload.size
+            self._unanswered_count += 1
             self._unanswered_bytes += size
-            waiting = self._wait(frame.request_id, size, answer)
-            task = self._loop.create_task(waiting, name=frame.api_name)
-            self._tasks[task] = None
-            task.add_done_callback(self._tasks.pop)
+            on_answer = partial(self._on_answer, frame.request_id, size)
+            if isinstance(answer, Later):
+                answer.then(on_answer)
+            else:
+                task = self._loop.create_task(_awaited(answer, on_answer), name=frame.api_name)
+                self._tasks[task] = None
+                task.add_done_callback(self._tasks.pop)
         self._hold_back()
 
     def on_closed(self, reason: End, detail: str) -> None:
         """Calls that were taken go on: whether they are executed must not depend on their caller."""
         self._on_closed(self, reason, detail)
 
-    async def _wait(self, request_id: int, size: int, answering: Coroutine[Any, Any, Answer]) -> None:
-        """The node lets go of a request's records before it answers; nothing here refers to them."""
-        try:
-            answer = await answering
-        finally:
-            self._unanswered_bytes -= size
-        self._send(request_id, answer)
+    def _on_answer(self, request_id: int, size: int, answer: Answer | BaseException) -> None:
+        """The node lets go of a request's records before it answers; nothing here refers to them. The answer to the
+        only call that waits goes at once: no other will leave with it.
+        """
+        self._unanswered_count -= 1
+        self._unanswered_bytes -= size
+        if not isinstance(answer, BaseException):
+            self._send(request_id, answer, at_once=not self._unanswered_count)
         self._hold_back()
 
-    def _send(self, request_id: int, answer: Answer) -> None:
+    def _send(self, request_id: int, answer: Answer, *, at_once: bool = False) -> None:
         body, payload = answer
         kind = Kind.ANSWER if payload is not None else Kind.FAILURE
-        self._stream.send(encode_frame(kind, request_id, body, b"" if payload is None else payload))
+        frame = encode_frame(kind, request_id, body, b"" if payload is None else payload)
+        self._stream.send(frame, at_once=at_once)
 
     def on_sent(self) -> None:
         self._hold_back()
 
     def _hold_back(self) -> None:
         held_bytes = self._unanswered_bytes + self._stream.queued_bytes
-        is_full = held_bytes >= HELD_BYTES_MAX or len(self._tasks) >= UNANSWERED_CALLS_MAX
+        is_full = held_bytes >= HELD_BYTES_MAX or self._unanswered_count >= UNANSWERED_CALLS_MAX
         if is_full is not self._is_paused:
             self._is_paused = is_full
             (self._stream.pause_reading if is_full else self._stream.resume_reading)()
+
+
+async def _awaited(answering: Awaitable[Answer], on_answer: Callable[[Answer], object]) -> None:
+    on_answer(await answering)

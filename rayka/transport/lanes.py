@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from rayka.errors import RaykaError
 from rayka.protocol.caller import Answer, Call
+from rayka.protocol.later import Later
 from rayka.transport.greeting import LaneOffer
 from rayka.transport.lane import open_lane
 from rayka.transport.receive_memory import ReceiveMemory
@@ -32,7 +33,7 @@ class OpenedLane(Protocol):
     @property
     def is_open(self) -> bool: ...
 
-    async def send(self, call: Call) -> Answer: ...
+    def send(self, call: Call) -> Later[Answer]: ...
 
     def close(self) -> None: ...
 

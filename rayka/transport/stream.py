@@ -88,13 +88,13 @@ class Stream:
                 self.queued_bytes += len(each)
         if self.queued_bytes > QUEUED_BYTES_MAX:
             self.close(End.SLOW_PEER, f"{self.queued_bytes} bytes wait")
-        elif not self._is_flush_due and not self._is_writing:
+        elif not self._is_writing:
             if at_once and not self._is_taking:
                 self._flush()
-                return
-            self._is_flush_due = True
-            if not self._is_taking:
-                self._loop.call_soon(self._flush)
+            elif not self._is_flush_due:
+                self._is_flush_due = True
+                if not self._is_taking:
+                    self._loop.call_soon(self._flush_at_end)
 
     def pause_reading(self) -> None:
         """No frame is taken until `resume_reading`; the peer's sends fill its own memory then."""
@@ -117,6 +117,7 @@ class Stream:
             self._stall.cancel()
         self._socket.close()
         self._queue.clear()
+        self._is_flush_due = False
         self._owner.on_closed(reason, detail)
 
     # ---- Receiving -------------------------------------------------------------------------------------------------
@@ -150,6 +151,11 @@ class Stream:
             self.close(End.NO_FRAME, str(error))
 
     # ---- Sending ---------------------------------------------------------------------------------------------------
+
+    def _flush_at_end(self) -> None:
+        """The turn is over; what it sent may have left at once by then."""
+        if self._is_flush_due:
+            self._flush()
 
     def _flush(self) -> None:
         """Sends what is queued, up to a bound; the rest when the socket has room again."""

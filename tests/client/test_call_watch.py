@@ -31,7 +31,7 @@ class Caller:
                 await asyncio.sleep(answered_after_s)
             return subject
 
-        task = asyncio.get_running_loop().create_task(self.watch.answer(node_id, subject, answer()))
+        task = asyncio.ensure_future(self.watch.answer(node_id, subject, answer()))
         self.tasks.append(task)
         return task
 
@@ -172,11 +172,12 @@ def test_the_answer_of_a_call_that_was_given_up_is_not_waited_for() -> None:
             ended.append("ended")
 
     async def play(caller: Caller) -> None:
-        task = asyncio.get_running_loop().create_task(caller.watch.answer(A, "", answer()))
+        task = asyncio.ensure_future(caller.watch.answer(A, "", answer()))
         await asyncio.sleep(0.15)
         caller.watch.give_up(lambda *_: True)
         with pytest.raises(NetworkException):
             await task
+        await asyncio.sleep(0)
         assert ended == ["ended"]
 
     in_virtual_time(play)
@@ -191,10 +192,10 @@ def test_an_answer_that_comes_with_the_end_counts_once() -> None:
         async def answer() -> str:
             return await arriving
 
-        task = asyncio.get_running_loop().create_task(caller.watch.answer(A, "", answer()))
+        task = asyncio.ensure_future(caller.watch.answer(A, "", answer()))
         await asyncio.sleep(0.15)
-        caller.watch.give_up(lambda *_: True)
         arriving.set_result("late")
+        caller.watch.give_up(lambda *_: True)
         (done,) = await asyncio.gather(task, return_exceptions=True)
         assert done == "late" or isinstance(done, NetworkException)
         assert repr(caller.watch) == "<CallWatch open={}>"

@@ -37,7 +37,10 @@ pytestmark = pytest.mark.ray
 
 
 def call(network: RayNetwork, node_id: int, request: Any, timeout_ms: int = 10_000) -> Any:
-    return io_thread.run(network.call(node_id, request, timeout_ms), 60)
+    async def answered() -> Any:
+        return await network.call(node_id, request, timeout_ms)
+
+    return io_thread.run(answered(), 60)
 
 
 @pytest.mark.parametrize("actor", [Broker, Controller])

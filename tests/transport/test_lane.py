@@ -2,12 +2,14 @@
 
 import asyncio
 import socket
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rayka.errors import ErrorCode, NetworkException
 from rayka.protocol.caller import Answer
+from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, Payload, encode
 from rayka.transport import lane_server, stream
 from rayka.transport.frames import Kind, encode_frame
@@ -109,7 +111,6 @@ def test_a_call_leaves_at_once_when_no_other_is_under_way_and_else_with_those_of
             far.setblocking(False)
             lane = Lane(NODE_ID, near, ReceiveMemory())
             calls = [asyncio.ensure_future(lane.send(call(b"%d" % number))) for number in range(3)]
-            await asyncio.sleep(0)  # each of them has run
             frame_bytes = len(far.recv(MIB))
             await asyncio.sleep(0)
             assert len(far.recv(MIB)) == 2 * frame_bytes
@@ -174,6 +175,10 @@ def test_a_call_that_nothing_waits_for_any_more_does_not_disturb_the_others() ->
 # ---- The end of a lane ---------------------------------------------------------------------------------------------
 
 
+def _tasks_of_calls() -> "list[asyncio.Task[Any]]":
+    return [each for each in asyncio.all_tasks() if each.get_name() == "produce"]
+
+
 def test_when_the_node_ends_what_waits_fails_and_nothing_more_is_sent() -> None:
     async def never(*_: object) -> Answer:
         await asyncio.Event().wait()
@@ -183,8 +188,8 @@ def test_when_the_node_ends_what_waits_fails_and_nothing_more_is_sent() -> None:
         async with served(never) as server:
             lane = await open_lane(NODE_ID, offer(server))
             waiting = asyncio.ensure_future(lane.send(call()))
-            await until(lambda: "waiting=1" in repr(lane))
-            for task in [each for each in asyncio.all_tasks() if each.get_name() == "produce"]:
+            await until(lambda: bool(_tasks_of_calls()))
+            for task in _tasks_of_calls():
                 task.cancel()
             server.close()
             with pytest.raises(NetworkException, match=r"broker-1 ended: the peer closed"):
@@ -458,3 +463,27 @@ async def _rest(connection: socket.socket) -> bytes:
     except ConnectionError:
         pass
     return received
+
+
+def test_the_answer_to_the_last_call_that_waits_leaves_at_once_with_those_before_it() -> None:
+    asked: list[Later[Answer]] = []
+
+    def later(*_: object) -> Later[Answer]:
+        asked.append(Later())
+        return asked[-1]
+
+    async def body() -> None:
+        async with served(later) as server:
+            caller = await greeted(server)
+            with caller:
+                for request_id in (1, 2):
+                    caller.send(encode_frame(Kind.CALL, request_id, b"", b"", api_name="produce")[0])
+                await until(lambda: len(asked) == 2)
+                asked[0].end((b"first", b""))
+                with pytest.raises(BlockingIOError):
+                    caller.recv(MIB)
+                asked[1].end((b"second", b""))
+                answers = caller.recv(MIB)
+                assert answers.index(b"first") < answers.index(b"second")
+
+    run(body())

@@ -9,8 +9,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayka.client import io_thread
 from rayka.client.bootstrap import ClusterHandle
@@ -36,13 +37,24 @@ from rayka.errors import (
 )
 from rayka.ids import node_name
 from rayka.protocol.batch_header import Codec
+from rayka.protocol.later import Later
 from rayka.protocol.membership import MetadataTopic
-from rayka.protocol.produce import ProducePartition, ProducePartitionResult, ProduceRequest, ProduceResponse
+from rayka.protocol.produce import ProducePartition, ProduceRequest, ProduceResponse
 from rayka.protocol.producer_ids import InitProducerIdRequest
 
 _MESSAGE_BYTES_MAX = TopicConfig().max_message_bytes
 
 logger = logging.getLogger(__name__)
+
+
+class _Request(NamedTuple):
+    """One request: what was started, and of that what could be encoded, with the parts of the request."""
+
+    node_id: int
+    started: list[ProducerBatch]
+    batches: list[ProducerBatch]
+    parts: list[ProducePartition]
+    began_ms: float
 
 
 class Sender:
@@ -86,6 +98,7 @@ class Sender:
         self._timer: asyncio.TimerHandle | None = None
         self._is_asking_for_id = False
         self._tasks: dict[asyncio.Task[None], None] = {}
+        self._open: dict[Later[ProduceResponse], _Request] = {}
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -128,19 +141,15 @@ class Sender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for batch in self.accumulator.batches():
-            self._end_by_close(batch)
+        self._end_all()
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         if self._is_closed:
             coroutine.close()
             return
-        self._start(coroutine).add_done_callback(self._tasks.pop)
-
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
         self._tasks[task] = None
-        return task
+        task.add_done_callback(self._tasks.pop)
 
     # ---- Topics ----
 
@@ -174,7 +183,7 @@ class Sender:
         for batch in expired:
             self.outcomes.end(batch, self._too_late(batch))
         for node_id, batches in self._dispatch.take_requests():
-            self._start(self._produce(node_id, batches))
+            self._produce(node_id, batches)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if next_ms == NEVER else self._loop.call_at(next_ms / 1000, self._pump)
@@ -212,37 +221,61 @@ class Sender:
 
     # ---- One request ----
 
-    async def _produce(self, node_id: int, started: list[ProducerBatch]) -> None:
-        batches: list[ProducerBatch] = []
-        began_ms = self.now_ms()
+    def _produce(self, node_id: int, started: list[ProducerBatch]) -> None:
+        """Encodes and sends it; `_on_end` is called behind its end, or in another turn where that has come already."""
+        request = _Request(node_id, started, *self._encoded(started), began_ms=self.now_ms())
+        if not request.batches:
+            self._loop.call_soon(self._on_over, request)
+            return
+        response = self._call(request)
+        self._open[response] = request
+        on_end = partial(self._on_end, response)
+        if response.done():
+            self._loop.call_soon(response.then, on_end)
+        else:
+            response.then(on_end)
+
+    def _on_end(self, response: Later[ProduceResponse], outcome: ProduceResponse | BaseException) -> None:
+        request = self._open.pop(response)
         try:
-            batches, parts = self._encoded(started)
-            if batches:
-                results = await self._call(node_id, batches, parts)
-                self.counts.on_answer(self.now_ms() - began_ms)
-                self.outcomes.on_answers(node_id, batches, results)
-        except ApiError as error:
-            if isinstance(error, (NetworkException, RequestTimedOut)):
+            self._on_outcome(request, outcome)
+        except Exception as error:
+            self._on_bug(request, error)
+        self._on_over(request)
+
+    def _on_outcome(self, request: "_Request", outcome: ProduceResponse | BaseException) -> None:
+        node_id, batches = request.node_id, request.batches
+        if isinstance(outcome, ProduceResponse) and len(outcome.partitions) != len(batches):
+            outcome = NetworkException(
+                f"{node_name(node_id)} answered for {len(outcome.partitions)} of {len(batches)}"
+            )
+        if isinstance(outcome, ProduceResponse):
+            self.counts.on_answer(self.now_ms() - request.began_ms)
+            self.outcomes.on_answers(node_id, batches, outcome.partitions)
+        elif isinstance(outcome, ApiError):
+            if isinstance(outcome, (NetworkException, RequestTimedOut)):
                 self._metadata.nodes.doubt(node_id)
             for batch in batches:
-                self.outcomes.on_error(batch, error, node_id)
-        except Exception as error:
-            logger.exception(
-                "cluster %s: a produce request to %s broke", self.cluster_name, node_name(node_id)
-            )
-            for batch in started:
-                if not batch.is_done:
-                    self.outcomes.end(batch, error)
-        finally:
-            self._dispatch.on_over(node_id, len(started), self.now_ms() - began_ms)
-            for batch in started:
-                if not batch.is_done and batch.is_in_flight:  # cancelled
-                    self._end_by_close(batch)
-            if self._timer is not None or self.accumulator.has_more_to_send:
-                self._pump()
-            self.outcomes.call_back()
-            # A callback of the task would be one more turn of the loop, and the thread that was told waits for it.
-            self._tasks.pop(asyncio.current_task(self._loop), None)  # type: ignore[arg-type]
+                self.outcomes.on_error(batch, outcome, node_id)
+        elif isinstance(outcome, Exception):
+            self._on_bug(request, outcome)
+
+    def _on_bug(self, request: "_Request", error: Exception) -> None:
+        where = (self.cluster_name, node_name(request.node_id))
+        logger.error("cluster %s: a produce request to %s broke", *where, exc_info=error)
+        for batch in request.started:
+            if not batch.is_done:
+                self.outcomes.end(batch, error)
+
+    def _on_over(self, request: "_Request") -> None:
+        """The leader may have another one now, and whoever waits for the batches is told."""
+        self._dispatch.on_over(request.node_id, len(request.started), self.now_ms() - request.began_ms)
+        for batch in request.started:
+            if not batch.is_done and batch.is_in_flight:  # given up
+                self._end_by_close(batch)
+        if self._timer is not None or self.accumulator.has_more_to_send:
+            self._pump()
+        self.outcomes.call_back()
 
     def _encoded(self, started: list[ProducerBatch]) -> tuple[list[ProducerBatch], list[ProducePartition]]:
         """Those that can be encoded, and what the request has for each; the others fail."""
@@ -262,22 +295,22 @@ class Sender:
                 parts.append(ProducePartition(topic.topic_id, batch.partition, encoded))
         return batches, parts
 
-    async def _call(
-        self, node_id: int, batches: list[ProducerBatch], parts: list[ProducePartition]
-    ) -> Sequence[ProducePartitionResult]:
-        oldest_ms = min(each.created_ms for each in batches)
+    def _call(self, request: "_Request") -> Later[ProduceResponse]:
+        oldest_ms = min(each.created_ms for each in request.batches)
         left_ms = oldest_ms + self._config.delivery_timeout_ms - self.now_ms()
         timeout_ms = max(1, min(self._config.request_timeout_ms, int(left_ms)))
-        request = ProduceRequest(self._config.acks, timeout_ms, tuple(parts))
-        call = self._network.call(node_id, request, timeout_ms)
-        response: ProduceResponse = await self._leaders.calls.answer(node_id, batches, call)
-        if len(response.partitions) != len(batches):
-            raise NetworkException(
-                f"{node_name(node_id)} answered for {len(response.partitions)} of {len(batches)}"
-            )
-        return response.partitions
+        content = ProduceRequest(self._config.acks, timeout_ms, tuple(request.parts))
+        call = self._network.call(request.node_id, content, timeout_ms)
+        return self._leaders.calls.answer(request.node_id, request.batches, call)
 
     # ---- The end of what was not delivered ----
+
+    def _end_all(self) -> None:
+        for response in list(self._open):
+            response.cancel()
+        self._open.clear()
+        for batch in self.accumulator.batches():
+            self._end_by_close(batch)
 
     def _too_late(self, batch: ProducerBatch) -> DeliveryTimeout:
         tries = (

@@ -7,8 +7,6 @@ once; a follower's position counts when it is looked at first (B6). Kafka: `Repl
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 from rayka.errors import (
     ApiError,
@@ -19,9 +17,11 @@ from rayka.errors import (
     StorageError,
 )
 from rayka.ids import NO_NODE
+from rayka.node.answering import Response
 from rayka.node.clock import now_ms
 from rayka.node.handlers.fetch_reads import FetchReads, Leader
 from rayka.node.handlers.fetch_sessions import FetchContext, FetchSessions
+from rayka.node.handlers.parked import ParkedRequest
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.partition.partition_reads import FoundOffset
@@ -53,44 +53,66 @@ class FetchHandler:
     def __repr__(self) -> str:
         return f"<FetchHandler {self._sessions!r}>"
 
-    def handle(self, request: FetchRequest) -> FetchResponse | Coroutine[Any, Any, FetchResponse]:
+    def handle(self, request: FetchRequest) -> Response:
         """One result for each partition, in order; within a session, those with news (G14). The first look has been
         taken when this returns."""
         try:
             context = self._sessions.begin(request, now_ms())
         except _SESSION_ERRORS as error:
             return FetchResponse((), error.code, str(error))
-        reads = self._reads(request, context)
+        reads = FetchReads(self._leader, request, context, now_ms())
         if request.replica_id != NO_NODE and context.is_refresh_due(now_ms(), self._refresh_ms):
             reads.refresh()
         results = reads.read_all(is_first=True)
         if not _is_complete(request, context, results):
-            return self._wait(
-                request, context, asyncio.get_running_loop().time() + request.max_wait_ms / 1000
-            )
+            return _ParkedFetch(self._leader, self._sessions, request, context).response
         response = _told(context, reads, results)
         self._sessions.end(context)
         return response
 
-    async def _wait(self, request: FetchRequest, context: FetchContext, deadline_s: float) -> FetchResponse:
+
+class _ParkedFetch(ParkedRequest):
+    """Until there is enough, or something else to tell; at the deadline with what is there."""
+
+    __slots__ = ("_context", "_leader", "_request", "_sessions")
+
+    def __init__(
+        self, leader: Leader, sessions: FetchSessions, request: FetchRequest, context: FetchContext
+    ) -> None:
+        self._leader = leader
+        self._sessions = sessions
+        self._request = request
+        self._context = context
+        super().__init__(context.watch, asyncio.get_running_loop().time() + request.max_wait_ms / 1000)
+
+    def look(self) -> FetchResponse | None:
+        reads = self._reads()
+        if self._request.min_bytes > 1 and not reads.has_enough():  # else a read tells as well
+            return None
+        results = reads.read_all(is_first=False)
+        return (
+            _told(self._context, reads, results)
+            if _is_complete(self._request, self._context, results)
+            else None
+        )
+
+    @property
+    def is_current(self) -> bool:
+        return self._context.is_current
+
+    def last_look(self) -> FetchResponse:
         try:
-            while context.is_current and await context.watch.wait(deadline_s):
-                reads = self._reads(request, context)
-                if request.min_bytes > 1 and not reads.has_enough():  # else a read tells as well
-                    continue
-                results = reads.read_all(is_first=False)
-                if _is_complete(request, context, results):
-                    return _told(context, reads, results)
-            context.check_current()
-            reads = self._reads(request, context)
-            return _told(context, reads, reads.read_all(is_first=False))
+            self._context.check_current()
         except _SESSION_ERRORS as error:
             return FetchResponse((), error.code, str(error))
-        finally:
-            self._sessions.end(context)
+        reads = self._reads()
+        return _told(self._context, reads, reads.read_all(is_first=False))
 
-    def _reads(self, request: FetchRequest, context: FetchContext) -> FetchReads:
-        return FetchReads(self._leader, request, context, now_ms())
+    def end(self) -> None:
+        self._sessions.end(self._context)
+
+    def _reads(self) -> FetchReads:
+        return FetchReads(self._leader, self._request, self._context, now_ms())
 
 
 class ListOffsetsHandler:

@@ -1,19 +1,24 @@
 """Requests that wait for something to happen to partitions.
 
-Invariants: a request watches its partitions from before its last look at them until it is answered, so no
-wake-up is lost (G9; nothing runs between a look and a wait); any number of wake-ups between two looks count
-as one. A watch remembers which keys were woken: a request that watches many looks only at those. News that cannot
-bring a request more does not wake it: what waits for commits sleeps through appends, a follower through commits.
-When the node stops, all waits end. Kafka: `DelayedOperationPurgatory`.
+Invariants: a request watches its partitions from before its last look at them until it is answered, so no wake-up is
+lost (G9; nothing runs between a look and a wait); any number of wake-ups between two looks count as one, and the look
+comes in the turn of the event loop behind the first of them, without a task. A watch remembers which keys were woken:
+a request that watches many looks only at those. News that cannot bring a request more does not wake it: what waits
+for commits sleeps through appends, a follower through commits. When the node stops, all waits end. Kafka:
+`DelayedOperationPurgatory`.
 """
 
 import asyncio
-from collections.abc import Hashable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from rayka.errors import BrokerNotAvailable
+from rayka.ports import Message
+from rayka.protocol.later import Later
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 KeyT_contra = TypeVar("KeyT_contra", bound=Hashable, contravariant=True)
@@ -33,33 +38,45 @@ class Watch(Generic[KeyT]):
     `due`: the keys that had news, in that order, until its owner removes them.
     """
 
-    __slots__ = ("_is_woken", "_reason", "_waiter", "due", "sleeps_through")
+    __slots__ = ("_is_woken", "_look", "_reason", "_timer", "due", "sleeps_through")
 
     def __init__(self, sleeps_through: News | None = None) -> None:
         self.sleeps_through = sleeps_through
         self.due: dict[KeyT, None] = {}
         self._is_woken = False
         self._reason: str | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._look: Callable[[], object] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def wait(self, deadline_s: float) -> bool:
-        """True once a key was woken since the last wait, False at the deadline (the event loop's clock), or when
-        `release` was called.
-
-        Raises BrokerNotAvailable when the node stops.
+    def call_when_woken(self, look: Callable[[], object], deadline_s: float) -> None:
+        """Calls it once, in a turn of its own: when a key was woken since `take`, at the deadline (the event loop's
+        clock), when the node stops, or when `release` is called.
         """
         loop = asyncio.get_running_loop()
-        if not self._is_woken and self._reason is None and loop.time() < deadline_s:
-            waiter = self._waiter = loop.create_future()
-            timer = loop.call_at(deadline_s, self.release)
-            try:
-                await waiter
-            finally:
-                timer.cancel()
+        self._look = look
+        if self._is_woken or self._reason is not None or loop.time() >= deadline_s:
+            self.release()
+        else:
+            self._timer = loop.call_at(deadline_s, self.release)
+
+    def take(self) -> bool:
+        """Whether a key was woken since the last time. Raises BrokerNotAvailable when the node stops."""
         if self._reason is not None:
             raise BrokerNotAvailable(self._reason)
         woken, self._is_woken = self._is_woken, False
         return woken
+
+    async def wait(self, deadline_s: float) -> bool:
+        """As `call_when_woken` and then `take`, for coroutines."""
+        if not self._is_woken:
+            news: Later[bool] = Later()
+            look = partial(news.end, True)
+            self.call_when_woken(look, deadline_s)
+            try:
+                await news
+            finally:
+                self.forget(look)
+        return self.take()
 
     @property
     def is_woken(self) -> bool:
@@ -77,9 +94,64 @@ class Watch(Generic[KeyT]):
         self.release()
 
     def release(self) -> None:
-        """Every request that waits goes on."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        """A request that waits looks again."""
+        look = self._look
+        if look is not None:
+            self.forget(look)
+            asyncio.get_running_loop().call_soon(look)
+
+    def forget(self, look: Callable[[], object]) -> None:
+        """What waits is not called any more; without effect when something else waits by now."""
+        if self._look == look:
+            self._look = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+
+class ParkedRequest(ABC):
+    """A request that looks again at each news, until a look, the last one at the deadline, gives its response."""
+
+    __slots__ = ("_deadline_s", "_watch", "response")
+
+    def __init__(self, watch: Watch[Any], deadline_s: float) -> None:
+        self._watch = watch
+        self._deadline_s = deadline_s
+        self.response: Later[Message] = Later(self._give_up)
+        watch.call_when_woken(self._on_news, deadline_s)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no later request has come in its place."""
+        return True
+
+    @abstractmethod
+    def look(self) -> Message | None:
+        """Something has happened: the response, if it need not wait any longer."""
+
+    @abstractmethod
+    def last_look(self) -> Message:
+        """The response when the time is over, or a later request is there."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """It waits no more."""
+
+    def _on_news(self) -> None:
+        outcome: Message | Exception | None
+        try:
+            outcome = self.look() if self.is_current and self._watch.take() else self.last_look()
+        except Exception as error:
+            outcome = error
+        if outcome is None:
+            self._watch.call_when_woken(self._on_news, self._deadline_s)
+        else:
+            self.end()
+            self.response.end(outcome)
+
+    def _give_up(self) -> None:
+        self._watch.forget(self._on_news)
+        self.end()
 
 
 class Listener(Protocol[KeyT_contra]):

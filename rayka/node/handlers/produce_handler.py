@@ -8,12 +8,12 @@ was appended stays, whatever its answer; a request that waits holds no records. 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from rayka.errors import ApiError, RequestTimedOut, StorageError
+from rayka.node.answering import Response
 from rayka.node.clock import now_ms
-from rayka.node.handlers.parked import News, Watch
+from rayka.node.handlers.parked import News, ParkedRequest
 from rayka.node.replication.replica import PartitionKey, Replica, check_not_internal
 from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.partition.partition_leader import Appended
@@ -35,15 +35,13 @@ class ProduceHandler:
         self._replicas = replicas
         self._wall_clock_ms = wall_clock_ms
 
-    def handle(self, request: ProduceRequest) -> ProduceResponse | Coroutine[Any, Any, ProduceResponse]:
+    def handle(self, request: ProduceRequest) -> Response:
         """One result for each partition; all of them are appended when this returns."""
         results, waiting = self._append_all(request)
-        self._answer(request.acks, waiting, results)
+        _settle(self._replicas, request.acks, results, waiting)
         if not waiting:
             return ProduceResponse(tuple(results))
-        watch = self._replicas.parked.new_watch(News.APPENDED)
-        self._replicas.parked.add(watch, [_key(results[place]) for place in waiting])
-        return self._wait(request.acks, request.timeout_ms, waiting, results, watch)
+        return _ParkedProduce(self._replicas, request.acks, request.timeout_ms, results, waiting).response
 
     def _append_all(self, request: ProduceRequest) -> tuple[list[ProducePartitionResult], _Waiting]:
         results: list[ProducePartitionResult] = []
@@ -71,33 +69,55 @@ class ProduceHandler:
         self._replicas.on_appended(replica, is_high_watermark_moved=appended.is_high_watermark_raised)
         return appended, _accepted(data, replica, appended)
 
-    async def _wait(
-        self, acks: int, timeout_ms: int, waiting: _Waiting, results: list[ProducePartitionResult],
-        watch: Watch[PartitionKey],
-    ) -> ProduceResponse:  # fmt: skip
-        """Until each append is acknowledged, refused, or the request's time is over."""
-        keys = [_key(results[place]) for place in waiting]
-        deadline_s = asyncio.get_running_loop().time() + timeout_ms / 1000
-        try:
-            while waiting and await watch.wait(deadline_s):
-                self._answer(acks, waiting, results)
-        finally:
-            self._replicas.parked.remove(watch, keys)
-        for place in waiting:
-            timed_out = RequestTimedOut(f"appended, but not acknowledged within {timeout_ms} ms; it stays")
-            results[place] = _refused(_key(results[place]), timed_out)
+
+class _ParkedProduce(ParkedRequest):
+    """Until each append is acknowledged, refused, or the request's time is over."""
+
+    __slots__ = ("_acks", "_keys", "_replicas", "_results", "_timeout_ms", "_waiting")
+
+    def __init__(
+        self, replicas: ReplicaManager, acks: int, timeout_ms: int, results: list[ProducePartitionResult],
+        waiting: _Waiting,
+    ) -> None:  # fmt: skip
+        self._replicas = replicas
+        self._acks = acks
+        self._timeout_ms = timeout_ms
+        self._results = results
+        self._waiting = waiting
+        self._keys = [_key(results[place]) for place in waiting]
+        watch = replicas.parked.new_watch(News.APPENDED)
+        replicas.parked.add(watch, self._keys)
+        super().__init__(watch, asyncio.get_running_loop().time() + timeout_ms / 1000)
+
+    def look(self) -> ProduceResponse | None:
+        _settle(self._replicas, self._acks, self._results, self._waiting)
+        return None if self._waiting else ProduceResponse(tuple(self._results))
+
+    def last_look(self) -> ProduceResponse:
+        results, late = (
+            self._results,
+            f"appended, but not acknowledged within {self._timeout_ms} ms; it stays",
+        )
+        for place in self._waiting:
+            results[place] = _refused(_key(results[place]), RequestTimedOut(late))
         return ProduceResponse(tuple(results))
 
-    def _answer(self, acks: int, waiting: _Waiting, results: list[ProducePartitionResult]) -> None:
-        """Takes out of `waiting` whatever need not wait any longer."""
-        for place, appended in list(waiting.items()):
-            key = _key(results[place])
-            try:
-                if not self._replicas.get(*key).partition.as_leader().is_acknowledged(appended, acks):
-                    continue
-            except ApiError as error:
-                results[place] = _refused(key, error)
-            del waiting[place]
+    def end(self) -> None:
+        self._replicas.parked.remove(self._watch, self._keys)
+
+
+def _settle(
+    replicas: ReplicaManager, acks: int, results: list[ProducePartitionResult], waiting: _Waiting
+) -> None:
+    """Takes out of `waiting` whatever need not wait any longer."""
+    for place, appended in list(waiting.items()):
+        key = _key(results[place])
+        try:
+            if not replicas.get(*key).partition.as_leader().is_acknowledged(appended, acks):
+                continue
+        except ApiError as error:
+            results[place] = _refused(key, error)
+        del waiting[place]
 
 
 def _key(result: ProducePartitionResult) -> PartitionKey:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from rayka.node.answering import Response
 from rayka.node.inbox import Inbox, Node
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call
+from rayka.protocol.later import Later
 from rayka.sim.process import Process
 
 
@@ -24,14 +25,15 @@ class WayBack(Protocol):
 class Exchange:
     """One call: its answer to come, and how many copies of it may still bring it."""
 
-    __slots__ = ("answer", "call", "caller", "copies", "request", "text", "way")
+    __slots__ = ("_context", "answer", "call", "caller", "copies", "request", "text", "way")
 
     def __init__(
-        self, caller: Process, call: Call, answer: "asyncio.Future[Answer]", way: WayBack, by: str = ""
+        self, caller: Process, call: Call, answer: Later[Answer], way: WayBack, by: str = ""
     ) -> None:
         self.caller = caller
         self.call = call
         self.answer = answer
+        self._context = copy_context()  # the caller's: a message on its way belongs to no process
         self.way = way
         self.copies = 1
         self.request: Request[Any] | None = None  # as the node has decoded it; None while it has not started
@@ -42,11 +44,13 @@ class Exchange:
         """Whether its caller is there, and has not learned what came of it."""
         return self.caller.is_alive and not self.answer.done()
 
+    def end(self, answer: Answer | NetworkException) -> None:
+        """Its caller learns what came of it."""
+        self._context.run(self.answer.end, answer)
+
     def fail(self, cause: str) -> None:
         """Its caller learns that it broke off."""
-        self.answer.set_exception(
-            NetworkException(f"{node_name(self.call.node_id)} cannot be reached: {cause}")
-        )
+        self.end(NetworkException(f"{node_name(self.call.node_id)} cannot be reached: {cause}"))
 
 
 class Endpoint:

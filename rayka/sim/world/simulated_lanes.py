@@ -16,6 +16,7 @@ from functools import partial
 from rayka.errors import NetworkException
 from rayka.ids import node_name
 from rayka.protocol.caller import Answer, Call
+from rayka.protocol.later import Later
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process
 from rayka.sim.run_options import SimOptions
@@ -152,23 +153,21 @@ class SimLane:
         """Whether its caller may send calls."""
         return not self._end
 
-    async def send(self, call: Call) -> Answer:
-        """The node's answer; the call is sent before anything is awaited. Raises NetworkException."""
+    def send(self, call: Call) -> Later[Answer]:
+        """The node's answer, or NetworkException; the call is sent when this returns."""
         lanes, random = self._lanes, self.pair.random
-        exchange = Exchange(self._caller, call, lanes.loop.create_future(), self, " by lane")
+        answer: Later[Answer] = Later(lambda: self._waiting.pop(exchange, None))
+        exchange = Exchange(self._caller, call, answer, self, " by lane")
         if self._end:
             exchange.fail(self._end)
-            return await exchange.answer
+            return answer
         lanes.trace.add(self._caller.node_id, "send", f"{exchange.text} {len(call.request.body)} bytes")
         lanes.counts["calls"] += 1
         self._waiting[exchange] = None
         self._there.put(self._deliver, exchange)
         if random.random() < lanes.breaks:
             self._break_soon()
-        try:
-            return await exchange.answer
-        finally:
-            self._waiting.pop(exchange, None)
+        return answer
 
     def answer(self, exchange: Exchange, answer: Answer) -> None:
         """The node has answered; whether anything waits for it is seen at the caller's end."""
@@ -201,7 +200,8 @@ class SimLane:
     def _on_answer(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.is_awaited():
             self._lanes.trace.add(self._caller.node_id, "answered", exchange.text)
-            exchange.answer.set_result(answer)
+            self._waiting.pop(exchange, None)
+            exchange.end(answer)
 
     # ---- Ends --------------------------------------------------------------------------------------------------------
 

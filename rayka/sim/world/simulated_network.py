@@ -9,7 +9,7 @@ Kafka: `RaftEventSimulationTest.MessageRouter` and its filters.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from rayka.ids import random_uuid
 from rayka.node.inbox import Node
 from rayka.ports import Request
 from rayka.protocol.caller import Answer, Call, Caller
+from rayka.protocol.later import Later
 from rayka.protocol.wire import Failure, decode, in_memory
 from rayka.sim.loop import VirtualLoop
 from rayka.sim.process import Process
@@ -93,16 +94,16 @@ class SimNetwork:
 
     # ---- Messages ----------------------------------------------------------------------------------------------------
 
-    def send(self, caller: Process, call: Call) -> Awaitable[Answer]:
-        """The way of `Caller.call`: sent when this returns. No coroutine, for each one costs a simulation time."""
+    def send(self, caller: Process, call: Call) -> Later[Answer]:
+        """The way of `Caller.call`."""
         if not caller.is_alive:
             raise NetworkException(f"{caller!r} is gone and must not call")
         self.observer.on_send(caller, call)
         lane = self.lanes.lane_of(caller, call)
         return self._send_by_ray(caller, call) if lane is None else lane.send(call)
 
-    def _send_by_ray(self, caller: Process, call: Call) -> Awaitable[Answer]:
-        exchange = Exchange(caller, call, self._loop.create_future(), self)
+    def _send_by_ray(self, caller: Process, call: Call) -> Later[Answer]:
+        exchange = Exchange(caller, call, Later(), self)
         self._trace.add(caller.node_id, "send", f"{exchange.text} {len(call.request.body)} bytes")
         exchange.copies = 2 if self._random.random() < self._duplication else 1
         for _ in range(exchange.copies):
@@ -177,7 +178,7 @@ class SimNetwork:
     def _on_answer(self, exchange: Exchange, answer: Answer) -> None:
         if exchange.is_awaited():
             self._trace.add(exchange.caller.node_id, "answered", exchange.text)
-            exchange.answer.set_result(answer)
+            exchange.end(answer)
 
     def _break(self, exchange: Exchange, cause: str, extra_us: int = 0) -> None:
         link = (exchange.call.node_id, exchange.caller.node_id)
@@ -205,14 +206,14 @@ class SimPort:
     def __repr__(self) -> str:
         return f"<SimPort of {self._process!r}>"
 
-    async def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> ResponseT:
+    def call(self, node_id: int, request: Request[ResponseT], timeout_ms: int) -> Later[ResponseT]:
         """The node's answer; see `rayka.ports.Network`."""
         self._network.observer.on_request(self._process, node_id, request)
-        return await self._caller.call(node_id, request, timeout_ms, self._send)
+        return self._caller.call(node_id, request, timeout_ms, self._send)
 
     async def node_ids(self) -> Sequence[int]:
         """All nodes of the cluster, running or not."""
         return self._network.node_ids
 
-    def _send(self, call: Call) -> Awaitable[Answer]:
+    def _send(self, call: Call) -> Later[Answer]:
         return self._network.send(self._process, call)

@@ -1,0 +1,135 @@
+"""A future that hands its result over in the step that brings it."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rayka.errors import NetworkException
+from rayka.protocol.later import Later, later_of
+
+GONE = NetworkException("gone")
+
+
+def run(play: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(play)
+
+
+def test_the_taker_is_told_in_the_step_that_ends_it_and_once() -> None:
+    async def play() -> None:
+        told: list[object] = []
+        later: Later[str] = Later()
+        later.then(told.append)
+        later.end("answer")
+        later.end("another")
+        assert (told, later.done()) == (["answer"], True)
+
+    run(play())
+
+
+def test_a_taker_that_asks_behind_the_end_is_told_at_once() -> None:
+    async def play() -> None:
+        told: list[object] = []
+        for outcome in ("answer", GONE):
+            later: Later[str] = Later()
+            later.end(outcome)
+            later.then(told.append)
+        assert told == ["answer", GONE]
+
+    run(play())
+
+
+def test_a_coroutine_awaits_it_as_any_other_future() -> None:
+    async def play() -> None:
+        answered: Later[str] = Later()
+        asyncio.get_running_loop().call_soon(answered.end, "answer")
+        assert await answered == "answer"
+        failed: Later[str] = Later()
+        asyncio.get_running_loop().call_soon(failed.end, GONE)
+        with pytest.raises(NetworkException, match="gone"):
+            await failed
+
+    run(play())
+
+
+def test_a_task_that_is_cancelled_while_it_awaits_gives_it_up() -> None:
+    async def play() -> None:
+        told: list[str] = []
+        later: Later[str] = Later(lambda: told.append("given up"))
+        waiting = asyncio.ensure_future(_awaited(later))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        later.end("late")
+        assert (told, later.cancelled()) == (["given up"], True)
+
+    run(play())
+
+
+async def _awaited(later: Later[str]) -> str:
+    return await later
+
+
+def test_what_gives_up_the_converted_one_gives_up_the_one_that_it_is_made_of() -> None:
+    async def play() -> None:
+        told: list[object] = []
+        asked: Later[int] = Later(lambda: told.append("asked"))
+        converted = asked.converted(str, lambda: told.append("converted"))
+        converted.then(told.append)
+        converted.cancel()
+        asked.end(1)
+        assert told == ["asked", "converted"]
+        answered: Later[int] = Later()
+        answered.converted(str).then(told.append)
+        answered.end(2)
+        assert told[2:] == ["2"]
+
+    run(play())
+
+
+def test_a_coroutine_becomes_one_that_ends_with_it_and_is_cancelled_with_it() -> None:
+    async def answer(outcome: str | Exception) -> str:
+        await asyncio.sleep(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def play() -> None:
+        assert await later_of(answer("answer")) == "answer"
+        with pytest.raises(NetworkException, match="gone"):
+            await later_of(answer(GONE))
+        given_up = later_of(answer("never"))
+        given_up.cancel()
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1
+        assert later_of(given_up) is given_up
+
+    run(play())
+
+
+def test_one_that_has_ended_is_freed_without_a_pass_of_the_garbage_collector() -> None:
+    class Asked:
+        """As a call, which its answer's giving up leads back to."""
+
+        def __init__(self) -> None:
+            self.answer: Later[str] = Later(self.forget)
+
+        def forget(self) -> None:
+            """Nothing."""
+
+    async def play() -> None:
+        gc.disable()
+        try:
+            asked = Asked()
+            freed = weakref.ref(asked)
+            asked.answer.then(lambda _: None)
+            asked.answer.end("answer")
+            del asked
+            assert freed() is None
+        finally:
+            gc.enable()
+
+    run(play())
