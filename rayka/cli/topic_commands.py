@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli.command_group import Group
+from rayka.cli.log_tables import compaction_problems, print_logs
 from rayka.cli.output import Style, ids, print_json, print_table
 from rayka.cli.shared_options import (
     Target,
@@ -87,10 +88,11 @@ def list_topics(target: Target) -> None:
 @click.option("--under-replicated", is_flag=True, help="Only partitions with a replica that is not in sync.")
 @target_options
 def describe(topic_name: str | None, under_replicated: bool, target: Target) -> None:
-    """Show a topic's settings and partitions, or those of all topics: leader, replicas, and how far each is.
+    """Show a topic's settings and partitions, or those of all topics: leader, replicas, how far each is, and its log.
 
     lag: the records that each replica is behind its leader; ? where the broker does not answer. elr: replicas that are
-    not in sync, but hold all that was acknowledged.
+    not in sync, but hold all that was acknowledged. dirty: of the bytes that compaction could go through, the share
+    that it has not seen; last compaction: since the leader started.
     """
     with target.admin() as admin:
         topics = admin.describe_topics(None if topic_name is None else [topic_name])
@@ -106,8 +108,11 @@ def describe(topic_name: str | None, under_replicated: bool, target: Target) -> 
         click.echo("every partition has all its replicas in sync")
     for number, each in enumerate(topics):
         click.echo("\n" * (number > 0) + _title(each))
-        print_partitions([one for one in each.partitions if one.is_under_replicated or not under_replicated])
-        for line in remedies(each):
+        shown = [one for one in each.partitions if one.is_under_replicated or not under_replicated]
+        print_partitions(shown)
+        click.echo()
+        print_logs(shown)
+        for line in (*remedies(each), *compaction_problems(each.name, shown)):
             click.echo(line)
 
 

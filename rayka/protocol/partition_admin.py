@@ -9,7 +9,7 @@ from enum import IntEnum
 from uuid import UUID
 
 from rayka.errors import ErrorCode
-from rayka.ids import NO_OFFSET, TopicPartition
+from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.ports import Message, Request
 from rayka.protocol.request_checks import check_each_once
 from rayka.protocol.topics import TopicResult
@@ -178,9 +178,30 @@ class DeleteRecordsRequest(Request[DeleteRecordsResponse], frozen=True, array_li
     partitions: tuple[DeleteRecordsPartition, ...]
 
 
+class LastCleaning(Message, frozen=True, array_like=True):
+    """What the last compaction of a log did, and when, by the broker's wall clock; bytes of the segments rewritten."""
+
+    timestamp_ms: int
+    end_offset: int
+    input_bytes: int
+    output_bytes: int
+
+
+class LogCleaning(Message, frozen=True, array_like=True):
+    """A compacted log: its bytes that were compacted before and those that may be compacted now (F20); why it cannot be
+    compacted, or empty (F27); the last compaction since the broker started.
+    """
+
+    clean_bytes: int
+    cleanable_bytes: int
+    problem: str = ""
+    last: LastCleaning | None = None
+
+
 class ReplicaLog(Message, frozen=True, array_like=True):
     """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3). A future one is a copy
-    on its way into this directory, and lacks so many offsets of the replica in the other one.
+    on its way into this directory, and lacks so many offsets of the replica in the other one. `oldest_timestamp_ms` is
+    that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not compacted.
     """
 
     topic: str
@@ -194,6 +215,9 @@ class ReplicaLog(Message, frozen=True, array_like=True):
     is_leader: bool
     is_future: bool = False
     offset_lag: int = 0
+    segment_count: int = 0
+    oldest_timestamp_ms: int = NO_TIMESTAMP
+    cleaning: LogCleaning | None = None
 
 
 class LogDirDescription(Message, frozen=True, array_like=True):

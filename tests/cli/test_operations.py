@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rayka.cli import broker_commands as broker
+from rayka.cli import log_tables
 from rayka.cli import partition_commands as partition
 from rayka.cli import topic_commands as topic
 from rayka.cli.main import run
@@ -15,6 +16,8 @@ from rayka.client.admin.admin_arguments import assignment_of, assignments_of
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
     ElectionOutcome,
+    LastCleaningInfo,
+    LogCleaningInfo,
     LogDir,
     ReplicaLogInfo,
 )
@@ -250,6 +253,54 @@ def test_a_partition_without_a_leader_is_told_with_what_it_waits_for_and_a_way_o
         "orders-2 is offline until the broker that led it last",
     ]
     assert lines[1].endswith("rayka partition elect-leaders --topic orders --partition 2 --unclean")
+
+
+def a_log(
+    partition: int, cleaning: LogCleaningInfo | None, oldest_ms: int = 1_700_000_000_000
+) -> ReplicaLogInfo:
+    return ReplicaLogInfo(
+        "orders", partition, uuid.UUID(int=1), 12_300_000, 0, 9, 9, True,
+        segment_count=4, oldest_timestamp_ms=oldest_ms, cleaning=cleaning,
+    )  # fmt: skip
+
+
+def test_the_logs_of_leaders_are_shown_and_those_of_silent_brokers_are_unknown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    last = LastCleaningInfo(1_700_000_000_000, 9, 40_100_000, 12_000_000)
+    logs = [
+        a_log(0, LogCleaningInfo(75, 25, 0.25, last=last)),
+        a_log(1, LogCleaningInfo(0, 0, 0.0), oldest_ms=-1),
+        a_log(2, None, oldest_ms=1 << 62),
+        None,
+    ]
+    partitions = [
+        PartitionDescription(number, 2, 7, (1, 2), (1, 2), logs=(None, log))
+        for number, log in enumerate(logs)
+    ]
+    log_tables.print_logs(partitions)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["partition", "size", "segments", "oldest", "record", "dirty", "last", "compaction"]
+    assert lines[1][:4] == ["0", "12.3", "MB", "4"]
+    assert lines[1][4].startswith("2023-11-1")
+    assert lines[1][6] == "25%"
+    assert lines[1][9:] == ["40.1", "MB", "to", "12.0", "MB"]
+    assert lines[2] == ["1", "12.3", "MB", "4", "none", "0%", "none"]
+    assert lines[3] == ["2", "12.3", "MB", "4", str(1 << 62), "ms", "-", "-"]
+    assert lines[4] == ["3", *["unknown"] * 5]
+    plain = TopicDescription("orders", uuid.UUID(int=1), tuple(partitions), {}).to_dict()
+    first, *_, silent = json.loads(json.dumps(plain))["partitions"]
+    assert first["logs"][0] is None
+    assert first["logs"][1]["cleaning"]["last"]["output_bytes"] == 12_000_000
+    assert silent["logs"] == [None, None]
+
+
+def test_a_replica_that_cannot_be_compacted_is_named_with_the_reason() -> None:
+    stuck = a_log(0, LogCleaningInfo(0, 9, 1.0, "orders-0 cannot be compacted: a bad batch"))
+    led_elsewhere = PartitionDescription(0, 1, 7, (1, 2), (1, 2), logs=(a_log(0, None), stuck))
+    assert log_tables.compaction_problems("orders", [led_elsewhere]) == [
+        "orders-0 grows on broker 2: orders-0 cannot be compacted: a bad batch"
+    ]
 
 
 def test_a_replica_that_is_only_coming_does_not_make_a_partition_under_replicated() -> None:  # B45

@@ -25,6 +25,7 @@ from rayka.protocol.configs import (
     ResourceType,
 )
 from rayka.protocol.membership import StatusRequest
+from rayka.protocol.partition_admin import DescribeLogDirsRequest, ReplicaLog
 from rayka.testing import InProcessCluster, MemoryDisk
 from tests.node.broker_support import CONTROLLER, Topic, create_topic, memory_cluster, run
 
@@ -119,6 +120,49 @@ def test_a_log_that_cannot_be_compacted_is_named_and_the_others_go_on(
         until(lambda: table(topic, 1)[1] < KEYS * ROUNDS / 2)
         until(lambda: "orders-0 cannot be compacted" in caplog.text)
         assert "orders-0 cannot be compacted" in topic.call(StatusRequest()).detail
+        damaged, whole = described(topic)
+        assert damaged.cleaning is not None
+        assert whole.cleaning is not None
+        assert damaged.cleaning.problem.startswith("orders-0 cannot be compacted: ")
+        assert (damaged.cleaning.last, whole.cleaning.problem) == (None, "")
+
+
+def described(topic: Topic) -> tuple[ReplicaLog, ...]:
+    """What the broker says of the logs of the topic."""
+    (directory,) = topic.call(DescribeLogDirsRequest((topic.name,))).directories
+    return directory.replicas
+
+
+def test_a_broker_tells_how_a_compacted_log_stands_and_what_was_done_last() -> None:  # F20
+    with memory_cluster(**CLEANING) as cluster:
+        topic = create_topic(cluster, **{**COMPACTED, "cleanup_policy": "delete"})
+        fill(topic)
+        (log,) = described(topic)
+        assert (log.cleaning, log.oldest_timestamp_ms) == (None, 1_700_000_000_000)
+        assert log.segment_count > 3
+        alter(topic, "cleanup.policy", "compact")
+        until(lambda: (cleaning := described(topic)[0].cleaning) is not None and cleaning.last is not None)
+        (compacted,) = described(topic)
+        assert 0 < compacted.segment_count <= log.segment_count
+        assert compacted.size_bytes < log.size_bytes
+        cleaning = compacted.cleaning
+        assert cleaning is not None
+        assert cleaning.last is not None
+        assert cleaning.cleanable_bytes == 0 < cleaning.clean_bytes < log.size_bytes
+        assert 0 < cleaning.last.output_bytes < cleaning.last.input_bytes < log.size_bytes
+        assert 0 < cleaning.last.end_offset < KEYS * ROUNDS
+        assert cleaning.last.timestamp_ms > 1_700_000_000_000
+        assert cleaning.problem == ""
+
+
+def test_a_broker_that_compacts_nothing_says_so_of_each_compacted_log() -> None:
+    with memory_cluster(log_cleaner_enable=False) as cluster:
+        topic = create_topic(cluster, **COMPACTED)
+        fill(topic)
+        (log,) = described(topic)
+        assert log.cleaning is not None
+        assert log.cleaning.problem == "log.cleaner.enable is false on this broker"
+        assert log.cleaning.cleanable_bytes > 0 == log.cleaning.clean_bytes
 
 
 def alter(topic: Topic, key: str, value: str) -> None:
@@ -136,10 +180,14 @@ def test_a_full_disk_stops_a_cleaning_until_there_is_room(caplog: pytest.LogCapt
         disk.fill_up()
         alter(topic, "cleanup.policy", "compact")
         until(lambda: "is not compacted until there is room" in caplog.text)
+        waiting = described(topic)[0].cleaning
+        assert waiting is not None
+        assert "is not compacted until there is room" in waiting.problem
         assert table(topic) == (NEWEST, KEYS * ROUNDS)
         disk.fill_up(1 << 30)
         until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
         assert table(topic)[0] == NEWEST
+        until(lambda: (cleaning := described(topic)[0].cleaning) is not None and not cleaning.problem)
 
 
 def test_a_deleted_topic_ends_its_cleaning() -> None:

@@ -32,6 +32,23 @@ def test_others_have_their_turn_after_so_many_items() -> None:
     assert asyncio.run(scenario())[:3] == [3, 6, 7]
 
 
+def test_what_costs_more_takes_a_turn_sooner() -> None:
+    async def scenario() -> list[int]:
+        taken: list[int] = []
+
+        async def take() -> None:
+            async for each in in_turns([1, 1, 5, 1, 1, 1], 3, weigh=lambda each: each):
+                taken.append(each)
+
+        seen, work = [], asyncio.ensure_future(take())
+        while not work.done():
+            await asyncio.sleep(0)
+            seen.append(len(taken))
+        return seen
+
+    assert asyncio.run(scenario())[:3] == [3, 6, 6]
+
+
 def test_partitions_of_other_brokers_are_looked_at_in_several_turns() -> None:  # H10
     async def scenario() -> None:
         broker = await replica_support.Broker.start()

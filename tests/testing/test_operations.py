@@ -127,11 +127,14 @@ def test_a_description_has_the_lag_of_each_replica(
     send(cluster, name)
     (partition,) = admin.describe_topic(name).partitions
     assert partition.lags == (0, 0)
+    assert [log.log_end_offset for log in partition.logs if log] == [10, 10]
+    assert partition.leader_log is partition.logs[0]
     assert not partition.is_under_replicated
     cluster.kill(2)
     send(cluster, name, 7)
     (partition,) = admin.describe_topic(name).partitions
     assert (partition.lags, partition.is_under_replicated) == ((0, None), True)  # unknown, and not 0
+    assert partition.logs[1] is None
     cluster.restart(2)
     wait_until_in_sync(admin, name)
 

@@ -113,7 +113,8 @@ class Admin(GroupAdmin):
         return self._run(self._brain.list_topics)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic's id, explicit configuration and partitions: leader, replicas, ISR, and how far each is behind.
+        """The topic's id, explicit configuration and partitions: leader, replicas, ISR, how far each is behind, and the
+        logs on the brokers' disks: bytes, segments, oldest record, and how compaction stands.
 
         The brokers are asked for that, each for up to 3 s; of one that does not answer it is unknown (None).
         Raises UnknownTopicOrPartition.

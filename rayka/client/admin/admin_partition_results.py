@@ -6,9 +6,9 @@ from uuid import UUID
 
 from rayka.client.admin.admin_results import Result
 from rayka.errors import ApiError, ErrorCode
-from rayka.ids import TopicPartition
+from rayka.ids import NO_TIMESTAMP, TopicPartition
 from rayka.protocol.configs import ConfigSource
-from rayka.protocol.partition_admin import LogDirDescription, OngoingReassignment
+from rayka.protocol.partition_admin import LogCleaning, LogDirDescription, OngoingReassignment, ReplicaLog
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,45 @@ class PartitionReassignment(Result):
 
 
 @dataclass(frozen=True)
+class LastCleaningInfo(Result):
+    """What the last compaction of a log by its broker did, and when, by that broker's clock: up to which offset, and
+    how many bytes of segments became how many.
+    """
+
+    timestamp_ms: int
+    end_offset: int
+    input_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class LogCleaningInfo(Result):
+    """How a compacted log stands: its bytes that were compacted before, and those that may be compacted now. `problem`
+    says why it cannot be compacted, empty when nothing is in the way; `last` is None until its broker has compacted it.
+    """
+
+    clean_bytes: int
+    cleanable_bytes: int
+    dirty_ratio: float
+    problem: str = ""
+    last: LastCleaningInfo | None = None
+
+    @classmethod
+    def of(cls, cleaning: LogCleaning) -> Self:
+        total_bytes = cleaning.clean_bytes + cleaning.cleanable_bytes
+        return cls.taken_from(
+            cleaning,
+            dirty_ratio=cleaning.cleanable_bytes / total_bytes if total_bytes else 0.0,
+            last=cleaning.last and LastCleaningInfo.taken_from(cleaning.last),
+        )
+
+
+@dataclass(frozen=True)
 class ReplicaLogInfo(Result):
     """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's. A future one is
     a copy on its way into this directory: it lacks `offset_lag` offsets of the replica in the other one.
+    `oldest_timestamp_ms` is that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not
+    compacted.
     """
 
     topic: str
@@ -75,6 +111,13 @@ class ReplicaLogInfo(Result):
     is_leader: bool
     is_future: bool = False
     offset_lag: int = 0
+    segment_count: int = 0
+    oldest_timestamp_ms: int = NO_TIMESTAMP
+    cleaning: LogCleaningInfo | None = None
+
+    @classmethod
+    def of(cls, log: ReplicaLog) -> Self:
+        return cls.taken_from(log, cleaning=log.cleaning and LogCleaningInfo.of(log.cleaning))
 
 
 @dataclass(frozen=True)
@@ -103,7 +146,7 @@ class LogDir(Result):
 
     @classmethod
     def of(cls, described: LogDirDescription) -> Self:
-        replicas = tuple(ReplicaLogInfo.taken_from(each) for each in described.replicas)
+        replicas = tuple(ReplicaLogInfo.of(each) for each in described.replicas)
         return cls.taken_from(described, replicas=replicas)
 
 

@@ -111,8 +111,8 @@ class AsyncPartitionAdmin(AdminPart):
             raise self._refused(refused[0], rest * (len(wanted) > 1))
 
     async def look_at_replicas(self, topics: Sequence[MetadataTopic]) -> Looks:
-        """How far each replica is behind its leader's log end, None for one that is not known (see the results), and
-        which of them are on a disk that is full or has failed.
+        """How far each replica is behind its leader's log end, and its log, None for one that is not known (see the
+        results), and which of them are on a disk that is full or has failed.
         """
         partitions = [(topic, partition) for topic in topics for partition in topic.partitions]
         holders = dict.fromkeys(broker_id for _, partition in partitions for broker_id in partition.replicas)
@@ -176,6 +176,7 @@ def _look(held: _Held, topic_id: UUID, partition: MetadataPartition) -> ReplicaL
     bad = {each: directory for each, (directory, _) in known.items() if directory.is_full or directory.error}
     return ReplicaLook(
         lags=tuple(_lag(leader_end, ends.get(each)) for each in partition.replicas),
+        logs=tuple(known[each][1] if each in known else None for each in partition.replicas),
         full_replicas=tuple(each for each, directory in bad.items() if directory.is_full),
         offline_replicas=tuple(each for each, directory in bad.items() if not directory.is_full),
     )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
 from rayka.ids import BROKER_ONLY, NO_EPOCH, NO_NODE, Role, TopicPartition
@@ -11,6 +11,9 @@ from rayka.ports import Message
 from rayka.protocol.membership import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from rayka.protocol.quorum_messages import DescribeQuorumResponse, QuorumReplica
 from rayka.protocol.topics import DEFAULT_COUNT, NewTopic
+
+if TYPE_CHECKING:
+    from rayka.client.admin.admin_partition_results import ReplicaLogInfo
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class ReplicaLook(NamedTuple):
     """What brokers say of the replicas of one partition, as `PartitionDescription` has it."""
 
     lags: tuple[int | None, ...]
+    logs: "tuple[ReplicaLogInfo | None, ...]"
     full_replicas: tuple[int, ...] = ()
     offline_replicas: tuple[int, ...] = ()
 
@@ -51,7 +55,8 @@ class PartitionDescription(Result):
 
     `lags`: how many records each of `replicas` is behind the leader's log end; None where that is not known, because
     the broker or the leader did not answer, or was not asked. `full_replicas`: those on a full disk, which are read and
-    take no records until there is room; `offline_replicas`: those whose disk has failed.
+    take no records until there is room; `offline_replicas`: those whose disk has failed. `logs`: what each of
+    `replicas` has on its disk, and how compaction of it stands; None where that is not known.
     """
 
     partition: int
@@ -63,6 +68,7 @@ class PartitionDescription(Result):
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
     lags: tuple[int | None, ...] = field(default=(), compare=False)  # they differ from one look to the next
+    logs: "tuple[ReplicaLogInfo | None, ...]" = field(default=(), compare=False, repr=False)
     full_replicas: tuple[int, ...] = field(default=(), compare=False)
     offline_replicas: tuple[int, ...] = field(default=(), compare=False)
 
@@ -76,13 +82,20 @@ class PartitionDescription(Result):
         """Whether no broker leads it, so that it can be neither read nor written."""
         return self.leader_id == NO_NODE
 
+    @property
+    def leader_log(self) -> "ReplicaLogInfo | None":
+        """What the leader has on its disk; None where that is not known."""
+        known = dict(zip(self.replicas, self.logs, strict=False))
+        return known.get(self.leader_id)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, fit for JSON."""
         return {**super().to_dict(), "is_under_replicated": self.is_under_replicated}
 
     @classmethod
     def of(cls, partition: MetadataPartition, look: ReplicaLook | None = None) -> Self:
-        look = look or ReplicaLook((None,) * len(partition.replicas))
+        unknown = (None,) * len(partition.replicas)
+        look = look or ReplicaLook(unknown, unknown)
         return cls.taken_from(partition, **look._asdict())
 
 

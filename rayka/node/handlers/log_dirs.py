@@ -14,7 +14,8 @@ from rayka.errors import (
     ReplicaNotAvailable,
     StorageError,
 )
-from rayka.ids import TopicPartition, node_name
+from rayka.ids import NO_TIMESTAMP, TopicPartition, node_name
+from rayka.log.log import Log
 from rayka.log.log_directory import LogDirectory
 from rayka.metadata.image import named_partition
 from rayka.node.replication.replica import Replica, Unusable, key_of
@@ -22,6 +23,8 @@ from rayka.node.replication.replica_manager import ReplicaManager
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.directory_move import DirectoryMove
+from rayka.node.storage.log_cleaner import weight_of
+from rayka.node.turns import in_turns
 from rayka.protocol.partition_admin import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
@@ -53,11 +56,31 @@ class DescribeLogDirsHandler:
             if wanted is None or each.partition.topic_partition.topic in wanted
         ]
         replicas.sort(key=_topic_partition)
+        logs = [self._replica_log(each) async for each in in_turns(replicas, weigh=weight_of)]
         return DescribeLogDirsResponse(
-            tuple(self._describe(directory, replicas) for directory in self._directories.all)
+            tuple(self._describe(directory, replicas, logs) for directory in self._directories.all)
         )
 
-    def _describe(self, directory: LogDirectory, replicas: list[Replica]) -> LogDirDescription:
+    def _replica_log(self, replica: Replica) -> ReplicaLog:
+        partition, log = replica.partition, replica.partition.log
+        return ReplicaLog(
+            partition.topic_partition.topic,
+            partition.topic_id,
+            partition.topic_partition.partition,
+            size_bytes=log.segments.size_bytes,
+            log_start_offset=log.log_start_offset,
+            high_watermark=partition.high_watermark,
+            log_end_offset=log.log_end_offset,
+            leader_epoch=partition.leader_epoch,
+            is_leader=partition.is_leader,
+            segment_count=len(log.segments),
+            oldest_timestamp_ms=_oldest_timestamp_ms(log),
+            cleaning=self._replicas.logs.cleaner.cleaning(replica),
+        )
+
+    def _describe(
+        self, directory: LogDirectory, replicas: list[Replica], logs: list[ReplicaLog]
+    ) -> LogDirDescription:
         failure, free_bytes = directory.failure, 0
         is_full = failure is None and directory.full is not None
         if failure is None:
@@ -72,7 +95,7 @@ class DescribeLogDirsHandler:
             error="" if failure is None else str(failure),
             free_bytes=free_bytes,
             replicas=(
-                *(_replica_log(each) for each in replicas if each.directory is directory),
+                *(log for each, log in zip(replicas, logs, strict=True) if each.directory is directory),
                 *self._futures(directory, replicas),
             ),
             is_full=is_full,
@@ -149,19 +172,12 @@ def _topic_partition(replica: Replica) -> TopicPartition:
     return replica.partition.topic_partition
 
 
-def _replica_log(replica: Replica) -> ReplicaLog:
-    partition = replica.partition
-    return ReplicaLog(
-        partition.topic_partition.topic,
-        partition.topic_id,
-        partition.topic_partition.partition,
-        size_bytes=partition.log.segments.size_bytes,
-        log_start_offset=partition.log.log_start_offset,
-        high_watermark=partition.high_watermark,
-        log_end_offset=partition.log.log_end_offset,
-        leader_epoch=partition.leader_epoch,
-        is_leader=partition.is_leader,
-    )
+def _oldest_timestamp_ms(log: Log) -> int:
+    """Unknown, too, where the disk does not give the oldest batch."""
+    try:
+        return log.segments.first.first_timestamp_ms
+    except (ApiError, StorageError):
+        return NO_TIMESTAMP
 
 
 def _future_log(replica: Replica, move: DirectoryMove) -> ReplicaLog:

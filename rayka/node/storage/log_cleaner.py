@@ -26,9 +26,10 @@ from rayka.node.repeats import Repeats
 from rayka.node.replication.replica import Replica
 from rayka.node.settings import NodeSettings
 from rayka.node.turns import in_turns
+from rayka.protocol.partition_admin import LastCleaning, LogCleaning
 
 _SECRET_BYTES = 32
-_LOOKED_AT_PER_TURN = 50  # logs, which may have hundreds of segments each
+_SEGMENTS_PER_LOOK = 10  # what a look at a log costs besides its segments
 _logger = logging.getLogger(__name__)
 
 
@@ -39,13 +40,9 @@ class CleanerOwner(Protocol):
     def replicas(self) -> list[Replica]: ...
 
 
-class LastCleaning(NamedTuple):
-    """What the last cleaning of a log did, and when, by the wall clock."""
-
-    timestamp_ms: int
-    end_offset: int
-    input_bytes: int
-    output_bytes: int
+def weight_of(replica: Replica) -> int:
+    """What a look at the replica's log costs, for `in_turns`: all its segments are gone through."""
+    return _SEGMENTS_PER_LOOK + len(replica.partition.log.segments)
 
 
 class _Chosen(NamedTuple):
@@ -77,6 +74,7 @@ class LogCleaner:
         self._on_failed = on_failed
         self._repeats = Repeats(_logger)
         self._uncleanable: dict[Log, str] = {}
+        self._waiting: dict[Log, str] = {}  # until the disk has room
         self._last: dict[Log, LastCleaning] = {}
         self.config: BrokerConfig = settings.config
         self.paused: set[TopicPartition] = set()  # their logs are copied, and the copies take their places
@@ -88,9 +86,18 @@ class LogCleaner:
         """Why logs cannot be cleaned, one line each."""
         return list(self._uncleanable.values())
 
-    def last(self, log: Log) -> LastCleaning | None:
-        """The last cleaning of the log by this process."""
-        return self._last.get(log)
+    def cleaning(self, replica: Replica) -> LogCleaning | None:
+        """How the replica's log stands; None when it is not compacted. Costs `weight_of`."""
+        partition, log = replica.partition, replica.partition.log
+        if not partition.config.is_compacted:
+            return None
+        part = cleanable(log, partition.high_watermark, self._settings.wall_clock_ms())
+        return LogCleaning(part.clean_bytes, part.cleanable_bytes, self._problem(log), self._last.get(log))
+
+    def _problem(self, log: Log) -> str:
+        if not self.config.log_cleaner_enable:
+            return "log.cleaner.enable is false on this broker"
+        return self._uncleanable.get(log) or self._waiting.get(log, "")
 
     async def run(self) -> None:
         """Cleans what is due, for ever."""
@@ -106,10 +113,11 @@ class LogCleaner:
         """So many of those that are due, by the share of bytes that were never cleaned (F20)."""
         replicas = self._owner.replicas
         logs = {each.partition.log for each in replicas}
-        for known in (self._uncleanable, self._last):
+        for known in (self._uncleanable, self._waiting, self._last):
             for log in [each for each in known if each not in logs]:
                 del known[log]
-        found = [each async for replica in in_turns(replicas) if (each := self._choice(replica)) is not None]
+        looked_at = in_turns(replicas, weigh=weight_of)
+        found = [each async for replica in looked_at if (each := self._choice(replica)) is not None]
         return sorted(found, key=lambda each: -each.part.dirty_ratio)[:count]
 
     def _choice(self, replica: Replica) -> _Chosen | None:
@@ -163,7 +171,8 @@ class LogCleaner:
         if not chosen.is_wanted():
             _logger.info("%s is gone: its cleaning ended with %s", name, error)
         elif isinstance(error, DiskFull):
-            self._repeats.failed(chosen.log, f"{name} is not compacted until there is room: {error}")
+            self._waiting[chosen.log] = f"{name} is not compacted until there is room: {error}"
+            self._repeats.failed(chosen.log, self._waiting[chosen.log])
         elif isinstance(error, StorageError):
             self._on_failed(chosen.replica.directory, error)
         else:
@@ -175,6 +184,7 @@ class LogCleaner:
 
     def _on_cleaned(self, chosen: _Chosen, compaction: Compaction, timestamp_ms: int) -> None:
         counts = compaction.counts
+        self._waiting.pop(chosen.log, None)
         self._last[chosen.log] = LastCleaning(
             timestamp_ms, compaction.end_offset, counts.input_bytes, counts.output_bytes
         )

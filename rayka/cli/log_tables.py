@@ -1,0 +1,61 @@
+"""What `rayka topic describe` shows of the logs of a topic: how large and how old they are, and what was done last."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rayka.cli.output import Count, Style, print_table, size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rayka.client.admin.admin_partition_results import LogCleaningInfo, ReplicaLogInfo
+    from rayka.client.admin.admin_results import PartitionDescription
+
+_COLUMNS = ("partition", "size", "segments", "oldest record", "dirty", "last compaction")
+_UNKNOWN = "unknown"
+
+
+def print_logs(partitions: "Sequence[PartitionDescription]") -> None:
+    """A table of the leaders' logs. What a broker that did not answer would know is unknown."""
+    rows = [(each.partition, *_cells(each.leader_log)) for each in partitions]
+    styles = [Style.NOTE if each.leader_log is None else Style.PLAIN for each in partitions]
+    print_table("Logs of the leaders", _COLUMNS, rows, styles)
+
+
+def compaction_problems(topic_name: str, partitions: "Sequence[PartitionDescription]") -> list[str]:
+    """Why replicas cannot be compacted, one line each."""
+    return [
+        f"{topic_name}-{each.partition} grows on broker {node_id}: {log.cleaning.problem}"
+        for each in partitions
+        for node_id, log in zip(each.replicas, each.logs, strict=False)
+        if log is not None and log.cleaning is not None and log.cleaning.problem
+    ]
+
+
+def _cells(log: "ReplicaLogInfo | None") -> tuple[object, ...]:
+    if log is None:
+        return (_UNKNOWN,) * (len(_COLUMNS) - 1)
+    return (
+        size(log.size_bytes),
+        Count(log.segment_count),
+        "none" if log.oldest_timestamp_ms < 0 else _time(log.oldest_timestamp_ms),
+        *_cleaning_cells(log.cleaning),
+    )
+
+
+def _cleaning_cells(cleaning: "LogCleaningInfo | None") -> tuple[str, str]:
+    if cleaning is None:
+        return "-", "-"
+    last = cleaning.last
+    if last is None:
+        return f"{cleaning.dirty_ratio:.0%}", "none"
+    done = f"{_time(last.timestamp_ms)}, {size(last.input_bytes)} to {size(last.output_bytes)}"
+    return f"{cleaning.dirty_ratio:.0%}", done
+
+
+def _time(timestamp_ms: int) -> str:
+    """Local time; a record may have any timestamp, also one that is no date."""
+    try:
+        return f"{datetime.fromtimestamp(timestamp_ms / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_ms} ms"
