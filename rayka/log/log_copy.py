@@ -23,11 +23,15 @@ class Piece(NamedTuple):
 
 
 class LogCopy:
-    """The copy `log` of a log that is given to each call: it may be opened anew meanwhile."""
+    """The copy `log` of a log that is given to each call: it may be opened anew meanwhile. Where an earlier process
+    left the copy only what is below `right_below` counts, the end of the log when it was opened again: a power cut may
+    have taken more of the log than of the copy.
+    """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, right_below: int | None = None) -> None:
         self.log = log
-        self._misplaced_from: int | None = None
+        is_longer = right_below is not None and right_below < log.log_end_offset
+        self._misplaced_from = right_below if is_longer else None
 
     def __repr__(self) -> str:
         return f"<LogCopy {self.log!r}>"

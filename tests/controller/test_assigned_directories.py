@@ -86,7 +86,7 @@ def test_what_is_not_the_brokers_to_say_is_refused(
     assert controller.partition() == before
 
 
-def test_an_older_process_says_nothing() -> None:  # B13
+def test_an_older_process_says_nothing() -> None:
     controller = machine()
     with pytest.raises(StaleBrokerEpoch):
         controller.handle(AssignReplicasToDirsRequest(1, 0, ()))

@@ -86,7 +86,7 @@ def test_a_copy_has_the_batches_the_epochs_and_the_indexes_of_its_log() -> None:
     assert [each.base_offset for each in copy.log.segments] == [each.base_offset for each in log.segments]
 
 
-def test_a_copy_that_begins_within_a_batch_begins_there() -> None:  # A51
+def test_a_copy_that_begins_within_a_batch_begins_there() -> None:
     disk, log = make()
     log.append_as_follower([placed(0, count=10), placed(10, count=10)], now_ms=0)
     log.increment_log_start_offset(13)

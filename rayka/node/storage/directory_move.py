@@ -98,8 +98,12 @@ class MoveParts(NamedTuple):
 class DirectoryMove:
     """Moves one replica to one directory."""
 
-    def __init__(self, parts: MoveParts, replica: Replica, target: LogDirectory) -> None:
+    def __init__(
+        self, parts: MoveParts, replica: Replica, target: LogDirectory, *, right_below: int | None = None
+    ) -> None:
+        """`right_below`: as `LogCopy` has it, of a move that an earlier process began."""
         self._parts = parts
+        self._right_below = right_below
         self._partition = replica.partition
         self._copy: LogCopy | None = None
         self._cancelled = ""
@@ -229,7 +233,7 @@ class DirectoryMove:
             now_ms=clock.now_ms(),
         )
         opened = await self._in_slices(opening)
-        self._copy = LogCopy(opened)
+        self._copy = LogCopy(opened, right_below=self._right_below if was_begun else None)
         self._check_room(max(0, replica.partition.log.segments.size_bytes - opened.segments.size_bytes))
 
     async def _in_slices(self, opening: Slices[Log]) -> Log:

@@ -44,6 +44,7 @@ class DirectoryMoves:
         self._wanted: dict[PartitionKey, LogDirectory] = {}
         self._running: dict[PartitionKey, DirectoryMove] = {}
         self._reasons: dict[PartitionKey, str] = {}
+        self._right_below: dict[PartitionKey, int] = {}  # of moves that an earlier process began
         self._news = Signal()
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
@@ -85,14 +86,15 @@ class DirectoryMoves:
         self._news.notify()
 
     def resume(self, replicas: Mapping[PartitionKey, object]) -> None:
-        """After the first metadata: goes on with what an earlier process began, and removes copies that nothing waits
-        for.
+        """After the first metadata, before a client has appended anything: goes on with what an earlier process began,
+        and removes copies that nothing waits for.
         """
         for directory in self._directories.online():
             for topic_id, number, path in directory.partitions.futures():
                 replica = replicas.get((topic_id, number))
                 if isinstance(replica, Replica) and replica.directory is not directory:
                     self._wanted[topic_id, number] = directory
+                    self._right_below[topic_id, number] = replica.partition.log.log_end_offset
                 elif replica is None or isinstance(replica, Replica):
                     self._logs.delete_future(directory, path)
         self._news.notify()
@@ -112,8 +114,8 @@ class DirectoryMoves:
 
     def on_gone(self, key: PartitionKey) -> None:
         """The replica is not here any more."""
-        self._wanted.pop(key, None)
-        self._reasons.pop(key, None)
+        for known in (self._wanted, self._reasons, self._right_below):
+            known.pop(key, None)
         running = self._running.get(key)
         if running is not None:
             running.abandon()
@@ -127,9 +129,10 @@ class DirectoryMoves:
             if replica is None:
                 await self._news.wait(math.inf)
             else:
-                await self._move(
-                    DirectoryMove(self._parts, replica, self._wanted[key_of(replica.partition)]), exchange
-                )
+                key = key_of(replica.partition)
+                right_below = self._right_below.pop(key, None)
+                move = DirectoryMove(self._parts, replica, self._wanted[key], right_below=right_below)
+                await self._move(move, exchange)
 
     def _next(self) -> Replica | None:
         for key, target in list(self._wanted.items()):
