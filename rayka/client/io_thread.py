@@ -14,10 +14,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rayka import forks
 
@@ -178,17 +177,67 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class _Awaited(Generic[ResultT]):
+    """A coroutine on the IO thread that another thread waits for. All that the two share is a lock: a future on either
+    side, and the turn of the loop between them, would cost the two threads twice as much.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, ResultT]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[None] | None = None
+        self._is_given_up = False
+        self._outcome: list[ResultT] = []
+        self._error: BaseException | None = None
+        self._over = threading.Lock()
+        self._over.acquire()
+
+    def begin(self) -> None:
+        """On the IO thread."""
+        if not self._is_given_up:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def give_up(self) -> None:
+        """On the IO thread: nothing waits for it any more, whether it has begun or not."""
+        self._is_given_up = True
+        if self._task is None:
+            self._coroutine.close()
+        else:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            self._outcome.append(await self._coroutine)
+        except (Exception, asyncio.CancelledError) as error:
+            self._error = error
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._over.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether it ends within this time."""
+        return self._over.acquire(timeout=-1 if timeout_s is None else max(timeout_s, 0.0))
+
+    def result(self) -> ResultT:
+        """What it has given, or raised."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._outcome[0]
+        try:
+            if isinstance(error, asyncio.CancelledError):
+                raise CancelledError from error
+            raise error
+        finally:
+            del error  # it refers to this frame
+
+
 def submit(coroutine: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
     """Runs the coroutine on the IO thread; to cancel the future cancels the coroutine.
 
     Raises RuntimeError on the IO thread itself, and when the process ends; UnavailableError in a forked child.
     """
-    try:
-        refuse(getattr(coroutine, "__qualname__", "a blocking call"))
-        own_loop = loop()
-    except BaseException:  # Ctrl-C among them
-        coroutine.close()
-        raise
+    own_loop = _loop_for(coroutine)
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, own_loop)
     except BaseException:  # interrupted: whether it was handed over is not known
@@ -204,12 +253,22 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_
     process that was stopped (Ctrl-Z, a frozen machine) finds one of them over when it goes on, and its IO thread needs
     a moment. Raises as `submit`.
     """
-    future = submit(coroutine)
+    own_loop, awaited = _loop_for(coroutine), _Awaited(coroutine)
     try:
-        for wait_s in (timeout_s, slack_s / 2):
-            with suppress(TimeoutError):
-                return future.result(wait_s)
-        return future.result(slack_s / 2)
+        own_loop.call_soon_threadsafe(awaited.begin)
+        if not any(awaited.wait(each) for each in (timeout_s, slack_s / 2, slack_s / 2)):
+            raise TimeoutError
     except BaseException:
-        future.cancel()
+        own_loop.call_soon_threadsafe(awaited.give_up)
+        raise
+    return awaited.result()
+
+
+def _loop_for(coroutine: Coroutine[Any, Any, Any]) -> asyncio.AbstractEventLoop:
+    """The loop that is to run it; the coroutine is closed when it cannot."""
+    try:
+        refuse(getattr(coroutine, "__qualname__", "a blocking call"))
+        return loop()
+    except BaseException:  # Ctrl-C among them
+        coroutine.close()
         raise

@@ -211,7 +211,7 @@ class Inbox:
     def _take_turn(self, call: CallNumber) -> asyncio.Future[None] | None:
         """None when it is this call's turn, else what is done when it is."""
         admission = self._inbound.admit(call)
-        if call.caller_id in self._held:
+        if self._held and call.caller_id in self._held:
             self._refuse_held(call.caller_id, below_epoch=call.epoch)
         if admission is Admission.HOLD:
             loop = asyncio.get_running_loop()
@@ -241,7 +241,7 @@ class Inbox:
         return answer if isinstance(answer, tuple) else await answer
 
     def _wake_next(self, call: CallNumber) -> None:
-        following = self._inbound.next_held(call.caller_id)
+        following = self._inbound.next_held(call.caller_id) if self._held else None
         if following is not None:
             self._wake(following)
 

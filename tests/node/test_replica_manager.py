@@ -17,6 +17,7 @@ from rayka.metadata.metadata_records import PartitionChangeRecord, RemoveTopicRe
 from rayka.node.answering import completed
 from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.partition.follower_states import FollowerFetch
+from rayka.partition.partition_leader import Appended, PartitionLeader
 from rayka.protocol.produce import (
     ACKS_ALL,
     ProducePartition,
@@ -54,10 +55,13 @@ async def leading(*, isr: tuple[int, ...] = (BROKER, LEADER), **config: Any) -> 
     return broker
 
 
-def fetch(broker: Broker, replica_id: int = LEADER, number: int = 0) -> None:
-    """The follower has everything."""
+def fetch(
+    broker: Broker, replica_id: int = LEADER, number: int = 0, *, from_offset: int | None = None
+) -> None:
+    """The follower has everything, or what is below an offset."""
     replica = broker.replica(number)
-    follower = FollowerFetch(replica_id, 1, replica.partition.log.log_end_offset, 0)
+    has = replica.partition.log.log_end_offset if from_offset is None else from_offset
+    follower = FollowerFetch(replica_id, 1, has, 0)
     update = replica.partition.as_leader().record_fetch(follower, now_ms=now_ms())
     broker.replicas.on_follower_fetch(replica, update)
 
@@ -104,6 +108,34 @@ def test_who_waits_is_told_of_another_leadership(case: str) -> None:  # B15
         change = changed(leader_id=BROKER if case == "this one leads again" else LEADER)
         await broker.apply(moved(broker) if case == "the replica was moved away" else change)
         assert (await waiting).error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        await broker.stop()
+
+    run(main)
+
+
+def test_a_commit_wakes_those_that_it_acknowledges_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # B15
+    looks: list[int] = []
+    is_acknowledged = PartitionLeader.is_acknowledged
+
+    def counted(leader: PartitionLeader, appended: Appended, acks: int) -> bool:
+        looks.append(appended.base_offset)
+        return is_acknowledged(leader, appended, acks)
+
+    monkeypatch.setattr(PartitionLeader, "is_acknowledged", counted)
+
+    async def main() -> None:
+        broker = await leading()
+        waiting = [asyncio.ensure_future(produce(broker, acks=ACKS_ALL)) for _ in range(3)]
+        await settle()
+        looks.clear()
+        fetch(broker, from_offset=2)
+        assert [(await each).base_offset for each in waiting[:2]] == [0, 1]
+        assert looks == [0, 1]
+        fetch(broker, from_offset=3)
+        assert (await waiting[2]).base_offset == 2
+        assert looks == [0, 1, 2]
         await broker.stop()
 
     run(main)

@@ -195,9 +195,13 @@ class Parked(Generic[KeyT]):
     def new_watch(self, sleeps_through: News | None = None) -> Watch[KeyT]:
         """A watch that lasts: on no key yet, and on each that is added until it is removed."""
         watch: Watch[KeyT] = Watch(sleeps_through)
+        self.begin(watch)
+        return watch
+
+    def begin(self, watch: Watch[KeyT]) -> None:
+        """Ends it at once when the node has stopped."""
         if self._reason is not None:
             watch.end(self._reason)
-        return watch
 
     def add(self, watch: Listener[KeyT], keys: Iterable[KeyT]) -> None:
         """Watches these keys as well; one that is watched already is no error."""
