@@ -6,7 +6,7 @@ faulty disk. Real ones: `rayka.actors.ray_network`, `rayka.log.local_disk`; in-p
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -181,6 +181,10 @@ class Disk(Protocol):
 
     def boot_id(self) -> str:
         """Changes when the machine restarts, and with it what the page cache held is gone."""
+        ...
+
+    async def work(self, call: Callable[[], None]) -> None:
+        """Makes a call that takes long and touches no file, away from the event loop. Raises what it raises."""
         ...
 
     async def sync(self, files: Sequence[str], directories: Sequence[str]) -> None:

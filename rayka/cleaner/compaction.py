@@ -6,7 +6,8 @@ or given up meanwhile is left alone, and what was written aside is removed. Kafk
 """
 
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 from rayka.cleaner.cleanable import Cleanable
 from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
@@ -15,12 +16,13 @@ from rayka.cleaner.map_builder import MapBuilder
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.cleaner.segment_chunks import chunks
 from rayka.cleaner.segment_groups import grouped
-from rayka.errors import ApiError, StorageError
+from rayka.errors import ApiError, CorruptRecord, StorageError
 from rayka.log.log import Log
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import BatchPosition
 from rayka.log.swap import CLEANED_SUFFIX, remove_cleaned
-from rayka.protocol.batch_header import RecordBatch
+from rayka.protocol.batch_contents import parse_contents
+from rayka.protocol.batch_header import HEADER_BYTES, Codec, RecordBatch
 
 
 class Slice(NamedTuple):
@@ -36,7 +38,41 @@ class SyncNeeded(NamedTuple):
     directories: tuple[str, ...]
 
 
-Step = Slice | SyncNeeded
+ResultT = TypeVar("ResultT")
+HEAVY_BYTES = 2 << 20  # of columns: the event loop would wait for tens of milliseconds
+
+
+class Work(Generic[ResultT]):
+    """A call that takes long and touches no file. The driver may perform it away from its event loop before it goes on;
+    else it is performed when its outcome is wanted.
+    """
+
+    def __init__(self, call: Callable[[], ResultT]) -> None:
+        self._call = call
+        self._outcome: ResultT | Exception | None = None
+        self._is_performed = False
+
+    def __repr__(self) -> str:
+        return f"<Work performed={self._is_performed}>"
+
+    def perform(self) -> None:
+        """Raises nothing: what the call raises is part of its outcome."""
+        try:
+            self._outcome = self._call()
+        except Exception as error:
+            self._outcome = error
+        self._is_performed = True
+
+    def outcome(self) -> ResultT:
+        """What the call returned. Raises what it raised."""
+        if not self._is_performed:
+            return self._call()
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome  # type: ignore[return-value]
+
+
+Step = Slice | SyncNeeded | Work[bool] | Work[list[RecordBatch]]
 Steps = Generator[Step, None, None]
 
 
@@ -111,7 +147,11 @@ class Compaction:
         for segment in dirty:
             self._check([segment])
             for batches in chunks(segment.file, segment.size_bytes):
-                is_full = not self._builder.put(batches)
+                put = Work(partial(self._builder.put, batches))
+                if is_heavy(batches):
+                    yield put
+                    self._check([segment])
+                is_full = not put.outcome()
                 self.end_offset = self._builder.end_offset
                 if is_full:
                     return
@@ -149,9 +189,27 @@ class Compaction:
             for batches in chunks(segment.file, segment.size_bytes):
                 position += sum(each.size_bytes for each in batches)
                 is_end = segment is group[-1] and position == segment.size_bytes
-                written = _append(new, kept.of(batches, batches[-1] if is_end else None))
+                work = Work(partial(kept.of, batches, batches[-1] if is_end else None))
+                if is_heavy(batches):
+                    yield work
+                    self._check(group)
+                written = _append(new, work.outcome())
                 yield Slice(sum(each.size_bytes for each in batches) + written)
                 self._check(group)
+
+
+def is_heavy(batches: Sequence[RecordBatch]) -> bool:
+    """Whether decoding these takes long."""
+    return sum(_decoded_bytes(each) for each in batches) > HEAVY_BYTES
+
+
+def _decoded_bytes(batch: RecordBatch) -> int:
+    if batch.codec is Codec.NONE:
+        return batch.size_bytes
+    try:
+        return parse_contents(batch.view[HEADER_BYTES:]).uncompressed_bytes
+    except CorruptRecord:  # `decode` says what is wrong with which batch
+        return batch.size_bytes
 
 
 def _append(segment: Segment, batches: Sequence[RecordBatch]) -> int:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.offset_map import OffsetMap
+from rayka.protocol.batch_columns import is_valid
 from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
 from rayka.protocol.batch_rebuild import with_records, without_records
@@ -133,12 +134,4 @@ class KeptRecords:
 
 def hashes_of(hasher: KeyHasher, keys: Sequence[pa.BinaryArray]) -> np.ndarray:
     """The hashes of columns of keys, one behind the other; that of a null says nothing."""
-    columns = [each.fill_null(b"") if each.null_count else each for each in keys]
-    whole = pa.concat_arrays(columns) if columns else pa.nulls(0, pa.binary())
-    return hasher.hashes(whole)
-
-
-def is_valid(column: pa.Array) -> np.ndarray:
-    """Which values are not null."""
-    valid: np.ndarray = column.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+    return hasher.hashes(pa.concat_arrays(keys) if keys else pa.nulls(0, pa.binary()))

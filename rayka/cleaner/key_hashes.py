@@ -37,7 +37,7 @@ class KeyHasher:
         return "<KeyHasher>"
 
     def hashes(self, keys: pa.BinaryArray) -> np.ndarray:
-        """For each key, none of them null, two uint64."""
+        """For each key two uint64; those of a null say nothing."""
         offsets = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1, keys.offset * 4)
         data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
         lengths = np.diff(offsets)

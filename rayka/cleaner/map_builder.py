@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayka.cleaner.kept_records import hashes_of, is_valid
+from rayka.cleaner.kept_records import hashes_of
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.offset_map import OffsetMap
+from rayka.protocol.batch_columns import is_valid
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import RecordBatch
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import struct
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
@@ -71,6 +71,7 @@ class LocalDisk:
         self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
         self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
         self._copy_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-copy")
+        self._work_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-work")
 
     def __repr__(self) -> str:
         return f"<LocalDisk open={len(self._files)}/{self._max_open_files}>"
@@ -81,6 +82,7 @@ class LocalDisk:
         self._sync_thread.shutdown()
         self._removal_thread.shutdown()
         self._copy_thread.shutdown()
+        self._work_thread.shutdown()
 
     # ---- Looking -------------------------------------------------------------------------------------------
 
@@ -192,6 +194,9 @@ class LocalDisk:
                 raise StorageError(f"{path} is locked by {holder or 'another process'}") from None
             os.pwrite(descriptor, f"process {os.getpid()}".ljust(_LOCK_NOTE_BYTES).encode(), 0)
             return _DescriptorLock(descriptor)
+
+    async def work(self, call: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._work_thread, call)
 
     # ---- Durability ----------------------------------------------------------------------------------------
 

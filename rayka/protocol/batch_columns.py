@@ -210,7 +210,14 @@ def _from_array(values: pa.Array) -> BytesColumn:
 
 def _bitmap(values: pa.Array) -> np.ndarray:
     """The validity bitmap from bit 0 on, whatever bit of a shared one the array begins at."""
-    return np.packbits(values.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+    return np.packbits(is_valid(values), bitorder="little")
+
+
+def is_valid(values: pa.Array) -> np.ndarray:
+    """Which values are not null. Not by `to_numpy`: the first one of a process imports pandas, for a second."""
+    valid = values.is_valid()
+    bits = np.frombuffer(valid.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=valid.offset + len(valid), bitorder="little")[valid.offset :].view(bool)
 
 
 def _headers_from_array(headers: pa.Array) -> HeaderColumns | None:

@@ -12,7 +12,7 @@ Invariants: `synced_bytes <= len(data)`; what a `map` returned never changes.
 import asyncio
 import errno
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -174,6 +174,9 @@ class MemoryDisk:
             self._give_back(aside)
             raise
         self.rename(aside, path)
+
+    async def work(self, call: Callable[[], None]) -> None:
+        call()
 
     async def copy_prefix(self, source: str, target: str, size_bytes: int) -> None:
         await self._while_syncing()

@@ -1,6 +1,7 @@
 """How a broker compacts its logs: which, when, and what clients and followers see of it (F20, F26-F28)."""
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from rayka.coordinator.group_shard import group_shard_type
 from rayka.errors import ErrorCode
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_encode import encode_batch
-from rayka.protocol.batch_header import split_batches
+from rayka.protocol.batch_header import Codec, split_batches
 from rayka.protocol.configs import (
     AlterConfigOp,
     AlteredResource,
@@ -188,6 +189,30 @@ def test_a_full_disk_stops_a_cleaning_until_there_is_room(caplog: pytest.LogCapt
         until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
         assert table(topic)[0] == NEWEST
         until(lambda: (cleaning := described(topic)[0].cleaning) is not None and not cleaning.problem)
+
+
+class WorkingDisk(MemoryDisk):
+    """Counts what it is given to do away from the event loop."""
+
+    work_count = 0
+
+    async def work(self, call: Callable[[], None]) -> None:
+        self.work_count += 1
+        await super().work(call)
+
+
+def test_a_broker_unpacks_large_batches_off_its_event_loop() -> None:
+    disk = WorkingDisk()
+    with memory_cluster(disk, **CLEANING) as cluster:
+        topic = create_topic(cluster, **{**COMPACTED, "segment_bytes": 1 << 20})
+        large = encode_batch([bytes(1 << 22)] * 2, keys=[b"a", b"b"], timestamps_ms=1, codec=Codec.ZSTD)
+        for _ in range(2):
+            run(topic.a_produce({0: large}))
+        alter(topic, "segment.bytes", "1024")
+        fill(topic)
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        assert disk.work_count > 0
+        assert table(topic)[0] == NEWEST | {b"a": bytes(1 << 22), b"b": bytes(1 << 22)}
 
 
 def test_a_deleted_topic_ends_its_cleaning() -> None:

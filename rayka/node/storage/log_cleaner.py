@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import NamedTuple, Protocol
 
 from rayka.cleaner.cleanable import Cleanable, cleanable
-from rayka.cleaner.compaction import CleaningAborted, CleaningSettings, Compaction, SyncNeeded
+from rayka.cleaner.compaction import CleaningAborted, CleaningSettings, Compaction, SyncNeeded, Work
 from rayka.config import BrokerConfig
 from rayka.errors import ApiError, DiskFull, StorageError
 from rayka.ids import TopicPartition
@@ -160,6 +160,8 @@ class LogCleaner:
             for step in steps:
                 if isinstance(step, SyncNeeded):
                     await self._settings.disk.sync(step.files, step.directories)
+                elif isinstance(step, Work):
+                    await self._settings.disk.work(step.perform)
                 else:
                     done_bytes += step.size_bytes
                     due_ms = done_bytes * 1000 / self.config.log_cleaner_io_max_bytes_per_second
