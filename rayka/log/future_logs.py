@@ -10,7 +10,6 @@ scanned from its first batch after an unclean shutdown, for no checkpoint knows 
 from uuid import UUID
 
 from rayka.config import TopicConfig
-from rayka.errors import DamagedLog
 from rayka.ids import TopicPartition
 from rayka.log.log import Log
 from rayka.log.log_opening import Left, opening_log
@@ -51,19 +50,13 @@ class FutureLogs:
         was_clean: bool,
         now_ms: int,
     ) -> Slices[Log]:
-        """The copy as the last process left it, by slices, or a new one that begins at the offset. One that is damaged
-        is given up, and begun anew. Raises StorageError.
+        """The copy as the last process left it, by slices, or a new one that begins at the offset. Raises DamagedLog,
+        StorageError.
         """
         path = self._partitions.future_path(topic_partition, topic_id)
-        tearing = Tearing.NOTHING if was_clean else Tearing.ANYWHERE
+        left = Left(0, start_offset, Tearing.NOTHING if was_clean else Tearing.ANYWHERE)
         new_files = {PARTITION_METADATA_FILE: encode_partition_metadata(topic_id)}
-        try:
-            left = Left(0, start_offset, tearing)
-            log = yield from opening_log(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
-        except DamagedLog:
-            self._partitions.delete_future(path)
-            left = Left(0, start_offset)
-            log = yield from opening_log(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
+        log = yield from opening_log(self._disk, path, config, left, now_ms=now_ms, new_files=new_files)
         log.make_files()
         self._open[path] = log
         return log

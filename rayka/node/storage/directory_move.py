@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol
 from rayka.errors import (
     ApiError,
     CorruptRecord,
+    DamagedLog,
     DiskFull,
     ErrorCode,
     RetriableApiError,
@@ -123,6 +124,11 @@ class DirectoryMove:
         """The future log; None before it was opened."""
         return self._copy
 
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it was cancelled from outside, or its replica is gone: then it does not count as tried."""
+        return bool(self._cancelled)
+
     def cancel(self, reason: str) -> None:
         """The move ends as soon as it has its turn, unless the controller was told already."""
         if self.stage is MoveStage.COPYING:
@@ -217,26 +223,35 @@ class DirectoryMove:
     async def _open(self) -> None:
         """The copy, from where an earlier process left it."""
         replica = self._check()
-        target, topic_id, log = self.target, self._partition.topic_id, self._partition.log
+        target, topic_id = self.target, self._partition.topic_id
         self._parts.logs.delete(
             target, self.topic_partition, 0
         )  # what is there under its name is of another time
         was_begun = target.futures.exists(self.topic_partition, topic_id)
         if was_begun:
             self._cleaned_offset = 0  # since then the log may have been cleaned
-        opening = target.futures.opening(
+        opened = await self._in_slices(self._opening())
+        if opened is None:  # it is damaged
+            self._parts.logs.delete_future(target, self._future_path)
+            opened = await self._in_slices(self._opening())
+        if opened is None:
+            raise MoveCancelled(f"{self._future_path} is damaged")
+        self._copy = LogCopy(opened, right_below=self._right_below if was_begun else None)
+        self._check_room(max(0, replica.partition.log.segments.size_bytes - opened.segments.size_bytes))
+
+    def _opening(self) -> Slices[Log]:
+        log, target = self._partition.log, self.target
+        return target.futures.opening(
             self.topic_partition,
-            topic_id,
+            self._partition.topic_id,
             log.config,
             start_offset=log.log_start_offset,
             was_clean=target.shutdown.was_clean,
             now_ms=clock.now_ms(),
         )
-        opened = await self._in_slices(opening)
-        self._copy = LogCopy(opened, right_below=self._right_below if was_begun else None)
-        self._check_room(max(0, replica.partition.log.segments.size_bytes - opened.segments.size_bytes))
 
-    async def _in_slices(self, opening: Slices[Log]) -> Log:
+    async def _in_slices(self, opening: Slices[Log]) -> Log | None:
+        """The copy; None when it is damaged."""
         while True:
             with self._writing():
                 try:
@@ -244,6 +259,8 @@ class DirectoryMove:
                 except StopIteration as end:
                     log: Log = end.value
                     return log
+                except DamagedLog:
+                    return None
             await asyncio.sleep(0)
             self._check()
 

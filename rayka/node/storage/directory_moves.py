@@ -45,6 +45,7 @@ class DirectoryMoves:
         self._running: dict[PartitionKey, DirectoryMove] = {}
         self._reasons: dict[PartitionKey, str] = {}
         self._right_below: dict[PartitionKey, int] = {}  # of moves that an earlier process began
+        self._dropped: dict[PartitionKey, LogDirectory] = {}  # not wanted any more, and there may be a copy
         self._news = Signal()
         self._free_ms = 0.0
         self.config: BrokerConfig = settings.config
@@ -77,8 +78,11 @@ class DirectoryMoves:
         key = key_of(replica.partition)
         self._reasons.pop(key, None)
         running = self._running.get(key)
+        waiting = self._wanted.get(key)
         if running is not None and running.target is not target:
             running.cancel(f"the replica is to be in {target.path}")
+        if running is None and waiting not in (None, target):
+            self._dropped[key] = waiting
         if running is None and replica.directory is target:
             self._wanted.pop(key, None)
         else:
@@ -114,7 +118,7 @@ class DirectoryMoves:
 
     def on_gone(self, key: PartitionKey) -> None:
         """The replica is not here any more."""
-        for known in (self._wanted, self._reasons, self._right_below):
+        for known in (self._wanted, self._reasons, self._right_below, self._dropped):
             known.pop(key, None)
         running = self._running.get(key)
         if running is not None:
@@ -129,19 +133,25 @@ class DirectoryMoves:
             if replica is None:
                 await self._news.wait(math.inf)
             else:
-                key = key_of(replica.partition)
-                right_below = self._right_below.pop(key, None)
-                move = DirectoryMove(self._parts, replica, self._wanted[key], right_below=right_below)
-                await self._move(move, exchange)
+                await self._move(self._begun(replica), exchange)
+
+    def _begun(self, replica: Replica) -> DirectoryMove:
+        key = key_of(replica.partition)
+        dropped, right_below = self._dropped.pop(key, None), self._right_below.pop(key, None)
+        move = DirectoryMove(self._parts, replica, dropped or self._wanted[key], right_below=right_below)
+        if dropped is not None:
+            move.cancel("it is not wanted any more")
+        return move
 
     def _next(self) -> Replica | None:
-        for key, target in list(self._wanted.items()):
-            replica = self._owner.find(key)
-            if key in self._running:
-                continue
-            if replica is not None and replica.directory is not target:
-                return replica
-            del self._wanted[key]
+        for waiting in (self._dropped, self._wanted):
+            for key, target in list(waiting.items()):
+                replica = self._owner.find(key)
+                if key in self._running:
+                    continue
+                if replica is not None and replica.directory is not target:
+                    return replica
+                del waiting[key]
         return None
 
     async def _move(self, move: DirectoryMove, exchange: Exchange) -> None:
@@ -151,12 +161,12 @@ class DirectoryMoves:
         try:
             await move.run(exchange)
         except MoveCancelled as reason:
-            if self._wanted.get(key) is move.target:
+            if not move.is_withdrawn:
                 self._on_cancelled(move, f"{name} stays in {move.source.path}: {reason}")
         finally:
             self._logs.cleaner.paused.discard(name)
             del self._running[key]
-            if self._wanted.get(key) is move.target:
+            if self._wanted.get(key) is move.target and not move.is_withdrawn:
                 del self._wanted[key]
             self._news.notify()
 
