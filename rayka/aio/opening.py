@@ -46,13 +46,22 @@ class Opening(Generic[CoreT]):
         if look is not None and look.done() and not look.cancelled() and look.exception() is None:
             return look.result()  # a shield for each poll would cost as much as twenty records
         if look is None:
-            look = self._look = asyncio.ensure_future(asyncio.to_thread(self._make))
+            look = self._look = asyncio.ensure_future(_made(self._make))
         try:
             return await asyncio.shield(look)
         except BaseException:
             if look.done() and self._look is look and (look.cancelled() or look.exception() is not None):
                 self._look = None
             raise
+
+
+async def _made(make: Callable[[], CoreT]) -> CoreT:
+    """Not as the thread's own result, to which it refers until it has its turn again: a client that is dropped
+    meanwhile would live on.
+    """
+    made: list[CoreT] = []
+    await asyncio.to_thread(lambda: made.append(make()))
+    return made.pop()
 
 
 class AioClient(ProcessBound):

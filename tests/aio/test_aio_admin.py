@@ -102,4 +102,4 @@ def test_each_method_of_the_sync_one_ends_in_one_call():
             continue
         body = inspect.getsource(method).rpartition('"""')[2]
         assert body.count("self._run(") == 1, name
-        assert re.search(r"\n        return self\._run\([^\n]*\)\n$", body), name
+        assert re.search(r"\n        return self\._run\(([^\n]*|\n {12}[^\n]*\n {8})\)\n$", body), name
