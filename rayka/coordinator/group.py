@@ -214,10 +214,15 @@ class Group:
         )
         return votes.most_common(1)[0][0]
 
-    def joined_members(self) -> tuple[JoinedMember, ...]:
-        """The members as their leader is told of them."""
+    def joined_members(self, *, with_assignments: bool) -> tuple[JoinedMember, ...]:
+        """The members as their leader is told of them, with what they have where that stays so."""
         return tuple(
-            JoinedMember(each.member_id, each.metadata(self.protocol_name), each.group_instance_id)
+            JoinedMember(
+                each.member_id,
+                each.metadata(self.protocol_name),
+                each.group_instance_id,
+                each.assignment if with_assignments else b"",
+            )
             for each in self.members.values()
         )
 

@@ -164,6 +164,6 @@ def join_response(group: Group, member: Member, *, skip_assignment: bool = False
         protocol_type=group.protocol_type,
         protocol_name=group.protocol_name,
         leader_id=group.leader_id,
-        members=group.joined_members() if is_leader else (),
+        members=group.joined_members(with_assignments=skip_assignment) if is_leader else (),
         skip_assignment=skip_assignment and is_leader,
     )

@@ -90,16 +90,17 @@ class GroupProtocol(Message, frozen=True, array_like=True):
 
 
 class JoinedMember(Message, frozen=True, array_like=True):
-    """A member as the leader is told of it: its metadata for the chosen protocol."""
+    """A member as the leader is told of it: its metadata for the chosen protocol; its assignment when that stays."""
 
     member_id: str
     metadata: bytes
     group_instance_id: str = ""
+    assignment: bytes = b""
 
 
 class JoinGroupResponse(Message, frozen=True, array_like=True):
     """A generation and its leader, which is told all members. MEMBER_ID_REQUIRED comes with the id to join with.
-    `skip_assignment`: the leader need not assign, since nothing has changed (E7).
+    `skip_assignment`: the leader need not assign, since the members have what they had (E7).
     """
 
     member_id: str

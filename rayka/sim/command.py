@@ -53,9 +53,11 @@ def _range(_: click.Context, __: click.Parameter, value: str | None) -> range | 
 )
 @click.option("--voters", type=click.IntRange(1, 9), help="Controllers; drawn from the seed otherwise.")
 @click.option("--brokers", type=click.IntRange(1, 9), help="Brokers; drawn from the seed otherwise.")
-@click.option("--coordinators", type=click.IntRange(0, 9), help="Coordinators; none otherwise.")
 @click.option(
-    "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; none otherwise."
+    "--coordinators", type=click.IntRange(0, 9), help="Coordinators; drawn from the seed otherwise."
+)
+@click.option(
+    "--members", type=click.IntRange(0, 9), help="Of a group that reads all topics; drawn otherwise."
 )
 @click.option(
     "--ops", "ops_per_second", type=_Amount(0, 10_000), help="Client operations a simulated second."

@@ -11,6 +11,7 @@ from typing import Any
 
 from rayka.ids import FIRST_BROKER_ID, FIRST_CONTROLLER_ID, FIRST_COORDINATOR_ID
 from rayka.shard.runtime import STEPS_PER_TURN
+from rayka.sim.group_plan import GroupPlan, draw_group
 from rayka.sim.world.faults import DAMAGING, FaultKind
 
 CLIENT_ID = 9001  # clients are nodes of the network, too
@@ -19,6 +20,7 @@ CONSUMER_ID = 9201
 OPERATOR_ID = 9301
 REGISTER_CLIENT_ID = 9401
 GROUP_MEMBER_ID = 9501
+GROUP_OPERATOR_ID = 9601
 _RESTLESS_MAX = 3  # brokers whose sessions may end without a fault
 _EVERYDAY = tuple(kind for kind in FaultKind if kind is not FaultKind.SWAP)
 
@@ -69,6 +71,7 @@ class SimOptions:
     consumers: int = 1
     records_per_second: float = 20.0
     members: int = 0  # of a group that reads all topics
+    group: GroupPlan = field(default_factory=GroupPlan)
     registers: int = 0  # clients of a toy state machine that brokers host
     compacts: bool = False  # topics keep the newest record of each key
     operations_per_minute: float = 0.0  # what an operator asks about partitions
@@ -125,6 +128,8 @@ class SimOptions:
     @property
     def data_client_ids(self) -> tuple[int, ...]:
         ids = (*self.producer_ids, *self.consumer_ids, *self.group_member_ids, OPERATOR_ID)
+        if self.members and self.group.grows:
+            ids = (*ids, GROUP_OPERATOR_ID)
         return ids if self.topics else ()
 
     @property
@@ -161,14 +166,17 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["config"]["controller_quorum_auto_join_enable"] = False
     drawn |= _apart(seed, drawn["fault_kinds"])
     drawn["lanes"] = _lanes(seed)
+    drawn |= _grouped(seed, drawn) if chosen.get("members") is None else draw_group(seed)
     drawn |= {name: value for name, value in chosen.items() if value is not None}
+    if not drawn["members"] and chosen.get("coordinators") is None:
+        drawn["coordinators"] = 0
     if drawn["combined"]:
         drawn["brokers"] = max(drawn["brokers"], drawn["voters"])
-    if drawn.get("members"):
-        drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn.get("coordinators", 0))
-    if drawn["compacts"] and not drawn.get("members"):
+    if drawn["members"]:
+        drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn["coordinators"])
+    if drawn["compacts"] and not drawn["members"]:
         drawn |= _compacted(seed, drawn)
-    is_restless = drawn["brokers"] + drawn.get("coordinators", 0) > _RESTLESS_MAX or drawn.get("members", 0)
+    is_restless = drawn["brokers"] + drawn["coordinators"] > _RESTLESS_MAX or drawn["members"]
     if is_restless and chosen.get("config") is None:
         drawn["config"] = _at_rest(drawn["config"])
     return SimOptions(seed=seed, **drawn)
@@ -185,6 +193,19 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "registers": random.choice((0, 0, 0, 2)),
         "compacts": Random(f"compaction swarm {seed}").random() < 0.2,
     }
+
+
+def _grouped(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    """A group in some of the runs with topics that keep every record, and partitions for several members."""
+    group = draw_group(seed)
+    if drawn["compacts"] or not drawn["topics"] or not group["members"]:
+        return group | {"members": 0, "coordinators": 0}
+    random = Random(f"group topics {seed}")
+    counts = [random.choice((1, 2, 4)) for _ in drawn["topics"]]
+    topics = (
+        replace(each, partition_count=count) for each, count in zip(drawn["topics"], counts, strict=True)
+    )
+    return group | {"topics": tuple(topics)}
 
 
 def _compacted(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from rayka.ids import TopicPartition
 from rayka.sim.checks.checkers import Checkers, Violation, quorum_of
 from rayka.sim.checks.data_history import DataHistory
 from rayka.sim.checks.history import History
@@ -31,6 +32,7 @@ from rayka.sim.clients.data_clients import DataClients
 from rayka.sim.clients.group_clients import GroupClients
 from rayka.sim.clients.operations import PartitionOperator
 from rayka.sim.clients.register_clients import RegisterClients
+from rayka.sim.clients.topic_growth import TopicGrowth
 from rayka.sim.clients.workload import Workload
 from rayka.sim.loop import START_US, Livelock, VirtualLoop
 from rayka.sim.run_options import SimOptions, TopicPlan
@@ -107,6 +109,8 @@ class Simulation:
         self.operator = PartitionOperator(self.cluster, self.replication, self.states)
         self.registers = RegisterClients(self.cluster, self.checkers, self.replication)
         self.groups = GroupClients(self.data)
+        self.growth = TopicGrowth(self.cluster, self.replication)
+        self.growth.on_added = self._on_added
         self.workload.on_created = self._on_created
         self.repairs = Repairs(self.cluster)
         self.repairs.on_damage = self.replication.on_damaged
@@ -118,6 +122,11 @@ class Simulation:
     def _on_created(self, topics: Sequence[TopicPlan]) -> None:
         self.data.start(topics)
         self.groups.start(topics)
+        self.growth.start(topics)
+
+    def _on_added(self, partitions: Sequence[TopicPartition]) -> None:
+        self.data.add(partitions)
+        self.groups.add(partitions)
 
     def _watch(self, machine: Machine) -> list[Callable[[], None]]:
         watches: list[Callable[[], None]] = []
@@ -191,6 +200,7 @@ class Simulation:
         self.workload.stop_asking()
         self.data.stop_asking()
         self.operator.stop_asking()
+        self.growth.stop_asking()
         self.registers.stop_asking()
         self.repairs.heal()
         proof = self.loop.create_task(
@@ -208,7 +218,8 @@ class Simulation:
             patience.look(self.loop.now_us, self.replication.log_ends())
         if waiting:
             seconds = (self.loop.now_ms - begin_ms) // 1000
-            self.checkers.report("liveness", 0, f"after {seconds} s without faults: {'; '.join(waiting)}")
+            checker = "group-unsettled" if waiting == self.groups.waiting() else "liveness"
+            self.checkers.report(checker, 0, f"after {seconds} s without faults: {'; '.join(waiting)}")
         self.check_final()
 
     def _waiting(self, proof: Any) -> list[str]:
@@ -247,6 +258,7 @@ class Simulation:
         self.checkers.report_if("register-standby", 0, self.registers.check_final())
         truths = self.replication.truths.values()
         self.checkers.report_if("lost-write", 0, self.data_history.check_final(truths))
+        self.checkers.report_if("group-undelivered", 0, self.groups.check_final())
         for machine in self.cluster.machines.values():
             if machine.disk.dead_writers:
                 self.checkers.report("dead-process", machine.node_id, machine.disk.dead_writers[0])
@@ -291,12 +303,18 @@ class Patience:
         self._ends = log_ends
 
 
+_OTHER_VERDICTS = {
+    "crash": Verdict.CRASH,
+    "liveness": Verdict.LIVENESS,
+    "livelock": Verdict.LIVENESS,
+    "group-unsettled": Verdict.LIVENESS,
+}
+
+
 def _verdict(violation: Violation | None) -> Verdict:
     if violation is None:
         return Verdict.OK
-    return {"crash": Verdict.CRASH, "liveness": Verdict.LIVENESS, "livelock": Verdict.LIVENESS}.get(
-        violation.checker, Verdict.SAFETY
-    )
+    return _OTHER_VERDICTS.get(violation.checker, Verdict.SAFETY)
 
 
 class Quiet:

@@ -14,6 +14,7 @@ from rayka.coordinator.group_shard import GroupShard
 from rayka.coordinator.rebalances import Rebalances
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import MemberAssignment
+from rayka.sim.group_plan import GroupPlan
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import PlantedBug, planted
@@ -24,6 +25,7 @@ GROUP: dict[str, Any] = {
     "coordinators": 2,
     "clients": 1,
     "members": 3,
+    "group": GroupPlan(),
     "ops_per_second": 0.5,
     "topics": (TopicPlan("data0", 4, 2, {}),),
     "producers": 1,
@@ -128,5 +130,5 @@ GROUP_BUGS = [
     _bug("a coordinator writes no offset", "group-went-back", CommittedOffsets, "_commit", commits_without_records),
     _bug("only a partition's first offset counts", "group-went-back", GroupShard, "_replay_offset", keeps_the_first),
     _bug("a new coordinator knows no offsets", "group-went-back", GroupShard, "on_active", forgets_its_offsets),
-    _bug("a rebalance waits for ever", "liveness", Rebalances, "end_joins", does_nothing),
+    _bug("a rebalance waits for ever", "group-unsettled", Rebalances, "end_joins", does_nothing),
 ]  # fmt: skip

@@ -16,6 +16,7 @@ _PLAIN: dict[str, Any] = {
     "steps_per_turn": STEPS_PER_TURN,
     "registers": 0,
     "lanes": NO_LANES,
+    "members": 0,
     "compacts": False,
 }
 SEARCHED_MAX = 60

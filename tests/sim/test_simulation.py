@@ -11,6 +11,7 @@ import pytest
 
 from rayka.cli.main import run
 from rayka.shard.runtime import STEPS_PER_TURN
+from rayka.sim.group_plan import GroupPlan
 from rayka.sim.results import read_results
 from rayka.sim.run_options import NO_LANES, SimOptions, TopicPlan, swarm, with_faults
 from rayka.sim.shrink import shrink
@@ -51,6 +52,8 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
     )
     if "lanes" not in words and "group" not in words:
         chosen["lanes"] = NO_LANES
+    if "grouped" not in words:
+        chosen |= {"members": 0, "group": GroupPlan()}
     if "group" in words:
         chosen |= {"members": 3, "coordinators": 1}
     outcome = Simulation(swarm(int(seed), seconds=float(seconds), **chosen)).run()

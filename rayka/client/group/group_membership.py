@@ -22,6 +22,7 @@ from rayka.client.group.member_requests import (
     Claim,
     GroupMetadata,
     MemberOptions,
+    assigned_counts,
     assignments_of,
     join_request,
     subscribers_of,
@@ -100,7 +101,7 @@ class Membership:
         self._claim = Claim()
         self._assigned: tuple[TopicPartition, ...] | None = None  # of this generation, not yet handed over
         self._subscribers: list[Subscriber] | None = None  # whom it is to assign to, as the leader
-        self._skips_assignment = False
+        self._former_counts: dict[str, int] | None = None  # of the assignment that stays as it is
         self._sync: SyncGroupRequest | None = None
         self._leave: LeaveGroupRequest | None = None
         self._out: Step | None = None  # the join, the sync or the count that is under way
@@ -296,16 +297,20 @@ class Membership:
         self._sync = sync_request(self.metadata, response.protocol_name)
         if response.leader_id == response.member_id:
             self._subscribers = subscribers_of(response.members)
-            self._skips_assignment = response.skip_assignment
+            self._former_counts = assigned_counts(response.members) if response.skip_assignment else None
 
     def _assign(self, counts: Mapping[str, int]) -> None:
-        """As the leader. One that took a static member's place is told that all stays as it was (E7)."""
+        """As the leader. One that took a static member's place is told that all stays as it was (E7); it assigns anew
+        when there are partitions by now that the former process had not shared out.
+        """
         assert self._subscribers is not None, self
         assert self._sync is not None, self
         subscribers, self._subscribers, self.leader_counts = self._subscribers, None, dict(counts)
-        if not self._skips_assignment:
+        if self._former_counts is None:
             name = self._sync.protocol_name
             self._sync = sync_request(self.metadata, name, assignments_of(name, subscribers, counts))
+        else:
+            self._must_join |= any(self._former_counts.get(name, 0) != counts[name] for name in counts)
 
     def _on_synced(self, response: SyncGroupResponse) -> None:
         said = decode_said(ConsumerAssignment, response.assignment or encode_said(ConsumerAssignment(())))

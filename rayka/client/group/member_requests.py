@@ -133,6 +133,18 @@ def subscribers_of(members: Iterable[JoinedMember]) -> list[Subscriber]:
     ]
 
 
+def assigned_counts(members: Iterable[JoinedMember]) -> dict[str, int]:
+    """By topic: how many partitions it had when it was shared out, as far as the members' assignments show.
+
+    Raises CorruptRecord.
+    """
+    counts: dict[str, int] = {}
+    for each in members:
+        for tp in decode_said(ConsumerAssignment, each.assignment).partitions if each.assignment else ():
+            counts[tp.topic] = max(counts.get(tp.topic, 0), tp.partition + 1)
+    return counts
+
+
 def assignments_of(
     protocol_name: str, members: Iterable[Subscriber], partition_counts: Mapping[str, int]
 ) -> tuple[MemberAssignment, ...]:

@@ -80,6 +80,11 @@ class DataClients:
             for client in (*self.producers, *self.consumers):
                 client.start(topics)
 
+    def add(self, partitions: Sequence[TopicPartition]) -> None:
+        """Partitions that topics have got since."""
+        for client in (*self.producers, *self.consumers):
+            client.partitions += partitions
+
     def stop_asking(self) -> None:
         """No new records; those under way go on, and the consumers read to the end."""
         self.is_asking = False
@@ -173,14 +178,23 @@ class _Producer(DataClient):
         while owner.is_asking:
             await asyncio.sleep(self.random.expovariate(1) * pause_s)
             target = self.partitions[self.random.randrange(len(self.partitions))]
-            try:
-                if sender.accumulator.topics.get(target.topic) is None:
-                    await sender.learn_topic(target.topic)
-            except RaykaError as error:
-                self.tell("blocked", str(error)[:80])
-            else:
+            if await self._knows(sender, target):
                 for _ in range(self.random.choice((1, 1, 3))):
                     self._send(sender, target)
+
+    async def _knows(self, sender: Sender, target: TopicPartition) -> bool:
+        """Whether the partition is there for the producer, which asks for its topic if it is not."""
+        topics = sender.accumulator.topics
+        try:
+            if (known := topics.get(target.topic)) is None:
+                await sender.learn_topic(target.topic)
+            elif target.partition >= len(known.queues):
+                await sender.renew_topic(target.topic)
+        except RaykaError as error:
+            self.tell("blocked", str(error)[:80])
+            return False
+        known = topics.get(target.topic)
+        return known is not None and target.partition < len(known.queues)
 
     def _send(self, sender: Sender, target: TopicPartition) -> None:
         now_ms = self.owner.loop.now_ms

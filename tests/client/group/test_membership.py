@@ -177,6 +177,21 @@ def test_a_leader_that_came_back_leaves_the_assignment_as_it_was(groups: Groups)
     assert again.core.leader_counts == {"t": 4}
 
 
+def test_a_leader_that_came_back_shares_out_what_its_topic_got_meanwhile(groups: Groups) -> None:  # E7 E8
+    for name in ("one", "two"):
+        groups.member(group_instance_id=name, assignors=("roundrobin",))
+    groups.wait(3 * DELAY_MS)
+    leader, _ = groups.by_lead()
+    leader.core.begin_leaving()
+    groups.wait(BEAT_MS)
+    groups.counts["t"] = 6
+    again = groups.member(group_instance_id=leader.core.options.group_instance_id, assignors=("roundrobin",))
+    groups.wait(3 * BEAT_MS)
+    owned = [tp for each in groups.members if each is not leader for tp in each.owned.split()]
+    assert sorted(owned) == [f"t-{number}" for number in range(6)]
+    assert again.core.metadata.generation_id == 2
+
+
 def test_a_member_that_subscribes_to_something_else_joins_again(groups: Groups) -> None:  # E8
     groups.counts["u"] = 2
     first, second = groups.settled(2)
