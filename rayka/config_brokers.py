@@ -249,6 +249,7 @@ class BrokerConfig(ConfigModel):
 
     log_segment_bytes: int = Field(default=1 << 30, ge=1024, le=_INT32_MAX)
     log_roll_ms: int = Field(default=7 * 24 * 3600 * 1000, ge=1)
+    log_roll_jitter_ms: int = Field(default=0, ge=0)
     log_index_size_max_bytes: int = Field(default=10 << 20, ge=96, le=_INT32_MAX)
     log_index_interval_bytes: int = Field(default=4096, ge=0, le=_INT32_MAX)
     message_max_bytes: int = Field(default=1_048_588, ge=0, le=_INT32_MAX)
@@ -260,6 +261,23 @@ class BrokerConfig(ConfigModel):
     log_flush_interval_ms: int = Field(default=_INT64_MAX, ge=0)
     log_segment_delete_delay_ms: int = Field(default=60_000, ge=0)
     log_cleanup_policy: CleanupPolicy = "delete"
+    log_retention_ms: int | None = Field(default=None, ge=-1)
+    log_retention_minutes: int | None = Field(
+        default=None,
+        ge=-1,
+        description="The same in minutes, where `log.retention.ms` is not set.",
+    )
+    log_retention_hours: int = Field(
+        default=168,
+        ge=-1,
+        description="The same in hours, where neither `log.retention.ms` nor `log.retention.minutes` is set.",
+    )
+    log_retention_bytes: int = Field(default=-1, ge=-1)
+    log_retention_check_interval_ms: int = Field(
+        default=300_000,
+        ge=1,
+        description="How often a broker looks for segments to delete.",
+    )
     log_cleaner_min_cleanable_ratio: float = Field(default=0.5, ge=0, le=1, allow_inf_nan=False)
     log_cleaner_min_compaction_lag_ms: int = Field(default=0, ge=0)
     log_cleaner_max_compaction_lag_ms: int = Field(default=_INT64_MAX, ge=1)
@@ -319,8 +337,15 @@ class BrokerConfig(ConfigModel):
 
     def topic_defaults(self) -> dict[str, Any]:
         """What a topic has where its own configuration says nothing: those of the broker's synonyms that were set."""
-        chosen = self.model_fields_set
-        return {topic: getattr(self, broker) for topic, broker in BROKER_SYNONYMS.items() if broker in chosen}
+        chosen = {each for each in self.model_fields_set if getattr(self, each) is not None}
+        defaults = {
+            topic: getattr(self, broker) for topic, broker in BROKER_SYNONYMS.items() if broker in chosen
+        }
+        coarser = [each for each in RETENTION_UNITS_MS if each in chosen]
+        if coarser and "retention_ms" not in defaults:
+            value = getattr(self, coarser[0])
+            defaults["retention_ms"] = -1 if value == -1 else value * RETENTION_UNITS_MS[coarser[0]]
+        return defaults
 
     def topic_config(self, overrides: Mapping[str, str]) -> TopicConfig:
         """A topic's effective configuration: its own keys, then the broker's, then Kafka's defaults."""
@@ -348,9 +373,13 @@ def _normal(path: str) -> str:
     return path if path == "*" else posixpath.normpath(path)
 
 
+RETENTION_UNITS_MS = {"log_retention_minutes": 60_000, "log_retention_hours": 3_600_000}
+"""Keys of brokers that say what `log.retention.ms` says, the finer unit first, and how many ms their unit has."""
+
 BROKER_SYNONYMS = {
     "segment_bytes": "log_segment_bytes",
     "segment_ms": "log_roll_ms",
+    "segment_jitter_ms": "log_roll_jitter_ms",
     "segment_index_bytes": "log_index_size_max_bytes",
     "index_interval_bytes": "log_index_interval_bytes",
     "max_message_bytes": "message_max_bytes",
@@ -363,6 +392,8 @@ BROKER_SYNONYMS = {
     "flush_ms": "log_flush_interval_ms",
     "file_delete_delay_ms": "log_segment_delete_delay_ms",
     "cleanup_policy": "log_cleanup_policy",
+    "retention_ms": "log_retention_ms",
+    "retention_bytes": "log_retention_bytes",
     "min_cleanable_dirty_ratio": "log_cleaner_min_cleanable_ratio",
     "min_compaction_lag_ms": "log_cleaner_min_compaction_lag_ms",
     "max_compaction_lag_ms": "log_cleaner_max_compaction_lag_ms",
@@ -372,6 +403,8 @@ BROKER_SYNONYMS = {
 
 DYNAMIC_BROKER_KEYS = (
     *BROKER_SYNONYMS.values(),
+    *RETENTION_UNITS_MS,
+    "log_retention_check_interval_ms",
     "leader_replication_throttled_rate",
     "follower_replication_throttled_rate",
     "log_cleaner_threads",

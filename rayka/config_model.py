@@ -65,15 +65,9 @@ class ConfigModel(BaseModel):
         return {dotted(name): _as_text(getattr(self, name)) for name in sorted(self.model_fields_set)}
 
 
-_NO_RETENTION = (
-    "there is no retention yet: a log grows until its topic is deleted, or its oldest records are "
-    "(`rayka topic delete-records`)"
-)
 _NO_TRANSACTIONS = "there are no transactions yet"
 # Kafka's keys for which the nearest known one would lead astray.
 _ABSENT = {
-    **dict.fromkeys(("retention_ms", "retention_bytes"), _NO_RETENTION),
-    **dict.fromkeys(("log_retention_ms", "log_retention_hours", "log_retention_bytes"), _NO_RETENTION),
     **dict.fromkeys(("transactional_id", "isolation_level"), _NO_TRANSACTIONS),
     "bootstrap_servers": "clients name a cluster on Ray instead of addresses: cluster='rayka'",
 }

@@ -64,6 +64,14 @@ class TopicConfig(ConfigModel):
             "it is not full."
         ),
     )
+    segment_jitter_ms: int = Field(
+        default=0,
+        ge=0,
+        description=(
+            "Segments are closed earlier than `segment.ms` by up to this, each by another time, so that "
+            "not all of a broker are closed at once."
+        ),
+    )
     segment_index_bytes: int = Field(
         default=10 << 20,
         ge=96,
@@ -138,7 +146,24 @@ class TopicConfig(ConfigModel):
         default=60_000,
         ge=0,
         description=(
-            "How long the files of a deleted topic, or of a replica that moved away, stay on the disk."
+            "How long the files of a deleted topic, of a replica that moved away, or of segments that were "
+            "deleted stay on the disk."
+        ),
+    )
+    retention_ms: int = Field(
+        default=7 * 24 * 3600 * 1000,
+        ge=-1,
+        description=(
+            "A segment is deleted when its newest record is older than this, by its timestamp; -1: none is. "
+            "Not in a topic that is only compacted."
+        ),
+    )
+    retention_bytes: int = Field(
+        default=-1,
+        ge=-1,
+        description=(
+            "The oldest segments of a partition are deleted while it has this many bytes without them; -1: none "
+            "is. Not in a topic that is only compacted."
         ),
     )
     cleanup_policy: CleanupPolicy = Field(
@@ -169,6 +194,11 @@ class TopicConfig(ConfigModel):
     def is_compacted(self) -> bool:
         """Whether of each key only the newest record has to be kept."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def is_expiring(self) -> bool:
+        """Whether records go by their age, or by the size of their partition."""
+        return "delete" in self.cleanup_policy
 
     @property
     def segment_ms_max(self) -> int:

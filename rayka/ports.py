@@ -123,8 +123,8 @@ class Disk(Protocol):
         ...
 
     async def discard(self, path: str) -> None:
-        """Removes the directory with all that is in it, off the event loop, which many files or large ones would hold
-        up. One that is gone is passed over.
+        """Removes the directory with all that is in it, or the file, off the event loop, which many files or large ones
+        would hold up. One that is gone is passed over.
         """
         ...
 

@@ -56,7 +56,6 @@ def test_what_nothing_uses_is_no_key(kind: Any, key: str):
 @pytest.mark.parametrize(
     ("kind", "key", "said"),
     [
-        (TopicConfig, "retention.ms", "no retention"),
         (ProducerConfig, "transactional.id", "no transactions"),
         (ConsumerConfig, "bootstrap_servers", "cluster='rayka'"),
     ],

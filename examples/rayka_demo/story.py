@@ -141,7 +141,8 @@ def _publish(narrator: Narrator, outcome: Outcome, cluster: rayka.Cluster, recor
     half = len(batches) // 2
     with ExitStack() as stack:
         admin = stack.enter_context(rayka.Admin(cluster=cluster))
-        admin.create_topic(TOPIC, partitions=PARTITION_COUNT)
+        # The flights are of 2013: without this they would have expired.
+        admin.create_topic(TOPIC, partitions=PARTITION_COUNT, configs={"retention.ms": -1})
         failure = Failure(cluster, admin, TOPIC)
         producer = stack.enter_context(rayka.Producer(cluster=cluster))
         with _timed(narrator, outcome, f"Publishing half of them to topic {TOPIC!r}") as step:

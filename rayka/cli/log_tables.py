@@ -8,10 +8,14 @@ from rayka.cli.output import Count, Style, print_table, size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rayka.client.admin.admin_partition_results import LogCleaningInfo, ReplicaLogInfo
+    from rayka.client.admin.admin_partition_results import (
+        LastRetentionInfo,
+        LogCleaningInfo,
+        ReplicaLogInfo,
+    )
     from rayka.client.admin.admin_results import PartitionDescription
 
-_COLUMNS = ("partition", "size", "segments", "oldest record", "dirty", "last compaction")
+_COLUMNS = ("partition", "size", "segments", "oldest record", "dirty", "last compaction", "last retention")
 _UNKNOWN = "unknown"
 
 
@@ -40,6 +44,7 @@ def _cells(log: "ReplicaLogInfo | None") -> tuple[object, ...]:
         Count(log.segment_count),
         "none" if log.oldest_timestamp_ms < 0 else _time(log.oldest_timestamp_ms),
         *_cleaning_cells(log.cleaning),
+        _retention_cell(log.retention),
     )
 
 
@@ -51,6 +56,10 @@ def _cleaning_cells(cleaning: "LogCleaningInfo | None") -> tuple[str, str]:
         return f"{cleaning.dirty_ratio:.0%}", "none"
     done = f"{_time(last.timestamp_ms)}, {size(last.input_bytes)} to {size(last.output_bytes)}"
     return f"{cleaning.dirty_ratio:.0%}", done
+
+
+def _retention_cell(last: "LastRetentionInfo | None") -> str:
+    return "none" if last is None else f"{_time(last.timestamp_ms)}, {size(last.size_bytes)} ({last.cause})"
 
 
 def _time(timestamp_ms: int) -> str:

@@ -92,7 +92,7 @@ def describe(topic_name: str | None, under_replicated: bool, target: Target) -> 
 
     lag: the records that each replica is behind its leader; ? where the broker does not answer. elr: replicas that are
     not in sync, but hold all that was acknowledged. dirty: of the bytes that compaction could go through, the share
-    that it has not seen; last compaction: since the leader started.
+    that it has not seen; last compaction, last retention: since the leader started.
     """
     with target.admin() as admin:
         topics = admin.describe_topics(None if topic_name is None else [topic_name])

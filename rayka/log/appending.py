@@ -9,6 +9,7 @@ what is known of a batch's producer changes when the batch is written. Kafka: `U
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord, InvariantBroken, RecordBatchTooLarge
@@ -161,10 +162,14 @@ class Appender:
             config.segment_index_bytes
         ):
             return True
-        return (
-            self._waited_ms(max([each.place.max_timestamp_ms for each in run]), now_ms)
-            > config.segment_ms_max
-        )
+        return self._waited_ms(
+            max([each.place.max_timestamp_ms for each in run]), now_ms
+        ) > config.segment_ms_max - self._jitter_ms(config)
+
+    def _jitter_ms(self, config: TopicConfig) -> int:
+        """How much earlier than others this segment is rolled: the same each time, another for each log and segment."""
+        jitter_ms = min(config.segment_jitter_ms, config.segment_ms_max)
+        return crc32(self._segments.active.path.encode()) % jitter_ms if jitter_ms else 0
 
     def _waited_ms(self, timestamp_ms: int, now_ms: int) -> int:
         first = self._segments.active.first_timestamp_ms

@@ -334,8 +334,12 @@ def _copy(from_descriptor: int, to_descriptor: int, position: int, size_bytes: i
 
 
 def _discard(path: str) -> None:
-    with _StorageErrors("remove directory", path):
-        shutil.rmtree(path, onerror=_pass_over_missing)
+    with _StorageErrors("remove", path):
+        if os.path.isdir(path):
+            shutil.rmtree(path, onerror=_pass_over_missing)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def _pass_over_missing(

@@ -7,13 +7,13 @@ cut, nothing below log_end_offset to the end of the process. A change that fails
 behind the log end offset is unknown, so the log only reads on, and opening it again recovers it. A new log has no files
 before its first record: an empty directory says no more than none, and thousands of partitions are made at once.
 
-Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, G4-G6, B18, B20, B21, B30-B32, C2-C10). Left out: retention by size and
-time, transactions, tiered storage; what compaction keeps is decided in `rayka.cleaner`.
+Kafka: `UnifiedLog`, `LocalLog` (F4-F6, F10, F11, G4-G6, B18, B20, B21, B30-B32, C2-C10). Left out: transactions, tiered
+storage; what compaction keeps is decided in `rayka.cleaner`, what expires in `retention`.
 """
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from rayka.config import TopicConfig
@@ -33,6 +33,7 @@ from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_header import RecordBatch
 
 NOTHING_DONE = Recovery()
+SEGMENTS_PER_TURN = 50  # are removed, each by three renames of some 20 microseconds
 
 
 class LogRead(NamedTuple):
@@ -75,6 +76,8 @@ class Log:
         self.name = posixpath.basename(files.directory)  # `orders-3`
         self.failure: StorageError | None = None  # why it takes no more changes; None while it does
         self.truncation_count = 0
+        self.is_reopened = False  # from the files, so these do not change meanwhile
+        self._retired: list[str] = []
         self.cleaned_offset = 0  # below it compaction has seen everything
         self.swaps = Swaps(files, segments, self._changing)
         self.log_start_offset = log_start_offset
@@ -271,22 +274,76 @@ class Log:
 
     def increment_log_start_offset(self, offset: int) -> None:
         """Whatever lies below the offset is not needed any more, durable or not: it is not read, and segments wholly
-        below it are removed (A51). The offset lasts once the directory's checkpoint has it; until then a crash lets the
-        log start at its first segment again, so all epochs from there on stay known. One that is not higher changes
-        nothing.
+        below it are removed (A51), if there are many by `remove_below_start`. The offset lasts once the directory's
+        checkpoint has it; until then a crash lets the log start at its first segment again, so all epochs from there on
+        stay known. One that is not higher changes nothing. Raises as `remove_below_start`.
         """
         if offset <= self.log_start_offset:
             return
         if offset > self.log_end_offset:
             raise InvariantBroken(f"{self!r} cannot start at {offset}")
-        with self._changing():
+        before = self.log_start_offset
+        with self._shortening():
             self.log_start_offset = offset
-            count, first_offset = self.segments.below(offset)
-            if count:
-                self._files.write(raised_log_start(first_offset))
-                self.segments.remove_first(count)
-                self._snapshots.remove_before(first_offset)
-            self.epochs.truncate_from_start(first_offset)
+            try:
+                self._remove_below_start()
+            except DiskFull:
+                self.log_start_offset = before
+                raise
+
+    def remove_below_start(self) -> bool:
+        """Removes segments wholly below the log start offset, oldest first and so many as one turn of an event loop
+        takes; whether any were there. Their files are renamed, and then `take_retired` has them. Raises DiskFull, with
+        nothing changed, and other StorageErrors, which fail the log.
+        """
+        with self._shortening():
+            return self._remove_below_start()
+
+    def _remove_below_start(self) -> bool:
+        count, _ = self.segments.below(self.swaps.removable(self.log_start_offset))
+        count = min(count, SEGMENTS_PER_TURN)
+        if count:
+            first_offset = self.segments.all[count].base_offset
+            self._tell_first(first_offset)
+            self._retired += self.segments.retire_first(count)
+            self._snapshots.remove_before(first_offset)
+        with suppress(DiskFull):  # more epochs on the disk than there need be are harmless
+            self.epochs.truncate_from_start(self.segments.first.base_offset)
+        return count > 0
+
+    def _tell_first(self, first_offset: int) -> None:
+        """That nothing before the offset is missed. On a full disk the indexes of what is about to go make room."""
+        try:
+            self._files.write(raised_log_start(first_offset))
+        except DiskFull:
+            self.segments.first.indexes.remove_files()
+            self._files.write(raised_log_start(first_offset))
+
+    def take_retired(self) -> tuple[str, ...]:
+        """Files of segments that were removed at the log's start: renamed, and the caller's to remove from now on."""
+        retired, self._retired = tuple(self._retired), []
+        return retired
+
+    def remove_retired(self) -> None:
+        """Removes these files now, on the event loop: of a log that has few segments."""
+        for path in self.take_retired():
+            self._disk.unlink(path)
+
+    @contextmanager
+    def _shortening(self) -> Iterator[None]:
+        """A change at the log's start. A full disk that has stopped the appends does not stop it, since it makes room;
+        one that stops it leaves all as it was.
+        """
+        is_stopped = self.failure is not None and not isinstance(self.failure, DiskFull)
+        if is_stopped or self.is_reopened:
+            raise StorageError(f"{self.name} cannot start later: {self.failure or 'it is opened again'}")
+        try:
+            yield
+        except DiskFull:
+            raise
+        except StorageError as error:
+            self.failure = error
+            raise
 
     @contextmanager
     def _truncating(self, offset: int) -> Iterator[None]:

@@ -152,8 +152,13 @@ class LogDirectory:
         Raises as `open_log`. Until it returns, and after whatever was raised, the log here is the old one, which is
         read, and takes no change.
         """
-        self.checkpoints.note(topic_partition, self.logs[topic_partition])
-        return await self._open_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms)
+        stopped = self.logs[topic_partition]
+        self.checkpoints.note(topic_partition, stopped)
+        stopped.is_reopened = True
+        try:
+            return await self._open_log(topic_partition, topic_id, config, Tearing.SHORT_TAIL, now_ms)
+        finally:
+            stopped.is_reopened = False
 
     async def _open_log(
         self,
@@ -253,12 +258,14 @@ class LogDirectory:
         return renamed
 
     async def remove_deleted(self, paths: Sequence[str]) -> None:
-        """Removes directories of deleted logs; readers keep what they mapped. Their new names are durable first: else a
-        power cut might bring an old name back with a part of its files. Raises StorageError and goes offline for good.
+        """Removes directories of deleted logs, and files of deleted segments; readers keep what they mapped. Their new
+        names are durable first: else a power cut might bring an old name back with a part of its files. What is not
+        there any more is passed over. Raises StorageError and goes offline for good.
         """
         self._check_online()
+        parents = {posixpath.dirname(each): None for each in paths}
         try:
-            await self._disk.sync([], [self.path])
+            await self._disk.sync([], [each for each in parents if self._disk.exists(each)])
             for path in paths:
                 await self._disk.discard(path)
         except StorageError as error:

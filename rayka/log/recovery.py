@@ -40,14 +40,14 @@ from rayka.log.holes import check_sealed, hole, is_hole
 from rayka.log.leader_epoch_cache import LeaderEpochCache
 from rayka.log.local_disk import TEMPORARY_SUFFIX
 from rayka.log.log_files import LogFiles
-from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
+from rayka.log.segment import DELETED_SUFFIX, MAX_RELATIVE_OFFSET, Segment
 from rayka.log.segment_file import LOG_SUFFIX, SCANNED, BatchPosition
 from rayka.log.slices import SLICE_BATCHES, SLICE_BYTES, Slices
 from rayka.log.swap import finish_swaps
 from rayka.ports import Disk
 from rayka.protocol.batch_header import CRC_START, HEADER_BYTES, LENGTH_FIELD_END, MAGIC
 
-_LEFTOVER_SUFFIXES = (".deleted", TEMPORARY_SUFFIX)
+_LEFTOVER_SUFFIXES = (DELETED_SUFFIX, TEMPORARY_SUFFIX)
 _SEGMENT_FILE = re.compile(r"\d{20}(\.log|\.index|\.timeindex)")
 _BEYOND_ALL = (1 << 63) - 1  # no record has so large an offset
 _logger = logging.getLogger(__name__)

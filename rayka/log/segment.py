@@ -19,6 +19,7 @@ from rayka.ports import Buffer, FileSlice
 from rayka.protocol.batch_header import MAGIC
 
 MAX_RELATIVE_OFFSET = 2**31 - 1
+DELETED_SUFFIX = ".deleted"
 # A gap that does not fit a segment is wider, for no batch spans as many offsets.
 GAP_MAX = MAX_RELATIVE_OFFSET // 2
 _MAGIC_POSITION = 16
@@ -242,6 +243,18 @@ class Segment:
         self.file.on_moved(self._files)
         self.indexes.on_moved()
         self.path = self.file.path
+
+    def retire(self) -> list[str]:
+        """Takes the files out of the way by renaming, the log file first, and returns where they are; readers go on
+        with what they have open or mapped. Its own paths lead nowhere then.
+        """
+        retired, disk = [], self._files.disk
+        for path in (self.path, *self.indexes.paths):
+            if disk.exists(path):
+                retired.append(path + DELETED_SUFFIX)
+                disk.rename(path, retired[-1])
+                self._files.unsynced.name_changed(path)
+        return retired
 
     def delete(self) -> None:
         """Removes the files, indexes last: without its log file an index is an orphan and goes when the log

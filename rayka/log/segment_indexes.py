@@ -5,8 +5,10 @@ are dropped. Ones that do not fit the segment are built anew from its batches. K
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol
 
+from rayka.errors import DiskFull
 from rayka.ids import NO_TIMESTAMP
 from rayka.log.log_files import LogFiles
 from rayka.log.offset_index import OffsetIndex
@@ -132,7 +134,7 @@ class SegmentIndexes:
         empty.
         """
         if self._largest is None:
-            self._largest = self.by_time.last
+            self._largest = self._last_written_time() or self.by_time.last
         return self._largest
 
     # ---- Files -----------------------------------------------------------------------------------------------
@@ -157,7 +159,8 @@ class SegmentIndexes:
             self.clear()
             for batch in batches:
                 self.note(batch)
-            self.write()
+            with suppress(DiskFull):  # readers need no room
+                self.write()
 
     def _read(self, path: str) -> bytes:
         return self._disk.read_at(path, 0, self._disk.size(path)) if self._disk.exists(path) else b"missing"
@@ -169,6 +172,24 @@ class SegmentIndexes:
             return 0
         _, position = entry.unpack(self._disk.read_at(path, self._disk.size(path) - entry.size, entry.size))
         return int(position) if 0 < position < self._segment.size_bytes else 0
+
+    def _last_written_time(self) -> TimestampedOffset | None:
+        """The last entry by time, from the file, which is not loaded; None where the file cannot have it."""
+        path, entry = self._time_path, TimeIndex.ENTRY
+        size_bytes = self._disk.size(path) if self._disk.exists(path) else 0
+        if self._time_index is not None or not size_bytes or size_bytes % entry.size:
+            return None
+        index = TimeIndex(
+            self._segment.base_offset, self._disk.read_at(path, size_bytes - entry.size, entry.size)
+        )
+        return index.last if index.is_sane() else None
+
+    def remove_files(self) -> None:
+        """Makes room: the indexes are made anew when they are asked for."""
+        for path in self.paths:
+            if self._disk.exists(path):
+                self._disk.unlink(path)
+                self._unsynced.name_changed(path)
 
     @property
     def size_bytes(self) -> int:

@@ -171,17 +171,19 @@ class Segments:
 
     def below(self, offset: int) -> tuple[int, int]:
         """How many segments lie wholly below the offset, the active one apart, and where the next one begins."""
-        count = sum(segment.base_offset <= offset for segment in self._segments[1:])
+        count = self._number_of(offset)
         return count, self._segments[count].base_offset
 
-    def remove_first(self, count: int) -> None:
-        """Removes so many segments, oldest first, but never the active one."""
+    def retire_first(self, count: int) -> list[str]:
+        """Takes so many segments out, oldest first, but never the active one. Returns where their files are."""
         if count >= len(self):
             raise InvariantBroken(f"{self!r} keeps one segment at least, and {count} are to go")
-        for _ in range(count):
-            removed = self._segments.pop(0)
+        retired: list[str] = []
+        while count:
+            retired += self._segments[0].retire()
+            removed, count = self._segments.pop(0), count - 1
             self._warm = [segment for segment in self._warm if segment is not removed]
-            removed.delete()
+        return retired
 
     def replace_all(self, base_offset: int, config: TopicConfig) -> None:
         """Removes all, newest first, and begins an empty one."""

@@ -50,6 +50,13 @@ class Swaps:
             self.count += 1
         return self._current
 
+    def removable(self, offset: int) -> int:
+        """Up to where segments may be removed at the log's start: a swap under way keeps those that it is about, for
+        what is left of them on disk is decided when it is over.
+        """
+        swap = self._current
+        return offset if swap is None or swap.is_over else min(offset, swap.new.base_offset)
+
     def end_behind(self, offset: int) -> None:
         """Before what lies at or behind the offset goes."""
         swap = self._current

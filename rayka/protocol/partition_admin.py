@@ -198,10 +198,23 @@ class LogCleaning(Message, frozen=True, array_like=True):
     last: LastCleaning | None = None
 
 
+class LastRetention(Message, frozen=True, array_like=True):
+    """What retention last took out of a log, and when, by the broker's wall clock; the cause is the configuration key,
+    or that the log starts later (F11).
+    """
+
+    timestamp_ms: int
+    cause: str
+    log_start_offset: int
+    segment_count: int
+    size_bytes: int
+
+
 class ReplicaLog(Message, frozen=True, array_like=True):
     """One replica on the broker asked, as far as it is; a follower's high watermark trails (B3). A future one is a copy
     on its way into this directory, and lacks so many offsets of the replica in the other one. `oldest_timestamp_ms` is
-    that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not compacted.
+    that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not compacted,
+    `retention` for one that has lost nothing to it since the broker started.
     """
 
     topic: str
@@ -218,6 +231,7 @@ class ReplicaLog(Message, frozen=True, array_like=True):
     segment_count: int = 0
     oldest_timestamp_ms: int = NO_TIMESTAMP
     cleaning: LogCleaning | None = None
+    retention: LastRetention | None = None
 
 
 class LogDirDescription(Message, frozen=True, array_like=True):

@@ -255,6 +255,9 @@ class RaftLog:
                 self.snapshots.delete(older)
         if snapshot_id.offset > self._log.log_start_offset:
             self._log.increment_log_start_offset(snapshot_id.offset)
+            while self._log.remove_below_start():
+                pass
+            self._log.remove_retired()
         self.history.forget_before(snapshot_id.offset)
 
 

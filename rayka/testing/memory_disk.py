@@ -227,7 +227,10 @@ class MemoryDisk:
         """File by file, so the process may end on the way."""
         if not self.exists(path):
             return
-        self._maybe_fail("write", "remove directory", path)
+        self._maybe_fail("write", "remove", path)
+        if not isinstance(self._tree.find(path), MemoryDirectory):
+            self.unlink(path)
+            return
         for name in self.list(path):
             await asyncio.sleep(0)
             each = posixpath.join(path, name)

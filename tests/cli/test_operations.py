@@ -17,6 +17,7 @@ from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
     ElectionOutcome,
     LastCleaningInfo,
+    LastRetentionInfo,
     LogCleaningInfo,
     LogDir,
     ReplicaLogInfo,
@@ -256,11 +257,14 @@ def test_a_partition_without_a_leader_is_told_with_what_it_waits_for_and_a_way_o
 
 
 def a_log(
-    partition: int, cleaning: LogCleaningInfo | None, oldest_ms: int = 1_700_000_000_000
+    partition: int,
+    cleaning: LogCleaningInfo | None,
+    oldest_ms: int = 1_700_000_000_000,
+    retention: LastRetentionInfo | None = None,
 ) -> ReplicaLogInfo:
     return ReplicaLogInfo(
         "orders", partition, uuid.UUID(int=1), 12_300_000, 0, 9, 9, True,
-        segment_count=4, oldest_timestamp_ms=oldest_ms, cleaning=cleaning,
+        segment_count=4, oldest_timestamp_ms=oldest_ms, cleaning=cleaning, retention=retention,
     )  # fmt: skip
 
 
@@ -268,10 +272,11 @@ def test_the_logs_of_leaders_are_shown_and_those_of_silent_brokers_are_unknown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     last = LastCleaningInfo(1_700_000_000_000, 9, 40_100_000, 12_000_000)
+    gone = LastRetentionInfo(1_700_000_000_000, "retention.ms", 5, 2, 7_000_000)
     logs = [
         a_log(0, LogCleaningInfo(75, 25, 0.25, last=last)),
         a_log(1, LogCleaningInfo(0, 0, 0.0), oldest_ms=-1),
-        a_log(2, None, oldest_ms=1 << 62),
+        a_log(2, None, oldest_ms=1 << 62, retention=gone),
         None,
     ]
     partitions = [
@@ -280,14 +285,16 @@ def test_the_logs_of_leaders_are_shown_and_those_of_silent_brokers_are_unknown(
     ]
     log_tables.print_logs(partitions)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["partition", "size", "segments", "oldest", "record", "dirty", "last", "compaction"]
+    headings = "partition size segments oldest record dirty last compaction last retention"
+    assert lines[0] == headings.split()
     assert lines[1][:4] == ["0", "12.3", "MB", "4"]
     assert lines[1][4].startswith("2023-11-1")
     assert lines[1][6] == "25%"
-    assert lines[1][9:] == ["40.1", "MB", "to", "12.0", "MB"]
-    assert lines[2] == ["1", "12.3", "MB", "4", "none", "0%", "none"]
-    assert lines[3] == ["2", "12.3", "MB", "4", str(1 << 62), "ms", "-", "-"]
-    assert lines[4] == ["3", *["unknown"] * 5]
+    assert lines[1][9:] == ["40.1", "MB", "to", "12.0", "MB", "none"]
+    assert lines[2] == ["1", "12.3", "MB", "4", "none", "0%", "none", "none"]
+    assert lines[3][:8] == ["2", "12.3", "MB", "4", str(1 << 62), "ms", "-", "-"]
+    assert lines[3][10:] == ["7.0", "MB", "(retention.ms)"]
+    assert lines[4] == ["3", *["unknown"] * 6]
     plain = TopicDescription("orders", uuid.UUID(int=1), tuple(partitions), {}).to_dict()
     first, *_, silent = json.loads(json.dumps(plain))["partitions"]
     assert first["logs"][0] is None

@@ -23,7 +23,7 @@ NOWHERE = ("--address", "127.0.0.1:1")
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[InProcessCluster]:
-    with testing.cluster() as cluster:
+    with testing.cluster(config={"log.retention.ms": -1}) as cluster:
         yield cluster
 
 

@@ -27,7 +27,7 @@ def limited(bytes_max: int) -> ScriptedCluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[InProcessCluster]:
-    with rayka.testing.cluster() as running:
+    with rayka.testing.cluster(config={"log.retention.ms": -1}) as running:
         yield running
 
 

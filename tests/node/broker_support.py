@@ -129,7 +129,10 @@ def memory_cluster(
     data_dir: Any = "/data",
     **config: Any,
 ) -> Iterator[InProcessCluster]:
-    """A cluster that touches no real disk; `disk` is the broker's."""
+    """A cluster that touches no real disk; `disk` is the broker's. Nothing expires, whatever its timestamp, unless
+    `log_retention_ms` says so.
+    """
+    config = {"log_retention_ms": -1, **config}
     disks = {BROKER: disk or MemoryDisk(), CONTROLLER: controller_disk or MemoryDisk()}
     named = {key.replace("_", "."): value for key, value in config.items()}
     with rayka.testing.cluster(data_dir=data_dir, disks=disks, config=named) as cluster:

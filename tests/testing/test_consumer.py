@@ -32,7 +32,7 @@ _numbers = count()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[InProcessCluster]:
-    with rayka.testing.cluster() as running:
+    with rayka.testing.cluster(config={"log.retention.ms": -1}) as running:
         yield running
 
 

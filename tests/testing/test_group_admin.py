@@ -27,7 +27,7 @@ from rayka.protocol.groups import GroupState
 from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until
 
-CONFIG = {"offsets.topic.num.partitions": 3, "group.initial.rebalance.delay.ms": 0}
+CONFIG = {"offsets.topic.num.partitions": 3, "log.retention.ms": -1, "group.initial.rebalance.delay.ms": 0}
 _numbers = count()
 
 

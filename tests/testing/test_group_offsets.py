@@ -41,7 +41,7 @@ from rayka.protocol.groups import (
 from rayka.testing import InProcessCluster, MemoryDisk
 from tests.testing.waiting import WAIT_S, wait_until
 
-CONFIG = {"offsets.topic.num.partitions": 3, "group.initial.rebalance.delay.ms": 0}
+CONFIG = {"offsets.topic.num.partitions": 3, "log.retention.ms": -1, "group.initial.rebalance.delay.ms": 0}
 _numbers = count()
 
 

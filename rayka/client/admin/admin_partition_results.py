@@ -94,11 +94,24 @@ class LogCleaningInfo(Result):
 
 
 @dataclass(frozen=True)
+class LastRetentionInfo(Result):
+    """What retention last took out of a log on its broker, and when, by that broker's clock: whole segments, for the
+    configuration key in `cause`, or because the log starts later.
+    """
+
+    timestamp_ms: int
+    cause: str
+    log_start_offset: int
+    segment_count: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class ReplicaLogInfo(Result):
     """One replica on a broker's disk, as far as it is; a follower's high watermark trails the leader's. A future one is
     a copy on its way into this directory: it lacks `offset_lag` offsets of the replica in the other one.
     `oldest_timestamp_ms` is that of the oldest batch, -1 where there is none. `cleaning` is None for a log that is not
-    compacted.
+    compacted, `retention` for one that has lost nothing to it since its broker started.
     """
 
     topic: str
@@ -114,10 +127,15 @@ class ReplicaLogInfo(Result):
     segment_count: int = 0
     oldest_timestamp_ms: int = NO_TIMESTAMP
     cleaning: LogCleaningInfo | None = None
+    retention: LastRetentionInfo | None = None
 
     @classmethod
     def of(cls, log: ReplicaLog) -> Self:
-        return cls.taken_from(log, cleaning=log.cleaning and LogCleaningInfo.of(log.cleaning))
+        return cls.taken_from(
+            log,
+            cleaning=log.cleaning and LogCleaningInfo.of(log.cleaning),
+            retention=log.retention and LastRetentionInfo.taken_from(log.retention),
+        )
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class DeleteRecordsHandler:
             required_offset = leader.delete_records(asked.before_offset)
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
+        self._replicas.logs.retention.look_soon()
         self._replicas.parked.wake(
             (asked.topic_id, asked.partition)
         )  # fetches then say where the log begins now

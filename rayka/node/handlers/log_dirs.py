@@ -76,6 +76,7 @@ class DescribeLogDirsHandler:
             segment_count=len(log.segments),
             oldest_timestamp_ms=_oldest_timestamp_ms(log),
             cleaning=self._replicas.logs.cleaner.cleaning(replica),
+            retention=self._replicas.logs.retention.last(log),
         )
 
     def _describe(

@@ -186,7 +186,7 @@ class ReplicaChanges:
             own = broker_config(image, settings.config, self._node_id)
             self._replicas.leader_quota.bytes_per_second = own.leader_replication_throttled_rate
             self._replicas.follower_quota.bytes_per_second = own.follower_replication_throttled_rate
-            self._logs.cleaner.config = own
+            self._logs.cleaner.config = self._logs.retention.config = own
             self._replicas.moves.config = own
         for topic in [image.topics[name] for name in names if name in image.topics]:
             config = topic_config(image, settings.config, topic.name, self._node_id)

@@ -1,4 +1,4 @@
-"""Directories of deleted logs, until they are removed.
+"""Directories of deleted logs and files of deleted segments, until they are removed.
 
 A topic is deleted when its logs are renamed, which takes no time; the file system needs milliseconds for each directory
 to remove it, and much longer for large files. Invariants: a directory is removed `file.delete.delay.ms` after it was
@@ -25,7 +25,7 @@ class _Deleted(NamedTuple):
     due_s: float
     number: int  # in the order of deletion
     directory: LogDirectory
-    path: str
+    paths: tuple[str, ...]
 
 
 class DeletedLogs:
@@ -40,15 +40,15 @@ class DeletedLogs:
         self._news = Signal()
         for directory in directories.all:
             for path in directory.partitions.deleted():
-                self.add(directory, path, 0)
+                self.add(directory, (path,), 0)
 
     def __repr__(self) -> str:
         return f"<DeletedLogs waiting={len(self._waiting)}>"
 
-    def add(self, directory: LogDirectory, path: str, delay_ms: int) -> None:
-        """This is removed after the delay."""
+    def add(self, directory: LogDirectory, paths: tuple[str, ...], delay_ms: int) -> None:
+        """These are removed after the delay."""
         self._count += 1
-        heappush(self._waiting, _Deleted(_now_s() + delay_ms / 1000, self._count, directory, path))
+        heappush(self._waiting, _Deleted(_now_s() + delay_ms / 1000, self._count, directory, paths))
         self._news.notify()
 
     async def run(self) -> None:
@@ -64,7 +64,7 @@ class DeletedLogs:
         due: dict[LogDirectory, list[str]] = {}
         while self._waiting and self._waiting[0].due_s <= _now_s():
             each = heappop(self._waiting)
-            due.setdefault(each.directory, []).append(each.path)
+            due.setdefault(each.directory, []).extend(each.paths)
         return due
 
     async def _remove(self, directory: LogDirectory, paths: list[str]) -> None:
@@ -75,7 +75,11 @@ class DeletedLogs:
         except StorageError as error:
             self._on_failed(directory, error)
         else:
-            _logger.info("%s: removed the files of %d deleted logs", directory.path, len(paths))
+            _logger.info(
+                "%s: removed %d directories of deleted logs and files of deleted segments",
+                directory.path,
+                len(paths),
+            )
 
 
 def _now_s() -> float:

@@ -3,10 +3,10 @@
 Invariants: a partition is opened in the directory that the metadata names; a log that is damaged is kept, and begins
 again from nothing only where no replica counts on what it has; the checkpoints are the first to forget a log that goes;
 a directory whose disk fails is taken offline here, once, and its owner is told; one that is full is tried again as soon
-as its file system has room, and also by time, for a file system with a quota does not tell. Retention
-belongs here: it needs the open logs of a directory and its checkpoints. Kafka: `LogManager`, and the parts of
-`ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a full one
-offline until the broker restarts.
+as its file system has room, and also by time, for a file system with a quota does not tell. What has expired
+(`LogRetention`) and what is to be compacted (`LogCleaner`) are tasks of their own, begun here. Kafka: `LogManager`, and
+the parts of `ReplicaManager` that are about single logs; it notices a removed directory at the next write, and takes a
+full one offline until the broker restarts.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.deleted_logs import DeletedLogs
 from rayka.node.storage.flusher import Flusher
 from rayka.node.storage.log_cleaner import LogCleaner
+from rayka.node.storage.log_retention import LogRetention
 from rayka.node.storage.unfinished_moves import UnfinishedMoves
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
@@ -52,6 +53,10 @@ class LogOwner(Protocol):
         """What these partitions' logs held when the sync began is durable."""
         ...
 
+    def wake(self, partition: Partition) -> None:
+        """Its log begins later now."""
+        ...
+
     def on_directory_failed(self, directory: LogDirectory, error: StorageError) -> None:
         """The directory is offline from now on."""
         ...
@@ -70,6 +75,9 @@ class LogManager:
         self._deleted = DeletedLogs(directories, self.fail)
         self._unfinished = UnfinishedMoves(directories)
         self.cleaner = LogCleaner(settings, owner, self.fail)
+        self.retention = LogRetention(
+            settings, owner, self._deleted, save=self._save_checkpoint, on_failed=self.fail
+        )
         self._repeats = Repeats(_logger)
         self.flushers = {
             each: Flusher(each, owner.on_synced, partial(self.fail, each)) for each in directories.all
@@ -78,6 +86,7 @@ class LogManager:
             tasks.start(f"flush {directory.path}", flusher.run())
         tasks.start("remove deleted logs", self._deleted.run())
         tasks.start("compact logs", self.cleaner.run())
+        tasks.start("remove what has expired", self.retention.run())
         tasks.start("look for directories", self._look_for_directories())
         tasks.start("checkpoint", self._checkpoint_for_ever())
 
@@ -187,7 +196,7 @@ class LogManager:
             with self._may_fail(directory):
                 deleted = directory.delete_log(topic_partition)
                 if deleted is not None:
-                    self._deleted.add(directory, deleted, delay_ms)
+                    self._deleted.add(directory, (deleted,), delay_ms)
 
     def delete_future(self, directory: LogDirectory, path: str) -> None:
         """Gives up a copy of a replica; its files are removed at once."""
@@ -195,7 +204,7 @@ class LogManager:
             with self._may_fail(directory):
                 deleted = directory.futures.delete(path)
                 if deleted is not None:
-                    self._deleted.add(directory, deleted, 0)
+                    self._deleted.add(directory, (deleted,), 0)
 
     async def tidy(self, image: MetadataImage) -> None:
         """Deletes the logs of replicas that were moved to other brokers or directories while this one was down, and
@@ -272,12 +281,15 @@ class LogManager:
         while True:
             await asyncio.sleep(interval_ms / 1000)
             for directory in self._directories.online():
-                with self._may_fail(directory):
-                    try:
-                        await directory.checkpoint(partial(self.high_watermarks, directory))
-                        self._repeats.succeeded(directory)
-                    except DiskFull as error:
-                        self._repeats.failed(directory, f"{directory.path}: no checkpoint: {error}")
+                await self._save_checkpoint(directory)
+
+    async def _save_checkpoint(self, directory: LogDirectory) -> None:
+        with self._may_fail(directory):
+            try:
+                await directory.checkpoint(partial(self.high_watermarks, directory))
+                self._repeats.succeeded(directory)
+            except DiskFull as error:
+                self._repeats.failed(directory, f"{directory.path}: no checkpoint: {error}")
 
     # ---- Failed and full directories -------------------------------------------------------------------
 

@@ -1,0 +1,128 @@
+"""Which segments of a log have expired, by age, by the size of the log, or because it starts later (F11).
+
+Segments go from the oldest on and only whole, up to the first that has to stay, and none that reaches above the high
+watermark: a record that is not committed cannot expire. A segment is as old as its newest record says, by the wall
+clock; so one timestamp in the future keeps its segment, and those after it, until that time has come. A segment whose
+records have no timestamps is as old as this process knows it; Kafka asks the file system then. The active segment goes
+when it has expired whole and no other is left: it is sealed, and an empty one takes its place.
+
+One call removes what one turn of an event loop can (`SEGMENTS_PER_TURN`). Kafka: `UnifiedLog.deleteOldSegments`,
+`deletableSegments`, `deleteRetentionMsBreachedSegments`, `deleteRetentionSizeBreachedSegments`.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from itertools import islice, takewhile
+from typing import NamedTuple
+
+from rayka.ids import NO_TIMESTAMP
+from rayka.log.log import SEGMENTS_PER_TURN, Log
+from rayka.log.segment import Segment
+
+UNLIMITED = -1
+
+
+class Cause(StrEnum):
+    """Why segments go."""
+
+    START = "below the log start offset"
+    TIME = "retention.ms"
+    SIZE = "retention.bytes"
+
+
+class Expired(NamedTuple):
+    """What was removed in one turn: `segment_count` segments of `size_bytes` together, up to `end_offset`."""
+
+    cause: Cause
+    end_offset: int
+    segment_count: int
+    size_bytes: int
+
+
+class Clock(NamedTuple):
+    """The time: of the wall clock, which timestamps are compared with, and the monotonic one."""
+
+    timestamp_ms: int
+    now_ms: int
+
+
+def expire(log: Log, high_watermark: int, clock: Clock) -> Expired | None:
+    """Removes the oldest segments that have expired, so many as one turn takes; None when there are none.
+
+    Raises DiskFull, with nothing changed, when not even the name of the new first segment can be written, and
+    StorageError, which fails the log.
+    """
+    bound = log.swaps.removable(high_watermark)
+    for cause, has_expired in _rules(log, clock):
+        going = _going(log, bound, has_expired)
+        if going:
+            return _remove(log, cause, going, clock.now_ms)
+    return None
+
+
+def ahead_ms(log: Log, timestamp_ms: int) -> int:
+    """How far the timestamps of the oldest segment are ahead of the wall clock: it stays for so much longer than
+    `retention.ms`. 0 or less when they are not.
+    """
+    if not log.config.is_expiring or log.config.retention_ms == UNLIMITED:
+        return 0
+    return log.segments.first.indexes.largest.timestamp_ms - timestamp_ms
+
+
+HasExpired = Callable[[Segment], bool]
+
+
+def _rules(log: Log, clock: Clock) -> Iterator[tuple[Cause, HasExpired]]:
+    config, start_offset = log.config, log.log_start_offset
+    yield (
+        Cause.START,
+        lambda segment: segment.next_offset <= start_offset and segment is not log.segments.active,
+    )
+    if not config.is_expiring:
+        return
+    if config.retention_ms != UNLIMITED:
+        yield Cause.TIME, lambda segment: _age_ms(segment, clock) > config.retention_ms
+    if config.retention_bytes != UNLIMITED:
+        yield Cause.SIZE, _Surplus(log.segments.size_bytes - config.retention_bytes).covers
+
+
+def _age_ms(segment: Segment, clock: Clock) -> int:
+    newest_ms = segment.indexes.largest.timestamp_ms
+    return clock.now_ms - segment.created_ms if newest_ms == NO_TIMESTAMP else clock.timestamp_ms - newest_ms
+
+
+class _Surplus:
+    """How many bytes a log may lose."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._left_bytes = size_bytes
+
+    def __repr__(self) -> str:
+        return f"<_Surplus {self._left_bytes}>"
+
+    def covers(self, segment: Segment) -> bool:
+        """Whether the segment can go too, after those that were asked about before."""
+        self._left_bytes -= segment.size_bytes
+        return self._left_bytes >= 0
+
+
+def _going(log: Log, bound: int, has_expired: HasExpired) -> list[Segment]:
+    """The oldest segments that have expired. The active one is among them only alone, and never when it is empty."""
+    segments, active = log.segments.all, log.segments.active
+    if len(segments) == 1:
+        can_be_sealed = active.size_bytes > 0 and active.next_offset <= bound and log.failure is None
+        return [active] if can_be_sealed and has_expired(active) else []
+    committed = takewhile(lambda each: each.next_offset <= bound, segments[:-1])
+    return list(islice(takewhile(has_expired, committed), SEGMENTS_PER_TURN))
+
+
+def _remove(log: Log, cause: Cause, going: list[Segment], now_ms: int) -> Expired:
+    """The log start offset moves up first, then the files go."""
+    end_offset, size_bytes = going[-1].next_offset, sum(each.size_bytes for each in going)
+    if going[-1] is log.segments.active:
+        log.roll(now_ms)
+    if end_offset > log.log_start_offset:
+        log.increment_log_start_offset(end_offset)
+    else:
+        log.remove_below_start()
+    return Expired(cause, end_offset, len(going), size_bytes)

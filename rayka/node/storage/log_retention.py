@@ -1,0 +1,190 @@
+"""Removes what has expired of the logs of one broker, now and then, in the background (F11).
+
+Invariants: every log is looked at once in each pass, and after each turn of work on it everything else has its turn;
+a log that cannot be shortened is named with the reason, and the others go on; where logs begin is durable before a pass
+ends, and their old files are removed `file.delete.delay.ms` later, off the event loop, by `DeletedLogs`. Leaders and
+followers expire by themselves, each by the same rules; a follower begins no earlier than its leader. Compaction is a
+task of its own (`LogCleaner`), and both may work on one log: a swap under way keeps its segments, and a cleaning whose
+segments have gone is given up. Kafka: `LogManager.cleanupLogs`, which runs in its scheduler.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Protocol
+
+from rayka.config import BrokerConfig
+from rayka.errors import ApiError, DiskFull, StorageError
+from rayka.log.log import Log
+from rayka.log.log_directory import LogDirectory
+from rayka.log.retention import Clock, Expired, ahead_ms, expire
+from rayka.node import clock
+from rayka.node.repeats import Repeats
+from rayka.node.replication.replica import Replica
+from rayka.node.settings import NodeSettings
+from rayka.node.signal import Signal
+from rayka.node.storage.deleted_logs import DeletedLogs
+from rayka.node.turns import in_turns
+from rayka.partition.partition import Partition
+from rayka.protocol.partition_admin import LastRetention
+
+_FIRST_LOOK_S = 30.0
+_JITTER = 0.1  # of the interval, so that brokers that started together do not look together
+_LOOKED_AT_PER_TURN = 50  # logs
+_AHEAD_MS = 60_000  # clocks that differ by less are no news
+_logger = logging.getLogger(__name__)
+
+
+class RetentionOwner(Protocol):
+    """What serves the partitions whose logs these are."""
+
+    @property
+    def replicas(self) -> list[Replica]: ...
+
+    def wake(self, partition: Partition) -> None:
+        """The log begins later now."""
+        ...
+
+
+class LogRetention:
+    """The expiry of one broker's logs. `config` may change at any time."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        owner: RetentionOwner,
+        deleted: DeletedLogs,
+        *,
+        save: Callable[[LogDirectory], Awaitable[None]],
+        on_failed: Callable[[LogDirectory, StorageError], None],
+    ) -> None:
+        """`save` makes durable where the logs of a directory begin."""
+        self._settings = settings
+        self._owner = owner
+        self._deleted = deleted
+        self._save = save
+        self._on_failed = on_failed
+        self._jitter = Random(settings.node_id)
+        self._wanted = Signal()
+        self._is_wanted = False
+        self._repeats = Repeats(_logger)
+        self._ahead = Repeats(_logger)
+        self._last: dict[Log, LastRetention] = {}
+        self.config: BrokerConfig = settings.config
+
+    def __repr__(self) -> str:
+        return f"<LogRetention shortened={len(self._last)}>"
+
+    def last(self, log: Log) -> LastRetention | None:
+        """What this process last took out of the log; None when nothing."""
+        return self._last.get(log)
+
+    def look_soon(self) -> None:
+        """Records were deleted: the next pass begins now, or as soon as the current one has ended."""
+        self._is_wanted = True
+        self._wanted.notify()
+
+    async def run(self) -> None:
+        """One pass each `log.retention.check.interval.ms`, for ever."""
+        wait_s = min(_FIRST_LOOK_S, self._interval_s())
+        while True:
+            if not self._is_wanted:
+                await self._wanted.wait(asyncio.get_running_loop().time() + wait_s)
+            self._is_wanted = False
+            await self.look()
+            wait_s = self._interval_s()
+
+    def _interval_s(self) -> float:
+        spread = 1 + _JITTER * (2 * self._jitter.random() - 1)
+        return self.config.log_retention_check_interval_ms * spread / 1000
+
+    # ---- One pass ----------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Removes what has expired in all logs, until nothing more has."""
+        replicas = self._owner.replicas
+        logs = {each.partition.log for each in replicas}
+        for log in [each for each in self._last if each not in logs]:
+            del self._last[log]
+        changed: dict[LogDirectory, None] = {}
+        async for replica in in_turns(replicas, _LOOKED_AT_PER_TURN):
+            if await self._look_at(replica):
+                changed[replica.directory] = None
+        for directory in changed:
+            if directory.failure is None:
+                await self._save(directory)
+
+    async def _look_at(self, replica: Replica) -> bool:
+        """Whether the log was shortened."""
+        log, done = replica.partition.log, list[Expired]()
+        try:
+            while _is_usable(replica, log) and (expired := self._expire(replica, log)) is not None:
+                done.append(expired)
+                await asyncio.sleep(0)
+        except (ApiError, StorageError) as error:
+            self._on_refused(replica, log, error)
+        else:
+            self._repeats.succeeded(log)
+            self._maybe_warn(replica, log)
+        if done:
+            self._on_shortened(replica, log, done)
+        return bool(done)
+
+    def _expire(self, replica: Replica, log: Log) -> Expired | None:
+        partition = replica.partition
+        now = Clock(self._settings.wall_clock_ms(), clock.now_ms())
+        try:
+            expired = expire(log, partition.high_watermark, now)
+        finally:
+            retired = log.take_retired()
+            if retired:
+                self._deleted.add(replica.directory, retired, partition.config.file_delete_delay_ms)
+        if expired is not None:
+            self._owner.wake(partition)
+        return expired
+
+    def _on_shortened(self, replica: Replica, log: Log, done: list[Expired]) -> None:
+        segment_count, size_bytes = (
+            sum(each.segment_count for each in done),
+            sum(each.size_bytes for each in done),
+        )
+        last = LastRetention(
+            self._settings.wall_clock_ms(), done[-1].cause, log.log_start_offset, segment_count, size_bytes
+        )
+        self._last[log] = last
+        causes = ", ".join(dict.fromkeys(each.cause for each in done))
+        _logger.info(
+            "%s begins at offset %d: %d segments of %d bytes are deleted (%s)",
+            replica.topic_partition, log.log_start_offset, segment_count, size_bytes, causes,
+        )  # fmt: skip
+
+    # ---- What hinders --------------------------------------------------------------------------------------
+
+    def _on_refused(self, replica: Replica, log: Log, error: ApiError | StorageError) -> None:
+        name = replica.topic_partition
+        if not _is_usable(replica, log):
+            _logger.info("%s is gone: its retention ended with %s", name, error)
+        elif isinstance(error, StorageError) and not isinstance(error, DiskFull):
+            self._on_failed(replica.directory, error)
+        else:
+            self._repeats.failed(log, f"{name}: what has expired is not deleted: {error}")
+
+    def _maybe_warn(self, replica: Replica, log: Log) -> None:
+        """Of timestamps that keep a segment for longer than `retention.ms` says."""
+        ahead = ahead_ms(log, self._settings.wall_clock_ms())
+        if ahead > _AHEAD_MS:
+            self._ahead.failed(
+                log,
+                f"{replica.topic_partition}: the oldest segment has a timestamp {ahead} ms in the future: nothing"
+                " expires by time before that and retention.ms; `rayka topic delete-records` deletes at once,"
+                " message.timestamp.after.max.ms refuses such records",
+            )
+
+
+def _is_usable(replica: Replica, log: Log) -> bool:
+    """Whether the log is still the one of its partition here, and takes changes at its start."""
+    partition, directory = replica.partition, replica.directory
+    is_here = directory.logs.get(replica.topic_partition) is log and partition.log is log
+    is_stopped = log.failure is not None and not isinstance(log.failure, DiskFull)
+    return is_here and not (partition.failure or directory.failure or is_stopped or log.is_reopened)
