@@ -162,7 +162,7 @@ def noting(function: Callable[..., Any], hop: Hop, notes: Notebook) -> Callable[
 
     def until_ended(result: Any) -> Any:
         """Of a `Later`, whose class is not imported here: that would be in every process, Ray's own included."""
-        noted = type(result)(result.give_up)
+        noted = type(result)(result.cancel)
 
         def on_end(outcome: Any) -> None:
             notes.add(end or 0)

@@ -1,5 +1,6 @@
 """The benchmark that follows one write through its hops: what it measures is in the code, and told in order."""
 
+import asyncio
 import os
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,6 +11,7 @@ from benchmarks import hop_marks
 from benchmarks.hop_drawing import Drawn, drawing
 from benchmarks.hop_marks import Note
 from benchmarks.hops import HOPS, Notes, Write, path_of
+from rayka.protocol.later import Later
 
 CLIENT, LEADER, FIRST, SECOND = 1, 2, 3, 4
 WRITE = Write(0, 1_000)
@@ -57,6 +59,28 @@ def test_notes_are_taken_of_calls_of_the_api_that_is_named(
         (os.getpid(), "the call arrives"),
         (os.getpid(), "the answer is ready"),
     ]
+
+
+def test_the_end_of_a_call_that_waits_is_noted_when_its_answer_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Node:
+        def handle(self, answer: Later[str]) -> Later[str]:
+            return answer
+
+    hop = hop_marks.Hop("", "Node.handle", "the call arrives", "the answer is ready")
+    monkeypatch.setattr(Node, "handle", hop_marks.noting(Node.handle, hop, hop_marks.Notebook(tmp_path)))
+
+    async def answers() -> list[object]:
+        answer: Later[str] = Later()
+        told: list[object] = []
+        Node().handle(answer).then(told.append)
+        assert [each.name for each in hop_marks.read(tmp_path)] == ["the call arrives"]
+        answer.end("answer")
+        return told
+
+    assert asyncio.run(answers()) == ["answer"]
+    assert [each.name for each in hop_marks.read(tmp_path)] == ["the call arrives", "the answer is ready"]
 
 
 def test_the_drawing_names_every_hop_once_beside_its_figures() -> None:
