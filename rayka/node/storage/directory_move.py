@@ -28,28 +28,22 @@ from rayka.errors import (
     CorruptRecord,
     DamagedLog,
     DiskFull,
-    ErrorCode,
-    RetriableApiError,
     StorageError,
-    error_for,
 )
-from rayka.ids import NO_OFFSET, TopicIdPartition
 from rayka.log.log import Log, PrefixCopy
 from rayka.log.log_copy import SLICE_BYTES, LogCopy
 from rayka.log.log_directory import LogDirectory
 from rayka.log.slices import Slices
-from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.node import clock
-from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.controller_link import ControllerLink
 from rayka.node.replication.replica import PartitionKey, Replica, key_of
 from rayka.node.settings import NodeSettings
 from rayka.node.signal import Signal
 from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.directory_assignment import AssignmentOwner, DirectoryAssignment
 from rayka.node.storage.log_manager import LogManager
-from rayka.protocol.replica_reports import AssignedReplica, AssignReplicasToDirsRequest
 
 SPARE_BYTES = 64 << 20  # a move leaves so much room to the replicas that are in the directory already
-_LOOK_S = 0.01  # while the metadata have yet to come
 _logger = logging.getLogger(__name__)
 
 Exchange = Callable[[PartitionKey, Callable[[], Replica | None]], Awaitable[bool]]
@@ -67,12 +61,8 @@ class MoveStage(Enum):
     MOVED = "the copy is the log"
 
 
-class MoveOwner(Protocol):
+class MoveOwner(AssignmentOwner, Protocol):
     """What serves the partitions that are moved."""
-
-    image: MetadataImage | None
-
-    def find(self, key: PartitionKey) -> Replica | None: ...
 
     def add(self, replica: Replica) -> None: ...
 
@@ -112,6 +102,9 @@ class DirectoryMove:
         self._cleaned_offset = replica.partition.log.cleaned_offset
         self.key = key_of(replica.partition)
         self.topic_partition = replica.topic_partition
+        self._assignment = DirectoryAssignment(
+            parts.settings, parts.directories, parts.owner, parts.link, parts.metadata, replica
+        )
         self.source = replica.directory
         self.target = target
         self.stage = MoveStage.COPYING
@@ -150,7 +143,7 @@ class DirectoryMove:
                 await self._assign()
             while not self._is_named():
                 await self._step()
-                await self._wait_for_metadata()
+                await self._assignment.wait_for_metadata()
             is_moved = False
             while not is_moved:
                 is_moved = await self._take_place(exchange)
@@ -174,16 +167,9 @@ class DirectoryMove:
                 raise MoveCancelled(f"{directory.path} is offline: {directory.failure}")
         return replica
 
-    def _state(self) -> PartitionImage | None:
-        image = self._parts.owner.image
-        return None if image is None else image.partition(TopicIdPartition(*self.key))
-
     def _is_named(self) -> bool:
         """Whether the metadata say that the replica is in the new directory."""
-        state = self._state()
-        return (
-            state is not None and state.directory_of(self._parts.settings.node_id) == self.target.directory_id
-        )
+        return self._assignment.is_named(self.target)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -317,62 +303,15 @@ class DirectoryMove:
         """The controller knows the new directory. Meanwhile the copy waits: what it lacks is copied afterwards."""
         self._check()
         self.stage = MoveStage.ASSIGNING
-        pauses = Pauses()
-        while True:
-            try:
-                await self._tell(self.target)
-                return
-            except RetriableApiError as error:
-                _logger.info(
-                    "%s: the controller was not told of its new directory: %s", self.topic_partition, error
-                )
-            except ApiError as error:
-                raise MoveCancelled(f"the controller refused the new directory: {error}") from error
-            await pauses.pause()
-            self._check()
-
-    async def _tell(self, directory: LogDirectory) -> int:
-        """Returns where the metadata are when they name the directory. Raises the ApiError that refuses it."""
-        node_id, (topic_id, number) = self._parts.settings.node_id, self.key
-        request = AssignReplicasToDirsRequest(
-            node_id,
-            self._parts.directories.broker_epoch,
-            (AssignedReplica(topic_id, number, directory.directory_id),),
-        )
-        timeout_ms = self._parts.settings.config.controller_quorum_request_timeout_ms
-        response = await self._parts.link.call(request, timeout_ms)
-        (result,) = response.replicas
-        if result.error_code is not ErrorCode.NONE:
-            raise error_for(result.error_code, result.error_message)
-        return response.metadata_offset
+        try:
+            await self._assignment.tell(self.target, self._check)
+        except ApiError as error:
+            raise MoveCancelled(f"the controller refused the new directory: {error}") from error
 
     async def _take_back(self) -> None:
         """The metadata name the old directory again, as far as they may name the new one."""
-        if self.stage is not MoveStage.ASSIGNING and not self._is_named():
-            return
-        pauses, next_offset = Pauses(), NO_OFFSET
-        while (replica := self._parts.owner.find(self.key)) is not None:
-            try:
-                next_offset = await self._tell(replica.directory)
-                break
-            except RetriableApiError as error:
-                _logger.info(
-                    "%s: the controller was not told of its directory: %s", self.topic_partition, error
-                )
-                await pauses.pause()
-            except ApiError as error:
-                _logger.warning("%s: the controller refused its directory: %s", self.topic_partition, error)
-                return
-        while self._parts.owner.find(self.key) is not None and self._known_offset() < next_offset:
-            await self._wait_for_metadata()
-
-    async def _wait_for_metadata(self) -> None:
-        """Not for long: the copy is to keep up."""
-        await self._parts.metadata.wait(asyncio.get_running_loop().time() + _LOOK_S)
-
-    def _known_offset(self) -> int:
-        image = self._parts.owner.image
-        return -1 if image is None else image.next_offset
+        if self.stage is MoveStage.ASSIGNING or self._is_named():
+            await self._assignment.take_back()
 
     # ---- Taking its place --------------------------------------------------------------------------------------------
 
