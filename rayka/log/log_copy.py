@@ -115,6 +115,8 @@ class LogCopy:
             copy.append_as_follower(piece.batches, now_ms=now_ms)
             start_offset = min(original.log_start_offset, copy.log_end_offset)
         copy.increment_log_start_offset(start_offset)
+        copy.remove_below_start()
+        copy.remove_retired()  # no reader has them mapped
 
     def _take_epochs(self, original: Log, end_offset: int) -> None:
         """The lineage of the log: where compaction left a gap, an epoch begins before its first batch."""

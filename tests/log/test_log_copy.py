@@ -95,6 +95,21 @@ def test_a_copy_that_begins_within_a_batch_begins_there() -> None:
     assert (copy.log.log_start_offset, copy.log.log_end_offset) == (13, 20)
 
 
+def test_files_below_the_start_of_the_log_are_removed_at_once() -> None:
+    """No reader has a file of a copy mapped."""
+    disk, log = make()
+    fill(log, 100)
+    copy = copied_into(disk, "/two", log)
+    catch_up(disk, copy, log)
+    log.increment_log_start_offset(150)
+    catch_up(disk, copy, log)
+    names = disk.list(copy.log.directory)
+    assert not [each for each in names if each.endswith(".deleted")]
+    first = copy.log.segments.first.base_offset
+    assert 100 < first <= 150
+    assert min(int(each[:20]) for each in names if each.endswith(".log")) == first
+
+
 def test_gaps_and_epochs_that_begin_within_them_are_copied_once() -> None:  # F22
     """Compaction removed the first batches of an epoch: it begins before its first batch."""
     disk, log = make()
