@@ -3,17 +3,25 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
+from rayka.client.consumer.fetch_state import FetchTicket
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group import group_membership
 from rayka.client.group.committing import GroupOffsets
+from rayka.client.group.group_membership import Membership
 from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.coordinator import group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
 from rayka.coordinator.group import Group
+from rayka.coordinator.group_members import GroupMembers
 from rayka.coordinator.group_records import OffsetKey
 from rayka.coordinator.group_shard import GroupShard
+from rayka.coordinator.known_groups import KnownGroups
 from rayka.coordinator.rebalances import Rebalances
+from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
-from rayka.protocol.groups import MemberAssignment
+from rayka.protocol.groups import GroupHeartbeatResponse, GroupState, MemberAssignment
 from rayka.sim.group_plan import GroupPlan
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
@@ -117,8 +125,89 @@ def commits_without_records(original: Any) -> Any:
     return commit
 
 
-def _bug(name: str, checker: str, owner: Any, attribute: str, make: Any, seed: int = 1) -> PlantedBug:
-    return PlantedBug(name, checker, planted(owner, attribute, make), seed, GROUP)
+def takes_any_commit(_: Any) -> Any:
+    return lambda self, request, effects: None
+
+
+def takes_any_process_for_the_instance(original: Any) -> Any:
+    def member(self: KnownGroups, group_id: str, member_id: str, group_instance_id: str) -> Any:
+        group = self.groups.get(group_id)
+        known_id = group.statics.get(group_instance_id) if group is not None else None
+        return original(self, group_id, known_id or member_id, group_instance_id)
+
+    return member
+
+
+def commits_what_was_fetched(_: Any) -> Any:
+    def consumed(self: Fetcher, read: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+        positions = {tp: self.state.position(tp) for tp in self.subscription.partitions}
+        return {
+            tp: OffsetAndMetadata(at.fetch_offset)
+            for tp, at in positions.items()
+            if isinstance(at, FetchTicket)
+        }
+
+    return consumed
+
+
+def commits_one_less(original: Any) -> Any:
+    def consumed(self: Fetcher, read: Any) -> dict[Any, OffsetAndMetadata]:
+        return {tp: OffsetAndMetadata(max(at.offset - 1, 0)) for tp, at in original(self, read).items()}
+
+    return consumed
+
+
+def sends_no_commit(_: Any) -> Any:
+    async def send_some(*_: Any) -> dict[Any, Any]:
+        return {}
+
+    return send_some
+
+
+def expires_at_once(_: Any) -> Any:
+    return lambda self, group: list(self._known.offsets.get(group.group_id, {}))
+
+
+def tells_of_no_rebalance(original: Any) -> Any:
+    def heartbeat(*arguments: Any) -> GroupHeartbeatResponse:
+        return msgspec.structs.replace(original(*arguments), error_code=ErrorCode.NONE)
+
+    return heartbeat
+
+
+def gives_the_share_of_the_leader(original: Any) -> Any:
+    def sync_response(group: Group, assignment: bytes) -> Any:
+        leader = group.members.get(group.leader_id)
+        is_stable = group.state is GroupState.STABLE and leader is not None
+        return original(group, leader.assignment if is_stable and leader else assignment)
+
+    return sync_response
+
+
+def reads_on(_: Any) -> Any:
+    return lambda self, topic_partition: True
+
+
+def with_plan(**fields: Any) -> dict[str, Any]:
+    """A run with another group."""
+    return GROUP | {"group": GroupPlan(**fields)}
+
+
+STATIC = with_plan(static_count=3, has_zombies=True)
+EXPIRING = GROUP | {"config": GROUP["config"] | {"offsets_retention_check_interval_ms": 2_000}}
+
+
+def _bug(
+    name: str,
+    checker: str,
+    owner: Any,
+    attribute: str,
+    make: Any,
+    seed: int = 1,
+    *,
+    chosen: dict[str, Any] = GROUP,
+) -> PlantedBug:
+    return PlantedBug(name, checker, planted(owner, attribute, make), seed, chosen)
 
 
 GROUP_BUGS = [
@@ -131,4 +220,19 @@ GROUP_BUGS = [
     _bug("only a partition's first offset counts", "group-went-back", GroupShard, "_replay_offset", keeps_the_first),
     _bug("a new coordinator knows no offsets", "group-went-back", GroupShard, "on_active", forgets_its_offsets),
     _bug("a rebalance waits for ever", "group-unsettled", Rebalances, "end_joins", does_nothing),
+    _bug("any process commits", "group-fenced", CommittedOffsets, "_check_commit", takes_any_commit,
+         chosen=with_plan(has_zombies=True)),
+    _bug("no process of an instance is fenced", "group-fenced", KnownGroups, "member",
+         takes_any_process_for_the_instance, 4, chosen=STATIC),
+    _bug("an eager member reads on while its group rebalances", "group-went-back", Membership, "_keeps",
+         reads_on, 12),
+    _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 2),
+    _bug("a member commits one record less than it was given", "group-redelivered", Fetcher, "consumed",
+         commits_one_less),
+    _bug("a commit is never sent", "group-went-back", GroupOffsets, "_send_some", sends_no_commit),
+    _bug("offsets expire under a group", "group-went-back", CommittedOffsets, "_expired", expires_at_once,
+         chosen=EXPIRING),
+    _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance),
+    _bug("a late member is given the leader's share", "group-owners", group_members, "_sync_response",
+         gives_the_share_of_the_leader, 6),
 ]  # fmt: skip

@@ -52,3 +52,4 @@ def test_there_are_enough_of_them_and_each_has_a_name_of_its_own() -> None:
     assert len({bug.name for bug in ALL_BUGS}) == len(ALL_BUGS)
     assert len(PLANTED_BUGS) >= 15
     assert len(REPLICATION_BUGS) >= 15
+    assert len(GROUP_BUGS) >= 15

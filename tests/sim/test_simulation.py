@@ -42,15 +42,15 @@ def test_another_seed_gives_another_trace() -> None:
 @pytest.mark.parametrize("line", [line for line in SEEDS.read_text().splitlines() if line and line[0] != "#"])
 def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """One that begins with "data" failed with records, with "combined" on combined nodes, with "lanes" with direct
-    lanes, with "group" with three members and a coordinator; the others are the runs that they were when no run had
-    any.
+    lanes, with "group" with three members and a coordinator, with "grouped" with the group that its seed draws; the
+    others are the runs that they were when no run had any.
     """
     words = line.split()
     seed, seconds = [word for word in words if word[0].isdigit()][:2]
     chosen: dict[str, Any] = {"combined": "combined" in words, "compacts": "compacted" in words} | (
         {} if words[0] == "data" else {"topics": ()}
     )
-    if "lanes" not in words and "group" not in words:
+    if not {"lanes", "group", "grouped"} & set(words):
         chosen["lanes"] = NO_LANES
     if "grouped" not in words:
         chosen |= {"members": 0, "group": GroupPlan()}
