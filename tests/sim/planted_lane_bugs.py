@@ -84,7 +84,7 @@ def answers_what_it_breaks_off() -> Iterator[None]:
     def answer(original: Callable[..., None]) -> Any:
         def fail(self: Exchange, cause: str) -> None:
             if last and self.call.api.name == "produce":
-                self.answer.set_result(last[0])
+                self.end(last[0])
             else:
                 original(self, cause)
 
