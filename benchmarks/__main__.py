@@ -18,7 +18,7 @@ from benchmarks.report import README, Report, print_table
 
 NAMES = (
     "limits", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "footprint", "groups", "quorum",
-    "replication", "scale", "simulator", "spark",
+    "replication", "retention", "scale", "simulator", "spark",
 )  # fmt: skip
 WITH_KAFKA = ("client", "direct_lane", "groups", "replication")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
@@ -45,7 +45,7 @@ def main(
     """Measures rayka beside the limits of this machine. Without NAMES, all of them.
 
     NAMES: limits, batch, cleaner, recovery, client, direct_lane, commands, footprint, groups, quorum, replication,
-    scale, simulator, spark.
+    retention, scale, simulator, spark.
     """
     console = Console(width=None if os.isatty(1) else 160)
     about = _about()

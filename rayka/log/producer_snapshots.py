@@ -25,7 +25,7 @@ from crc32c import crc32c
 from rayka.log.log_files import LogFiles
 from rayka.log.producer_state import BatchMetadata, ProducerStateEntry, ProducerStates
 from rayka.log.recovery import DamagedBatch
-from rayka.log.segment import Segment
+from rayka.log.segment import DELETED_SUFFIX, Segment
 from rayka.log.segments import Segments
 from rayka.log.slices import SLICE_BATCHES, Slices, run_to_end
 from rayka.protocol.batch_header import LENGTH_FIELD_END, NO_PRODUCER_ID, sequence_after
@@ -127,9 +127,17 @@ class ProducerSnapshots:
         self._remove(list(self._offsets))
         self.states.clear()
 
-    def remove_before(self, first_offset: int) -> None:
-        """The first segment begins here now. What is known of producers stays (C8)."""
-        self._remove([each for each in self._offsets if each < first_offset])
+    def retire_before(self, first_offset: int) -> list[str]:
+        """The first segment begins here now. What is known of producers stays (C8). Older files are renamed, which is
+        quicker than to remove them; returns where they are.
+        """
+        going = [each for each in self._offsets if each < first_offset]
+        retired = [self._path(each) + DELETED_SUFFIX for each in going]
+        for offset, path in zip(going, retired, strict=True):
+            self._disk.rename(self._path(offset), path)
+            self._files.unsynced.name_changed(path)
+        del self._offsets[: len(going)]
+        return retired
 
     def _remove_above(self, offset: int) -> None:
         self._remove([each for each in self._offsets if each > offset])

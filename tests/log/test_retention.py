@@ -190,6 +190,15 @@ def test_files_are_renamed_oldest_first_and_whoever_removes_them_is_told_once() 
     assert not any(disk.exists(each) for each in retired)
 
 
+def test_snapshots_of_producers_go_the_same_way() -> None:
+    disk, log = log_of((1,), (2,), (3,), retention_ms=1)
+    before = [name for name in disk.list(DIRECTORY) if name.endswith(".snapshot")]
+    look(log, 4)
+    retired = [each.split("/")[-1] for each in log.take_retired() if ".snapshot" in each]
+    assert retired == [f"{name}.deleted" for name in before if int(name[:20]) < log.log_start_offset]
+    assert retired
+
+
 def test_a_reader_keeps_what_it_has_mapped_or_open() -> None:
     disk, log = log_of((1,), (2,), (3,), retention_ms=1)
     path = f"{DIRECTORY}/{0:020d}.log"
