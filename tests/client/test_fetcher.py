@@ -286,6 +286,23 @@ def test_what_the_leader_says_is_out_of_range_is_reset() -> None:  # G3
     assert [each.offset for each in asked] == [10, 15, START]
 
 
+@pytest.mark.parametrize(
+    "trouble",
+    [{"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}, {"diverging_epoch": OffsetAndEpoch(3, EPOCH)}],
+)
+def test_a_leader_older_than_what_was_read_does_not_decide_where_reading_goes_on(
+    trouble: Any,
+) -> None:  # G3, G16
+    brokers = ScriptedBrokers()
+
+    async def elect(scripted: ScriptedBrokers, fetcher: Fetcher) -> None:
+        scripted.leader_id, scripted.leader_epoch = FOLLOWER, EPOCH + 1
+        await scripted.until_all_asked()
+
+    asked, _ = consume([data(15, epoch=EPOCH + 1), trouble], elect, brokers)
+    assert [(each.node_id, each.offset) for each in asked] == [(LEADER, 10), (LEADER, 15), (FOLLOWER, 15)]
+
+
 def test_what_the_leader_says_is_out_of_range_is_an_error_without_a_policy() -> None:  # G3
     async def seek_and_poll(_: ScriptedBrokers, fetcher: Fetcher) -> None:
         await fetcher.seek({ORDERS: 99})

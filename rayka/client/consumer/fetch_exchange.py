@@ -138,11 +138,24 @@ class FetchExchange:
             self._state.read_replicas.read_from_leader(tp)
             code = result.error_code or ErrorCode.NOT_LEADER_OR_FOLLOWER
             return error_for(code, f"{tp}: a follower says: {result.error_message or 'its log differs'}")
+        if self._is_deposed(ticket):
+            reason = f"{tp}: the leader that is known is of an epoch before that of the records read"
+            return error_for(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
         if result.diverging_epoch is not None:
             logger.warning("%s: the log was truncated below %d", tp, ticket.fetch_offset)
             self._state.on_diverging(ticket, result.diverging_epoch)
             return None
         return self._on_leader_error(ticket, result)
+
+    def _is_deposed(self, ticket: FetchTicket) -> bool:
+        """Whether the partition has had another leader since, as the epoch of the position says, which another member
+        may have committed: until the former leader learns of it, its log is no evidence that anything was lost. Kafka:
+        `ConsumerMetadata`, `updateLastSeenEpochIfNewer`.
+        """
+        topic, number = self._metadata.cached(ticket.topic_partition.topic), ticket.topic_partition.partition
+        if topic is None or number >= len(topic.partitions):
+            return False
+        return topic.partitions[number].leader_epoch < ticket.last_fetched_epoch
 
     def _on_leader_error(self, ticket: FetchTicket, result: FetchPartitionResult) -> ApiError | None:
         """An error of the leader, which alone decides about offsets and epochs."""

@@ -156,7 +156,9 @@ class PartitionStates:
         if new.leader_epoch > old.leader_epoch and not _is_eligible(old, new, joining):
             self._check_unclean(change, old, new)
         if truth is not None:
-            truth.fewest_replicas = min(truth.fewest_replicas, len(new.replicas))
+            # What was committed with fewer replicas may be acknowledged when there are more: a request has partitions
+            # that wait longer.
+            truth.fewest_replicas = min(truth.fewest_replicas, len(old.replicas), len(new.replicas))
             self._on_members(change.key, old, new)
             self._replication.expect_loss(truth, f"no other is left of {old!r}")
 
