@@ -4,7 +4,7 @@ Messages are values that the caller delivers, late, twice or never. Each broker 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -250,8 +250,16 @@ class Replica:
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             read = log.read(offset, max_bytes=1 << 20, end_offset=log.log_end_offset)
-            for batch in split_batches(read.records):
-                values = decode(batch).values_list()
-                found.update(enumerate(values, start=batch.base_offset))
+            found.update(_values(bytes(read.records)))
             offset = read.next_offset
         return {each: value for each, value in found.items() if each >= log.log_start_offset}
+
+
+@lru_cache(maxsize=1024)
+def _values(batches: bytes) -> dict[int, bytes | None]:
+    """What batches hold, by offset: the logs are read after each step, and few bytes of them are new then."""
+    return {
+        offset: value
+        for batch in split_batches(batches)
+        for offset, value in enumerate(decode(batch).values_list(), start=batch.base_offset)
+    }
