@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from crc32c import crc32c
 
+from benchmarks.cleaner_turns import rows
 from benchmarks.harness import Bar, Row, compare
 from rayka.cleaner.cleanable import cleanable
 from rayka.cleaner.compaction import CleaningSettings, Compaction, SyncNeeded
@@ -35,6 +36,7 @@ ROOM_BYTES = 64 << 20
 
 
 def run(*, quick: bool = False) -> list[Row]:
+    turns = list(rows(quick=quick))  # first, so that it is the process's first cleaning
     size_bytes, rounds = (64 << 20, 1) if quick else (1 << 30, 3)
     directory, disk = tempfile.mkdtemp(), LocalDisk()
     try:
@@ -51,6 +53,7 @@ def run(*, quick: bool = False) -> list[Row]:
             "compaction, processor time", settings, "s", "copying the bytes with their CRC", bar=BAR
         ),
         Row.allowed("memory of a compaction", grown_bytes / 2**20, "MiB", (MAP_BYTES + ROOM_BYTES) / 2**20),
+        *turns,
     ]
 
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from rayka.config import TopicConfig
 from rayka.log.segment import MAX_RELATIVE_OFFSET, Segment
 
-SEGMENTS_MAX = 100
+SEGMENTS_MAX = 25
 
 
 def grouped(segments: Sequence[Segment], config: TopicConfig) -> Iterator[list[Segment]]:
-    """Segments in their order, so many together as fit one by bytes, by the size of indexes and by offsets, and 100 at
+    """Segments in their order, so many together as fit one by bytes, by the size of indexes and by offsets, and 25 at
     most. Each group is looked for when it is asked for.
     """
     group: list[Segment] = []
