@@ -36,7 +36,7 @@ class TopicPlan:
 
     @property
     def is_compacted(self) -> bool:
-        return self.configs.get("cleanup.policy") == "compact"
+        return "compact" in self.configs.get("cleanup.policy", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,7 @@ class SimOptions:
     group: GroupPlan = field(default_factory=GroupPlan)
     registers: int = 0  # clients of a toy state machine that brokers host
     compacts: bool = False  # topics keep the newest record of each key
+    expires: bool = False  # topics lose what is old, or more than they may have, within a run
     operations_per_minute: float = 0.0  # what an operator asks about partitions
     faults_per_minute: float = 20.0
     fault_kinds: tuple[FaultKind, ...] = tuple(FaultKind)
@@ -176,6 +177,8 @@ def swarm(seed: int, **chosen: Any) -> SimOptions:
         drawn["config"] = drawn["config"] | _group_config(drawn["brokers"] + drawn["coordinators"])
     if drawn["compacts"] and not drawn["members"]:
         drawn |= _compacted(seed, drawn)
+    if drawn["expires"] and not drawn["members"]:
+        drawn |= _expiring(seed, drawn)
     is_restless = drawn["brokers"] + drawn["coordinators"] > _RESTLESS_MAX or drawn["members"]
     if is_restless and chosen.get("config") is None:
         drawn["config"] = _at_rest(drawn["config"])
@@ -192,6 +195,7 @@ def _apart(seed: int, fault_kinds: tuple[FaultKind, ...]) -> dict[str, Any]:
         "steps_per_turn": random.choice((1, 2, STEPS_PER_TURN)),
         "registers": random.choice((0, 0, 0, 2)),
         "compacts": Random(f"compaction swarm {seed}").random() < 0.2,
+        "expires": Random(f"retention swarm {seed}").random() < 0.2,
     }
 
 
@@ -222,6 +226,24 @@ def _compacted(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
         "log_cleaner_backoff_ms": random.choice((100, 1_000)),
         "log_cleaner_dedupe_buffer_size": random.choice((1 << 10, 1 << 20)),
     }
+    topics = tuple(replace(each, configs=each.configs | configs) for each in drawn["topics"])
+    return {"topics": topics, "config": drawn["config"] | config}
+
+
+def _expiring(seed: int, drawn: dict[str, Any]) -> dict[str, Any]:
+    """The topics, by age, by size, or both; compacted ones are compacted, too (F28)."""
+    random = Random(f"expiring topics {seed}")
+    retention_ms, retention_bytes = random.choice(
+        (("1000", "-1"), ("5000", "-1"), ("-1", "3000"), ("5000", "3000"))
+    )
+    configs = {
+        "cleanup.policy": "compact,delete" if drawn["compacts"] else "delete",
+        "segment.bytes": "1200",
+        "retention.ms": retention_ms,
+        "retention.bytes": retention_bytes,
+        "file.delete.delay.ms": random.choice(("0", "1000")),
+    }
+    config = {"log_retention_check_interval_ms": random.choice((100, 1_000))}
     topics = tuple(replace(each, configs=each.configs | configs) for each in drawn["topics"])
     return {"topics": topics, "config": drawn["config"] | config}
 

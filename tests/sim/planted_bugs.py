@@ -36,6 +36,7 @@ from rayka.sim.world.faults import FaultKind
 from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
+from tests.sim.planted_retention_bugs import RETENTION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
 from tests.sim.planting import SEARCHED_MAX, PlantedBug, always, planted, search
 
@@ -379,7 +380,7 @@ PLANTED_BUGS = [
 
 
 def main(wanted: str = "", last_seed: str = str(SEARCHED_MAX)) -> None:
-    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *COMPACTION_BUGS):
+    for bug in (*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *COMPACTION_BUGS, *RETENTION_BUGS):
         if wanted in bug.name:
             print(bug.name, bug.checker, *search(bug, int(last_seed)), flush=True)
 

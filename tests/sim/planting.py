@@ -18,6 +18,7 @@ _PLAIN: dict[str, Any] = {
     "lanes": NO_LANES,
     "members": 0,
     "compacts": False,
+    "expires": False,
 }
 SEARCHED_MAX = 60
 

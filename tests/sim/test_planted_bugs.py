@@ -11,10 +11,19 @@ from tests.sim.planted_compaction_bugs import COMPACTION_BUGS
 from tests.sim.planted_group_bugs import GROUP_BUGS
 from tests.sim.planted_lane_bugs import LANE_BUGS
 from tests.sim.planted_replication_bugs import REPLICATION_BUGS
+from tests.sim.planted_retention_bugs import RETENTION_BUGS
 from tests.sim.planted_shard_bugs import SHARD_BUGS
 from tests.sim.planting import PlantedBug, search
 
-ALL_BUGS = [*PLANTED_BUGS, *REPLICATION_BUGS, *SHARD_BUGS, *LANE_BUGS, *GROUP_BUGS, *COMPACTION_BUGS]
+ALL_BUGS = [
+    *PLANTED_BUGS,
+    *REPLICATION_BUGS,
+    *SHARD_BUGS,
+    *LANE_BUGS,
+    *GROUP_BUGS,
+    *COMPACTION_BUGS,
+    *RETENTION_BUGS,
+]
 
 
 @pytest.mark.parametrize("bug", ALL_BUGS, ids=[bug.name for bug in ALL_BUGS])
@@ -32,7 +41,7 @@ def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:
     "bug",
     [
         *(PLANTED_BUGS[0], PLANTED_BUGS[-1], REPLICATION_BUGS[0], SHARD_BUGS[0], LANE_BUGS[0], GROUP_BUGS[0]),
-        *(COMPACTION_BUGS[0], COMPACTION_BUGS[-1]),
+        *(COMPACTION_BUGS[0], COMPACTION_BUGS[-1], RETENTION_BUGS[0]),
     ],
     ids=lambda bug: bug.name,
 )

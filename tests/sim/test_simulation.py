@@ -47,9 +47,11 @@ def test_a_seed_that_failed_once_is_well(line: str) -> None:
     """
     words = line.split()
     seed, seconds = [word for word in words if word[0].isdigit()][:2]
-    chosen: dict[str, Any] = {"combined": "combined" in words, "compacts": "compacted" in words} | (
-        {} if words[0] == "data" else {"topics": ()}
-    )
+    chosen: dict[str, Any] = {
+        "combined": "combined" in words,
+        "compacts": "compacted" in words,
+        "expires": "expiring" in words,
+    } | ({} if words[0] == "data" else {"topics": ()})
     if not {"lanes", "group", "grouped"} & set(words):
         chosen["lanes"] = NO_LANES
     if "grouped" not in words:

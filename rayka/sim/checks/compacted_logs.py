@@ -27,7 +27,7 @@ def batch_of(batch: RecordBatch) -> Batch:
     values = map(identity_of, keys, decoded.values_list())
     return Batch(
         batch.base_offset, batch.next_offset, batch.leader_epoch, batch.crc, tuple(values), tuple(keys),
-        batch.max_timestamp_ms,
+        batch.max_timestamp_ms, tuple(decoded.timestamps_ms.tolist()),
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Batch(NamedTuple):
     values: tuple[bytes, ...]
     keys: tuple[bytes | None, ...] = ()
     timestamp_ms: int = -1  # the largest
+    timestamps_ms: tuple[int, ...] = ()  # of each record
 
 
 class Loss(NamedTuple):
@@ -70,6 +71,8 @@ class PartitionTruth:
     newest: dict[bytes | None, int] = field(default_factory=dict)  # committed offsets by key
     is_compacted: bool = False
     deleted_up_to: int = 0  # what was ever asked to be deleted ends here
+    is_deleted_to_the_end: bool = False  # it was asked to delete all that is committed then
+    expired_up_to: int = 0  # what any replica has deleted rightly ends here
 
     def __repr__(self) -> str:
         return (
@@ -136,6 +139,11 @@ class PartitionTruth:
 
     def _note_keys(self, batch: Batch) -> None:
         self.newest.update(zip(batch.keys, range(batch.base_offset, batch.next_offset), strict=False))
+
+    @property
+    def may_begin_at(self) -> int:
+        """Up to where any replica may have no records."""
+        return max(self.deleted_up_to, self.expired_up_to)
 
     @property
     def needed_end(self) -> int:

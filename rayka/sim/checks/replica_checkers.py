@@ -16,6 +16,7 @@ from rayka.protocol.produce import ACKS_ALL, ProduceRequest, ProduceResponse
 from rayka.sim.checks.checkers import Checkers
 from rayka.sim.checks.compacted_logs import batch_of, first_missing, is_part_of
 from rayka.sim.checks.data_history import DataHistory
+from rayka.sim.checks.expired_logs import wrongly_gone
 from rayka.sim.checks.partition_truth import Batch, PartitionTruth, epoch_at
 from rayka.sim.checks.replica_views import (
     Replication,
@@ -94,6 +95,22 @@ class ReplicaCheckers:
         if log.replacement_count != view.replacements:
             view.replacements = log.replacement_count
             self._check_compacted(view)
+        if log.log_start_offset != view.log_start_offset:
+            view.log_start_offset = log.log_start_offset
+            self._check_expired(view)
+
+    def _check_expired(self, view: ReplicaView) -> None:
+        """Nothing goes that retention has to keep (F11). Where losses or rot are legal, others look."""
+        truth = view.truth
+        is_excused = truth.losses or truth.awaits_loss or view.node_id in truth.damaged
+        if not is_excused and view.node_id not in self._replication.rotten:
+            offset_ms = self._checkers.machines[view.node_id].wall_offset_ms
+            problem = wrongly_gone(view, self._checkers.now_ms + offset_ms)
+            if problem:
+                self._report("retention", view, problem)
+        truth.expired_up_to = max(truth.expired_up_to, view.log_start_offset)
+        if view.is_leader:
+            truth.log_start_offset = max(truth.log_start_offset, view.log_start_offset)
 
     def _check_compacted(self, view: ReplicaView) -> None:
         """Nothing disappears that compaction has to keep (F22, F23). Where losses or rot are legal, others look."""

@@ -23,8 +23,8 @@ class ReplicaView:
     """What was seen of one replica when it was last looked at."""
 
     __slots__ = (
-        "end", "epochs", "high_watermark", "is_leader", "leader_epoch", "maximal_isr", "node_id", "partition",
-        "replacements", "truncations", "truth",
+        "end", "epochs", "high_watermark", "is_leader", "leader_epoch", "log_start_offset", "maximal_isr", "node_id",
+        "partition", "replacements", "truncations", "truth",
     )  # fmt: skip
 
     def __init__(self, node_id: int, partition: Partition, truth: PartitionTruth) -> None:
@@ -39,6 +39,7 @@ class ReplicaView:
         self.maximal_isr: tuple[int, ...] = ()
         self.truncations = partition.log.truncation_count
         self.replacements = partition.log.replacement_count
+        self.log_start_offset = 0
 
     def __repr__(self) -> str:
         return f"broker {self.node_id}: {self.partition!r}"
@@ -52,6 +53,7 @@ class ReplicaView:
             or partition.leader_epoch != self.leader_epoch
             or log.truncation_count != self.truncations
             or log.replacement_count != self.replacements
+            or log.log_start_offset != self.log_start_offset
             or partition.maximal_isr is not self.maximal_isr
         )
 

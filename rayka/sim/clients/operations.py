@@ -101,6 +101,7 @@ class PartitionOperator:
         before = self._random.choice((-1, int(truth.end * self._random.random())))
         partition = DeleteRecordsPartition(truth.topic_id, truth.number, before)
         truth.deleted_up_to = max(truth.deleted_up_to, truth.end if before < 0 else before)
+        truth.is_deleted_to_the_end = truth.is_deleted_to_the_end or before < 0
         await self._ask(truth, DeleteRecordsRequest(_TIMEOUT_MS, (partition,)), state.leader_id)
 
     async def _ask(self, truth: PartitionTruth, request: Request[object], node_id: int = NO_NODE) -> None:
