@@ -92,12 +92,10 @@ def rays() -> Iterator["RayNodes"]:
 
 @pytest.fixture(scope="session")
 def cluster(rays: "RayNodes", tmp_path_factory: pytest.TempPathFactory) -> Iterator["Cluster"]:
-    """A cluster for tests that leave it as it was; topics have names of their own. Nothing expires, however old."""
+    """A cluster for tests that leave it as it was; topics have names of their own."""
     from rayka.cluster import Cluster
 
-    with Cluster.start(
-        name="shared", data_dir=str(tmp_path_factory.mktemp("shared")), config={"log.retention.ms": -1}
-    ) as cluster:
+    with Cluster.start(name="shared", data_dir=str(tmp_path_factory.mktemp("shared"))) as cluster:
         yield cluster
 
 

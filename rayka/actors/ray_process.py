@@ -183,7 +183,8 @@ def _await_address(process: subprocess.Popen[bytes], address_file: Path, log: Pa
             process.wait(_POLL_S)
             raise UnavailableError(f"`ray start` ended with code {process.returncode}: {_last_words(log)}")
         if "Ray runtime started" in log.read_text(errors="replace"):
-            return address_file.read_text().strip()
+            with suppress(FileNotFoundError):  # Ray says so shortly before it writes the file
+                return address_file.read_text().strip()
     raise UnavailableError(f"`ray start` was not ready within {START_TIMEOUT_S:g} s: {_last_words(log)}")
 
 

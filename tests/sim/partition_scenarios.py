@@ -49,6 +49,7 @@ from rayka.sim.loop import START_US
 from rayka.sim.process import PROCESS, Process
 from rayka.sim.run_options import CLIENT_ID, SimOptions
 from rayka.sim.simulation import Quiet, Simulation
+from rayka.sim.world.simulated_network import SimPort
 
 DIRECTORY = Path(__file__).parent / "scenarios"
 SEPARATOR = "----"
@@ -172,8 +173,8 @@ class Scenario:
         process = Process(CLIENT_ID, 1)
         context = Context()
         context.run(PROCESS.set, process)
-        call = self.sim.network.port(process).call(node_id, request, 2 * _TIMEOUT_MS)
-        task = self.sim.loop.create_task(_result(call), context=context)
+        asking = _asking(self.sim.network.port(process), node_id, request)
+        task = self.sim.loop.create_task(asking, context=context)
         self._go_on(_PATIENCE_MS, task.done)
         assert task.done(), self.sim.checkers.violation
         return task.result()
@@ -231,6 +232,7 @@ class Scenario:
 
     def _delete(self, before_offset: str) -> Iterator[str]:
         topic_id = self.sim.ledger.newest_image.topics[_TOPIC].topic_id
+        self.sim.replication.truths[TopicIdPartition(topic_id, 0)].deleted_up_to = int(before_offset)
         deleted = DeleteRecordsPartition(topic_id, 0, int(before_offset))
         answer = self._ask(self._state().leader_id, DeleteRecordsRequest(_TIMEOUT_MS, (deleted,)))
         yield _told("deletion", answer.partitions[0])
@@ -374,9 +376,9 @@ class _Worst:
         return bytes(count)
 
 
-async def _result(call: Any) -> Any:
+async def _asking(port: SimPort, node_id: int, request: Any) -> Any:
     try:
-        return await call
+        return await port.call(node_id, request, 2 * _TIMEOUT_MS)
     except ApiError as error:
         return error
 

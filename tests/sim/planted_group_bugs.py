@@ -9,7 +9,6 @@ from rayka.client.consumer.fetch_state import FetchTicket
 from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group import group_membership
 from rayka.client.group.committing import GroupOffsets
-from rayka.client.group.group_membership import Membership
 from rayka.client.group.offset_values import OffsetAndMetadata
 from rayka.coordinator import group_members
 from rayka.coordinator.committed_offsets import CommittedOffsets
@@ -184,10 +183,6 @@ def gives_the_share_of_the_leader(original: Any) -> Any:
     return sync_response
 
 
-def reads_on(_: Any) -> Any:
-    return lambda self, topic_partition: True
-
-
 def with_plan(**fields: Any) -> dict[str, Any]:
     """A run with another group."""
     return GROUP | {"group": GroupPlan(**fields)}
@@ -224,8 +219,6 @@ GROUP_BUGS = [
          chosen=with_plan(has_zombies=True)),
     _bug("no process of an instance is fenced", "group-fenced", KnownGroups, "member",
          takes_any_process_for_the_instance, 4, chosen=STATIC),
-    _bug("an eager member reads on while its group rebalances", "group-went-back", Membership, "_keeps",
-         reads_on, 12),
     _bug("a member commits what was fetched", "group-skipped", Fetcher, "consumed", commits_what_was_fetched, 2),
     _bug("a member commits one record less than it was given", "group-redelivered", Fetcher, "consumed",
          commits_one_less),

@@ -50,7 +50,7 @@ def read(spark, cluster):
 def flights(cluster, admin):
     """The topic `flights` with every flight of 2013; gives them as they are in the CSV."""
     table = load_flights()
-    admin.create_topic("flights", partitions=FLIGHTS_PARTITIONS)
+    admin.create_topic("flights", partitions=FLIGHTS_PARTITIONS, configs={"retention.ms": -1})
     with rayka.Producer(cluster=cluster) as producer:
         for batch in flight_records(table).to_batches(max_chunksize=20_000):
             producer.send_batch("flights", batch)
