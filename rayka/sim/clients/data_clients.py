@@ -259,8 +259,10 @@ class _Consumer(DataClient):
             except RaykaError as error:
                 self.tell("consumer", str(error)[:120])
                 await asyncio.sleep(_RETRY_S)
-            finally:
+            except asyncio.CancelledError:
                 await fetcher.close()
+                raise
+            await fetcher.close()
 
     def _options(self) -> dict[str, Any]:
         return {

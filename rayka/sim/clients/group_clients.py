@@ -126,9 +126,10 @@ class _Member(DataClient):
                 await self._live(reading)
             except RaykaError as error:
                 self.tell("member", str(error)[:120])
-            finally:
-                self.owned, self._added = (), {}
+            except asyncio.CancelledError:
                 await self._end(reading)
+                raise
+            await self._end(reading)
             await asyncio.sleep(self.random.random() * 2)
 
     def _options(self) -> dict[str, object]:
@@ -191,6 +192,7 @@ class _Member(DataClient):
 
     async def _end(self, reading: "_Reading") -> None:
         """Without a leave: its session ends by itself. Its last commit may come late."""
+        self.owned, self._added = (), {}
         offsets, group = self._consumed(reading), reading.member.metadata
         await reading.member.close()
         if self._plan.has_zombies and self.owner.is_asking and self.random.random() < 0.5:
