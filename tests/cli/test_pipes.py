@@ -47,7 +47,7 @@ class Pipes:
     def topic(self, partitions: int = 1) -> str:
         name = f"pipes-{secrets.token_hex(4)}"
         with rayka.Admin(cluster=self.cluster) as admin:
-            admin.create_topic(name, partitions=partitions)
+            admin.create_topic(name, partitions=partitions, configs={"retention.ms": -1})
         return name
 
     def records(self, topic: str) -> list[Record]:

@@ -16,7 +16,7 @@ TIMESTAMP_MS = 86_400_000
 @pytest.fixture(scope="session")
 def small(admin, produce):
     """A topic of two partitions with ten records each, in five batches of four codecs."""
-    admin.create_topic("small", partitions=2)
+    admin.create_topic("small", partitions=2, configs={"retention.ms": -1})
     for index, codec in enumerate(("none", "lz4", "zstd", "gzip", "none")):
         numbers = [2 * index, 2 * index + 1]
         records = [record(partition, number) for partition in (0, 1) for number in numbers]
