@@ -59,8 +59,8 @@ def committed(consumer: rayka.Consumer) -> bool:
     """What was handled is committed, after the work: each order is handled at least once."""
     try:
         consumer.commit()
-    except rayka.errors.RebalanceInProgress:  # partitions are about to move: after the next poll
-        return False
+    except (rayka.errors.RebalanceInProgress, rayka.errors.IllegalGeneration):
+        return False  # partitions move: after the next poll
     return True
 
 
