@@ -59,9 +59,7 @@ class LeastSends:
 
     def send_all(self, keys: Sequence[bytes], value: bytes) -> None:
         """Returns when all are acknowledged."""
-        producer_id = self._run(
-            self._network.call(self._broker_id, InitProducerIdRequest(), _TIMEOUT_MS)
-        ).producer_id
+        producer_id = self._run(self._new_producer_id())
         batches: dict[int, Batch] = {}
         for key in keys:
             partition = partition_for_key(key, self._partition_count)
@@ -74,6 +72,10 @@ class LeastSends:
     async def _known(self, topic: str) -> tuple[UUID, int]:
         response = await self._network.call(self._broker_id, MetadataRequest((topic,)), _TIMEOUT_MS)
         return response.topics[0].topic_id, len(response.topics[0].partitions)
+
+    async def _new_producer_id(self) -> int:
+        response = await self._network.call(self._broker_id, InitProducerIdRequest(), _TIMEOUT_MS)
+        return response.producer_id
 
     async def _send(self, batches: list[Batch], sequence: ProducerSequence) -> None:
         under_way: list[asyncio.Task[None]] = []

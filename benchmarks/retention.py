@@ -62,6 +62,6 @@ def _turns_s(log: Log) -> list[float]:
         begin_s = time.perf_counter()
         expired = expire(log, log.log_end_offset, Clock(timestamp_ms=2, now_ms=0))
         taken.append(time.perf_counter() - begin_s)
-        log.take_retired()
+        log.retired.take()
         if expired is None:
             return taken

@@ -25,6 +25,7 @@ from rayka.log.log_files import LogFiles
 from rayka.log.markers import LOWERED_RECOVERY_POINT_FILE, lowered_recovery_point, raised_log_start
 from rayka.log.producer_snapshots import ProducerSnapshots
 from rayka.log.recovery import Recovery
+from rayka.log.retired_segments import RetiredSegments
 from rayka.log.segment import Segment, Span
 from rayka.log.segments import Segments
 from rayka.log.swaps import Swaps
@@ -33,9 +34,6 @@ from rayka.log.unsynced import SyncPlan
 from rayka.protocol.batch_header import RecordBatch
 
 NOTHING_DONE = Recovery()
-SEGMENTS_PER_TURN = (
-    25  # are removed, each by four renames of some 20 microseconds, or of 100 on a busy machine
-)
 
 
 class LogRead(NamedTuple):
@@ -79,7 +77,7 @@ class Log:
         self.failure: StorageError | None = None  # why it takes no more changes; None while it does
         self.truncation_count = 0
         self.is_reopened = False  # from the files, so these do not change meanwhile
-        self._retired: list[str] = []
+        self.retired = RetiredSegments(files, segments, snapshots)
         self.cleaned_offset = 0  # below it compaction has seen everything
         self.swaps = Swaps(files, segments, self._changing)
         self.log_start_offset = log_start_offset
@@ -284,52 +282,23 @@ class Log:
             return
         if offset > self.log_end_offset:
             raise InvariantBroken(f"{self!r} cannot start at {offset}")
-        before = self.log_start_offset
-        with self._shortening():
-            self.log_start_offset = offset
-            try:
-                self._remove_below_start()
-            except DiskFull:
-                self.log_start_offset = before
-                raise
+        before, self.log_start_offset = self.log_start_offset, offset
+        try:
+            self.remove_below_start()
+        except StorageError:
+            self.log_start_offset = max(before, self.segments.first.base_offset)
+            raise
 
     def remove_below_start(self) -> bool:
         """Removes segments wholly below the log start offset, oldest first and so many as one turn of an event loop
-        takes; whether any were there. Their files are renamed, and then `take_retired` has them. Raises DiskFull, with
-        nothing changed, and other StorageErrors, which fail the log.
+        takes; whether any were there. Their files are renamed, and `retired` has them. Raises DiskFull, with nothing
+        changed, and other StorageErrors, which fail the log.
         """
         with self._shortening():
-            return self._remove_below_start()
-
-    def _remove_below_start(self) -> bool:
-        count, _ = self.segments.below(self.swaps.removable(self.log_start_offset))
-        count = min(count, SEGMENTS_PER_TURN)
-        if count:
-            first_offset = self.segments.all[count].base_offset
-            self._tell_first(first_offset)
-            self._retired += self.segments.retire_first(count)
-            self._retired += self._snapshots.retire_before(first_offset)
-        with suppress(DiskFull):  # more epochs on the disk than there need be are harmless
-            self.epochs.truncate_from_start(self.segments.first.base_offset)
-        return count > 0
-
-    def _tell_first(self, first_offset: int) -> None:
-        """That nothing before the offset is missed. On a full disk the indexes of what is about to go make room."""
-        try:
-            self._files.write(raised_log_start(first_offset))
-        except DiskFull:
-            self.segments.first.indexes.remove_files()
-            self._files.write(raised_log_start(first_offset))
-
-    def take_retired(self) -> tuple[str, ...]:
-        """Files of segments that were removed at the log's start: renamed, and the caller's to remove from now on."""
-        retired, self._retired = tuple(self._retired), []
-        return retired
-
-    def remove_retired(self) -> None:
-        """Removes these files now, on the event loop: of a log that has few segments."""
-        for path in self.take_retired():
-            self._disk.unlink(path)
+            is_shorter = self.retired.retire_below(self.swaps.removable(self.log_start_offset))
+            with suppress(DiskFull):  # more epochs on the disk than there need be are harmless
+                self.epochs.truncate_from_start(self.segments.first.base_offset)
+            return is_shorter
 
     @contextmanager
     def _shortening(self) -> Iterator[None]:

@@ -116,7 +116,7 @@ class LogCopy:
             start_offset = min(original.log_start_offset, copy.log_end_offset)
         copy.increment_log_start_offset(start_offset)
         copy.remove_below_start()
-        copy.remove_retired()  # no reader has them mapped
+        copy.retired.remove()  # no reader has them mapped
 
     def _take_epochs(self, original: Log, end_offset: int) -> None:
         """The lineage of the log: where compaction left a gap, an epoch begins before its first batch."""

@@ -16,7 +16,8 @@ from itertools import islice, takewhile
 from typing import NamedTuple
 
 from rayka.ids import NO_TIMESTAMP
-from rayka.log.log import SEGMENTS_PER_TURN, Log
+from rayka.log.log import Log
+from rayka.log.retired_segments import SEGMENTS_PER_TURN
 from rayka.log.segment import Segment
 
 UNLIMITED = -1

@@ -257,7 +257,7 @@ class RaftLog:
             self._log.increment_log_start_offset(snapshot_id.offset)
             while self._log.remove_below_start():
                 pass
-            self._log.remove_retired()
+            self._log.retired.remove()
         self.history.forget_before(snapshot_id.offset)
 
 

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from rayka.config import TopicConfig
 from rayka.errors import DiskFull, StorageError
 from rayka.ids import NO_TIMESTAMP
-from rayka.log.log import SEGMENTS_PER_TURN, Log
+from rayka.log.log import Log
 from rayka.log.recovery import Tearing
 from rayka.log.retention import Cause, Clock, Expired, ahead_ms, expire
+from rayka.log.retired_segments import SEGMENTS_PER_TURN
 from rayka.testing.memory_disk import MemoryDisk
 from tests.log.support import (
     DIRECTORY,
@@ -181,11 +182,11 @@ def test_one_turn_removes_a_bounded_number_of_segments_and_the_rest_follows() ->
 def test_files_are_renamed_oldest_first_and_whoever_removes_them_is_told_once() -> None:  # F11
     disk, log = log_of((1,), (2,), (3,), retention_ms=1, retention_bytes=-1)
     look(log, 4)
-    retired = log.take_retired()
+    retired = log.retired.take()
     assert retired[0] == f"{DIRECTORY}/{0:020d}.log.deleted"
     assert list(retired) == sorted(retired, key=lambda each: each.split("/")[-1][:20])
     assert all(disk.exists(each) for each in retired)
-    assert log.take_retired() == ()
+    assert log.retired.take() == ()
     open_log(disk, recovery_point=3, start=log.log_start_offset)
     assert not any(disk.exists(each) for each in retired)
 
@@ -194,7 +195,7 @@ def test_snapshots_of_producers_go_the_same_way() -> None:
     disk, log = log_of((1,), (2,), (3,), retention_ms=1)
     before = [name for name in disk.list(DIRECTORY) if name.endswith(".snapshot")]
     look(log, 4)
-    retired = [each.split("/")[-1] for each in log.take_retired() if ".snapshot" in each]
+    retired = [each.split("/")[-1] for each in log.retired.take() if ".snapshot" in each]
     assert retired == [f"{name}.deleted" for name in before if int(name[:20]) < log.log_start_offset]
     assert retired
 
@@ -205,7 +206,7 @@ def test_a_reader_keeps_what_it_has_mapped_or_open() -> None:
     view, piece = disk.map(path), disk.slice(path, 0, 100)
     kept = bytes(view)
     look(log, 1000)
-    for each in log.take_retired():
+    for each in log.retired.take():
         disk.unlink(each)
     assert bytes(view) == kept
     assert bytes(piece.read()) == kept[:100]
@@ -303,7 +304,7 @@ def test_a_full_disk_does_not_stop_what_makes_room() -> None:
         put(log, 4)
     disk.fill_up(after_bytes=100)
     look(log, 502)
-    assert (log.log_start_offset, len(log.take_retired())) == (1, 3)
+    assert (log.log_start_offset, len(log.retired.take())) == (1, 3)
 
 
 def test_the_indexes_of_what_goes_make_room_for_the_name_of_what_stays() -> None:
@@ -319,7 +320,7 @@ def test_the_indexes_of_what_goes_make_room_for_the_name_of_what_stays() -> None
     disk.write = refuse_once  # type: ignore[method-assign, assignment]
     look(log, 502)
     assert log.log_start_offset == 1
-    assert log.take_retired() == (f"{DIRECTORY}/{0:020d}.log.deleted",)
+    assert log.retired.take() == (f"{DIRECTORY}/{0:020d}.log.deleted",)
 
 
 def test_where_not_even_that_helps_nothing_has_changed_and_all_is_read() -> None:

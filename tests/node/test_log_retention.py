@@ -67,8 +67,10 @@ def test_files_of_expired_segments_stay_for_the_delay_under_another_name() -> No
 def test_a_partition_is_kept_at_its_bytes_also_when_that_is_asked_of_it_later() -> None:  # F11
     with memory_cluster(**OFTEN) as cluster:
         topic = create_topic(cluster, **SEGMENTS)
+        other = create_topic(cluster, name="other", retention_bytes=4000, **SEGMENTS)
         filled(topic)
-        time.sleep(0.05)
+        filled(other)
+        until(lambda: start_of(other) == KEPT_FROM)
         assert start_of(topic) == 0
         alter(topic, "retention.bytes", "4000")
         until(lambda: start_of(topic) == KEPT_FROM)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rayka.log import retention
-from rayka.log.log import Log
+from rayka.log.retired_segments import RetiredSegments
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
 from tests.sim.planting import PlantedBug, planted
@@ -42,11 +42,11 @@ def keeps_a_segment_too_few(_: Any) -> Any:
 
 
 def never_writes_where_the_log_begins(original: Any) -> Any:
-    def tell(self: Log, first_offset: int) -> None:
-        if not self.name.startswith("data"):
+    def raise_start(self: RetiredSegments, first_offset: int) -> None:
+        if "/data" not in self._files.directory.removeprefix("/data"):
             original(self, first_offset)
 
-    return tell
+    return raise_start
 
 
 RETENTION_BUGS = [
@@ -74,7 +74,7 @@ RETENTION_BUGS = [
     PlantedBug(
         "a log start that is not written before the files go",
         "liveness",
-        planted(Log, "_tell_first", never_writes_where_the_log_begins),
+        planted(RetiredSegments, "_raise_start", never_writes_where_the_log_begins),
         3,
         EXPIRING | {"fault_kinds": (FaultKind.KILL, FaultKind.POWER_LOSS), "faults_per_minute": 60.0},
     ),

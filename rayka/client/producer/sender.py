@@ -83,7 +83,11 @@ class Sender:
             self._on_no_producer_id,
         )
         self._leaders = PartitionLeaders(
-            self._metadata, self.accumulator, config.retry_backoff_ms, self._run, self._fail
+            self._metadata,
+            self.accumulator,
+            config.retry_backoff_ms,
+            self._run,
+            self._fail,
         )
         self.counts = Counts()
         self.outcomes = Outcomes(
@@ -169,7 +173,9 @@ class Sender:
         """New records go to the partitions that the topic has now; those that wait stay where they are."""
         message_bytes_max = int(topic.configs.get("max.message.bytes", _MESSAGE_BYTES_MAX))
         gone = self.accumulator.set_topic(topic.name, len(topic.partitions), message_bytes_max)
-        self._fail(gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now"))
+        self.outcomes.fail(
+            gone, NoSuchTopic(f"topic {topic.name!r} has {len(topic.partitions)} partitions now")
+        )
 
     def _fail(self, batches: Sequence[ProducerBatch], error: ApiError) -> None:
         self.outcomes.fail(batches, error)
@@ -181,7 +187,7 @@ class Sender:
             return
         expired, next_ms = self.accumulator.drain(self.now_ms(), self._dispatch)
         for batch in expired:
-            self.outcomes.end(batch, self._too_late(batch))
+            self.outcomes.end(batch, _too_late(batch, self.cluster_name, self._config.delivery_timeout_ms))
         for node_id, batches in self._dispatch.take_requests():
             self._produce(node_id, batches)
         if self._timer is not None:
@@ -312,20 +318,18 @@ class Sender:
         for batch in self.accumulator.batches():
             self._end_by_close(batch)
 
-    def _too_late(self, batch: ProducerBatch) -> DeliveryTimeout:
-        tries = (
-            f"{batch.failure_count} tries; the last error: {batch.last_error}"
-            if batch.failure_count
-            else "never sent"
-        )
-        return DeliveryTimeout(
-            f"{batch.records_text} of cluster {self.cluster_name!r}: not acknowledged "
-            f"within delivery_timeout_ms={self._config.delivery_timeout_ms} and may or may not be in the log ({tries})"
-        )
-
     def _end_by_close(self, batch: ProducerBatch) -> None:
         what = f"the producer was closed before the acknowledgement of {batch.records_text}"
         self.outcomes.end(batch, ClosedError(what))
+
+
+def _too_late(batch: ProducerBatch, cluster_name: str, delivery_timeout_ms: int) -> DeliveryTimeout:
+    is_tried = batch.failure_count > 0
+    tries = f"{batch.failure_count} tries; the last error: {batch.last_error}" if is_tried else "never sent"
+    return DeliveryTimeout(
+        f"{batch.records_text} of cluster {cluster_name!r}: not acknowledged "
+        f"within delivery_timeout_ms={delivery_timeout_ms} and may or may not be in the log ({tries})"
+    )
 
 
 def _limits(config: ProducerConfig) -> Limits:

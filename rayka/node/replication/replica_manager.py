@@ -35,8 +35,8 @@ from rayka.node.replication.truncations import Truncations
 from rayka.node.settings import NodeSettings
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.node.storage.directory_moves import DirectoryMoves
-from rayka.node.storage.directory_sizes import measure_directories
 from rayka.node.storage.log_manager import LogManager
+from rayka.node.storage.measured_directories import measure_directories
 from rayka.node.tasks import Tasks
 from rayka.partition.partition import Partition
 from rayka.partition.partition_leader import FollowerUpdate

@@ -96,7 +96,7 @@ class DirectoryMove:
         self._parts = parts
         self._right_below = right_below
         self._partition = replica.partition
-        self._copy: LogCopy | None = None
+        self.copy: LogCopy | None = None  # before the future log was opened
         self._cancelled = ""
         self._future_path = target.partitions.future_path(replica.topic_partition, replica.partition.topic_id)
         self._cleaned_offset = replica.partition.log.cleaned_offset
@@ -111,11 +111,6 @@ class DirectoryMove:
 
     def __repr__(self) -> str:
         return f"<DirectoryMove of {self.topic_partition} to {self.target.path}: {self.stage.value}>"
-
-    @property
-    def copy(self) -> LogCopy | None:
-        """The future log; None before it was opened."""
-        return self._copy
 
     @property
     def is_withdrawn(self) -> bool:
@@ -222,7 +217,7 @@ class DirectoryMove:
             opened = await self._in_slices(self._opening())
         if opened is None:
             raise MoveCancelled(f"{self._future_path} is damaged")
-        self._copy = LogCopy(opened, right_below=self._right_below if was_begun else None)
+        self.copy = LogCopy(opened, right_below=self._right_below if was_begun else None)
         self._check_room(max(0, replica.partition.log.segments.size_bytes - opened.segments.size_bytes))
 
     def _opening(self) -> Slices[Log]:
@@ -281,8 +276,8 @@ class DirectoryMove:
         return piece.size_bytes
 
     def _opened(self) -> LogCopy:
-        assert self._copy is not None
-        return self._copy
+        assert self.copy is not None
+        return self.copy
 
     def _is_going_on(self) -> bool:
         try:

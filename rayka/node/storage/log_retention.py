@@ -137,7 +137,7 @@ class LogRetention:
         try:
             expired = expire(log, partition.high_watermark, now)
         finally:
-            retired = log.take_retired()
+            retired = log.retired.take()
             if retired:
                 self._deleted.add(replica.directory, retired, partition.config.file_delete_delay_ms)
         if expired is not None:

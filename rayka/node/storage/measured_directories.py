@@ -23,8 +23,8 @@ class ReplicaOwner(Protocol):
 
 
 async def measure_directories(directories: DataDirectories, owner: ReplicaOwner, interval_ms: int) -> None:
-    """Keeps `directories.size_bytes` what it is, for ever."""
-    while True:
+    """Keeps `directories.size_bytes` what it is, for ever; empty where there is no choice between directories."""
+    while len(directories.all) > 1:
         sizes: dict[LogDirectory, int] = dict.fromkeys(directories.all, 0)
         async for replica in in_turns(owner.replicas, _LOGS_PER_TURN):
             sizes[replica.directory] += replica.partition.log.segments.size_bytes
