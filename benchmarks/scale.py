@@ -188,7 +188,7 @@ def idle_consumer(stage: Stage) -> Iterator[Row]:
         ):
             listener = Listener(consumer, producer, topic, partitions)
             listener.settle()
-            shares = listener.cpu_shares(stage.broker_pid, 5.0 if stage.is_quick else 20.0)
+            shares = listener.cpu_shares(stage.broker_pid, 5.0 if stage.is_quick else 60.0)
             latency_s = listener.median_latency_s(20 if stage.is_quick else 100)
         total = sum(shares.values())
         spent = ", ".join(f"{name} {share:.1f} %" for name, share in shares.items())

@@ -274,7 +274,7 @@ class Sender:
                 self.outcomes.end(batch, error)
 
     def _on_over(self, request: "_Request") -> None:
-        """The leader may have another one now, and whoever waits for the batches is told."""
+        """The leader may have another one now, and what waits for the batches is called."""
         self._dispatch.on_over(request.node_id, len(request.started), self.now_ms() - request.began_ms)
         for batch in request.started:
             if not batch.is_done and batch.is_in_flight:  # given up

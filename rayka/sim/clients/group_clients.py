@@ -111,7 +111,7 @@ class _Member(DataClient):
 
     async def run(self) -> None:
         while True:
-            self.life = self.life._replace(number=self.life.number + 1)
+            self.life = Life(self.life.node_id, self.life.number + 1, self.life.instance_id)
             config = ConsumerConfig.parse(self._options(), what="simulated member")
             fetcher = Fetcher(SimHandle(self.owner.network, self.process), config, self.random)
             member = self._member = GroupMember(
