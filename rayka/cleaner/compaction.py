@@ -72,7 +72,7 @@ class Work(Generic[ResultT]):
         return self._outcome  # type: ignore[return-value]
 
 
-Step = Slice | SyncNeeded | Work[bool] | Work[list[RecordBatch]]
+Step = Slice | SyncNeeded | Work[bool] | Work[None] | Work[list[RecordBatch]]
 Steps = Generator[Step, None, None]
 
 
@@ -111,6 +111,7 @@ class Compaction:
     def run(self) -> Steps:
         """All of it. Raises CleaningAborted, CorruptRecord and what the disk fails with."""
         yield from self._build_map()
+        yield from self._seal_map()
         below = [each for each in self._log.segments.all[:-1] if each.base_offset < self.end_offset]
         kept = KeptRecords(self._hasher, self.offsets, self._horizon(), _needed_ends(self._log), self.counts)
         for group in grouped(below, self._log.config):
@@ -119,7 +120,12 @@ class Compaction:
         self._log.cleaned_offset = self.end_offset
 
     def _horizon(self) -> Horizon:
-        return Horizon(self.end_offset, self._settings.timestamp_ms, self._log.config.delete_retention_ms)
+        return Horizon(
+            self._part.first_dirty_offset,
+            self.end_offset,
+            self._settings.timestamp_ms,
+            self._log.config.delete_retention_ms,
+        )
 
     def _check(self, segments: Sequence[Segment]) -> None:
         """After each pause: raises CleaningAborted when the log is not the one that the cleaning began with, or does
@@ -158,6 +164,12 @@ class Compaction:
                 yield Slice(sum(each.size_bytes for each in batches))
                 self._check([segment])
             self.end_offset = segment.next_offset
+
+    def _seal_map(self) -> Steps:
+        seal = Work(self.offsets.seal)
+        if self.offsets.size_bytes > HEAVY_BYTES:
+            yield seal
+        seal.outcome()
 
     # ---- The copy ------------------------------------------------------------------------------------------
 

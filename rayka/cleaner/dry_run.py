@@ -37,7 +37,8 @@ def dry_run(
     for file in files:
         for batches in chunks(file, disk.size(file.path)):
             is_full = is_full or not builder.put(batches)
-    horizon = Horizon(builder.end_offset, timestamp_ms, delete_retention_ms)
+    builder.offsets.seal()
+    horizon = Horizon(0, builder.end_offset, timestamp_ms, delete_retention_ms)
     counts = CleaningCounts()
     kept = KeptRecords(hasher, builder.offsets, horizon, frozenset(), counts)
     for file in files:

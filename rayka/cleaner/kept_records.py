@@ -1,13 +1,15 @@
 """Which records of a log a cleaning keeps, and what becomes of their batches (F22, F23, F25).
 
 A record stays if it lies at or behind the end of the map; or it has a key that the map does not know newer, and has a
-value, or none and its delete horizon has not passed. A batch of which everything stays is passed on as it is; one of
-which a part stays is built anew; one of which nothing stays goes, unless its producer or its segment needs it to say
-where it ended: then it stays without records. Control batches stay as they are. Kafka: `Cleaner.shouldRetainRecord`,
-`Cleaner.cleanInto`.
+value, or none and its delete horizon has not passed. Whether the map knows it newer: a record that was put is the
+newest of its key where its offset is one of the map's; one before the first dirty offset is where its key was not put.
+
+A batch of which everything stays is passed on as it is; one of which a part stays is built anew; one of which nothing
+stays goes, unless its producer or its segment needs it to say where it ended: then it stays without records. Control
+batches stay as they are. Kafka: `Cleaner.shouldRetainRecord`, `Cleaner.cleanInto`.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,15 +38,16 @@ class CleaningCounts:
 
 
 class Horizon(NamedTuple):
-    """What counts as seen: the end of the map, the time now, and when what is seen first may be removed."""
+    """What counts as seen: where the map begins and ends, the time now, and when what is seen first may be removed."""
 
+    first_dirty_offset: int
     end_offset: int
     timestamp_ms: int
     delete_retention_ms: int
 
 
 class KeptRecords:
-    """The decisions of one cleaning."""
+    """The decisions of one cleaning, by its map, which is sealed."""
 
     def __init__(
         self,
@@ -71,10 +74,10 @@ class KeptRecords:
         Raises CorruptRecord for a batch whose body is broken.
         """
         decoded = [self._decoded(each) for each in batches]
-        latest = self._latest([each for each in decoded if each is not None])
+        newest = self._newest([each for each in decoded if each is not None])
         kept: list[RecordBatch] = []
         for batch, records in zip(batches, decoded, strict=True):
-            each = batch if records is None else self._kept(records, latest.pop(0), is_needed=batch is last)
+            each = batch if records is None else self._kept(records, next(newest), is_needed=batch is last)
             self._counts.input_records += batch.record_count
             if each is not None:
                 kept.append(each)
@@ -90,18 +93,33 @@ class KeptRecords:
             return None
         return decode(batch, check_crc=False)
 
-    def _latest(self, decoded: Sequence[DecodedBatch]) -> list[np.ndarray]:
-        """The newest offset of each record's key, for each batch."""
-        hashes = hashes_of(self._hasher, [each.keys for each in decoded])
-        latest = self._offsets.latest(hashes)
-        counts = np.cumsum([len(each) for each in decoded])[:-1]
-        return list(np.split(latest, counts))
+    def _newest(self, decoded: Sequence[DecodedBatch]) -> Iterator[np.ndarray]:
+        """For each batch which of its records the map knows no newer one of, those before its end."""
+        clean = [each for each in decoded if each.batch.base_offset < self._horizon.first_dirty_offset]
+        is_superseded = self._offsets.has(hashes_of(self._hasher, [each.keys for each in clean]))
+        position = 0
+        for each in decoded:
+            if each.batch.base_offset < self._horizon.first_dirty_offset:
+                is_newest = ~is_superseded[position : position + len(each)]
+                position += len(each)
+            else:
+                is_newest = np.zeros(len(each), bool)
+            is_newest[self._put_at(each)] = True
+            yield is_newest
 
-    def _kept(self, decoded: DecodedBatch, latest: np.ndarray, *, is_needed: bool) -> RecordBatch | None:
+    def _put_at(self, decoded: DecodedBatch) -> np.ndarray:
+        """The places in the batch of the records that the map has the offsets of."""
+        batch = decoded.batch
+        newest = self._offsets.newest_in(batch.base_offset, batch.next_offset)
+        if batch.record_count == batch.last_offset_delta + 1:
+            return newest - batch.base_offset
+        return decoded.offsets.searchsorted(newest)
+
+    def _kept(self, decoded: DecodedBatch, is_kept: np.ndarray, *, is_needed: bool) -> RecordBatch | None:
         batch, horizon = decoded.batch, self._horizon
-        offsets = decoded.offsets
-        is_beyond = offsets >= horizon.end_offset
-        is_kept = offsets >= latest
+        is_beyond: np.ndarray | np.bool = np.False_
+        if batch.next_offset > horizon.end_offset:
+            is_beyond = decoded.offsets >= horizon.end_offset
         if decoded.keys.null_count:
             has_key = is_valid(decoded.keys)
             self._counts.invalid_records += int((~has_key & ~is_beyond).sum())
@@ -134,4 +152,6 @@ class KeptRecords:
 
 def hashes_of(hasher: KeyHasher, keys: Sequence[pa.BinaryArray]) -> np.ndarray:
     """The hashes of columns of keys, one behind the other; that of a null says nothing."""
+    if len(keys) == 1:
+        return hasher.hashes(keys[0])
     return hasher.hashes(pa.concat_arrays(keys) if keys else pa.nulls(0, pa.binary()))

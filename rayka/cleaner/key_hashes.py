@@ -9,10 +9,13 @@ bounded for any two different keys, also chosen ones, because the hash depends o
   the four, which are independent, with 2^-128.
 - a longer key is hashed by BLAKE2b with the secret as its key and a digest of 16 bytes.
 
+The lowest bit of all is always set, so that no key has the hash of an empty slot; this leaves 127 bits.
+
 Kafka: `SkimpyOffsetMap`, which asks for MD5.
 """
 
 import hashlib
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +24,12 @@ SHORT_BYTES_MAX = 64
 _WORD_BYTES = 4
 _LANES = 4
 _UPPER = np.uint64(0xFFFF_FFFF_0000_0000)
+_LOWER = np.uint64(0x0000_0000_FFFF_FFFF)
+_LOWEST = np.uint64(1)
 _HALF = np.uint64(32)
+_OF_A_KEY = np.array([0, 1], np.uint64)  # the second half of no hash is 0
+_READ_BYTES = 8  # of keys of unequal length at once
+_FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(_READ_BYTES + 1)], np.uint64)
 _LENGTHS = SHORT_BYTES_MAX // _WORD_BYTES  # the column of factors for the length, behind those of the words
 
 
@@ -37,7 +45,7 @@ class KeyHasher:
         return "<KeyHasher>"
 
     def hashes(self, keys: pa.BinaryArray) -> np.ndarray:
-        """For each key two uint64; those of a null say nothing."""
+        """For each key two uint64, of which the second is not 0; those of a null say nothing."""
         offsets = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1, keys.offset * 4)
         data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
         lengths = np.diff(offsets)
@@ -49,32 +57,48 @@ class KeyHasher:
         for number in np.flatnonzero(~is_short):
             key = data[offsets[number] : offsets[number + 1]]
             digest = hashlib.blake2b(key.tobytes(), digest_size=16, key=self._secret).digest()
-            hashes[number] = np.frombuffer(digest, np.uint64)
+            hashes[number] = np.frombuffer(digest, np.uint64) | _OF_A_KEY
         return hashes
 
     def _short(self, data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        sums = [self._factors[lane, _LENGTHS] * (lengths + 1).astype(np.uint64) for lane in range(_LANES)]
-        for number in range(-(-int(lengths.max(initial=0)) // _WORD_BYTES)):
-            word = _words(data, begins, lengths, number)
-            for lane in range(_LANES):
-                sums[lane] += word * self._factors[lane, number]
+        sums = np.multiply.outer(self._factors[:, _LENGTHS], (lengths + 1).astype(np.uint64))
+        for number, word in enumerate(_words(data, begins, lengths)):
+            sums += np.multiply.outer(self._factors[:, number], word)
         hashes = np.empty((len(lengths), 2), np.uint64)
-        hashes[:, 0] = (sums[0] & _UPPER) | (sums[1] >> _HALF)
-        hashes[:, 1] = (sums[2] & _UPPER) | (sums[3] >> _HALF)
+        np.bitwise_or(sums[0] & _UPPER, sums[1] >> _HALF, out=hashes[:, 0])
+        np.bitwise_or(sums[2] & _UPPER, sums[3] >> _HALF | _LOWEST, out=hashes[:, 1])
         return hashes
 
 
-def _words(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray, number: int) -> np.ndarray:
-    """The word of this number of each key, as uint64; a key that ends before or within it is filled up with zeros."""
-    count, word = len(lengths), np.zeros(len(lengths), np.uint64)
-    first, width, at = int(begins[0]), int(lengths[0]), number * _WORD_BYTES
-    end = first + width * count
-    if int(begins[-1]) + int(lengths[-1]) == end and (lengths == width).all():
-        columns = data[first:end].reshape(count, width)[:, at : at + _WORD_BYTES]
-        for byte in range(columns.shape[1]):
-            word |= columns[:, byte].astype(np.uint64) << np.uint64(8 * byte)
-        return word
-    for byte in range(_WORD_BYTES):
-        reaches = np.flatnonzero(lengths > at + byte)
-        word[reaches] |= data[begins[reaches] + (at + byte)].astype(np.uint64) << np.uint64(8 * byte)
-    return word
+def _words(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Column by column the words of the keys, as uint64; a key that ends earlier is filled up with zeros."""
+    count, width = len(lengths), int(lengths.max(initial=0))
+    if not width:
+        return
+    first, last = int(begins[0]), int(begins[-1]) + int(lengths[-1])
+    if last - first == width * count and (lengths == width).all():
+        yield from _words_of_equals(data[first:last].reshape(count, width))
+        return
+    padded = np.concatenate([data[first:last], np.zeros(_READ_BYTES, np.uint8)])
+    anywhere = np.ndarray(len(padded) - _READ_BYTES + 1, np.dtype("<u8"), padded, strides=(1,))
+    for at in range(0, width, _READ_BYTES):
+        reaches = np.flatnonzero(lengths > at)
+        left = np.minimum(lengths[reaches] - at, _READ_BYTES)
+        read = np.zeros(count, np.uint64)
+        read[reaches] = anywhere[begins[reaches] + (at - first)] & _FIRST_BYTES[left]
+        yield read & _LOWER
+        if at + _WORD_BYTES < width:
+            yield read >> _HALF
+
+
+def _words_of_equals(keys: np.ndarray) -> Iterator[np.ndarray]:
+    """Those of keys that are all as long, a row each."""
+    count, width = keys.shape
+    word_count = -(-width // _WORD_BYTES)
+    if width % _WORD_BYTES:
+        whole = np.zeros((count, word_count * _WORD_BYTES), np.uint8)
+        whole[:, :width] = keys
+        keys = whole
+    words = keys.view(np.dtype("<u4"))
+    for number in range(word_count):
+        yield words[:, number].astype(np.uint64)

@@ -8,7 +8,7 @@ from rayka.cleaner.kept_records import hashes_of
 from rayka.cleaner.key_hashes import KeyHasher
 from rayka.cleaner.offset_map import OffsetMap
 from rayka.protocol.batch_columns import is_valid
-from rayka.protocol.batch_decode import decode
+from rayka.protocol.batch_decode import DecodedBatch, decode
 from rayka.protocol.batch_header import RecordBatch
 
 
@@ -28,15 +28,20 @@ class MapBuilder:
         """Whether there is room for all of these; the map ends before the first record that found none."""
         decoded = [decode(each, check_crc=False) for each in batches if not each.is_control]
         if decoded:
-            keys = [each.keys for each in decoded]
-            hashes = hashes_of(self._hasher, keys)
-            offsets = np.concatenate([each.offsets for each in decoded])
-            has_key = np.concatenate([is_valid(each) for each in keys])
-            wanted = has_key & (offsets >= self._first_offset)
-            hashes, offsets = hashes[wanted], offsets[wanted]
+            hashes, offsets = self._wanted(decoded)
             put = self.offsets.put(hashes, offsets)
             if put < len(offsets):
                 self.end_offset = max(self.end_offset, int(offsets[put]))
                 return False
         self.end_offset = max(self.end_offset, batches[-1].next_offset)
         return True
+
+    def _wanted(self, decoded: Sequence[DecodedBatch]) -> tuple[np.ndarray, np.ndarray]:
+        """Hash and offset of each record that belongs in the map: it has a key, and is not clean yet."""
+        keys = [each.keys for each in decoded]
+        hashes = hashes_of(self._hasher, keys)
+        offsets = np.concatenate([each.offsets for each in decoded])
+        is_wanted = offsets >= self._first_offset
+        if any(each.null_count for each in keys):
+            is_wanted &= np.concatenate([is_valid(each) for each in keys])
+        return (hashes, offsets) if is_wanted.all() else (hashes[is_wanted], offsets[is_wanted])

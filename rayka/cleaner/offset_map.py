@@ -1,43 +1,56 @@
 """The newest offset of each key, in memory of a fixed size (F21).
 
 A slot holds the hash of a key, 16 bytes, and an offset, 8 bytes: open addressing, linear probing, at most nine slots of
-ten in use. Offsets are put in rising order, so the last one put of a key is its newest. Whole columns are put and
-looked up at once. Invariant: a key that was put is found; when there is no room left, `put` says how far it got.
-Kafka: `SkimpyOffsetMap`.
+ten in use. Hashes and offsets are columns of their own, because a key that is known already, the usual case, costs one
+look at its hash and one write of its offset. Whole columns are put and looked up at once.
+
+A map is filled first, then sealed and asked. Sealed, it has the newest offsets in their order, so a record that was put
+is the newest of its key when its own offset is among them: the copy needs no hash of it, nor its key. Only records
+before the first that was put are looked up by their hashes.
+
+Offsets are put in rising order, so the last one put of a key is its newest. Invariants: a key that was put is found;
+when there is no room left, `put` says how far it got; sealed, there are as many offsets as keys. Kafka:
+`SkimpyOffsetMap`.
 """
 
 import numpy as np
 
 SLOT_BYTES = 24
-_SLOT = np.dtype("V24")
-NOT_FOUND = -1
 _LOAD_MAX = 0.9
+_LOAD_WANTED = 0.6  # where there is memory for it
 _HALF = np.uint64(32)
-_OFFSET = (
-    2  # the column of a slot behind the two of the hash: the offset plus one, so that 0 is an empty slot
-)
+_MIXER = np.uint64(0x9E37_79B9_7F4A_7C15)  # odd, its bits in no order
+_ONE_MOVE = np.complex128  # 16 bytes that numpy moves at once; never computed with
+_SEALED_AT_ONCE = 1 << 16  # slots
 
 
 class OffsetMap:
-    """Offsets by hash. `keys_max`: no more keys will come, so that a small log takes little memory."""
+    """Offsets by hash. `keys_max`: no more keys will come, so that a small log takes little memory.
+
+    Hashes are rows of two uint64 of which the second is never 0: that is an empty slot's.
+    """
 
     def __init__(self, size_bytes: int, keys_max: int) -> None:
-        slot_count = min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_MAX) + 2)
-        self._slots = np.zeros((slot_count, 3), np.uint64)
-        self._whole = self._slots.view(_SLOT).ravel()  # a slot at once
-        self._offsets = self._slots[:, _OFFSET]
+        slot_count = max(1, min(size_bytes // SLOT_BYTES, int(keys_max / _LOAD_WANTED) + 2))
+        self._hashes = np.zeros((slot_count, 2), np.uint64)
+        self._whole_hashes = self._hashes.view(_ONE_MOVE).ravel()
+        self._offsets = np.zeros(slot_count, np.int64)
+        self._newest: np.ndarray | None = None
         self.capacity = int(slot_count * _LOAD_MAX)
         self.key_count = 0
 
     def __repr__(self) -> str:
-        return f"<OffsetMap keys={self.key_count}/{self.capacity}>"
+        return f"<OffsetMap keys={self.key_count}/{self.capacity}{' sealed' * (self._newest is not None)}>"
 
     @property
     def size_bytes(self) -> int:
-        return int(self._slots.nbytes)
+        return int(self._hashes.nbytes + self._offsets.nbytes)
+
+    # ---- Filling it ----------------------------------------------------------------------------------------
 
     def put(self, hashes: np.ndarray, offsets: np.ndarray) -> int:
         """How many of these records were put, the first ones, in their order: all, unless the map is full then."""
+        assert self._newest is None, f"{self!r} takes no more"
         put = 0
         while put < len(offsets) and self.key_count < self.capacity:
             stop = put + self.capacity - self.key_count  # all of them may be new keys
@@ -46,43 +59,75 @@ class OffsetMap:
         return put
 
     def _put(self, hashes: np.ndarray, offsets: np.ndarray) -> None:
-        rows = np.empty((len(offsets), 3), np.uint64)
-        rows[:, :_OFFSET], rows[:, _OFFSET] = hashes, (offsets + 1).astype(np.uint64)
         positions = self._first(hashes)
-        while len(rows):
-            found = self._slots.take(positions, axis=0)
-            # Of several rows that want one empty slot the last gets it, and with it those of its key, which are older.
-            is_empty = found[:, _OFFSET] == 0
-            if is_empty.any():
-                claimed, wanted = positions[is_empty], rows[is_empty]
-                self._whole[claimed] = wanted.view(_SLOT).ravel()
-                found[is_empty] = winners = self._slots.take(claimed, axis=0)
-                self.key_count += int((winners[:, _OFFSET] == wanted[:, _OFFSET]).sum())
-            is_own = _same(found, rows)
-            newer = is_own & ~is_empty
-            self._offsets[positions[newer]] = rows[newer, _OFFSET]
+        while len(offsets):
+            found = self._at(positions)
+            is_own = _same(found, hashes)
+            self._offsets[positions[is_own]] = offsets[is_own]
             others = np.flatnonzero(~is_own)
-            rows, positions = rows.take(others, axis=0), (positions[others] + 1) % len(self._slots)
+            positions, offsets, hashes = positions[others], offsets[others], hashes.take(others, axis=0)
+            is_empty = found[others, 1] == 0
+            self._claim(positions[is_empty], hashes[is_empty], offsets[is_empty])
+            positions = (positions + ~is_empty) % len(
+                self._offsets
+            )  # what has claimed a slot looks at it again
 
-    def latest(self, hashes: np.ndarray) -> np.ndarray:
-        """The newest offset of each, int64; NOT_FOUND where the key was not put."""
-        latest = np.full(len(hashes), NOT_FOUND, np.int64)
+    def _claim(self, positions: np.ndarray, hashes: np.ndarray, offsets: np.ndarray) -> None:
+        """Of several records that want one empty slot the last gets it, for its key."""
+        self._whole_hashes[positions] = hashes.view(_ONE_MOVE).ravel()
+        self._offsets[positions] = offsets
+        self.key_count += int((self._offsets[positions] == offsets).sum())
+
+    # ---- Asking it -----------------------------------------------------------------------------------------
+
+    def seal(self) -> None:
+        """Ends the filling. Takes no memory more; of a large map it takes some 10 ns a key, and lets the lock go."""
+        count = 0
+        for begin in range(0, len(self._offsets), _SEALED_AT_ONCE):
+            piece = self._offsets[begin : begin + _SEALED_AT_ONCE]
+            used = piece[self._hashes[begin : begin + _SEALED_AT_ONCE, 1] != 0]
+            self._offsets[count : count + len(used)] = used
+            count += len(used)
+        assert count == self.key_count, f"{self!r} has {count} slots in use"
+        self._newest = self._offsets[:count]
+        self._newest.sort()
+
+    def newest_in(self, begin_offset: int, end_offset: int) -> np.ndarray:
+        """The offsets in [begin_offset, end_offset) at which a key has its newest record, rising."""
+        assert self._newest is not None, f"{self!r} is not sealed"
+        first, stop = self._newest.searchsorted((begin_offset, end_offset))
+        newest: np.ndarray = self._newest[first:stop]
+        return newest
+
+    def has(self, hashes: np.ndarray) -> np.ndarray:
+        """Which of the keys were put."""
+        has = np.zeros(len(hashes), bool)
         wanted, positions = np.arange(len(hashes)), self._first(hashes)
         while len(wanted):
-            found = self._slots.take(positions, axis=0)
+            found = self._at(positions)
             is_own = _same(found, hashes[wanted])
-            latest[wanted[is_own]] = found[is_own, _OFFSET].astype(np.int64) - 1
-            goes_on = ~is_own & (found[:, _OFFSET] != 0)
-            wanted, positions = wanted[goes_on], (positions[goes_on] + 1) % len(self._slots)
-        return latest
+            has[wanted[is_own]] = True
+            goes_on = ~is_own & (found[:, 1] != 0)
+            wanted, positions = wanted[goes_on], (positions[goes_on] + 1) % len(self._offsets)
+        return has
+
+    # ---- Slots ---------------------------------------------------------------------------------------------
 
     def _first(self, hashes: np.ndarray) -> np.ndarray:
-        """Where the search for each begins: the upper half of the hash, scaled to the number of slots."""
-        return (((hashes[:, 0] >> _HALF) * np.uint64(len(self._slots))) >> _HALF).astype(np.int64)
+        """Where the search for each begins: a mixture of the hash, scaled to the number of slots.
+
+        Mixed, because hashes of keys in a row lie at equal distances, of which many can be in the same few places.
+        """
+        mixed = (hashes[:, 0] ^ (hashes[:, 1] >> _HALF)) * _MIXER
+        first: np.ndarray = (((mixed >> _HALF) * np.uint64(len(self._offsets))) >> _HALF).astype(np.int64)
+        return first
+
+    def _at(self, positions: np.ndarray) -> np.ndarray:
+        rows: np.ndarray = self._whole_hashes.take(positions).view(np.uint64).reshape(-1, 2)
+        return rows
 
 
 def _same(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Whether each slot is of that hash; one that is empty is of none."""
-    is_hash = (found[:, 0] == wanted[:, 0]) & (found[:, 1] == wanted[:, 1])
-    same: np.ndarray = is_hash & (found[:, _OFFSET] != 0)
+    same: np.ndarray = (found[:, 0] == wanted[:, 0]) & (found[:, 1] == wanted[:, 1])
     return same

@@ -22,10 +22,9 @@ def chunks(file: SegmentFile, end: int) -> Iterator[list[RecordBatch]]:
     """
     position = 0
     while position < end:
-        data = memoryview(file.read(position, min(CHUNK_BYTES, end - position)))
-        size_bytes = _size_at(data, 0)
-        if len(data) < size_bytes <= end - position:
-            data = memoryview(file.read(position, size_bytes))
+        left = end - position
+        first = _size_at(memoryview(file.read(position, min(HEADER_BYTES, left))), 0)
+        data = memoryview(file.read(position, min(max(CHUNK_BYTES, first), left)))
         try:
             batches = _split(data)
         except CorruptRecord as error:

@@ -1,10 +1,14 @@
 """What a cleaning keeps of a log, and what it never changes (F21-F25)."""
 
 from rayka.cleaner.compaction import CleaningSettings
+from rayka.cleaner.kept_records import CleaningCounts, Horizon, KeptRecords
+from rayka.cleaner.key_hashes import KeyHasher
+from rayka.cleaner.map_builder import MapBuilder
+from rayka.cleaner.offset_map import OffsetMap
 from rayka.config import TopicConfig
 from rayka.log.log import Log
 from rayka.protocol.batch_decode import decode
-from rayka.protocol.batch_header import Codec, ProducerSequence, split_batches
+from rayka.protocol.batch_header import Codec, ProducerSequence, RecordBatch, split_batches
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, clean, keyed, newest_of, put, records_of, table_of
 from tests.log.support import new_log, open_log, read_batches, sync
@@ -116,6 +120,37 @@ def test_a_full_map_ends_a_cleaning_early_and_the_next_one_goes_on_there() -> No
         assert newest_of(records_of(log), ends[-1]) == newest_of(before, ends[-1])
     assert ends[0] < ends[1] < ends[-1] == log.log_end_offset
     assert set(records_of(log)) <= set(before)
+
+
+def test_what_was_put_is_found_by_its_offset_and_what_was_clean_by_its_key() -> None:  # F21, F22
+    """The copy of records that were put needs no hash of them; a hasher with another secret finds no key again."""
+    old = keyed([(b"a", b"old"), (b"b", b"old")])
+    batches = list(split_batches(b"".join(bytes(each.view) for each in stamped([old, *dirty_batches()]))))
+    hasher, map_of_all = KeyHasher(b"0123456789abcdef"), OffsetMap(1 << 16, 100)
+    builder = MapBuilder(hasher, map_of_all, first_offset=2)
+    assert builder.put(batches)
+    map_of_all.seal()
+    horizon = Horizon(
+        first_dirty_offset=2, end_offset=builder.end_offset, timestamp_ms=0, delete_retention_ms=0
+    )
+    for secret, found in ((b"0123456789abcdef", [1, 3, 5, 6]), (b"another secret..", [0, 1, 3, 5, 6])):
+        kept = KeptRecords(KeyHasher(secret), map_of_all, horizon, frozenset(), CleaningCounts())
+        left = kept.of(batches, None)
+        assert [int(offset) for each in left for offset in decode(each).offsets] == found
+
+
+def dirty_batches() -> list[RecordBatch]:
+    return [keyed([(b"a", b"1"), (b"c", b"1")]), keyed([(b"a", b"2"), (b"a", b"3"), (b"d", b"1")])]
+
+
+def stamped(batches: list[RecordBatch]) -> list[RecordBatch]:
+    """At the offsets that a log would give them."""
+    offset, placed = 0, []
+    for each in batches:
+        pieces = each.stamped(base_offset=offset, leader_epoch=0)
+        placed.append(RecordBatch(b"".join(map(bytes, pieces))))
+        offset = placed[-1].next_offset
+    return placed
 
 
 def test_segments_become_one_as_far_as_they_fit() -> None:  # F22

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayka.cleaner.key_hashes import SHORT_BYTES_MAX, KeyHasher
-from rayka.cleaner.offset_map import NOT_FOUND, SLOT_BYTES, OffsetMap
+from rayka.cleaner.offset_map import SLOT_BYTES, OffsetMap
 
 HASHER = KeyHasher(b"0123456789abcdef")
 KEYS = st.lists(st.binary(max_size=SHORT_BYTES_MAX + 10), min_size=1, max_size=60)
@@ -50,4 +51,47 @@ def test_the_map_has_the_newest_offset_of_each_key_that_was_put(
             assert offsets.key_count == offsets.capacity
             break
     known = list(newest)
-    assert offsets.latest(hashes([*known, b"never put" * 20])).tolist() == [*newest.values(), NOT_FOUND]
+    assert offsets.has(hashes([*known, b"never put" * 20])).tolist() == [True] * len(known) + [False]
+    offsets.seal()
+    assert offsets.newest_in(0, first).tolist() == sorted(newest.values())
+    for begin, end in ((0, first // 2), (first // 2, first), (1, 3), (first, first)):
+        wanted = sorted(each for each in newest.values() if begin <= each < end)
+        assert offsets.newest_in(begin, end).tolist() == wanted
+
+
+def test_keys_whose_hashes_are_half_the_same_are_different_keys() -> None:
+    """They want the same slot, and differ in one bit: a collision would drop a record that is live."""
+    offsets = OffsetMap(40 * SLOT_BYTES, 1 << 40)
+    alike = np.array([[7, 1], [7, 3], [8, 1], [7, 1]], np.uint64)
+    assert offsets.put(alike, np.arange(4)) == 4
+    assert offsets.key_count == 3
+    assert offsets.has(np.array([[7, 1], [7, 3], [8, 1], [8, 3]], np.uint64)).tolist() == [True] * 3 + [False]
+    offsets.seal()
+    assert offsets.newest_in(0, 4).tolist() == [1, 2, 3]
+
+
+def test_no_key_has_the_hash_of_an_empty_slot() -> None:
+    keys = [b"", b"\0", b"\0" * 64, b"a" * 65, b"\0" * 65]
+    assert (hashes(keys)[:, 1] & np.uint64(1)).tolist() == [1] * len(keys)
+
+
+def test_a_sealed_map_takes_nothing_more() -> None:
+    offsets = OffsetMap(40 * SLOT_BYTES, 1 << 40)
+    offsets.seal()
+    with pytest.raises(AssertionError, match="takes no more"):
+        offsets.put(hashes([b"a"]), np.arange(1))
+    assert repr(offsets) == "<OffsetMap keys=0/36 sealed>"
+
+
+def test_a_large_map_is_sealed_in_its_own_memory() -> None:
+    """Piece by piece: the offsets of later slots move to the front, over those that were read."""
+    count = 300_000
+    offsets = OffsetMap(1 << 30, count)
+    random = np.random.default_rng(3)
+    for first in range(0, count, 50_000):
+        some = random.integers(0, 1 << 64, (50_000, 2), np.uint64) | np.uint64(1)
+        assert offsets.put(some, np.arange(first, first + 50_000)) == 50_000
+    before = offsets.size_bytes
+    offsets.seal()
+    assert (offsets.newest_in(0, count) == np.arange(count)).all()
+    assert offsets.size_bytes == before

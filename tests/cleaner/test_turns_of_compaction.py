@@ -7,14 +7,15 @@ from itertools import pairwise
 import pytest
 
 from rayka.cleaner.compaction import HEAVY_BYTES, Compaction, SyncNeeded, Work, is_heavy
+from rayka.cleaner.segment_chunks import CHUNK_BYTES
 from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
 from rayka.config import TopicConfig
 from rayka.errors import CorruptRecord
 from rayka.log.log import Log
-from rayka.protocol.batch_header import Codec
+from rayka.protocol.batch_header import HEADER_BYTES, Codec
 from rayka.testing.memory_disk import MemoryDisk
 from tests.cleaner.support import COMPACTED, SETTINGS, keyed, part_of, put, records_of, table_of
-from tests.log.support import new_log
+from tests.log.support import new_log, open_log
 
 LARGE = TopicConfig(segment_bytes=1 << 20, cleanup_policy="compact", min_cleanable_dirty_ratio=0)
 
@@ -64,6 +65,32 @@ def test_many_small_batches_are_heavy_together_when_their_columns_are() -> None:
     batch = keyed([(b"k", bytes(HEAVY_BYTES // 4))], codec=Codec.LZ4)
     assert batch.size_bytes < HEAVY_BYTES // 20
     assert [is_heavy([batch] * count) for count in (1, 3, 4)] == [False, False, True]
+
+
+class CountingDisk(MemoryDisk):
+    """Knows how many bytes were read."""
+
+    read_bytes = 0
+
+    def read_at(self, path: str, position: int, size_bytes: int) -> bytes:
+        data = super().read_at(path, position, size_bytes)
+        self.read_bytes += len(data)
+        return data
+
+
+def test_batches_larger_than_a_chunk_are_read_once_in_each_pass() -> None:
+    disk = CountingDisk()
+    disk.make_directory("/data")
+    log = open_log(disk, config=LARGE)
+    for number in range(3):
+        put(log, (b"a", b"%d" % number + bytes(CHUNK_BYTES)))
+    part = part_of(disk, log)
+    size_bytes = sum(each.size_bytes for each in log.segments)
+    disk.read_bytes = 0
+    for step in Compaction(log, part, SETTINGS, lambda: True).run():
+        if isinstance(step, SyncNeeded):
+            disk.sync_now(step.files, step.directories)
+    assert disk.read_bytes == 2 * (size_bytes + 3 * HEADER_BYTES)
 
 
 def test_very_many_small_segments_become_several() -> None:

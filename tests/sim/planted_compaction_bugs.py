@@ -45,18 +45,25 @@ def cleans_what_is_not_committed(_: Any) -> Any:
 
 def takes_every_key_for_the_one_in_its_slot(_: Any) -> Any:
     def same(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-        is_taken: np.ndarray = found[:, 2] != 0
+        is_taken: np.ndarray = found[:, 1] != 0
         return is_taken
 
     return same
 
 
-def keeps_the_oldest(original: Any) -> Any:
-    def latest(self: Any, hashes: np.ndarray) -> np.ndarray:
-        found: np.ndarray = original(self, hashes)
-        return found + (found >= 0)
+def finds_nothing_newest(original: Any) -> Any:
+    def newest_in(self: Any, begin_offset: int, end_offset: int) -> np.ndarray:
+        found: np.ndarray = original(self, begin_offset, end_offset)
+        return found[:0]
 
-    return latest
+    return newest_in
+
+
+def has_every_key(_: Any) -> Any:
+    def has(self: Any, hashes: np.ndarray) -> np.ndarray:
+        return np.ones(len(hashes), bool)
+
+    return has
 
 
 def swaps_without_a_sync(original: Any) -> Any:
@@ -91,7 +98,14 @@ COMPACTION_BUGS = [
     PlantedBug(
         "a record counts as older than itself",
         "compaction",
-        planted(offset_map.OffsetMap, "latest", keeps_the_oldest),
+        planted(offset_map.OffsetMap, "newest_in", finds_nothing_newest),
+        1,
+        COMPACTING,
+    ),
+    PlantedBug(
+        "every record that is clean already counts as superseded",
+        "compaction",
+        planted(offset_map.OffsetMap, "has", has_every_key),
         1,
         COMPACTING,
     ),
