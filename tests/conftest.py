@@ -3,8 +3,9 @@ one Ray and the cluster that tests share, which start when the first test asks f
 
 Four worker processes of pytest-xdist run the tests, for two cores, as tests on Ray mostly wait: one runs those that
 start clusters on a Ray that they share, one those that start a Ray of their own, one those that share a cluster (with
-Spark), one new seeds of the simulator; then each whatever file is next. Temporary files of a worker, those of Ray and
-of subprocesses included, go into one directory; it must be empty at the end, but for what pytest keeps of failed tests.
+Spark), one new seeds of the simulator; then each whatever file is next, or of files marked `apart` whatever test.
+`tests/group_times.py` prints how long each took. Temporary files of a worker, those of Ray and of subprocesses
+included, go into one directory; it must be empty at the end, but for what pytest keeps of failed tests.
 Every process that a test starts inherits its worker's mark in its environment; none may be alive at the end.
 """
 
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import psutil
 import pytest
+
+from tests.group_times import GroupTimes
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster as RayNodes
@@ -39,11 +42,13 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 _MARK = "RAYKA_TEST_RUN"
 _SHARED_RAY, _OWN_RAY, _SHARED_CLUSTER, _SIM = _GROUPS = ("shared ray", "own ray", "shared cluster", "sim")
+_APART = "apart"  # the mark of files each of whose tests is a group of its own
 _BYTECODE = "bytecode"
 _END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 # Short, and a worker's not inside that of the process that started it: Ray puts socket paths into it.
-_PARENT = Path(os.environ["TMPDIR"]).parent if "PYTEST_XDIST_WORKER" in os.environ else None
+_PARENT = Path(os.environ["TMPDIR"]).parent if _WORKER is not None else None
 os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="rk-", dir=_PARENT)
 # A run starts hundreds of processes. Where bytecode is forbidden, each would compile all that it imports.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
@@ -103,18 +108,39 @@ def _is_the_runs(path: Path) -> bool:
     return path.name == _BYTECODE or path.name.startswith("pytest-of-")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if _WORKER is None:
+        config.pluginmanager.register(GroupTimes())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker begins to collect elsewhere: it finds the bytecode of what the others have begun with, instead of
+    compiling all tests at the same time as they do.
+    """
+    config = session.config
+    if _WORKER is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
+        begin = len(files) * int(_WORKER.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        config.args = [*files[begin:], *files[:begin]]
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives each test its group, all of which one worker runs; the long ones first."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _GROUPS.index(_group(item)) if _group(item) in _GROUPS else len(_GROUPS))
+    """Gives tests their groups, all of which one worker runs; the long ones first."""
+    groups = {item: _group(item) for item in items}
+    for item, group in groups.items():
+        if group != _APART:
+            item.add_marker(pytest.mark.xdist_group(group))
+    ranks = {name: rank for rank, name in enumerate((*_GROUPS, _APART))}
+    items.sort(key=lambda item: (ranks.get(groups[item], len(ranks)), str(item.path)))
 
 
 def _group(item: pytest.Item) -> str:
     marks, fixtures = {each.name for each in item.iter_markers()}, getattr(item, "fixturenames", ())
     if "sim" in marks:
         return _SIM
+    if _APART in marks:
+        return _APART
     if "rays" in fixtures:
         return _SHARED_CLUSTER if "cluster" in fixtures else _SHARED_RAY
     return _OWN_RAY if marks & {"ray", "lane"} else item.path.name

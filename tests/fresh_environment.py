@@ -58,6 +58,20 @@ def make(directory: Path, constraints: Iterable[str]) -> dict[str, str]:
     }
 
 
+def install(wanted: Iterable[str], directory: Path, environment: dict[str, str]) -> None:
+    """Installs what is wanted into the environment that these variables name.
+
+    What uv has downloaded already is taken as it is. Asked again, an index that sends no validators has the Spark
+    package built anew from its source, for half a minute.
+    """
+    command = [uv(), "pip", "install", *wanted]
+    offline = subprocess.run(
+        [*command, "--offline"], cwd=directory, env=environment, stderr=subprocess.DEVNULL, check=False
+    )
+    if offline.returncode:
+        subprocess.run(command, cwd=directory, env=environment, check=True)
+
+
 def uv() -> str:
     """The uv that runs this program, or the one on the PATH."""
     found = os.environ.get("UV") or shutil.which("uv")

@@ -48,8 +48,7 @@ def main() -> int:
         environment = fresh_environment.make(directory / "environment", lowest)
         python = directory / "environment/bin/python"
         wanted = [f"rayka[spark] @ {wheel.as_uri()}", *fresh_environment.tools(*_TOOLS)]
-        install = [fresh_environment.uv(), "pip", "install", *wanted]
-        subprocess.run(install, cwd=directory, env=environment, check=True)
+        fresh_environment.install(wanted, directory, environment)
 
         away = directory / "tree"  # where `import rayka` finds the wheel's only
         shutil.copytree(ROOT / "tests", away / "tests", ignore=shutil.ignore_patterns("__pycache__"))

@@ -16,7 +16,7 @@ from rayka.aio import Consumer, Producer
 from rayka.errors import ClosedError, ConfigError, OffsetOutOfRange, UnknownTopicOrPartition
 from rayka.testing import InProcessCluster
 
-WAIT_S = 30
+WAIT_S = 60
 ResultT = TypeVar("ResultT")
 _numbers = count()
 

@@ -21,7 +21,7 @@ from tests.client.support import OneLeader, hold_back, new_accumulator, start_ba
 
 RECORD_BYTES = 100 + RECORD_OVERHEAD_BYTES
 VALUE = bytes(100)
-WAIT_S = 10.0
+WAIT_S = 60.0
 LOST = RequestTimedOut("lost")
 
 

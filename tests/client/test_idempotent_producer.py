@@ -17,7 +17,7 @@ from rayka.errors import (
 from rayka.protocol.batch_header import NO_SEQUENCE, RecordBatch
 from tests.client.support import BROKER, QUICK, ScriptedCluster
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 def sent(cluster: ScriptedCluster, partition: int = 0) -> list[tuple[int, int, int]]:

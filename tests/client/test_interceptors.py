@@ -10,7 +10,7 @@ from rayka import Producer
 from rayka.errors import ConfigError, ErrorCode, RecordTooLarge, UnknownTopicOrPartition
 from tests.client.support import QUICK, ScriptedCluster
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 class Tracing:

@@ -13,7 +13,7 @@ from rayka.client.producer.record_columns import Row
 from rayka.protocol.membership import MetadataPartition
 from tests.client.support import QUICK, OneLeader, ScriptedCluster, new_accumulator
 
-WAIT_S = 30
+WAIT_S = 60
 
 
 def test_a_request_holds_a_bounded_number_of_batches():

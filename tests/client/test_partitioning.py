@@ -11,7 +11,7 @@ from rayka.errors import ConfigError, UnknownTopicOrPartition
 from rayka.protocol.murmur2 import partition_for_key
 from tests.client.support import QUICK, ScriptedCluster
 
-WAIT_S = 10
+WAIT_S = 60
 Calls = list[tuple[bytes | None, Sequence[int], Sequence[int]]]
 
 

@@ -6,7 +6,7 @@ from rayka import Producer
 from rayka.errors import ErrorCode
 from tests.client.support import QUICK, ScriptedCluster
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 def test_a_new_producer_has_done_nothing():

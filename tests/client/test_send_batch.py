@@ -12,7 +12,7 @@ from rayka.protocol.batch_decode import decode
 from rayka.protocol.murmur2 import partition_for_key
 from tests.client.support import QUICK, ScriptedCluster
 
-WAIT_S = 10
+WAIT_S = 60
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 RECORD = {
     "topic": "",

@@ -13,7 +13,7 @@ from rayka.errors import ErrorCode, NetworkException, RecordTooLarge
 from rayka.testing import InProcessCluster
 from tests.client.support import QUICK, ScriptedCluster
 
-WAIT_S = 20
+WAIT_S = 60
 GATHERING = {"linger_ms": 60_000}
 _numbers = count()
 

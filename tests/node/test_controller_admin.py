@@ -32,7 +32,7 @@ from tests.node.controller_support import new_cluster, new_topic, started
 ORDERS = ConfigResourceName(ResourceType.TOPIC, "orders")
 ORDERS_0 = TopicPartition("orders", 0)
 FLUSH = ConfigChange("flush", AlterConfigOp.SET, "batch")
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

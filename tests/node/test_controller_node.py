@@ -41,7 +41,7 @@ from tests.node.controller_support import (
     started,
 )
 
-PATIENCE_S = 10
+PATIENCE_S = 60
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

@@ -10,6 +10,8 @@ from rayka.ids import OffsetAndEpoch
 from rayka.protocol.quorum_messages import AddRaftVoterRequest, RemoveRaftVoterRequest
 from tests.raft.support import CLUSTER_ID, Cluster, Node, contents
 
+pytestmark = pytest.mark.apart
+
 
 class Committed:
     """Everything that any replica ever took for committed, by offset."""

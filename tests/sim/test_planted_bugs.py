@@ -25,6 +25,8 @@ ALL_BUGS = [
     *RETENTION_BUGS,
 ]
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.mark.parametrize("bug", ALL_BUGS, ids=[bug.name for bug in ALL_BUGS])
 def test_a_planted_bug_is_caught(bug: PlantedBug) -> None:

@@ -226,7 +226,7 @@ def rayka_group(
 def test_the_commands_print_tables_and_json(cluster, admin, topic, rayka_group):
     tp = TopicPartition(topic, 0)
     with Consumer(topic, cluster=cluster, group_id="printed", auto_offset_reset="earliest") as consumer:
-        wait_until(lambda: len(consumer.poll(timeout_ms=50)) == 10)
+        wait_until(lambda: bool(consumer.poll(timeout_ms=50)) and consumer.position(tp) == 10)
         consumer.commit({tp: 4})
         described = rayka_group("describe", "printed")
         (member,) = admin.describe_group("printed").members

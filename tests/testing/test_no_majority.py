@@ -11,7 +11,7 @@ from rayka.errors import RaykaError, UnavailableError
 from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until
 
-CONTROLLERS, WAIT_S = (3001, 3002, 3003), 30
+CONTROLLERS, WAIT_S = (3001, 3002, 3003), 60
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from rayka import Consumer, Producer, Record, TopicPartition
 from rayka.errors import SerializationError
 from rayka.testing import InProcessCluster
 
-WAIT_S = 20
+WAIT_S = 60
 _numbers = count()
 
 

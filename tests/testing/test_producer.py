@@ -14,7 +14,7 @@ from rayka.client import io_thread
 from rayka.errors import InvalidTimestamp, RecordTooLarge
 from rayka.testing import InProcessCluster
 
-BROKER, WAIT_S = 1, 20
+BROKER, WAIT_S = 1, 60
 _numbers = count()
 
 
