@@ -31,6 +31,14 @@ class BrokerConfig(ConfigModel):
     broker_heartbeat_interval_ms: int = Field(
         default=2_000, ge=10, description="How often a broker sends heartbeats to the controller."
     )
+    broker_load_report_interval_ms: int = Field(
+        default=5_000,
+        ge=10,
+        description=(
+            "Rayka's own: how often a broker measures its load, which it reports with the next heartbeat; the"
+            " controller remembers twelve reports."
+        ),
+    )
     initial_broker_registration_timeout_ms: int = Field(
         default=60_000,
         ge=100,

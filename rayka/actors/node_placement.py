@@ -55,6 +55,7 @@ class Placement:
             network=RayNetwork(self.spec.name, transport=self.spec.transport),
             random=Random(SystemRandom().getrandbits(64)),
             wall_clock_ms=wall_clock_ms,
+            processor_seconds=time.process_time,
             crash=crash,
             host=ray.util.get_node_ip_address(),
             pid=os.getpid(),

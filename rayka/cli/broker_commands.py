@@ -10,6 +10,7 @@ import click
 
 from rayka.cli import catch_up
 from rayka.cli.command_group import Group
+from rayka.cli.load_tables import print_broker_loads
 from rayka.cli.output import Count, Style, counted, print_json, print_table, size, working
 from rayka.cli.partition_commands import print_plan
 from rayka.cli.replica_plans import parse_partition
@@ -67,6 +68,18 @@ def describe(broker_id: int, target: Target) -> None:
         print_json({**asdict(found), **disks.to_dict()})
         return
     print_broker(found, disks)
+
+
+@broker.command()
+@target_options
+def load(target: Target) -> None:
+    """Show what every broker has to do: processor, bytes in and out a second, disk."""
+    with target.admin() as admin:
+        found = admin.describe_load()
+    if target.as_json:
+        print_json(found.to_dict()["brokers"])
+    else:
+        print_broker_loads(found.brokers)
 
 
 @broker.command()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayka.cli.command_group import Group
+from rayka.cli.load_tables import print_partition_loads
 from rayka.cli.log_tables import compaction_problems, print_logs
 from rayka.cli.output import Style, ids, print_json, print_table
 from rayka.cli.shared_options import (
@@ -68,6 +69,21 @@ def create(
     target.report(
         created.to_dict(), f"topic {topic_name} exists" if if_not_exists else f"created topic {topic_name}"
     )
+
+
+@topic.command()
+@click.argument("topic_names", metavar="[NAME]…", nargs=-1)
+@target_options
+def load(topic_names: tuple[str, ...], target: Target) -> None:
+    """Show the partitions that take most of their brokers, of the topics NAME or of all."""
+    with target.admin() as admin:
+        found = admin.describe_load(topic_names or None)
+    if target.as_json:
+        print_json(found.to_dict()["partitions"])
+    elif found.partitions:
+        print_partition_loads(found.partitions)
+    else:
+        click.echo("no broker has reported a partition with records; brokers report every few seconds")
 
 
 @topic.command("list")

@@ -1,8 +1,8 @@
 """The active controller's state machine: cluster, topics and leaders (design §2, "One runtime…").
 
 Its replicated state is the metadata image; `replay` is the only thing that changes it. Contact times of brokers, and
-the brokers that have just come back, are soft state beside it (H6), and so is how large their directories are: losing
-it costs time only. The node calls
+the brokers that have just come back, are soft state beside it (H6), and so is how large their directories are and how
+much they have to do: losing it costs time only. The node calls
 `on_heartbeat` and `on_exit` for those; what is done from time to time is done by its timers (`controller_timers`).
 
 Kafka: `QuorumController` with its `ClusterControlManager`, `ReplicationControlManager`,
@@ -19,6 +19,7 @@ from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
+from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
 from rayka.controller.controller_timers import (
     BalanceBrokers,
@@ -33,6 +34,7 @@ from rayka.controller.controller_timers import (
 )
 from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.create_partitions import create_partitions
+from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.elect_leaders import elect_leaders
 from rayka.controller.heartbeats import (
@@ -68,6 +70,7 @@ from rayka.metadata.metadata_records import (
 )
 from rayka.metadata.response import metadata_response
 from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     HeartbeatRequest,
     MetadataRequest,
@@ -110,6 +113,7 @@ class Controller:
         self._delta = MetadataDelta(MetadataImage())
         self._replicas = ReplicaIndex()
         self._sizes = DirectorySizes()
+        self._loads = BrokerLoads()
 
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
@@ -119,7 +123,7 @@ class Controller:
     ) -> Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]:
         context = RequestContext(
             self.image(next_offset), now_ms, self._cluster_id, self._node_id, self._config, self._random,
-            self._replicas, self._sessions, self._returned, self._timers, self._sizes,
+            self._replicas, self._sessions, self._returned, self._timers, self._sizes, self._loads,
         )  # fmt: skip
         return _HANDLERS[type(request)](context, request)
 
@@ -160,8 +164,12 @@ class Controller:
 
     def on_heartbeat(self, request: HeartbeatRequest, *, now_ms: int, next_offset: int) -> None:
         """A broker is alive, unless the heartbeat is of an older process of it: `handle` will say so."""
-        broker = self.image(next_offset).brokers.get(request.broker_id)
+        brokers = self.image(next_offset).brokers
+        broker = brokers.get(request.broker_id)
         if broker is not None and broker.broker_epoch == request.broker_epoch:
+            if request.load is not None and not self._sessions.is_late(broker, request.number):
+                self._loads.on_report(broker, request.load, now_ms)
+                self._loads.retain(brokers)
             self._sessions.touch(
                 broker,
                 metadata_offset=request.current_metadata_offset,
@@ -229,6 +237,7 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     ElectLeadersRequest: elect_leaders,
     UnregisterBrokerRequest: unregister_broker,
     DescribeConfigsRequest: describe_configs,
+    DescribeLoadRequest: describe_load,
     IncrementalAlterConfigsRequest: alter_configs,
     AllocateProducerIdsRequest: allocate_producer_ids,
     MetadataRequest: _metadata,

@@ -6,6 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from rayka.config import BrokerConfig
+from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.controller_timers import ControllerTimers
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.leader_elections import Elections
@@ -17,8 +18,8 @@ from rayka.metadata.image import MetadataImage
 
 
 class RequestContext(NamedTuple):
-    """`image` and `replicas` are of everything replayed before the request; `sessions`, `returned` and `sizes` are soft
-    state, which a decision may change.
+    """`image` and `replicas` are of everything replayed before the request; `sessions`, `returned`, `sizes` and
+    `loads` are soft state, which a decision may change.
     """
 
     image: MetadataImage
@@ -32,6 +33,7 @@ class RequestContext(NamedTuple):
     returned: ReturnedBrokers
     timers: ControllerTimers
     sizes: DirectorySizes
+    loads: BrokerLoads
 
     def elections(self) -> Elections:
         return Elections(self.image, self.config, self.replicas)

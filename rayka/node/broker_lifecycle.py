@@ -17,6 +17,7 @@ from rayka.errors import (
 )
 from rayka.ids import NO_EPOCH, random_uuid
 from rayka.node.controller_link import ControllerLink, Pauses
+from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.repeats import Repeats
 from rayka.node.settings import NodeSettings
@@ -42,11 +43,13 @@ class BrokerLifecycle:
         link: ControllerLink,
         directories: DataDirectories,
         follower: MetadataFollower,
+        meter: LoadMeter,
     ) -> None:
         self._settings = settings
         self._link = link
         self._directories = directories
         self._follower = follower
+        self._meter = meter
         # No longer than the quorum takes for a successor to be possible: then he is to be found.
         self._call_timeout_ms = settings.config.controller_quorum_request_timeout_ms
         self._is_fenced = True
@@ -135,8 +138,9 @@ class BrokerLifecycle:
         is over."""
         pauses = Pauses()
         while True:
+            request = self._heartbeat()
             try:
-                response = await self._link.call(self._heartbeat(), self._call_timeout_ms)
+                response = await self._link.call(request, self._call_timeout_ms)
             except RetriableApiError as error:
                 self._failures.failed("heartbeat", f"{self!r}: no controller takes its heartbeats: {error}")
                 self._on_unanswered(error)
@@ -144,6 +148,7 @@ class BrokerLifecycle:
             else:
                 pauses.reset()
                 self._failures.succeeded("heartbeat")
+                self._meter.on_reported(request.load)
                 self._on_response(response)
                 await self._wait(self._interval_ms())
 
@@ -159,6 +164,7 @@ class BrokerLifecycle:
             recovered_directory_ids=self._directories.recovered_ids(),
             number=self._heartbeat_count,
             directory_size_bytes=self._directories.size_bytes,
+            load=self._meter.unreported,
         )
 
     def _on_response(self, response: HeartbeatResponse) -> None:

@@ -29,6 +29,7 @@ from rayka.node.handlers.produce_handler import ProduceHandler
 from rayka.node.handlers.producer_id_handler import ProducerIdHandler, expire_producers
 from rayka.node.hosting.hosted_shards import HostedShards
 from rayka.node.hosting.internal_topics import InternalTopics
+from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
 from rayka.node.node_observation import ObservedBroker
 from rayka.node.replication.replica_changes import ReplicaChanges
@@ -73,6 +74,7 @@ class _Parts:
     changes: ReplicaChanges
     follower: MetadataFollower
     lifecycle: BrokerLifecycle
+    meter: LoadMeter
     shards: HostedShards
     internal_topics: InternalTopics
     groups: GroupHandler
@@ -162,6 +164,7 @@ class BrokerNode:
         first_image_offset = registered.broker_epoch + 1
         self._tasks.start("metadata", parts.follower.run(registered.cluster_id, first_image_offset))
         self._tasks.start("heartbeats", parts.lifecycle.run())
+        self._tasks.start("load", parts.meter.run())
         self._tasks.start("expiry of producers", expire_producers(parts.replicas, self._settings.config))
         self._tasks.start("offline directories", self._report_offline(parts))
         await parts.follower.wait_for_first_image()
@@ -174,7 +177,8 @@ class BrokerNode:
         link = ControllerLink(settings.network)
         replicas = ReplicaManager(settings, directories, link, self._tasks)
         follower = MetadataFollower(settings, link, self._publish)
-        lifecycle = BrokerLifecycle(settings, link, directories, follower)
+        meter = LoadMeter(settings, directories, replicas)
+        lifecycle = BrokerLifecycle(settings, link, directories, follower, meter)
         group_type = group_shard_type(settings.config, settings.random, settings.wall_clock_ms)
         hosting = replace(settings, shard_types=(*settings.shard_types, group_type))
         shards = HostedShards(hosting, replicas, self._tasks)
@@ -186,6 +190,7 @@ class BrokerNode:
             ReplicaChanges(settings, directories, replicas, self._tasks),
             follower,
             lifecycle,
+            meter,
             shards,
             internal_topics,
             groups,

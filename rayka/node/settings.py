@@ -26,7 +26,8 @@ class NodeSettings:
     where the node is, for placement (B47) and for readers nearby (G15). `steps_per_turn`: how much of a long request a
     controller does before others have their turn. `log_path` is where its process logs. `shard_types`: the state
     machines that a broker hosts on internal topics. `roles` are those of its broker, which a controller does not have:
-    broker, coordinator or both.
+    broker, coordinator or both. `processor_seconds`: what the process has used of processors since it began, 0 where
+    that is not known.
     """
 
     node_id: int
@@ -45,6 +46,7 @@ class NodeSettings:
     log_path: str = ""
     shard_types: "tuple[ShardType, ...]" = ()
     roles: tuple[Role, ...] = BROKER_ONLY
+    processor_seconds: Callable[[], float] = lambda: 0.0
 
 
 def controller_settings(settings: NodeSettings) -> NodeSettings:

@@ -9,6 +9,7 @@ from rayka.config import FlushPolicy, TopicConfig
 from rayka.errors import KafkaStorageError, StorageError
 from rayka.ids import TopicPartition
 from rayka.log.log import Log
+from rayka.partition.traffic import Traffic
 
 
 class ReplicaLog:
@@ -24,6 +25,7 @@ class ReplicaLog:
         self.config = config
         self.failure: StorageError | None = None
         self.high_watermark = log.log_start_offset
+        self.traffic = Traffic()
 
     def __repr__(self) -> str:
         return f"<ReplicaLog {self.topic_partition} hw={self.high_watermark} leo={self.log.log_end_offset}>"

@@ -15,6 +15,7 @@ from rayka.protocol import (
     fetch,
     group_offsets,
     groups,
+    load,
     membership,
     partition_admin,
     produce,
@@ -135,6 +136,7 @@ APIS: tuple[Api, ...] = (
         "elect_leaders", partition_admin.ElectLeadersRequest, CONTROLLER, partition_admin.check_elect_leaders
     ),
     Api("unregister_broker", partition_admin.UnregisterBrokerRequest, CONTROLLER),
+    Api("describe_load", load.DescribeLoadRequest, CONTROLLER, load.check_describe_load),
     Api("describe_configs", configs.DescribeConfigsRequest, CONTROLLER, configs.check_describe_configs),
     Api(
         "incremental_alter_configs",

@@ -18,6 +18,7 @@ from rayka.ids import (
     Role,
 )
 from rayka.ports import Message, Request
+from rayka.protocol.load import LoadReport
 from rayka.protocol.request_checks import check_each_once, require
 
 
@@ -151,7 +152,8 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     """A broker is alive and says what it wants (H4). `current_metadata_offset`: the last offset it has applied;
     `recovered_directory_ids`: directories that were full, and are not offline any more; `number`: rises with each
     heartbeat of a process, for one that comes late would say what was so before; `directory_size_bytes`: of the
-    replicas in each directory, in the order of the registration, or nothing while that is not known.
+    replicas in each directory, in the order of the registration, or nothing while that is not known; `load`: how much
+    the broker has to do, if it has measured that since a controller last answered.
     """
 
     broker_id: int
@@ -163,6 +165,7 @@ class HeartbeatRequest(Request[HeartbeatResponse], frozen=True, array_like=True)
     recovered_directory_ids: tuple[UUID, ...] = ()
     number: int = 0
     directory_size_bytes: tuple[int, ...] = ()
+    load: LoadReport | None = None
 
 
 def check_heartbeat(request: HeartbeatRequest) -> None:

@@ -108,6 +108,7 @@ class InProcessNodes:
             network=self.switch.network(node_id),
             random=self._random,
             wall_clock_ms=_wall_clock_ms,
+            processor_seconds=time.process_time,  # of all nodes together
             crash=lambda error: self._on_crash(node_id, error),
             pid=os.getpid(),
             rack=self._racks.get(node_id, ""),

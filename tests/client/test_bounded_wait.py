@@ -74,6 +74,7 @@ CALLS = {
     "describe_cluster": as_admin(lambda admin: admin.describe_cluster()),
     "log_dirs": as_admin(lambda admin: admin.log_dirs()),
     "alter_replica_log_dirs": as_admin(lambda admin: admin.alter_replica_log_dirs(1, {_TP: "/two"})),
+    "describe_load": as_admin(lambda admin: admin.describe_load()),
     "unregister_broker": as_admin(lambda admin: admin.unregister_broker(1)),
     "describe_quorum": as_admin(lambda admin: admin.describe_quorum()),
     "add_raft_voter": as_admin(lambda admin: admin.add_raft_voter(3001)),

@@ -23,7 +23,9 @@ from rayka.metadata.delta import MetadataDelta
 from rayka.metadata.image import MetadataImage
 from rayka.node.broker_lifecycle import BrokerLifecycle
 from rayka.node.controller_link import ControllerLink
+from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
+from rayka.node.replication.replica import Replica
 from rayka.node.storage.data_directories import DataDirectories
 from rayka.protocol.membership import HeartbeatRequest, HeartbeatResponse, RegisterBrokerResponse
 from rayka.testing.memory_disk import MemoryDisk
@@ -46,12 +48,17 @@ async def _nowhere(delta: MetadataDelta, image: MetadataImage) -> None:
     pass
 
 
+class NoReplicas:
+    replicas: list[Replica] = []
+
+
 class Process(NamedTuple):
     """What of a broker process talks to the controller, and the controller's end of it."""
 
     lifecycle: BrokerLifecycle
     directories: DataDirectories
     others: Others
+    meter: LoadMeter
 
     async def heartbeat(self) -> Asked[HeartbeatRequest]:
         return await self.others.heartbeats.get()
@@ -69,8 +76,12 @@ async def started(disk: MemoryDisk | None = None, **config: Any) -> Process:
     if not disk.exists(f"{DATA_DIRS[0]}/meta.properties"):
         await DataDirectories.format(settings)
     directories, link = await DataDirectories.open(settings), ControllerLink(others)
-    follower = MetadataFollower(settings, link, _nowhere)
-    return Process(BrokerLifecycle(settings, link, directories, follower), directories, others)
+    follower, meter = (
+        MetadataFollower(settings, link, _nowhere),
+        LoadMeter(settings, directories, NoReplicas()),
+    )
+    lifecycle = BrokerLifecycle(settings, link, directories, follower, meter)
+    return Process(lifecycle, directories, others, meter)
 
 
 async def running(**config: Any) -> tuple[Process, "asyncio.Task[None]"]:
@@ -173,6 +184,26 @@ def test_a_broker_that_has_what_it_wants_is_heard_every_two_seconds() -> None:  
             heard_ms = now_ms()
             asked.answer(granted())
         process.stop(beating)
+
+    run(main)
+
+
+def test_a_measured_load_goes_with_heartbeats_until_one_is_answered() -> None:
+    async def main() -> None:
+        process, beating = await serving(broker_load_report_interval_ms=INTERVAL_MS * 2)
+        measuring = asyncio.create_task(process.meter.run())
+        reports = []
+        while len(reports) < 2:
+            asked = await process.heartbeat()
+            reports += [asked.request.load] * (asked.request.load is not None)
+            if len(reports) == 1:
+                asked.fail(NotController("none"))
+            else:
+                asked.answer(granted())
+        assert reports[0] == reports[1]
+        after = await process.heartbeat()
+        assert after.request.load is None
+        process.stop(beating, measuring)
 
     run(main)
 

@@ -19,6 +19,7 @@ from rayka.client.admin.admin_arguments import (
 from rayka.client.admin.admin_brain import AsyncAdmin
 from rayka.client.admin.admin_configs import changes_of, resource_of
 from rayka.client.admin.admin_group_part import GroupAdmin
+from rayka.client.admin.admin_load_part import LoadAdmin
 from rayka.client.admin.admin_partition_results import (
     BrokerLogDirs,
     ConfigValue,
@@ -36,7 +37,7 @@ from rayka.protocol.partition_admin import ElectionType, NewPartitions
 from rayka.protocol.topics import NewTopic
 
 
-class Admin(GroupAdmin):
+class Admin(GroupAdmin, LoadAdmin):
     """Manages topics, partitions, brokers, groups and the quorum. `with` closes it; thread-safe.
 
     Options are Kafka's, as keywords or dotted in the dict `config`; an unknown one is a ConfigError that names the

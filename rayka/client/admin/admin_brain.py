@@ -9,6 +9,7 @@ from random import Random
 
 from rayka.client.admin.admin_configs import AsyncConfigAdmin
 from rayka.client.admin.admin_groups import AsyncGroupAdmin
+from rayka.client.admin.admin_load import AsyncLoadAdmin
 from rayka.client.admin.admin_part import AdminPart
 from rayka.client.admin.admin_partitions import AsyncPartitionAdmin
 from rayka.client.admin.admin_quorum import AsyncQuorumAdmin
@@ -38,6 +39,7 @@ class AsyncAdmin(AdminPart):
         self.partitions = AsyncPartitionAdmin(metadata, self.timeout_ms)
         self.groups = AsyncGroupAdmin(metadata, self.timeout_ms)
         self.configs = AsyncConfigAdmin(metadata, self.timeout_ms)
+        self.load = AsyncLoadAdmin(metadata, self.timeout_ms)
 
     async def create_topic(self, topic: NewTopic, *, if_not_exists: bool = False) -> TopicDescription:
         retry = Retry(self.timeout_ms, self._nodes.backoff)

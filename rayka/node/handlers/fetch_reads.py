@@ -79,15 +79,23 @@ class FetchReads:
                 self._leader.replicas.parked.wake((fetch.topic_id, fetch.partition))  # a look will tell
 
     def record_sent(self, results: tuple[FetchPartitionResult, ...]) -> None:
-        """Counts what out-of-sync followers of throttled partitions were given."""
-        for each in results if self._is_follower else ():
-            partition = (
-                self._leader.replicas.get(each.topic_id, each.partition).partition
-                if each.size_bytes
-                else None
-            )
-            if partition is not None and self._is_counted(partition):
-                self._leader.replicas.leader_quota.record(each.size_bytes, self._now_ms)
+        """Counts what was given, and apart from that what out-of-sync followers of throttled partitions were given."""
+        for each in results:
+            size_bytes = each.size_bytes
+            if size_bytes:
+                self._count(
+                    self._leader.replicas.get(each.topic_id, each.partition).partition, each, size_bytes
+                )
+
+    def _count(self, partition: Partition, given: FetchPartitionResult, size_bytes: int) -> None:
+        traffic = partition.traffic
+        if not self._is_follower:
+            traffic.bytes_out += size_bytes
+            traffic.records_out += given.next_offset - self._context.fetch_offset(given)
+            return
+        traffic.replication_bytes_out += size_bytes
+        if self._is_counted(partition):
+            self._leader.replicas.leader_quota.record(size_bytes, self._now_ms)
 
     # ---- One partition -------------------------------------------------------------------------------------
 

@@ -123,6 +123,10 @@ class FetchContext:
         due = self.session.watch.due
         return [each.fetch for key, each in self.session.partitions.items() if key not in due]
 
+    def fetch_offset(self, result: FetchPartitionResult) -> int:
+        """From where the partition of this result was read."""
+        return self.session.partitions[result.topic_id, result.partition].fetch.fetch_offset
+
     def settle(self, result: FetchPartitionResult) -> None:
         """The partition was read to its end: it needs no look until something happens to it, or if the result is news,
         until that is answered.

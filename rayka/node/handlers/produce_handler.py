@@ -67,6 +67,9 @@ class ProduceHandler:
             )
         except StorageError as error:
             raise self._replicas.on_storage_error(replica, error) from error
+        traffic = replica.partition.traffic
+        traffic.bytes_in += data.records.size
+        traffic.records_in += appended.required_offset - appended.base_offset
         self._replicas.on_appended(replica, is_high_watermark_moved=appended.is_high_watermark_raised)
         return appended, _accepted(data, replica, appended)
 

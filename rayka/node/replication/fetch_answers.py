@@ -137,6 +137,7 @@ class FetchAnswers:
         self._failures.succeeded(followed.key)
         self._errors.succeeded(followed.key)
         followed.is_behind = result.high_watermark > log.log_end_offset
+        followed.partition.traffic.replication_bytes_in += records.size
         self._positions.on_fetched(followed, records.size)
         is_elsewhere = bool(records.size) or log.log_start_offset != log_start_offset
         if is_elsewhere or is_moved:

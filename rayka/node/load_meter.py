@@ -1,0 +1,155 @@
+"""A broker measures its own load: bytes and records of each replica, its share of a processor, its disks.
+
+Requests count what they carry in each replica's `Traffic`; from time to time the meter takes these counts, in turns, so
+that thousands of logs hold nothing up, and makes one report of them: sums, and the partitions with the largest logs and
+with the most traffic. The heartbeat carries it until a controller has answered one. Rayka's own.
+"""
+
+import asyncio
+import posixpath
+from collections.abc import Iterable
+from heapq import heappush, heapreplace
+from typing import Protocol
+
+from rayka.errors import StorageError
+from rayka.log.meta_properties import META_PROPERTIES_FILE
+from rayka.node.clock import now_ms
+from rayka.node.replication.replica import Replica, key_of
+from rayka.node.settings import NodeSettings
+from rayka.node.storage.data_directories import DataDirectories
+from rayka.node.storage.log_cleaner import weight_of
+from rayka.node.turns import in_turns
+from rayka.partition.partition import Partition
+from rayka.partition.traffic import NO_TRAFFIC, Counts
+from rayka.protocol.load import AMOUNT_MAX, REPORTED_PARTITIONS_MAX, LoadReport, PartitionLoad
+
+_LEADERS_MAX = REPORTED_PARTITIONS_MAX // 2  # by size, and as many by traffic
+
+
+class ReplicaOwner(Protocol):
+    """What serves the partitions."""
+
+    @property
+    def replicas(self) -> list[Replica]: ...
+
+
+class LoadMeter:
+    """Measures one broker. `unreported` is what no controller has answered yet; None: nothing new."""
+
+    def __init__(self, settings: NodeSettings, directories: DataDirectories, owner: ReplicaOwner) -> None:
+        self._disk = settings.disk
+        self._processor_seconds = settings.processor_seconds
+        self._interval_s = settings.config.broker_load_report_interval_ms / 1000
+        self._directories = directories
+        self._owner = owner
+        self._last_ms = now_ms()
+        self._last_processor_s = settings.processor_seconds()
+        self.unreported: LoadReport | None = None
+
+    def __repr__(self) -> str:
+        return f"<LoadMeter {self.unreported!r}>"
+
+    def on_reported(self, report: LoadReport | None) -> None:
+        """A controller has answered the heartbeat that carried this."""
+        if report is self.unreported:
+            self.unreported = None
+
+    async def run(self) -> None:
+        """Measures at each interval, for ever."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            self.unreported = await self.measure()
+
+    async def measure(self) -> LoadReport:
+        """The load since the last measurement."""
+        began_ms, processor_s = now_ms(), self._processor_seconds()
+        interval_ms = max(1, began_ms - self._last_ms)
+        spent_s = max(0.0, processor_s - self._last_processor_s)
+        self._last_ms, self._last_processor_s = began_ms, processor_s
+        tally = _Tally(interval_ms)
+        async for replica in in_turns(self._owner.replicas, weigh=weight_of):
+            tally.add(replica.partition)
+        return tally.report(int(spent_s * 1_000_000 / interval_ms), self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        """Of each disk once, whatever number of directories it has. One that fails is reported as offline."""
+        free: dict[object, int] = {}
+        for directory in self._directories.online():
+            try:
+                free[self._device_of(directory.path)] = self._disk.free_bytes(directory.path)
+            except StorageError:
+                continue
+        return min(sum(free.values()), AMOUNT_MAX)
+
+    def _device_of(self, path: str) -> object:
+        try:
+            return self._disk.identity(posixpath.join(path, META_PROPERTIES_FILE)).device
+        except StorageError:
+            return path
+
+
+class _Tally:
+    """Replicas added up. Rates come from counts at the end of each addition, rounded down."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._largest, self._busiest = _Top(), _Top()
+        self._sums = list(NO_TRAFFIC)
+        self._size_bytes = self._count = self._leader_count = 0
+
+    def add(self, partition: Partition) -> None:
+        counts = partition.traffic.take()
+        size_bytes = partition.log.segments.size_bytes
+        self._count += 1
+        self._leader_count += partition.is_leader
+        self._size_bytes += size_bytes
+        self._largest.offer(size_bytes, partition, size_bytes, counts)
+        if counts != NO_TRAFFIC:
+            self._sums = [total + each for total, each in zip(self._sums, counts, strict=True)]
+            self._busiest.offer(counts.bytes_in + counts.bytes_out, partition, size_bytes, counts)
+
+    def report(self, processor_permille: int, free_bytes: int) -> LoadReport:
+        chosen = {key_of(entry[0]): self._load(*entry) for entry in self._chosen()}
+        return LoadReport(
+            self._interval_ms,
+            processor_permille,
+            free_bytes,
+            self._size_bytes,
+            self._count,
+            self._leader_count,
+            **{name: self._rate(total) for name, total in zip(Counts._fields, self._sums, strict=True)},
+            partitions=tuple(chosen.values()),
+        )
+
+    def _chosen(self) -> "Iterable[_Entry]":
+        return (*self._largest.entries(), *self._busiest.entries())
+
+    def _load(self, partition: Partition, size_bytes: int, counts: Counts) -> PartitionLoad:
+        rates = map(self._rate, counts[:4])
+        number = partition.topic_partition.partition
+        return PartitionLoad(partition.topic_id, number, partition.is_leader, size_bytes, *rates)
+
+    def _rate(self, count: int) -> int:
+        return count * 1000 // self._interval_ms
+
+
+_Entry = tuple[Partition, int, Counts]
+
+
+class _Top:
+    """The few of many replicas for which a number is the largest; of equals those that came first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, _Entry]] = []
+        self._offered_count = 0
+
+    def offer(self, rank: int, partition: Partition, size_bytes: int, counts: Counts) -> None:
+        self._offered_count += 1
+        if rank <= 0 or (len(self._heap) == _LEADERS_MAX and rank <= self._heap[0][0]):
+            return
+        push = heapreplace if len(self._heap) == _LEADERS_MAX else heappush
+        push(self._heap, (rank, -self._offered_count, (partition, size_bytes, counts)))
+
+    def entries(self) -> list[_Entry]:
+        """The largest first."""
+        return [entry for _, _, entry in sorted(self._heap, reverse=True)]
