@@ -111,13 +111,13 @@ class ConfluentGroups:
 
 def rayka_fill(cluster: ClusterHandle, *, groups: int, partitions: int) -> None:
     """Commits an offset of so many partitions in each of so many groups."""
-    io_thread.run(_for_all(cluster, groups, lambda name: _commit_of(name, partitions)), _TIMEOUT_S)
+    io_thread.run(partial(_for_all, cluster, groups, lambda name: _commit_of(name, partitions)), _TIMEOUT_S)
 
 
 def rayka_loaded_s(cluster: ClusterHandle, *, groups: int) -> float:
     """Seconds until the coordinators of all groups have answered what is committed."""
     started = time.perf_counter()
-    io_thread.run(_for_all(cluster, groups, lambda name: OffsetFetchRequest(name, ())), _TIMEOUT_S)
+    io_thread.run(partial(_for_all, cluster, groups, lambda name: OffsetFetchRequest(name, ())), _TIMEOUT_S)
     return time.perf_counter() - started
 
 

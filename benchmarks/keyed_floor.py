@@ -101,4 +101,4 @@ class LeastSends:
             batch.base_offset = result.base_offset
 
     def _run(self, coroutine: Any) -> Any:
-        return io_thread.run(coroutine, _TIMEOUT_MS / 1000)
+        return io_thread.run(lambda: coroutine, _TIMEOUT_MS / 1000)

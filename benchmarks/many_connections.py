@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -72,7 +73,7 @@ def _active(cluster: rayka.Cluster, processes: Sequence["subprocess.Popen[str]"]
     """Each connection has one record of 1 KB in flight, over and over."""
     with rayka.Admin(cluster=cluster) as admin:
         admin.create_topic("many-connections", partitions=PARTITIONS)
-    known = io_thread.run(topic_of(cluster.network(), "many-connections"), 60)
+    known = io_thread.run(partial(topic_of, cluster.network(), "many-connections"), 60)
     order = {"topic_id": str(known.topic_id), "seconds": seconds_long}
     for each in processes:
         _tell(each, order)

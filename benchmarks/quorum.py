@@ -11,6 +11,7 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def commits(cluster: rayka.Cluster, machine: Machine, rounds: int, *, voters: in
     with rayka.Admin(cluster=cluster) as admin:
         leader_id = admin.describe_quorum().leader_id
     measured = compare(
-        lambda: io_thread.run(_commit_p50(network, leader_id, 30), _WAIT_S),
+        lambda: io_thread.run(partial(_commit_p50, network, leader_id, 30), _WAIT_S),
         lambda: machine.seconds(round_trips, fsyncs),
         rounds=rounds,
     )
@@ -190,13 +191,13 @@ def _seconds_without_controller(
     with rayka.Admin(cluster=cluster) as admin:
         leader_id = _await_all_caught_up(admin)
         network = cluster.network()
-        node_ids = io_thread.run(network.node_ids(), _WAIT_S)
+        node_ids = io_thread.run(network.node_ids, _WAIT_S)
         others = [each for each in node_ids if role_of(each) is Role.CONTROLLER and each != leader_id]
-        io_thread.run(_warm_up(network, others), _WAIT_S)
+        io_thread.run(partial(_warm_up, network, others), _WAIT_S)
         end = ending(leader_id)
         began = time.perf_counter()
         end()
-        io_thread.run(_until_accepted(network, others), _WAIT_S)
+        io_thread.run(partial(_until_accepted, network, others), _WAIT_S)
         taken_s = time.perf_counter() - began
         bring_back(leader_id)
         _await_all_caught_up(admin)

@@ -316,7 +316,7 @@ def _metadata(network: Network, asked_id: int, *topics: str) -> MetadataResponse
     async def ask() -> MetadataResponse:
         return await network.call(asked_id, MetadataRequest(topics), 1_000)
 
-    return io_thread.run(ask(), _WAIT_S)
+    return io_thread.run(ask, _WAIT_S)
 
 
 def _is_known_to_end(network: Network, controller_id: int, broker_id: int) -> bool:

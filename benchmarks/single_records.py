@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from functools import partial
 from itertools import count, cycle
 
 import rayka
@@ -19,7 +20,7 @@ _TIMEOUT_S = 60.0
 
 def rate_by_port(cluster: ClusterHandle, topic: str, *, in_flight: int, seconds_long: float) -> float:
     """Records/s of 1 KB of so many callers, each of which has one request of one record in flight, acks=all."""
-    calling = _call_for(cluster.network(), topic, in_flight, seconds_long)
+    calling = partial(_call_for, cluster.network(), topic, in_flight, seconds_long)
     return io_thread.run(calling, seconds_long + _TIMEOUT_S)
 
 

@@ -8,6 +8,7 @@ soon.
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -134,7 +135,9 @@ class Cluster:
 
     def describe(self) -> ClusterDescription:
         """The nodes and what is in the cluster. Raises ClusterNotFound when the cluster was stopped."""
-        return wait_for(describe(self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S)
+        return wait_for(
+            partial(describe, self.network(), self._ray_address, self._node_ids()), _ANSWER_TIMEOUT_S
+        )
 
     def remove_broker(self, broker_id: int) -> None:
         """Stops a broker or coordinator that holds no replica, for good: it is forgotten, its directories are removed,
@@ -170,15 +173,15 @@ class Cluster:
         kept = None
         with suppress(UnavailableError):  # it may be away; a cluster can be stopped all the same
             kept = self._kept_record()
-        wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
+        wait_for(partial(supervise.stop, self._name), _ANSWER_TIMEOUT_S)
         unplaced = ask_ray(launch.end_unplaced, self._name, timeout_s=_ANSWER_TIMEOUT_S)
         handles, processes = self._processes(besides=unplaced)
         roles = _roles(handles, processes)
         combined = {each: handles[each] for each in handles if is_combined(roles[each])}
-        wait_for(launch.stop_brokers(self._name, combined), launch.STOP_TIMEOUT_S)
+        wait_for(partial(launch.stop_brokers, self._name, combined), launch.STOP_TIMEOUT_S)
         for node_ids in self._stop_order(roles):
             chosen = {node_id: handles[node_id] for node_id in node_ids}
-            wait_for(launch.stop(self._name, chosen), launch.STOP_TIMEOUT_S)
+            wait_for(partial(launch.stop, self._name, chosen), launch.STOP_TIMEOUT_S)
         for process in processes.values():
             placement = process.placement
             run_on(process.ray_node_id, launch.await_exit, process.pid)
@@ -223,7 +226,7 @@ class Cluster:
         """Brokers need the controllers to end well; a leader that stops last has no node to hand over to."""
         brokers = [each for each in roles if Role.CONTROLLER not in roles[each]]
         controllers = [each for each in roles if Role.CONTROLLER in roles[each]]
-        leader_id = wait_for(find_leader(self.network(), controllers), _ANSWER_TIMEOUT_S)
+        leader_id = wait_for(partial(find_leader, self.network(), controllers), _ANSWER_TIMEOUT_S)
         return [
             brokers,
             [each for each in controllers if each != leader_id],
@@ -240,11 +243,13 @@ class Cluster:
         self._refuse_other_spec(kept, handles, processes, spec)
         self._end_lost({each: handles[each] for each in handles if each in replace and each not in processes})
         replaced = [each for each in processes if each in replace]
-        lost = wait_for(without_disk(self.network(), replaced), _ANSWER_TIMEOUT_S) if replaced else []
+        lost = (
+            wait_for(partial(without_disk, self.network(), replaced), _ANSWER_TIMEOUT_S) if replaced else []
+        )
         self._refuse_running(each for each in replaced if each not in lost)
         running = [each for each in self._running_node_ids() if each not in lost]
         if not running and not lost:  # a supervisor whose nodes have all gone would go on with its own spec
-            wait_for(supervise.stop(self._name), _ANSWER_TIMEOUT_S)
+            wait_for(partial(supervise.stop, self._name), _ANSWER_TIMEOUT_S)
         added = added_brokers(kept, spec) if kept else ()
         missing = [each for each in wanted_node_ids(spec) if each not in running]
         new = [each for each in missing if each in added]
@@ -264,7 +269,7 @@ class Cluster:
         )
         if record and replace:  # before a disk has an identity that the supervisor would refuse
             renewed = ClusterRecord(record.spec, plan.identities)
-            wait_for(supervise.keep(renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+            wait_for(partial(supervise.keep, renewed, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
         end(self._name, {each: handles[each] for each in lost}, processes)
         execute(plan)
         record, placements = ClusterRecord(spec, plan.identities), list(plan.placements.values())
@@ -276,12 +281,12 @@ class Cluster:
         """The spec and the disks that are in force; None where a start or stop was interrupted, so that there is no
         supervisor.
         """
-        return wait_for(supervise.kept_record(self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+        return wait_for(partial(supervise.kept_record, self._name, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
     def _processes(self, *, besides: Collection[int] = ()) -> tuple[dict[int, Any], dict[int, "NodeProcess"]]:
         """The actors of the other nodes, and the processes of those that answer."""
         handles = ask_ray(_handles, self._name, besides, timeout_s=_ANSWER_TIMEOUT_S)
-        return handles, wait_for(launch.processes(handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+        return handles, wait_for(partial(launch.processes, handles, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
 
     def _refuse_other_spec(
         self,

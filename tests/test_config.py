@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rayka.config import AdminConfig, ClusterSpec, ConsumerConfig, ProducerConfig, TopicConfig
+from rayka.config import AdminConfig, BrokerConfig, ClusterSpec, ConsumerConfig, ProducerConfig, TopicConfig
 from rayka.errors import ConfigError
 from rayka.ids import Role
 
@@ -20,6 +20,22 @@ def test_a_key_may_be_dotted_or_snake_case():
 def test_a_wrong_value_is_named_as_its_key_was_written(spelled: str):
     with pytest.raises(ConfigError, match=rf"^producer: {spelled}: .* found 'soon'"):
         ProducerConfig.given({spelled: "soon"}, {}, what="producer")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept_ms"),
+    [
+        ({"log.retention.hours": 2}, 7_200_000),
+        ({"log.retention.hours": 2, "log.retention.minutes": 3}, 180_000),
+        ({"log.retention.hours": 2, "log.retention.minutes": 3, "log.retention.ms": 4}, 4),
+        ({"log.retention.hours": -1}, -1),
+        ({}, 604_800_000),
+    ],
+)
+def test_of_a_brokers_retention_times_the_finest_unit_counts(given: dict[str, int], kept_ms: int):  # F11
+    broker = BrokerConfig.parse(given, what="broker config")
+    assert broker.topic_config({}).retention_ms == kept_ms
+    assert broker.topic_config({"retention.ms": "5"}).retention_ms == 5
 
 
 def test_a_key_given_twice_is_refused():

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from rayka.actors import launch
 from rayka.actors.names import actor_name
@@ -38,7 +39,9 @@ class Failure:
         partitions = self._admin.describe_topic(self._topic).partitions
         broker_id = next(each.leader_id for each in partitions if each.leader_id != NO_NODE)
         handles = {broker_id: launch.find(self._cluster.name, broker_id)}
-        processes = io_thread.run(launch.processes(handles, _ANSWER_TIMEOUT_S), 2 * _ANSWER_TIMEOUT_S)
+        processes = io_thread.run(
+            partial(launch.processes, handles, _ANSWER_TIMEOUT_S), 2 * _ANSWER_TIMEOUT_S
+        )
         if broker_id not in processes:
             raise UnavailableError(
                 f"{actor_name(self._cluster.name, broker_id)} did not say which process it is"

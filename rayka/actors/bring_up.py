@@ -4,7 +4,8 @@ Waits are on the IO thread; what must happen in any case, after Ctrl-C too, happ
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from rayka.actors import launch, supervise
@@ -13,6 +14,7 @@ from rayka.actors.cluster_record import ClusterRecord
 from rayka.actors.node_placement import Placement
 from rayka.actors.ray_network import RayNetwork
 from rayka.client import bounded_wait
+from rayka.client.io_thread import Work
 from rayka.errors import UnavailableError
 from rayka.protocol.membership import NodeState
 
@@ -23,20 +25,18 @@ _SLACK_S = 30.0
 _POLL_S = 0.05
 
 
-def wait_for(
-    coroutine: Coroutine[Any, Any, ResultT], timeout_s: float, *, slack_s: float = _SLACK_S
-) -> ResultT:
-    """The result of a coroutine that has this timeout itself. The wait lasts longer by the slack, since the coroutine's
-    own error says more.
+def wait_for(work: Work[ResultT], timeout_s: float, *, slack_s: float = _SLACK_S) -> ResultT:
+    """The result of work that has this timeout itself. The wait lasts longer by the slack, since the work's own error
+    says more.
 
-    Raises UnavailableError when the coroutine does not end: a question to Ray that Ray never answers.
+    Raises UnavailableError when the work does not end: a question to Ray that Ray never answers.
     """
-    return bounded_wait.wait_for(coroutine, timeout_s * 1000, caller="Ray", slack_s=slack_s)
+    return bounded_wait.wait_for(work, timeout_s * 1000, caller="Ray", slack_s=slack_s)
 
 
 def ask_ray(question: Callable[..., ResultT], *arguments: Any, timeout_s: float) -> ResultT:
     """What a function answers that asks Ray and waits for it, within that time. As `wait_for`."""
-    return wait_for(asyncio.to_thread(question, *arguments), timeout_s)
+    return wait_for(partial(asyncio.to_thread, question, *arguments), timeout_s)
 
 
 def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
@@ -51,7 +51,7 @@ def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:
             handles[placement.node_id] = launch.create(placement)
         supervisor = supervise.create(record)
         if placements or not had_supervisor:
-            wait_for(_await_all(name, handles, supervisor), START_TIMEOUT_S)
+            wait_for(partial(_await_all, name, handles, supervisor), START_TIMEOUT_S)
     except BaseException:
         if not had_supervisor:
             supervise.end(name)
@@ -69,11 +69,11 @@ def add_brokers(record: ClusterRecord, placements: Collection[Placement], added:
     try:
         for placement in placements:
             handles[placement.node_id] = launch.create(placement)
-        wait_for(_await_some(record.spec.name, handles, added), START_TIMEOUT_S)
+        wait_for(partial(_await_some, record.spec.name, handles, added), START_TIMEOUT_S)
     except BaseException:
         _end(handles)
         raise
-    wait_for(supervise.keep(record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+    wait_for(partial(supervise.keep, record, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
 
 
 def _end(handles: Mapping[int, Any]) -> None:

@@ -8,6 +8,7 @@ import posixpath
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from rayka.actors.node_placement import Placement
@@ -37,17 +38,17 @@ class ControllerFormat:
 
 def format_brokers(formats: Sequence[tuple[Placement, Sequence[UUID]]]) -> None:
     """Makes the directories of brokers theirs, with these ids; one that is formatted stays as it is."""
-    io_thread.run(_format_brokers(formats), _TIMEOUT_S)
+    io_thread.run(partial(_format_brokers, formats), _TIMEOUT_S)
 
 
 def prepare_controllers(placements: Sequence[Placement], voters: VoterSet) -> None:
     """Gives the directories of controllers the checkpoint that names all voters, and nothing else."""
-    io_thread.run(_prepare_controllers(placements, voters), _TIMEOUT_S)
+    io_thread.run(partial(_prepare_controllers, placements, voters), _TIMEOUT_S)
 
 
 def format_controllers(formats: Sequence[tuple[Placement, ControllerFormat]]) -> None:
     """Makes the directories of controllers theirs. Refused where one is formatted already."""
-    io_thread.run(_format_controllers(formats), _TIMEOUT_S)
+    io_thread.run(partial(_format_controllers, formats), _TIMEOUT_S)
 
 
 def remove_directories(directories: Collection[str]) -> None:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from rayka.actors import launch, supervise
@@ -45,13 +46,13 @@ def remove_broker(cluster: ClusterHandle, record: ClusterRecord, broker_id: int)
         rest = ClusterRecord(without_broker(whole, broker_id), record.identities.without(broker_id))
         _refuse_in_use(broker)
         try:
-            wait_for(supervise.keep(rest, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+            wait_for(partial(supervise.keep, rest, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
             if handle is not None:
                 _stop(spec.name, broker_id, handle)
             _forget(admin, broker_id, spec.config.broker_session_timeout_ms / 1000 + _SLACK_S)
         except BaseException:
             former = ClusterRecord(whole, record.identities)
-            wait_for(supervise.keep(former, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
+            wait_for(partial(supervise.keep, former, MAKE_TIMEOUT_S), MAKE_TIMEOUT_S)
             raise
     remove_everywhere(node_directories(whole, broker_id))
 
@@ -90,8 +91,8 @@ def _stop(cluster_name: str, broker_id: int, handle: Any) -> None:
     if not has_process(handle):
         launch.end(handle)
         return
-    process = wait_for(launch.process_of(handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
-    wait_for(launch.stop(cluster_name, {broker_id: handle}), launch.STOP_TIMEOUT_S)
+    process = wait_for(partial(launch.process_of, handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+    wait_for(partial(launch.stop, cluster_name, {broker_id: handle}), launch.STOP_TIMEOUT_S)
     if process is not None:
         run_on(process.ray_node_id, launch.await_exit, process.pid)
 

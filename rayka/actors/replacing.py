@@ -4,6 +4,7 @@ can begin again on an empty disk while the cluster runs.
 
 import time
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rayka.actors import launch
@@ -38,7 +39,7 @@ async def without_disk(network: RayNetwork, node_ids: Collection[int]) -> list[i
 
 def end(cluster_name: str, handles: Mapping[int, Any], processes: "Mapping[int, NodeProcess]") -> None:
     """Ends these nodes for good; returns when their locks are free, and their names."""
-    wait_for(launch.stop(cluster_name, handles), launch.STOP_TIMEOUT_S)
+    wait_for(partial(launch.stop, cluster_name, handles), launch.STOP_TIMEOUT_S)
     for node_id in handles:
         run_on(processes[node_id].ray_node_id, launch.await_exit, processes[node_id].pid)
         _await_gone(cluster_name, node_id)

@@ -167,7 +167,7 @@ class Producer(AioClient):
             await self._finish(core.outbox, core.end(), timeout)
         finally:
             bound_ms = producer.CLOSE_SLACK_S * 1000
-            await asyncio.shield(await_for(core.outbox.sender.close(), bound_ms, caller=self))
+            await asyncio.shield(await_for(core.outbox.sender.close, bound_ms, caller=self))
 
     def metrics(self) -> ProducerMetrics:
         """As `rayka.Producer.metrics`. Raises ClosedError before the producer has looked for its cluster."""
@@ -219,7 +219,7 @@ class Producer(AioClient):
 
     async def _learn(self, outbox: Outbox, topic: str, partition: int | None = None) -> None:
         while not outbox.knows(topic, partition):
-            await await_for(outbox.learn(topic, partition), self._config.max_block_ms, caller=self)
+            await await_for(partial(outbox.learn, topic, partition), self._config.max_block_ms, caller=self)
 
     async def _when_there_is_memory(self, outbox: Outbox, attempt: Callable[[], AddedT | None]) -> AddedT:
         """Repeats the attempt as memory is freed."""

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from contextlib import suppress
 from typing import NoReturn
 
@@ -69,8 +68,6 @@ def rayka() -> None:
 
 def main() -> None:
     """The entry point: runs the command, reports its errors, exits."""
-    # Ctrl-C between the making of a coroutine and its way to the IO thread leaves one behind: no news for a user.
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     _say_which_ray()
     code = run(sys.argv[1:])
     if "ray" in sys.modules:

@@ -21,6 +21,9 @@ from typing import Any, Generic, TypeVar
 from rayka import forks
 
 ResultT = TypeVar("ResultT")
+# A function that makes a coroutine, called on the IO thread: a coroutine made elsewhere would be left behind, with a
+# warning, by a Ctrl-C between its making and its way here.
+Work = Callable[[], Coroutine[Any, Any, ResultT]]
 _STOP_TIMEOUT_S = 2.0
 
 
@@ -178,12 +181,12 @@ def wall_clock_ms() -> int:
 
 
 class _Awaited(Generic[ResultT]):
-    """A coroutine on the IO thread that another thread waits for. All that the two share is a lock: a future on either
+    """Work on the IO thread that another thread waits for. All that the two share is a lock: a future on either
     side, and the turn of the loop between them, would cost the two threads twice as much.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, ResultT]) -> None:
-        self._coroutine = coroutine
+    def __init__(self, work: Work[ResultT]) -> None:
+        self._work = work
         self._task: asyncio.Task[None] | None = None
         self._is_given_up = False
         self._outcome: list[ResultT] = []
@@ -199,14 +202,12 @@ class _Awaited(Generic[ResultT]):
     def give_up(self) -> None:
         """On the IO thread: nothing waits for it any more, whether it has begun or not."""
         self._is_given_up = True
-        if self._task is None:
-            self._coroutine.close()
-        else:
+        if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
         try:
-            self._outcome.append(await self._coroutine)
+            self._outcome.append(await self._work())
         except (Exception, asyncio.CancelledError) as error:
             self._error = error
         except BaseException as error:
@@ -232,28 +233,24 @@ class _Awaited(Generic[ResultT]):
             del error  # it refers to this frame
 
 
-def submit(coroutine: Coroutine[Any, Any, ResultT]) -> "Future[ResultT]":
-    """Runs the coroutine on the IO thread; to cancel the future cancels the coroutine.
+def submit(work: Work[ResultT]) -> "Future[ResultT]":
+    """Runs the work on the IO thread; to cancel the future cancels it.
 
     Raises RuntimeError on the IO thread itself, and when the process ends; UnavailableError in a forked child.
     """
-    own_loop = _loop_for(coroutine)
-    try:
-        return asyncio.run_coroutine_threadsafe(coroutine, own_loop)
-    except BaseException:  # interrupted: whether it was handed over is not known
-        own_loop.call_soon_threadsafe(coroutine.close)
-        raise
+    own_loop = _loop_for(work)
+    return asyncio.run_coroutine_threadsafe(work(), own_loop)
 
 
-def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
-    """Runs the coroutine on the IO thread and waits for its result.
+def run(work: Work[ResultT], timeout_s: float | None, slack_s: float = 0.0) -> ResultT:
+    """Runs the work on the IO thread and waits for its result.
 
-    Raises TimeoutError after timeout_s, and slack_s more; None: the coroutine has a deadline of its own. Then, and when
-    Ctrl-C or another signal's exception ends the wait, the coroutine is cancelled. The slack is waits of its own: a
+    Raises TimeoutError after timeout_s, and slack_s more; None: the work has a deadline of its own. Then, and when
+    Ctrl-C or another signal's exception ends the wait, the work is cancelled. The slack is waits of its own: a
     process that was stopped (Ctrl-Z, a frozen machine) finds one of them over when it goes on, and its IO thread needs
     a moment. Raises as `submit`.
     """
-    own_loop, awaited = _loop_for(coroutine), _Awaited(coroutine)
+    own_loop, awaited = _loop_for(work), _Awaited(work)
     try:
         own_loop.call_soon_threadsafe(awaited.begin)
         if not any(awaited.wait(each) for each in (timeout_s, slack_s / 2, slack_s / 2)):
@@ -264,11 +261,13 @@ def run(coroutine: Coroutine[Any, Any, ResultT], timeout_s: float | None, slack_
     return awaited.result()
 
 
-def _loop_for(coroutine: Coroutine[Any, Any, Any]) -> asyncio.AbstractEventLoop:
-    """The loop that is to run it; the coroutine is closed when it cannot."""
-    try:
-        refuse(getattr(coroutine, "__qualname__", "a blocking call"))
-        return loop()
-    except BaseException:  # Ctrl-C among them
-        coroutine.close()
-        raise
+def name_of(work: Work[Any]) -> str:
+    """What errors call it: the function's own name."""
+    function = work.func if isinstance(work, partial) else work
+    return str(getattr(function, "__name__", "a blocking call"))
+
+
+def _loop_for(work: Work[Any]) -> asyncio.AbstractEventLoop:
+    """The loop that is to run it."""
+    refuse(name_of(work))
+    return loop()

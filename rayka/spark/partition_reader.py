@@ -9,6 +9,7 @@ While Spark works on one answer the next is under way.
 import asyncio
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -125,7 +126,7 @@ def _mapped_part(
 def _locate(client: "TopicClient", wanted: OffsetRange) -> tuple[FileRange, ...]:
     """The files on this machine that hold the range; none when it is not there (any more): fetching says why."""
     try:
-        return io_thread.run(client.locate(wanted), _TIMEOUT_SECONDS)
+        return io_thread.run(partial(client.locate, wanted), _TIMEOUT_SECONDS)
     except OffsetOutOfRange:
         return ()
 
@@ -152,7 +153,7 @@ def _fetched_batches(
             except OffsetOutOfRange:
                 asked, there = (
                     (offset, end_offset),
-                    io_thread.run(client.available_of(wanted), _TIMEOUT_SECONDS),
+                    io_thread.run(partial(client.available_of, wanted), _TIMEOUT_SECONDS),
                 )
                 offset, end_offset = available_part(options, wanted.topic_partition, asked, there)
                 pending = _fetch(client, wanted, offset)

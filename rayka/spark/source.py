@@ -13,6 +13,7 @@ without the filter).
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -84,7 +85,7 @@ class RaykaReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         """The tasks, offsets fixed. Runs in Spark's planner, on the driver's machine."""
-        return io_thread.run(self._plan(self._client()), _PLANNING_TIMEOUT_SECONDS)
+        return io_thread.run(partial(self._plan, self._client()), _PLANNING_TIMEOUT_SECONDS)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Runs in a Python worker of an executor; asks the cluster only for what is not local."""

@@ -9,6 +9,7 @@ an error.
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,7 +70,7 @@ class InProcessCluster:
         self.nodes = nodes
         self._temporary_dir = temporary_dir
         try:
-            io_thread.run(nodes.start(), _START_TIMEOUT_S)
+            io_thread.run(nodes.start, _START_TIMEOUT_S)
         except BaseException:
             self._abandon()
             raise
@@ -102,7 +103,7 @@ class InProcessCluster:
 
     def describe(self) -> InProcessDescription:
         """What the running nodes say of themselves."""
-        return io_thread.run(self.nodes.describe(), _START_TIMEOUT_S)
+        return io_thread.run(self.nodes.describe, _START_TIMEOUT_S)
 
     # ---- For tests -------------------------------------------------------------------------------------
 
@@ -112,18 +113,18 @@ class InProcessCluster:
 
     def kill(self, node_id: int) -> None:
         """Ends the node as `kill -9` would. Raises ValueError when it does not run."""
-        io_thread.run(self.nodes.kill(node_id), _START_TIMEOUT_S)
+        io_thread.run(partial(self.nodes.kill, node_id), _START_TIMEOUT_S)
 
     def restart(self, node_id: int) -> None:
         """Starts the node on what it has on disk, after a controlled shutdown if it runs; returns when it
         serves: a controller, when one is active, if there can be one. Raises ValueError when the cluster has no such
         node."""
-        io_thread.run(self.nodes.restart(node_id), _START_TIMEOUT_S)
+        io_thread.run(partial(self.nodes.restart, node_id), _START_TIMEOUT_S)
 
     def replace_disk(self, node_id: int) -> None:
         """Gives a broker or coordinator that does not run new, empty data directories, as a new machine would have
         them. Raises ValueError when it runs, or is a controller."""
-        io_thread.run(self.nodes.replace_disk(node_id), _START_TIMEOUT_S)
+        io_thread.run(partial(self.nodes.replace_disk, node_id), _START_TIMEOUT_S)
 
     def partition(self, a: int, b: int) -> None:
         """Nothing passes between these two nodes any more, in either direction, until `heal`. What they send is held
@@ -136,7 +137,7 @@ class InProcessCluster:
 
     def await_active_controller(self) -> int:
         """The node that leads the metadata and serves, once there is one. Raises TimeoutError after a minute."""
-        return io_thread.run(self.nodes.await_active(), _START_TIMEOUT_S)
+        return io_thread.run(self.nodes.await_active, _START_TIMEOUT_S)
 
     def await_isr(self, topic: str, partition: int, isr: Collection[int]) -> MetadataPartition:
         """The partition as the active controller knows it, once exactly these brokers are in sync. Raises TimeoutError
@@ -148,7 +149,9 @@ class InProcessCluster:
     ) -> MetadataPartition:
         """The partition as the active controller knows it, once the condition holds. Raises TimeoutError after a
         minute."""
-        return io_thread.run(self.nodes.await_partition(topic, partition, condition), _START_TIMEOUT_S)
+        return io_thread.run(
+            partial(self.nodes.await_partition, topic, partition, condition), _START_TIMEOUT_S
+        )
 
     def fail_calls(
         self, api_name: str, *, times: int = 1, is_executed: bool = False, node_id: int | None = None
@@ -164,7 +167,7 @@ class InProcessCluster:
     def stop(self) -> None:
         """A controlled shutdown of all nodes. Raises RuntimeError if one has crashed by a bug."""
         try:
-            io_thread.run(self.nodes.stop(), _START_TIMEOUT_S)
+            io_thread.run(self.nodes.stop, _START_TIMEOUT_S)
         finally:
             self._abandon()
         for node_id, error in self.nodes.crashes:
@@ -172,6 +175,6 @@ class InProcessCluster:
 
     def _abandon(self) -> None:
         """Ends what still runs, and removes what is temporary."""
-        io_thread.run(self.nodes.kill_all(), _START_TIMEOUT_S)
+        io_thread.run(self.nodes.kill_all, _START_TIMEOUT_S)
         if self._temporary_dir is not None:
             shutil.rmtree(self._temporary_dir, ignore_errors=True)

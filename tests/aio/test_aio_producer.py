@@ -451,4 +451,4 @@ def test_on_the_io_thread_an_async_client_is_refused_because_it_would_wait_for_i
         with pytest.raises(RuntimeError, match=r"aio\.Producer was called on rayka's IO thread"):
             await Producer(ScriptedCluster()).send("orders", b"x")
 
-    io_thread.run(work(), WAIT_S)
+    io_thread.run(work, WAIT_S)

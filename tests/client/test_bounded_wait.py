@@ -127,7 +127,7 @@ def test_a_wait_ends_at_its_bound_and_its_slack_though_the_answer_comes_later() 
         return 1
 
     with pytest.raises(UnavailableError, match=r"^a test: answer did not end within 200 ms"):
-        wait_for(answer(), 200, caller="a test", slack_s=0.01)
+        wait_for(answer, 200, caller="a test", slack_s=0.01)
     assert was_cancelled.wait(60)
 
 
@@ -135,9 +135,11 @@ def test_a_process_that_was_stopped_takes_no_wait_for_too_long_when_it_goes_on()
     script = """
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from rayka.client.bounded_wait import wait_for
+nap = partial(asyncio.sleep, 0.5)
 with ThreadPoolExecutor(20) as pool:
-    waits = [pool.submit(lambda: wait_for(asyncio.sleep(0.5), 500, caller="test")) for _ in range(20)]
+    waits = [pool.submit(lambda: wait_for(nap, 500, caller="test")) for _ in range(20)]
     print("waiting", flush=True)
 print([str(each.exception()) for each in waits if each.exception()])
 """

@@ -170,7 +170,7 @@ def consume(
             await fetcher.close()
         return scripted.asked, scripted
 
-    return io_thread.run(main(), 30)
+    return io_thread.run(main, 30)
 
 
 async def poll_forever(fetcher: Fetcher) -> None:
@@ -192,7 +192,7 @@ def consume_alone(answers: Sequence[dict[str, Any]], act: Any, **options: Any) -
         finally:
             await fetcher.close()
 
-    io_thread.run(main(), 30)
+    io_thread.run(main, 30)
 
 
 PREFER_FOLLOWER = {"preferred_read_replica": FOLLOWER}

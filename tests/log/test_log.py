@@ -1,5 +1,7 @@
 """Appending, reading and rolling (B18, F10, G3-G6), without a crash."""
 
+from itertools import pairwise
+
 import pytest
 
 from rayka.config import TopicConfig
@@ -297,6 +299,23 @@ def test_a_segment_rolls_when_record_time_has_passed() -> None:  # F10
     for timestamp_ms in (10_000, 10_999, 11_000, 11_001):
         log.append_as_leader([batch([b"v"], timestamp_ms)], 0, now_ms=0)
     assert segment_bases(disk) == [0, 3]
+
+
+def test_segments_roll_earlier_by_a_jitter_that_differs_between_them_and_never_changes() -> None:  # F10
+    def waits_ms(jitter_ms: int) -> list[int]:
+        """How much record time each segment spans before it is rolled."""
+        disk, log = new_log(TopicConfig(segment_ms=100, segment_jitter_ms=jitter_ms))
+        for timestamp_ms in range(2_000):
+            log.append_as_leader([batch([b"v"], timestamp_ms)], 0, now_ms=0)
+        bases = segment_bases(disk)
+        return [after - before for before, after in pairwise(bases)]
+
+    assert waits_ms(0) == [101] * 19
+    drawn = waits_ms(50)
+    assert drawn == waits_ms(50)
+    assert len(set(drawn)) > 10
+    assert all(51 < each <= 101 for each in drawn)
+    assert min(waits_ms(10**9)) >= 1  # never more than `segment.ms` itself
 
 
 def test_without_timestamps_a_segment_rolls_by_the_clock() -> None:  # F10

@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 
 
 def run(coroutine: Coroutine[Any, Any, ResultT]) -> ResultT:
-    return io_thread.run(coroutine, 20)
+    return io_thread.run(lambda: coroutine, 20)
 
 
 def records(*values: bytes, timestamp_ms: int = 1_700_000_000_000) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import rayka.testing
@@ -34,7 +35,7 @@ def ask(
     cluster: InProcessCluster, node_id: int, request: Request[ResultT], timeout_ms: int = 5_000
 ) -> ResultT:
     """One call to one node; raises what it answers."""
-    return io_thread.run(cluster.network().call(node_id, request, timeout_ms), 20)
+    return io_thread.run(partial(cluster.network().call, node_id, request, timeout_ms), 20)
 
 
 def status(cluster: InProcessCluster, node_id: int) -> StatusResponse:

@@ -9,6 +9,7 @@ import pytest
 import rayka
 import rayka.testing
 from rayka.errors import ErrorCode
+from rayka.log.checkpoint_files import LOG_START_OFFSET_FILE, read_offsets
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP
 from rayka.testing import MemoryDisk
 from tests.node.broker_support import Topic, create_topic, memory_cluster, records, run
@@ -53,6 +54,15 @@ def test_old_records_expire_in_the_background_and_their_files_go_after_the_delay
         assert other.retention is None
         filled(topic, timestamp_ms=int(time.time() * 1000))
         assert topic.fetch(COUNT).records.size
+
+
+def test_a_pass_that_shortened_logs_makes_durable_where_they_begin() -> None:  # F4
+    disk = MemoryDisk()
+    rarely = {"log_flush_offset_checkpoint_interval_ms": 3_600_000}
+    with memory_cluster(disk, **OFTEN, **rarely) as cluster:
+        filled(create_topic(cluster, retention_ms=60_000, **SEGMENTS))
+        path, orders = f"/data/broker-1/{LOG_START_OFFSET_FILE}", rayka.TopicPartition("orders", 0)
+        until(lambda: read_offsets(disk, path).get(orders) == COUNT)
 
 
 def test_files_of_expired_segments_stay_for_the_delay_under_another_name() -> None:  # F11

@@ -271,7 +271,7 @@ def test_what_is_sent_through_a_partition_arrives_when_it_heals() -> None:
             cluster.nodes.switch.heal()
             assert (await waiting).leader_id == 3001
 
-        io_thread.run(scenario(), 10)
+        io_thread.run(scenario, 10)
 
 
 def test_a_killed_controller_is_not_there() -> None:

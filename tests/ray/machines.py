@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
@@ -96,5 +97,5 @@ def homes(cluster: Cluster) -> dict[int, str]:
     """On which Ray node each node lives whose actor answers."""
     node_ids = [each.node_id for each in cluster.describe().nodes]
     handles = {each: handle for each in node_ids if (handle := launch.find(cluster.name, each)) is not None}
-    processes = io_thread.run(launch.processes(handles, 3), 30)
+    processes = io_thread.run(partial(launch.processes, handles, 3), 30)
     return {node_id: process.ray_node_id for node_id, process in processes.items()}

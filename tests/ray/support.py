@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
 
@@ -36,7 +37,7 @@ def broker_pid(cluster: Cluster) -> int:
 
 def end_supervisor(cluster: Cluster) -> None:
     """From now on nodes that have no actor are not brought back."""
-    io_thread.run(supervise.stop(cluster.name), 30)
+    io_thread.run(partial(supervise.stop, cluster.name), 30)
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

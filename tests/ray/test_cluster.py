@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,7 @@ def test_a_broker_all_of_whose_directories_are_offline_is_replaced_while_the_clu
             start(name="offline", data_dir=str(tmp_path), brokers=2, replace=[2])
         shutil.rmtree(tmp_path / "offline" / "broker-2")
         admin.create_topic("words", assignments=[[2]])
-        wait_until(lambda: io_thread.run(without_disk(cluster.network(), [1, 2]), 10) == [2])
+        wait_until(lambda: io_thread.run(partial(without_disk, cluster.network(), [1, 2]), 10) == [2])
         pid = pid_of(cluster, 1)
         start(name="offline", data_dir=str(tmp_path), brokers=2, replace=[2])
         assert pid_of(cluster, 1) == pid
@@ -180,7 +181,7 @@ def test_a_node_that_crashed_three_times_in_a_minute_stays_up_as_failed_and_says
             if status.state is NodeState.FAILED:
                 return status.detail
 
-    assert "crashed 3 times" in io_thread.run(until_failed(), 60)
+    assert "crashed 3 times" in io_thread.run(until_failed, 60)
     assert not cluster.describe().is_running
 
 

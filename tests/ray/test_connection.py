@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -187,7 +188,7 @@ def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their
 
 def test_a_question_to_ray_that_is_never_answered_ends_as_unavailable_error() -> None:
     with pytest.raises(UnavailableError, match="Ray: sleep did not end within"):
-        wait_for(asyncio.sleep(60), timeout_s=0.1, slack_s=0.1)
+        wait_for(partial(asyncio.sleep, 60), timeout_s=0.1, slack_s=0.1)
 
 
 # ---- A Ray that asks for a token ----

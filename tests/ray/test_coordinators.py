@@ -1,6 +1,7 @@
 """Coordinators on a real Ray: actors of a class of their own that lead groups, are killed, come and go."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,7 +35,7 @@ class Group:
         )
 
     def _ask(self, request: Any) -> Any:
-        return io_thread.run(self._calls.call("g", request, TIMEOUT_MS), TIMEOUT_MS / 1000 + 10)
+        return io_thread.run(partial(self._calls.call, "g", request, TIMEOUT_MS), TIMEOUT_MS / 1000 + 10)
 
     def commit(self, offset: int) -> None:
         (result,) = self._ask(OffsetCommitRequest("g", (CommittedOffset("orders", 0, offset),))).partitions

@@ -40,7 +40,7 @@ def call(network: RayNetwork, node_id: int, request: Any, timeout_ms: int = 10_0
     async def answered() -> Any:
         return await network.call(node_id, request, timeout_ms)
 
-    return io_thread.run(answered(), 60)
+    return io_thread.run(answered, 60)
 
 
 @pytest.mark.parametrize("actor", [Broker, Controller])
@@ -108,7 +108,7 @@ def test_a_call_that_takes_too_long_is_timed_out_and_the_next_one_is_served(clus
 
 
 def test_the_nodes_of_a_cluster_are_found_by_its_name(cluster: Cluster) -> None:
-    assert list(io_thread.run(cluster.network().node_ids(), 10)) == [1, 3001]
+    assert list(io_thread.run(cluster.network().node_ids, 10)) == [1, 3001]
 
 
 def test_calls_sent_together_are_answered_together(cluster: Cluster) -> None:
@@ -118,7 +118,7 @@ def test_calls_sent_together_are_answered_together(cluster: Cluster) -> None:
         answers = await asyncio.gather(*(network.call(1, StatusRequest(), 10_000) for _ in range(500)))
         return [answer.node_id for answer in answers]
 
-    assert io_thread.run(many(), 60) == [1] * 500
+    assert io_thread.run(many, 60) == [1] * 500
 
 
 class _Answering:

@@ -1,6 +1,7 @@
 """Planning and remote reading against the real nodes, in this process: files and network give the same rows."""
 
 import asyncio
+from functools import partial
 
 import msgspec
 import pytest
@@ -44,7 +45,7 @@ def delete_topic(cluster, name):
 
 def planned(client, **options):
     options = ReadOptions(("a",), **options)
-    (only,) = plan_ranges(options, io_thread.run(client.available(("a",)), TIMEOUT_S))
+    (only,) = plan_ranges(options, io_thread.run(partial(client.available, ("a",)), TIMEOUT_S))
     return only
 
 
@@ -61,7 +62,7 @@ class ElsewhereClient(TopicClient):
 
 
 def files_of(client, wanted, **options):
-    return io_thread.run(located(wanted, ReadOptions(("a",), **options), client), TIMEOUT_S)
+    return io_thread.run(partial(located, wanted, ReadOptions(("a",), **options), client), TIMEOUT_S)
 
 
 def test_what_is_available_is_the_whole_log(cluster):
@@ -173,7 +174,7 @@ def test_a_topic_that_is_deleted_while_it_is_read_ends_there(caplog):
 def test_what_is_available_instead_of_offsets_out_of_range_is_of_the_same_topic(is_made_anew, expected):
     with testing.cluster() as running:
         make_topic(running, "a", 1, partitions=2)
-        available = io_thread.run(TopicClient(running).available(("a",)), TIMEOUT_S)
+        available = io_thread.run(partial(TopicClient(running).available, ("a",)), TIMEOUT_S)
         second = TopicPartition("a", 1)
         beyond = OffsetRange(second, available[second].topic_id, 5, 9)
 
@@ -192,7 +193,7 @@ def test_what_is_available_instead_of_offsets_out_of_range_is_of_the_same_topic(
 
 
 def plan_of(client, *topics, **options):
-    available = io_thread.run(available_ranges(ReadOptions(topics, **options), client), TIMEOUT_S)
+    available = io_thread.run(partial(available_ranges, ReadOptions(topics, **options), client), TIMEOUT_S)
     return plan_ranges(ReadOptions(topics, **options), available)
 
 
@@ -214,7 +215,7 @@ def test_a_topic_that_is_deleted_while_its_offsets_are_looked_up_was_there(caplo
     with testing.cluster() as running:
         make_topic(running, "a", 1)
         client = TopicClient(running)
-        io_thread.run(client.available(("a",)), TIMEOUT_S)
+        io_thread.run(partial(client.available, ("a",)), TIMEOUT_S)
         delete_topic(running, "a")  # the client does not know
         assert plan_of(client, "a", fail_on_data_loss=False) == []
         assert "was deleted" in caplog.text

@@ -64,7 +64,7 @@ def is_any_fetched() -> bool:
     async def names() -> list[str]:
         return [str(each.get_coro()) for each in asyncio.all_tasks()]
 
-    return any("FetchLoop._run" in each for each in io_thread.run(names(), 10))
+    return any("FetchLoop._run" in each for each in io_thread.run(names, 10))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta, timezone
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -515,7 +516,7 @@ def test_a_topic_made_anew_with_fewer_partitions_loses_only_those(cluster, topic
 def test_what_was_fetched_for_a_poll_that_was_interrupted_comes_with_the_next(cluster, topic):
     send(cluster, topic, [b"kept"])
     with Consumer(topic, cluster=cluster, auto_offset_reset="earliest") as consumer:
-        poll = consumer._fetcher.poll(5_000, consumer._delivery.add)
+        poll = partial(consumer._fetcher.poll, 5_000, consumer._delivery.add)
         io_thread.run(poll, None)  # Ctrl-C: what it returns is not used
         assert [record.value for record in consumer.poll(timeout_ms=0)] == [b"kept"]
 

@@ -4,6 +4,7 @@ Kafka: `FetchSessionHandlerTest`, `FetcherTest` (G14).
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ class Watched:
 
 def fetch_in_session(network: Network, session_id: int, epoch: int) -> FetchResponse:
     request = FetchRequest(0, 0, 0, (), session_id=session_id, session_epoch=epoch)
-    return io_thread.run(network.call(1, request, 5_000), 10)
+    return io_thread.run(partial(network.call, 1, request, 5_000), 10)
 
 
 @pytest.fixture(scope="module")

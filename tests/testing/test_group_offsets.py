@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -369,13 +370,13 @@ class _Member:
                         raise
                     await asyncio.sleep(0.02)
 
-        return io_thread.run(ask(), WAIT_S)
+        return io_thread.run(ask, WAIT_S)
 
 
 def _commit_as(consumer: Consumer, group: GroupMetadata, offsets: dict[TopicPartition, int]) -> None:
     assert consumer._fetcher.group_offsets is not None
     given = {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
-    io_thread.run(consumer._fetcher.group_offsets.commit(given, group), WAIT_S)
+    io_thread.run(partial(consumer._fetcher.group_offsets.commit, given, group), WAIT_S)
 
 
 def test_a_coordinator_that_is_killed_costs_a_commit_no_more_than_its_succession():

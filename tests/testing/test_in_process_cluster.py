@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ BROKER, COORDINATOR, CONTROLLER = 1, 1001, 3001
 
 
 def status(cluster: InProcessCluster, node_id: int) -> NodeState:
-    return io_thread.run(cluster.network().call(node_id, StatusRequest(), 5_000), 10).state
+    return io_thread.run(partial(cluster.network().call, node_id, StatusRequest(), 5_000), 10).state
 
 
 def produced_and_read(cluster: InProcessCluster, topic: str, values: list[bytes]) -> list[bytes]:
@@ -33,7 +34,9 @@ def produced_and_read(cluster: InProcessCluster, topic: str, values: list[bytes]
 
 def test_a_coordinator_leads_internal_topics_and_brokers_those_of_users() -> None:
     with rayka.testing.cluster(brokers=2, coordinators=1) as cluster:
-        found = io_thread.run(cluster.network().call(BROKER, FindCoordinatorRequest(("g",)), 5_000), 10)
+        found = io_thread.run(
+            partial(cluster.network().call, BROKER, FindCoordinatorRequest(("g",)), 5_000), 10
+        )
         assert [each.node_id for each in found.coordinators] == [COORDINATOR]
         with rayka.Admin(cluster=cluster) as admin:
             admin.create_topic("orders", partitions=4)
@@ -81,7 +84,7 @@ def test_whoever_waits_for_a_killed_node_is_told() -> None:
                 with pytest.raises(NetworkException):
                     await each
 
-        io_thread.run(ask_and_kill(), 10)
+        io_thread.run(ask_and_kill, 10)
         assert repr(cluster) == "<InProcessCluster testing ['controller-3001']>"
 
 
@@ -128,7 +131,7 @@ def test_a_node_that_is_not_there_is_named() -> None:
 
 def test_a_node_that_crashed_by_a_bug_fails_the_test_that_used_it() -> None:
     cluster = rayka.testing.cluster()
-    io_thread.run(crash(cluster), 10)
+    io_thread.run(partial(crash, cluster), 10)
     assert [each.node_id for each in cluster.describe().nodes] == [CONTROLLER]
     with pytest.raises(RuntimeError, match="broker-1 crashed: ZeroDivisionError"):
         cluster.stop()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -101,7 +102,7 @@ def detail(cluster: InProcessCluster, node_id: int) -> str:
 
 
 def call(cluster: InProcessCluster, node_id: int, request: Any) -> Any:
-    return io_thread.run(cluster.network().call(node_id, request, TIMEOUT_MS), 20)
+    return io_thread.run(partial(cluster.network().call, node_id, request, TIMEOUT_MS), 20)
 
 
 def produce(

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import rayka
@@ -39,29 +40,31 @@ def _until(cluster: InProcessCluster, is_so: Callable[[], bool]) -> None:
     for _ in range(20_000):
         if is_so():
             return
-        io_thread.run(cluster.network().call(cluster.await_active_controller(), StatusRequest(), 5_000), 10)
+        io_thread.run(
+            partial(cluster.network().call, cluster.await_active_controller(), StatusRequest(), 5_000), 10
+        )
     raise AssertionError("it did not come to that")
 
 
 def _topics(cluster: InProcessCluster, node_id: int) -> list[str]:
-    response = io_thread.run(cluster.network().call(node_id, MetadataRequest(None), 5_000), 10)
+    response = io_thread.run(partial(cluster.network().call, node_id, MetadataRequest(None), 5_000), 10)
     return [each.name for each in response.topics]
 
 
 def _create(cluster: InProcessCluster, *names: str) -> None:
     request = CreateTopicsRequest(tuple(NewTopic(name, 2, 1) for name in names))
-    io_thread.run(cluster.network().call(cluster.await_active_controller(), request, 10_000), 20)
+    io_thread.run(partial(cluster.network().call, cluster.await_active_controller(), request, 10_000), 20)
 
 
 def _delete(cluster: InProcessCluster, name: str) -> None:
     request = DeleteTopicsRequest((name,))
-    io_thread.run(cluster.network().call(cluster.await_active_controller(), request, 10_000), 20)
+    io_thread.run(partial(cluster.network().call, cluster.await_active_controller(), request, 10_000), 20)
 
 
 def _grow(cluster: InProcessCluster, controllers: tuple[int, ...]) -> None:
     """60 topics, until what these controllers have committed so far is in a snapshot, and no longer in their logs."""
     active = cluster.await_active_controller()
-    status = io_thread.run(cluster.network().call(active, StatusRequest(), 5_000), 10)
+    status = io_thread.run(partial(cluster.network().call, active, StatusRequest(), 5_000), 10)
     for number in range(60):
         _create(cluster, f"new-{number}")
     _until(cluster, lambda: all(_log_start(cluster, each) > status.high_watermark for each in controllers))

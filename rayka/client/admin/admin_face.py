@@ -1,6 +1,7 @@
 """What all parts of an `Admin` have: its brain, its end, and how its methods reach the IO thread."""
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, ParamSpec, Self, TypeVar
 
 from rayka.client.admin.admin_brain import AsyncAdmin
@@ -37,7 +38,7 @@ class AdminFace(ProcessBound):
     ) -> ResultT:
         """What the work comes to. The last thing that a method does: the async admin awaits here."""
         self._check_open()
-        return wait_for(work(*arguments, **options), self._brain.timeout_ms, caller=self)
+        return wait_for(partial(work, *arguments, **options), self._brain.timeout_ms, caller=self)
 
     def _check_open(self) -> None:
         if self._is_closed:

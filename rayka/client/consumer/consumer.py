@@ -8,6 +8,7 @@ Kafka's. Kafka: KafkaConsumer (G16).
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, Self, Unpack
 
@@ -117,7 +118,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         wanted = partitions_of(partitions)
         with self._exclusive():
             self._check_not_subscribed()
-            self._run(self._fetcher.assign(wanted))
+            self._run(self._fetcher.assign, wanted)
             self._delivery.keep_only(dict.fromkeys(wanted))
             self._is_assigned = bool(wanted)
 
@@ -180,7 +181,7 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
         finally:
             self._closed = True
             self._delivery.end()
-            self._run(self._fetcher.close())
+            self._run(self._fetcher.close)
 
     def __enter__(self) -> Self:
         return self
@@ -209,7 +210,9 @@ class Consumer(ConsumerMembership, Generic[ValueT]):
                     return taken
                 remaining_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
                 silence_ms_max = self._config.default_api_timeout_ms
-                poll = self._fetcher.poll(remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max)
+                poll = partial(
+                    self._fetcher.poll, remaining_ms, self._delivery.add, silence_ms_max=silence_ms_max
+                )
                 if not self._polls(poll, remaining_ms):
                     self._check_open()
                     if not self._has_handover and time.monotonic() >= deadline_s:

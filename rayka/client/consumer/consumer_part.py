@@ -5,20 +5,25 @@ thread at a time is in a method that moves a position. Kafka: KafkaConsumer.acqu
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from rayka.client.arguments import partition_of
 from rayka.client.bootstrap import ClusterHandle, resolve
 from rayka.client.bounded_wait import wait_for
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.io_thread import Work
 from rayka.client.process_bound import ProcessBound
 from rayka.config import ConsumerConfig
 from rayka.errors import ClosedError
 from rayka.ids import TopicPartition
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
 
 
 class ConsumerPart(ProcessBound):
@@ -33,7 +38,7 @@ class ConsumerPart(ProcessBound):
         self._cluster_name = handle.name
         self._in_use = threading.Lock()
         self._user: int | None = None  # the thread that is in a method
-        self._fetcher: Fetcher = self._run(_open(handle, config))
+        self._fetcher: Fetcher = self._run(_open, handle, config)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -43,10 +48,14 @@ class ConsumerPart(ProcessBound):
         """The partitions that are read, in the order given; those added to a topic since come last."""
         return tuple(self._fetcher.subscription.partitions)
 
-    def _run(self, coroutine: Any, timeout_ms: float | None = None) -> Any:
-        """Its result, within `default_api_timeout_ms` if no other bound is given."""
-        bound_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
-        return wait_for(coroutine, bound_ms, caller=self)
+    def _run(
+        self, work: Callable[P, Coroutine[Any, Any, ResultT]], *arguments: P.args, **options: P.kwargs
+    ) -> ResultT:
+        """What the work comes to, within `default_api_timeout_ms`."""
+        return self._run_within(self._config.default_api_timeout_ms, partial(work, *arguments, **options))
+
+    def _run_within(self, timeout_ms: float, work: Work[ResultT]) -> ResultT:
+        return wait_for(work, timeout_ms, caller=self)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

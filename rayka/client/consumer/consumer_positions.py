@@ -30,7 +30,7 @@ class ConsumerPositions(ConsumerPart):
             )
         with self._exclusive():
             self._check_assigned([topic_partition])
-            self._run(self._fetcher.seek({topic_partition: offset}))
+            self._run(self._fetcher.seek, {topic_partition: offset})
             self._delivery.drop(topic_partition)
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
@@ -57,7 +57,7 @@ class ConsumerPositions(ConsumerPart):
         """
         with self._exclusive():
             self._check_assigned(partitions)
-            self._run(self._fetcher.pause(partitions))
+            self._run(self._fetcher.pause, partitions)
             for tp in partitions:
                 self._delivery.pause(tp)
 
@@ -67,7 +67,7 @@ class ConsumerPositions(ConsumerPart):
             self._check_assigned(partitions)
             for tp in partitions:
                 self._delivery.resume(tp)
-            self._run(self._fetcher.resume(partitions))
+            self._run(self._fetcher.resume, partitions)
 
     def paused(self) -> tuple[TopicPartition, ...]:
         """The partitions that are paused."""
@@ -85,7 +85,7 @@ class ConsumerPositions(ConsumerPart):
                 return waiting_offset
             read = self._delivery.read_up_to(topic_partition)
             timeout_ms = self._config.default_api_timeout_ms
-            return int(self._run(self._fetcher.position(topic_partition, read, timeout_ms)))
+            return int(self._run(self._fetcher.position, topic_partition, read, timeout_ms))
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset of each partition. Raises UnknownTopicOrPartition, UnavailableError."""
@@ -128,7 +128,7 @@ class ConsumerPositions(ConsumerPart):
         with self._exclusive():
             chosen = partitions or self.assignment()
             self._check_assigned(chosen)
-            self._run(self._fetcher.seek_to_timestamp(chosen, timestamp_ms))
+            self._run(self._fetcher.seek_to_timestamp, chosen, timestamp_ms)
             for tp in chosen:
                 self._delivery.drop(tp)
 
@@ -143,7 +143,7 @@ class ConsumerPositions(ConsumerPart):
         self._check_open()
         timeout_ms = self._config.default_api_timeout_ms
         found: dict[TopicPartition, ListOffsetsPartitionResult] = self._run(
-            self._fetcher.leaders.call(LIST_OFFSETS, wanted, timeout_ms)
+            self._fetcher.leaders.call, LIST_OFFSETS, wanted, timeout_ms
         )
         return found
 

@@ -7,7 +7,7 @@ Fetcher, FetchCollector (G14, G15, G16, G18).
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -22,6 +22,7 @@ from rayka.client.consumer.subscription import Subscription
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.offset_values import OffsetAndMetadata
+from rayka.client.io_thread import Work
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
@@ -157,12 +158,10 @@ class Fetcher:
                 found[tp] = OffsetAndMetadata(at.fetch_offset, leader_epoch=at.last_fetched_epoch)
         return found
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Work[None]) -> None:
         """Runs it until the fetcher is closed."""
-        if self._is_closed:
-            work.close()
-        else:
-            self._loop.spawn(work)
+        if not self._is_closed:
+            self._loop.spawn(work())
 
     async def position(self, topic_partition: TopicPartition, read: Position | None, timeout_ms: int) -> int:
         """Of the next record, when all that was delivered is `read` up to there; looked up if it is unknown."""

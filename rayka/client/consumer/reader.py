@@ -9,8 +9,9 @@ progress for `default_api_timeout_ms` is an error, never a hang.
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from random import Random
-from typing import Any, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 
 import pyarrow as pa
@@ -34,6 +35,7 @@ from rayka.options import ConsumerOptions
 from rayka.protocol.fetch import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 
 Bound = str | int | datetime | Mapping[TopicPartition, int]
+P = ParamSpec("P")
 _ItemT = TypeVar("_ItemT")
 
 
@@ -78,7 +80,7 @@ class Reader:
         self._topic_ids: dict[str, UUID] = {}
         # One for all iterations, so that none goes back to older metadata.
         self._metadata: ClusterMetadata | None = None
-        self.start_offsets, self.end_offsets = self._wait_for(self._bounds(topics, start, end))
+        self.start_offsets, self.end_offsets = self._wait_for(self._bounds, topics, start, end)
 
     def __repr__(self) -> str:
         ranges = " ".join(
@@ -103,10 +105,10 @@ class Reader:
     def _read(self, take: Callable[[Delivery], _ItemT | None]) -> Iterator[_ItemT]:
         remaining = {tp: start for tp, start in self.start_offsets.items() if start < self.end_offsets[tp]}
         delivery = Delivery.of(self._config, self.end_offsets)
-        fetcher = self._wait_for(self._start(remaining))
+        fetcher = self._wait_for(self._start, remaining)
         try:
             while remaining:
-                if not self._wait_for(fetcher.poll(self._config.default_api_timeout_ms, delivery.add)):
+                if not self._wait_for(fetcher.poll, self._config.default_api_timeout_ms, delivery.add):
                     raise self._stalled(remaining)
                 while (item := take(delivery)) is not None:
                     yield item
@@ -114,7 +116,7 @@ class Reader:
                     tp: at for tp in remaining if (at := delivery.positions.get(tp, 0)) < self.end_offsets[tp]
                 }
                 if len(behind) < len(remaining):
-                    self._wait_for(fetcher.assign(list(behind), self._topic_ids))
+                    self._wait_for(fetcher.assign, list(behind), self._topic_ids)
                 remaining = behind
         finally:
             self._end(fetcher)
@@ -124,11 +126,14 @@ class Reader:
         if io_thread.is_current():
             fetcher.abandon()
         elif not io_thread.is_lost():
-            self._wait_for(fetcher.close())
+            self._wait_for(fetcher.close)
 
-    def _wait_for(self, coroutine: Coroutine[Any, Any, _ItemT]) -> _ItemT:
+    def _wait_for(
+        self, work: Callable[P, Coroutine[Any, Any, _ItemT]], *arguments: P.args, **options: P.kwargs
+    ) -> _ItemT:
         bound_ms = self._config.default_api_timeout_ms
-        return wait_for(coroutine, bound_ms, caller=f"read of cluster {self._handle.name!r}")
+        work_now = partial(work, *arguments, **options)
+        return wait_for(work_now, bound_ms, caller=f"read of cluster {self._handle.name!r}")
 
     async def _start(self, offsets: Mapping[TopicPartition, int]) -> Fetcher:
         fetcher = Fetcher(self._handle, self._config, Random(), self._metadata)

@@ -7,8 +7,9 @@ ConsumerCoordinator (E10).
 
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
 
 from rayka.client import io_thread
 from rayka.client.bootstrap import ClusterHandle
@@ -18,6 +19,7 @@ from rayka.client.consumer.fetcher import Fetcher
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.member_requests import GroupMetadata
 from rayka.client.group.offset_values import CommittableOffsets, OffsetAndMetadata, committable
+from rayka.client.io_thread import Work
 from rayka.config import ConsumerConfig
 from rayka.errors import InvalidGroupId, RaykaError
 from rayka.ids import TopicPartition
@@ -51,7 +53,7 @@ class ConsumerCommits(ConsumerPart):
         member, RebalanceInProgress, UnavailableError.
         """
         with self._exclusive():
-            self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit())
+            self._run(self._ask("commit", None if offsets is None else committable(offsets)).commit)
 
     def commit_async(
         self, offsets: CommittableOffsets | None = None, callback: OnCommit | None = None
@@ -63,7 +65,7 @@ class ConsumerCommits(ConsumerPart):
         """
         with self._exclusive():
             ask = self._ask("commit_async", None if offsets is None else committable(offsets))
-            self._in_background(ask.commit_and_tell(callback or _log))
+            self._in_background(partial(ask.commit_and_tell, callback or _log))
 
     def committed(
         self, partitions: Iterable[TopicPartition]
@@ -74,7 +76,7 @@ class ConsumerCommits(ConsumerPart):
         wanted = partitions_of(partitions)
         self._check_open()
         found: dict[TopicPartition, OffsetAndMetadata | None] = self._run(
-            self._of_group("committed").fetch(wanted)
+            self._of_group("committed").fetch, wanted
         )
         return {tp: found[tp] for tp in wanted}
 
@@ -93,14 +95,14 @@ class ConsumerCommits(ConsumerPart):
         if at_s < self._commit_due_s:
             return
         self._commit_due_s = at_s + self._config.auto_commit_interval_ms / 1000
-        self._in_background(self._ask("auto commit").commit_and_tell(_log))
+        self._in_background(partial(self._ask("auto commit").commit_and_tell, _log))
 
     def _commit_before_handover(self) -> None:
         """Before partitions go to another member, if positions are committed automatically. An error is logged: the
         other member is given some records again.
         """
         if self._commit_due_s < _NEVER_S:
-            self._commit_or_log(self._ask("commit").commit())
+            self._commit_or_log(self._ask("commit").commit)
 
     def _commit_at_end(self) -> None:
         """Before the consumer closes: what `commit_async` has begun ends, and the positions of one that reads what
@@ -111,13 +113,13 @@ class ConsumerCommits(ConsumerPart):
             return  # or another thread polls just now: what it gets is not processed
         try:
             is_due = self._commit_due_s < _NEVER_S and not self._is_subscribed
-            self._commit_or_log(self._ask("commit").commit() if is_due else group_offsets.settle())
+            self._commit_or_log(self._ask("commit").commit if is_due else group_offsets.settle)
         finally:
             self._in_use.release()
 
-    def _commit_or_log(self, commit: Coroutine[Any, Any, object]) -> None:
+    def _commit_or_log(self, commit: Work[object]) -> None:
         try:
-            self._run(commit, min(_CLOSE_TIMEOUT_MS, self._config.default_api_timeout_ms))
+            self._run_within(min(_CLOSE_TIMEOUT_MS, self._config.default_api_timeout_ms), commit)
         except RaykaError as error:
             logger.warning("%r: its positions were not committed: %s", self, error)
 
@@ -140,8 +142,8 @@ class ConsumerCommits(ConsumerPart):
         is_member, on_commit = self._is_subscribed, self._on_commit
         return _Ask(self._fetcher, group_offsets, group, read, offsets, is_member, on_commit)
 
-    def _in_background(self, commit: Coroutine[Any, Any, None]) -> None:
-        io_thread.call_soon(self._fetcher.spawn, commit)
+    def _in_background(self, commit: Work[None]) -> None:
+        io_thread.call_soon(self._fetcher.begin, commit)
 
 
 class _Ask(NamedTuple):

@@ -6,7 +6,7 @@ The part of `Consumer` that joins a group. Kafka: KafkaConsumer.subscribe, unsub
 import logging
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from rayka.client.group.group_face import GroupFace
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import Listener
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
+from rayka.client.io_thread import Work
 from rayka.errors import ClosedError, ConfigError, UnknownTopicOrPartition
 from rayka.ids import TopicPartition
 
@@ -71,11 +72,11 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
                     raise ConfigError(
                         "subscribe: a pattern and callbacks expect a group; give the consumer a group_id"
                     )
-                self._run(self._fetcher.follow(names))
+                self._run(self._fetcher.follow, names)
             else:
                 group = self._group = self._group or self._face()
                 group.listener = listener
-                self._run(group.member.subscribe(names, matching))
+                self._run(group.member.subscribe, names, matching)
             self._topics = names
 
     def unsubscribe(self) -> None:
@@ -84,7 +85,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
             if self._group is not None:
                 self._leave_group(self._group)
             else:
-                self._run(self._fetcher.assign([]))
+                self._run(self._fetcher.assign, [])
                 self._delivery.keep_only({})
             self._topics = ()
 
@@ -103,7 +104,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         return self._group is not None
 
     def _face(self) -> GroupFace:
-        member = self._run(self._member())
+        member = self._run(self._member)
         return GroupFace(member, self._delivery, run=self._run, commit=self._commit_before_handover)
 
     async def _member(self) -> GroupMember:
@@ -135,14 +136,14 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
         if self._group is not None:
             self._group.hand_over()
 
-    def _polls(self, poll: Coroutine[Any, Any, bool], remaining_ms: float) -> bool:
+    def _polls(self, poll: Work[bool], remaining_ms: float) -> bool:
         """What the fetcher's poll says. That a topic is gone is no error to a group: the leader assigns the others."""
         try:
-            return bool(self._run(poll, remaining_ms))
+            return self._run_within(remaining_ms, poll)
         except UnknownTopicOrPartition:
             if self._group is None:
                 raise
-        self._run(self._group.member.look_at_topics())
+        self._run(self._group.member.look_at_topics)
         return True
 
     @property
@@ -157,9 +158,9 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
 
     def _leave_group(self, group: GroupFace) -> None:
         """Raises what a callback has raised, in the end."""
-        self._run(group.member.begin_leaving())
+        self._run(group.member.begin_leaving)
         group.hand_over()
-        self._run(group.member.close())
+        self._run(group.member.close)
         self._group = None
         group.raise_error()
 
@@ -176,7 +177,7 @@ class ConsumerMembership(ConsumerCommits, ConsumerPositions):
                     self._leave_group(group)
             else:
                 logger.warning("%r is closed while a callback of its group runs: nothing more is told", self)
-                self._run(group.member.close())
+                self._run(group.member.close)
         finally:  # also when Ctrl-C came before it had left
             io_thread.call_soon(group.member.abandon)
 

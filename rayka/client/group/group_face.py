@@ -66,7 +66,7 @@ class GroupFace:
                 self._stages = HandoverStages(ready) if ready is not None else None
             self._go_on()
         if self.member.failure is not None:
-            failure = self._run(self.member.take_failure())
+            failure = self._run(self.member.take_failure)
             if failure is not None:
                 raise failure
         if self._error is not None and self.member.is_settled:
@@ -86,7 +86,7 @@ class GroupFace:
                 self._commit()
                 stages.done()
             elif stage is Stage.READ:
-                if not self._run(self.member.read(stages.handover)):
+                if not self._run(self.member.read, stages.handover):
                     stages.give_up()
                     return
                 self._delivery.keep_only(dict.fromkeys(stages.partitions))

@@ -90,7 +90,7 @@ class _AtExit:
         for sender in self._all():
             sender.outcomes.logs_failures = False
             with suppress(TimeoutError, RuntimeError):  # a callback blocks the IO thread
-                io_thread.run(sender.close(), _CLOSE_S)
+                io_thread.run(sender.close, _CLOSE_S)
 
     def _all(self) -> list[Sender]:
         with self._lock:

@@ -8,6 +8,7 @@ Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -193,7 +194,7 @@ class Producer(ProcessBound):
         try:
             self._finish(self._accumulator.close(), timeout)
         finally:
-            wait_for(self._outbox.sender.close(), CLOSE_SLACK_S * 1000, caller=self)
+            wait_for(self._outbox.sender.close, CLOSE_SLACK_S * 1000, caller=self)
 
     def metrics(self) -> ProducerMetrics:
         """What the producer has done so far, and what waits; as it is now, and not followed any further."""
@@ -253,7 +254,9 @@ class Producer(ProcessBound):
         while not self._outbox.knows(topic, partition):
             if io_thread.is_current():
                 self._outbox.check_partition(topic, partition)
-            wait_for(self._outbox.learn(topic, partition), self._outbox.config.max_block_ms, caller=self)
+            wait_for(
+                partial(self._outbox.learn, topic, partition), self._outbox.config.max_block_ms, caller=self
+            )
 
     def _when_there_is_memory(self, attempt: Callable[[], AddedT | None]) -> AddedT:
         """Repeats the attempt as memory is freed."""

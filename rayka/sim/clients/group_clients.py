@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
+from functools import partial
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
@@ -175,9 +176,8 @@ class _Member(DataClient):
                 await self._commit(reading)
         elif now_s() >= self._commit_due_s:
             self._commit_due_s = now_s() + _AUTO_COMMIT_S
-            reading.fetcher.spawn(
-                self._commit_aside(reading, self._consumed(reading), reading.member.metadata)
-            )
+            consumed, group = self._consumed(reading), reading.member.metadata
+            reading.fetcher.begin(partial(self._commit_aside, reading, consumed, group))
 
     async def _stand_still(self, reading: "_Reading") -> None:
         """Longer or shorter than a session; then what it had read is committed as if no time had passed."""
