@@ -9,7 +9,7 @@ import rayka
 from rayka.cluster import Cluster
 
 _KEYS = 50
-_WAIT_S = 60
+_WAIT_S = 150
 
 
 class Sender(threading.Thread):
@@ -65,7 +65,7 @@ class Sender(threading.Thread):
 
     def stop(self) -> None:
         self._is_stopping = True
-        self.join(90)
+        self.join(_WAIT_S)
         assert not self.is_alive()
 
     def check(self) -> list[rayka.Record]:

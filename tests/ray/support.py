@@ -13,7 +13,7 @@ from rayka.actors import supervise
 from rayka.client import io_thread
 from rayka.cluster import Cluster, ClusterDescription
 
-_WAIT_S = 60
+_WAIT_S = 150
 _PAUSE_S = 0.1
 RAYKA = (sys.executable, "-c", "from rayka.cli.main import main; main()")
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.ray.chaos_group import Diary, given_twice, wrong_in
 
-pytestmark = [pytest.mark.ray, pytest.mark.lane, pytest.mark.timeout(480)]
-_TIMEOUT_S = 420
+pytestmark = [pytest.mark.ray, pytest.mark.lane, pytest.mark.timeout(780)]
+_TIMEOUT_S = 720
 KINDS = ("broker", "controller", "coordinator", "machine", "member", "lanes")
 
 

@@ -23,7 +23,7 @@ from tests.ray.support import end_supervisor, kill, running, wait_until
 
 pytestmark = pytest.mark.ray
 CONTROLLERS = (3001, 3002, 3003)
-_WAIT_S = 60
+_WAIT_S = 150
 _numbers = count()
 
 

@@ -256,7 +256,7 @@ PLANTED_BUGS = [
         "votes for a shorter log",
         "votes-for-full-log",
         planted(elections, "can_grant_vote", sees_every_log_as_full),
-        1,
+        5,
         PARTITIONS | BUSY,
     ),
     PlantedBug(
@@ -319,7 +319,7 @@ PLANTED_BUGS = [
         "accepts a fetch of another epoch",
         "fetch-epoch",
         planted(Leading, "epoch_error", accepts_any_epoch),
-        7,
+        1,
         PARTITIONS | BUSY,
     ),
     PlantedBug(

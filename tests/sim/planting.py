@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayka.shard.runtime import STEPS_PER_TURN
-from rayka.sim.run_options import NO_LANES, swarm
+from rayka.sim.run_options import NO_LANES, SimOptions, swarm
 from rayka.sim.simulation import Outcome, Simulation
 
 SECONDS = 20.0
@@ -41,7 +41,11 @@ class PlantedBug:
 
     def run_without(self, seed: int) -> Outcome:
         """The same run of the code as it is."""
-        return Simulation(swarm(seed, seconds=self.seconds, **{**_PLAIN, **self.chosen})).run()
+        return Simulation(self.options(seed)).run()
+
+    def options(self, seed: int) -> SimOptions:
+        """Those of its run with that seed."""
+        return swarm(seed, seconds=self.seconds, **{**_PLAIN, **self.chosen})
 
 
 @contextmanager

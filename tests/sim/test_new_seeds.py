@@ -39,7 +39,7 @@ def new_seeds(until_s: float, at_least: int = 0) -> Iterator[int]:
 
 
 @pytest.mark.sim
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_new_seeds_find_nothing(record_property: Callable[[str, object], None]) -> None:
     begin_s = time.monotonic()
     outcomes = list(run_seeds(new_seeds(begin_s + BUDGET_S, SEEDS_MIN), {"seconds": SECONDS}, jobs=2))

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rayka.cli.main import run
-from rayka.shard.runtime import STEPS_PER_TURN
 from rayka.sim.group_plan import GroupPlan
 from rayka.sim.results import read_results
 from rayka.sim.run_options import NO_LANES, SimOptions, TopicPlan, swarm, with_faults
@@ -18,7 +17,6 @@ from rayka.sim.shrink import shrink
 from rayka.sim.simulation import LIVENESS_SECONDS, LIVENESS_SECONDS_MAX, Patience, Simulation, Verdict
 from rayka.sim.world.faults import DAMAGING, FaultKind, draw_faults
 from tests.sim.planted_bugs import PLANTED_BUGS
-from tests.sim.planting import search
 
 SEEDS = Path(__file__).parent / "seeds.txt"
 
@@ -154,15 +152,14 @@ def test_only_a_minority_of_the_voters_loses_what_it_had_synced() -> None:
 
 
 def test_a_part_of_the_faults_can_be_replayed() -> None:
-    options = swarm(4, seconds=20.0, faults_per_minute=60.0)
+    options = swarm(4, seconds=20.0, faults_per_minute=60.0, topics=(), members=0, registers=0)
     outcome = Simulation(with_faults(options, (0, 2))).run()
     assert outcome.fault_count == 2
 
 
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
     bug = next(each for each in PLANTED_BUGS if each.name == "ignores check quorum")
-    seed, _ = search(bug)
-    options = swarm(seed, seconds=20.0, **{"topics": (), "steps_per_turn": STEPS_PER_TURN, **bug.chosen})
+    options = bug.options(bug.seed)
     with bug.plant():
         failed = Simulation(options).run()
         shrunk = shrink(options, failed)
