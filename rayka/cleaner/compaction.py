@@ -39,7 +39,9 @@ class SyncNeeded(NamedTuple):
 
 
 ResultT = TypeVar("ResultT")
-HEAVY_BYTES = 2 << 20  # of columns: the event loop would wait for tens of milliseconds
+# More of columns, or of batches, is no slice for an event loop: each keeps the requests that come meanwhile waiting.
+HEAVY_BYTES = 64 << 10
+HEAVY_BATCHES = 10
 
 
 class Work(Generic[ResultT]):
@@ -211,8 +213,8 @@ class Compaction:
 
 
 def is_heavy(batches: Sequence[RecordBatch]) -> bool:
-    """Whether decoding these takes long."""
-    return sum(_decoded_bytes(each) for each in batches) > HEAVY_BYTES
+    """Whether decoding these, hashing and looking up their keys takes longer than a thread takes to be asked."""
+    return len(batches) > HEAVY_BATCHES or sum(_decoded_bytes(each) for each in batches) > HEAVY_BYTES
 
 
 def _decoded_bytes(batch: RecordBatch) -> int:

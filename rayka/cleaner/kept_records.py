@@ -95,11 +95,12 @@ class KeptRecords:
 
     def _newest(self, decoded: Sequence[DecodedBatch]) -> Iterator[np.ndarray]:
         """For each batch which of its records the map knows no newer one of, those before its end."""
-        clean = [each for each in decoded if each.batch.base_offset < self._horizon.first_dirty_offset]
-        is_superseded = self._offsets.has(hashes_of(self._hasher, [each.keys for each in clean]))
-        position = 0
+        first_dirty_offset, position = self._horizon.first_dirty_offset, 0
+        clean = [each for each in decoded if each.batch.base_offset < first_dirty_offset]
+        if clean:
+            is_superseded = self._offsets.has(hashes_of(self._hasher, [each.keys for each in clean]))
         for each in decoded:
-            if each.batch.base_offset < self._horizon.first_dirty_offset:
+            if each.batch.base_offset < first_dirty_offset:
                 is_newest = ~is_superseded[position : position + len(each)]
                 position += len(each)
             else:
@@ -151,7 +152,7 @@ class KeptRecords:
 
 
 def hashes_of(hasher: KeyHasher, keys: Sequence[pa.BinaryArray]) -> np.ndarray:
-    """The hashes of columns of keys, one behind the other; that of a null says nothing."""
+    """The hashes of columns of keys, one at least, one behind the other; that of a null says nothing."""
     if len(keys) == 1:
         return hasher.hashes(keys[0])
-    return hasher.hashes(pa.concat_arrays(keys) if keys else pa.nulls(0, pa.binary()))
+    return hasher.hashes(pa.concat_arrays(keys))

@@ -35,8 +35,9 @@ def with_records(decoded: DecodedBatch, kept: np.ndarray, delete_horizon_ms: int
     if any (F23).
     """
     batch = decoded.batch
-    numbers = int64_array(np.flatnonzero(kept))
-    timestamps_ms = decoded.timestamps_ms[kept]
+    places = np.flatnonzero(kept)
+    numbers = int64_array(places)
+    timestamps_ms = decoded.timestamps_ms.take(places)
     base_ms = int(timestamps_ms[0]) if delete_horizon_ms is None else delete_horizon_ms
     attributes = batch.attributes & ~(NULL_KEY_BIT | DELETE_HORIZON_BIT)
     columns: Columns = []
@@ -51,7 +52,7 @@ def with_records(decoded: DecodedBatch, kept: np.ndarray, delete_horizon_ms: int
     if batch.timestamp_type is TimestampType.CREATE_TIME and (timestamps_ms != base_ms).any():
         columns.append((Column.TIMESTAMP_DELTAS, (timestamps_ms - base_ms).view(np.uint8)))
     if batch.last_offset_delta != len(numbers) - 1:
-        deltas = (decoded.offsets[kept] - batch.base_offset).astype(np.int32)
+        deltas = (decoded.offsets.take(places) - batch.base_offset).astype(np.int32)
         columns.append((Column.OFFSET_DELTAS, deltas.view(np.uint8)))
     if delete_horizon_ms is not None:
         attributes |= DELETE_HORIZON_BIT

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from rayka.cleaner.compaction import HEAVY_BYTES, Compaction, SyncNeeded, Work, is_heavy
+from rayka.cleaner.compaction import HEAVY_BATCHES, HEAVY_BYTES, Compaction, SyncNeeded, Work, is_heavy
 from rayka.cleaner.segment_chunks import CHUNK_BYTES
 from rayka.cleaner.segment_groups import SEGMENTS_MAX, grouped
 from rayka.config import TopicConfig
@@ -65,6 +65,15 @@ def test_many_small_batches_are_heavy_together_when_their_columns_are() -> None:
     batch = keyed([(b"k", bytes(HEAVY_BYTES // 4))], codec=Codec.LZ4)
     assert batch.size_bytes < HEAVY_BYTES // 20
     assert [is_heavy([batch] * count) for count in (1, 3, 4)] == [False, False, True]
+
+
+def test_many_batches_are_heavy_however_small_they_are() -> None:
+    batch = keyed([(b"k", b"v")])
+    assert [is_heavy([batch] * count) for count in (1, HEAVY_BATCHES, HEAVY_BATCHES + 1)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 class CountingDisk(MemoryDisk):
