@@ -20,7 +20,7 @@ NAMES = (
     "limits", "batch", "cleaner", "recovery", "client", "direct_lane", "commands", "footprint", "groups", "quorum",
     "replication", "retention", "scale", "simulator", "spark",
 )  # fmt: skip
-WITH_KAFKA = ("client", "direct_lane", "groups", "replication")
+WITH_KAFKA = ("cleaner", "client", "direct_lane", "groups", "replication")
 PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
 
 
@@ -37,7 +37,7 @@ PACKAGES = ("rayka", "ray", "pyarrow", "numpy", "msgspec", "pyspark", "raydp")
     "--kafka",
     "kafka_jars",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A directory with Kafka's jars: the rows of clients, lanes, groups and replication get Kafka as their peer.",
+    help="A directory with Kafka's jars: rows of cleaner, clients, lanes, groups and replication get Kafka as peer.",
 )
 def main(
     names: tuple[str, ...], quick: bool, json_path: Path | None, readme: bool, kafka_jars: Path | None

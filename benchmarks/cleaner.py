@@ -1,22 +1,26 @@
 """Compaction of one log, records of 100 bytes of which one in ten has a key of its own, beside a copy of the same
-bytes with their CRC.
+bytes with their CRC, and beside Kafka's cleaner.
 
-Processor time of one core: both work in one thread, and what the disk takes to sync is no business of the code. The
-memory is what the process has more while it cleans than before. Both are measured on a copy of the same log.
+Beside the copy it is processor time of one core: both work in one thread, and what the disk takes to sync is no
+business of the code. Kafka says in its log how long its one thread took; ours is then measured by the same clock, syncs
+included. The memory is what the process has more while it cleans than before. All are measured on a copy of the same
+log.
 """
 
 import asyncio
 import shutil
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from crc32c import crc32c
 
-from benchmarks.cleaner_turns import rows
-from benchmarks.harness import Bar, Row, compare
+from benchmarks import cleaner_beside, cleaner_turns
+from benchmarks.harness import Bar, Row, compare, in_turn
 from rayka.cleaner.cleanable import cleanable
 from rayka.cleaner.compaction import CleaningSettings, Compaction, SyncNeeded
 from rayka.config import TopicConfig
@@ -28,6 +32,7 @@ from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import RecordBatch
 
 BAR = Bar(1 / 0.3, at_most=True)  # 30 % of the speed of the copy
+PEER_BAR = Bar(1 / 3, at_most=True)  # three times as fast
 CONFIG = TopicConfig(segment_bytes=256 << 20, cleanup_policy="compact")
 RECORD_BYTES, KEY_BYTES = 100, 8
 BATCH_RECORDS = 10_000
@@ -35,26 +40,49 @@ MAP_BYTES = 128 << 20
 ROOM_BYTES = 64 << 20
 
 
-def run(*, quick: bool = False) -> list[Row]:
-    turns = list(rows(quick=quick))  # first, so that it is the process's first cleaning
+def run(*, quick: bool = False, kafka_jars: Path | None = None) -> Iterator[Row]:
+    yield from cleaner_turns.rows(quick=quick)  # first, so that it is the process's first cleaning
+    yield from _alone(kafka_jars, quick=quick)
+    yield from cleaner_beside.rows(kafka_jars, quick=quick)
+
+
+def _alone(kafka_jars: Path | None, *, quick: bool) -> Iterator[Row]:
     size_bytes, rounds = (64 << 20, 1) if quick else (1 << 30, 3)
     directory, disk = tempfile.mkdtemp(), LocalDisk()
     try:
         original = f"{directory}/original-0"
         _write_log(disk, original, size_bytes)
+        settings = f"{size_bytes >> 20} MiB of {RECORD_BYTES} B records, one key in ten"
         measured = compare(partial(_clean_s, disk, original), partial(_copy_s, disk, original), rounds=rounds)
-        grown_bytes = _grown_bytes(disk, original)
+        yield measured.row(
+            "compaction, processor time", settings, "s", "copying the bytes with their CRC", bar=BAR
+        )
+        grown_mib = _grown_bytes(disk, original) / 2**20
+        yield Row.allowed("memory of a compaction", grown_mib, "MiB", (MAP_BYTES + ROOM_BYTES) / 2**20)
+        if kafka_jars is not None:
+            yield _beside_kafka(disk, original, kafka_jars, settings, rounds, size_bytes)
     finally:
         disk.close()
         shutil.rmtree(directory)
-    settings = f"{size_bytes >> 20} MiB of {RECORD_BYTES} B records, one key in ten"
-    return [
-        measured.row(
-            "compaction, processor time", settings, "s", "copying the bytes with their CRC", bar=BAR
-        ),
-        Row.allowed("memory of a compaction", grown_bytes / 2**20, "MiB", (MAP_BYTES + ROOM_BYTES) / 2**20),
-        *turns,
-    ]
+
+
+def _beside_kafka(
+    disk: LocalDisk, original: str, jars: Path, settings: str, rounds: int, size_bytes: int
+) -> Row:
+    measures: dict[str, Callable[[], float]] = {
+        "kafka": partial(cleaner_beside.kafka_cleaning_s, jars, Path(original).parent, size_bytes),
+        "rayka": partial(_clean_s, disk, original, time.perf_counter),
+    }
+    taken = in_turn(measures, rounds=rounds)
+    ours_s, theirs_s = (statistics.median(taken[name]) for name in ("rayka", "kafka"))
+    return Row(
+        what="compaction, by the clock",
+        settings=settings,
+        unit="s",
+        value=ours_s,
+        peer=theirs_s,
+        ratio_bar=PEER_BAR,
+    )
 
 
 def _write_log(disk: LocalDisk, directory: str, size_bytes: int) -> None:
@@ -91,13 +119,13 @@ def _compaction(disk: LocalDisk, original: str) -> Compaction:
     return Compaction(log, cleanable(log, log.log_end_offset, 1), settings, lambda: True)
 
 
-def _clean_s(disk: LocalDisk, original: str) -> float:
+def _clean_s(disk: LocalDisk, original: str, clock: Callable[[], float] = time.process_time) -> float:
     compaction = _compaction(disk, original)
-    begin_s = time.process_time()
+    begin_s = clock()
     for step in compaction.run():
         if isinstance(step, SyncNeeded):
             asyncio.run(disk.sync(step.files, step.directories))
-    return time.process_time() - begin_s
+    return clock() - begin_s
 
 
 def _copy_s(disk: LocalDisk, original: str) -> float:

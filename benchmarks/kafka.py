@@ -6,13 +6,14 @@ does. With several brokers each of them is a controller, too.
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from benchmarks.limits import seconds
 _START_TIMEOUT_S = 60.0
 _HEAP = "768m"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+_ANY_PARTITION = -1  # which the client chooses
+_CLEANERS_LOGGER = "org.apache.kafka.storage.internals.log.LogCleaner$CleanerThread"
+_CLEANED = re.compile(r"cleaned log (\S+) \(.*\)\s+[\d.,]+ MB of log processed in ([\d.,]+) seconds")
 _PROPERTIES = """\
 process.roles=broker,controller
 node.id={node_id}
@@ -96,7 +100,8 @@ class Kafka:
             process = self._processes.get(node_id)
             if process is None or process.poll() is not None:
                 properties = str(_properties_path(self._directory, node_id))
-                self._processes[node_id] = _java(self._jars, "kafka.Kafka", properties)
+                log_path = _log_path(self._directory, node_id)
+                self._processes[node_id] = _java(self._jars, "kafka.Kafka", properties, log_path=log_path)
         for node_id, port in self._ports.items():
             _await_port(port, self._processes[node_id])
 
@@ -127,6 +132,16 @@ class Kafka:
                 )
             time.sleep(0.2)
 
+    def log_bytes(self, topic: str) -> int:
+        """Of the segments of all partitions of the topic, those that are about to be removed not counted."""
+        return sum(each.stat().st_size for each in self._directory.glob(f"logs-*/{topic}-*/*.log"))
+
+    def cleaning_s(self, topic: str) -> float:
+        """How long compaction of the topic's partitions has taken, by what its cleaner writes into its log."""
+        texts = [_log_path(self._directory, each).read_text() for each in self._ports]
+        found = [each for text in texts for each in _CLEANED.findall(text)]
+        return sum(float(taken.replace(",", "")) for log, taken in found if log.rpartition("-")[0] == topic)
+
     def _leader(self, topic: str) -> int:
         return int(self._partition(topic).leader)
 
@@ -138,12 +153,33 @@ class Kafka:
 
     # ---- Clients ----
 
-    def create_topic(self, name: str, partitions: int, *, replicas: int = 1, min_isr: int = 1) -> None:
+    def create_topic(
+        self,
+        name: str,
+        partitions: int,
+        *,
+        replicas: int = 1,
+        min_isr: int = 1,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self._address})
-        topic = NewTopic(name, partitions, replicas, config={"min.insync.replicas": str(min_isr)})
+        merged = {"min.insync.replicas": str(min_isr), **(configs or {})}
+        topic = NewTopic(name, partitions, replicas, config=merged)
         admin.create_topics([topic])[name].result(30)
+
+    def alter_topic(self, name: str, configs: Mapping[str, str]) -> None:
+        """Sets these keys of the topic's configuration."""
+        from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+        admin = AdminClient({"bootstrap.servers": self._address})
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in configs.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=entries)
+        admin.incremental_alter_configs([resource])[resource].result(30)
 
     def produce_rate(
         self,
@@ -177,14 +213,26 @@ class Kafka:
 
     def round_trips(self, topic: str, size_bytes: int, count: int, *, acks: str = "1") -> list[float]:
         """Seconds of each `produce` and `flush`, one record in flight; linger 0."""
-        producer, value = self._producer(linger_ms=0, acks=acks), bytes(size_bytes)
+        send = self.one_by_one(topic, bytes(size_bytes), acks=acks)
+        send()
+        return [seconds(send) for _ in range(count)]
 
-        def round_trip() -> None:
+    def one_by_one(self, topic: str, value: bytes, *, acks: str = "1") -> Callable[[], None]:
+        """A function that sends the value and returns when it is acknowledged; linger 0."""
+        producer = self._producer(linger_ms=0, acks=acks)
+
+        def send() -> None:
             producer.produce(topic, value)
             producer.flush()
 
-        round_trip()
-        return [seconds(round_trip) for _ in range(count)]
+        return send
+
+    def fill(self, topic: str, records: Iterable[tuple[bytes, bytes]], partitions: int) -> None:
+        """Sends keys and values to so many partitions in turn; returns when all are acknowledged, acks=1."""
+        producer = self._producer(linger_ms=5, acks="1")
+        for number, (key, value) in enumerate(records):
+            _produce(producer, topic, value, key, number % partitions)
+        assert producer.flush(60) == 0
 
     def sender(self, topic: str) -> Callable[[bytes, Callable[[], None]], None]:
         """A function that sends one record to the topic's first partition, acks=all, and calls back when it is in."""
@@ -314,19 +362,34 @@ def _properties_path(directory: Path, node_id: int) -> Path:
     return directory / f"server-{node_id}.properties"
 
 
-def _produce(producer: Any, topic: str, value: bytes, key: bytes | None = None) -> None:
+def _produce(
+    producer: Any, topic: str, value: bytes, key: bytes | None = None, partition: int = _ANY_PARTITION
+) -> None:
     while True:
         try:
-            producer.produce(topic, value, key)
+            producer.produce(topic, value, key, partition)
             return
         except BufferError:
             producer.poll(0.02)
 
 
-def _java(jars: Path, *command: str) -> subprocess.Popen[bytes]:
-    options = [f"-Xms{_HEAP}", f"-Xmx{_HEAP}", "-server", "-XX:+UseG1GC", "-cp", f"{jars}/*"]
+def _log_path(directory: Path, node_id: int) -> Path:
+    return directory / f"log-{node_id}.txt"
+
+
+def _java(jars: Path, *command: str, log_path: Path | None = None) -> subprocess.Popen[bytes]:
+    """Of all that Kafka would log, what its cleaner says goes to the file."""
+    options = [f"-Xms{_HEAP}", f"-Xmx{_HEAP}", "-server", "-XX:+UseG1GC"]
+    simple = "-Dorg.slf4j.simpleLogger"
+    options.append(f"{simple}.defaultLogLevel=off")
+    if log_path is not None:
+        options.append(f"{simple}.log.{_CLEANERS_LOGGER}=info")
+        options.append(f"{simple}.logFile={log_path}")
+    bound = [os.fspath(each) for each in sorted(jars.glob("*.jar")) if not each.name.startswith("slf4j-nop")]
     quiet = subprocess.DEVNULL
-    return subprocess.Popen(["java", *options, *command], stdout=quiet, stderr=quiet, cwd=os.fspath(jars))
+    return subprocess.Popen(
+        ["java", *options, "-cp", ":".join(bound), *command], stdout=quiet, stderr=quiet, cwd=os.fspath(jars)
+    )
 
 
 def _free_port() -> int:
