@@ -35,6 +35,7 @@ _SUBCOMMANDS = {
     "consume": ("rayka.cli.consume_command", "Print records of a topic, as a format says or as JSON."),
     "bench": ("rayka.cli.bench_commands", "Measure what the cluster does for one client."),
     "partition": ("rayka.cli.partition_commands", "Give partitions other replicas or another leader."),
+    "balance": ("rayka.cli.balance_command", "Move replicas so that every broker has its share."),
     "broker": ("rayka.cli.broker_commands", "List, describe, configure, drain and remove brokers."),
     "group": ("rayka.cli.group_commands", "Show groups of consumers, reset their offsets, delete them."),
     "quorum": ("rayka.cli.quorum_commands", "Show the controllers' quorum, and change its voters."),

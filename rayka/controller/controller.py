@@ -18,6 +18,7 @@ import msgspec
 from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
+from rayka.controller.balancer.balance_requests import balance
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
@@ -69,6 +70,7 @@ from rayka.metadata.metadata_records import (
     RegisterBrokerRecord,
 )
 from rayka.metadata.response import metadata_response
+from rayka.protocol.balance import BalanceRequest
 from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
@@ -238,6 +240,7 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     UnregisterBrokerRequest: unregister_broker,
     DescribeConfigsRequest: describe_configs,
     DescribeLoadRequest: describe_load,
+    BalanceRequest: balance,
     IncrementalAlterConfigsRequest: alter_configs,
     AllocateProducerIdsRequest: allocate_producer_ids,
     MetadataRequest: _metadata,

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from rayka.ids import METADATA_TOPIC_ID
 from rayka.ports import Message, Request
 from rayka.protocol import (
+    balance,
     configs,
     fetch,
     group_offsets,
@@ -136,6 +137,7 @@ APIS: tuple[Api, ...] = (
         "elect_leaders", partition_admin.ElectLeadersRequest, CONTROLLER, partition_admin.check_elect_leaders
     ),
     Api("unregister_broker", partition_admin.UnregisterBrokerRequest, CONTROLLER),
+    Api("balance", balance.BalanceRequest, CONTROLLER, balance.check_balance),
     Api("describe_load", load.DescribeLoadRequest, CONTROLLER, load.check_describe_load),
     Api("describe_configs", configs.DescribeConfigsRequest, CONTROLLER, configs.check_describe_configs),
     Api(

@@ -74,6 +74,7 @@ CALLS = {
     "describe_cluster": as_admin(lambda admin: admin.describe_cluster()),
     "log_dirs": as_admin(lambda admin: admin.log_dirs()),
     "alter_replica_log_dirs": as_admin(lambda admin: admin.alter_replica_log_dirs(1, {_TP: "/two"})),
+    "balance": as_admin(lambda admin: admin.balance(dry_run=True)),
     "describe_load": as_admin(lambda admin: admin.describe_load()),
     "unregister_broker": as_admin(lambda admin: admin.unregister_broker(1)),
     "describe_quorum": as_admin(lambda admin: admin.describe_quorum()),

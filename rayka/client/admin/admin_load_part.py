@@ -1,10 +1,12 @@
-"""The part of an `Admin` that is about load: the sync face of `AsyncLoadAdmin`. Rayka's own."""
+"""The part of an `Admin` that is about load and balance: the sync face of `AsyncLoadAdmin`. Rayka's own."""
 
 from collections.abc import Iterable
 
 from rayka.client.admin.admin_arguments import names_of
 from rayka.client.admin.admin_face import AdminFace
-from rayka.client.admin.admin_load_results import ClusterLoad
+from rayka.client.admin.admin_load_results import BalancePlan, ClusterLoad
+from rayka.client.arguments import int_of
+from rayka.protocol.balance import MOVES_AT_ONCE_MAX
 
 
 class LoadAdmin(AdminFace):
@@ -19,3 +21,17 @@ class LoadAdmin(AdminFace):
         names up to eight partitions. Raises UnknownTopicOrPartition.
         """
         return self._run(self._brain.load.describe, names_of(topics))
+
+    def balance(self, *, dry_run: bool = False, moves: int = 10) -> BalancePlan:
+        """Plans how replicas and preferred leaders should move so that every broker has its share, and begins the first
+        `moves` moves of the plan (1 to 100); with `dry_run` it changes nothing.
+
+        Goals in their order: replicas on distinct racks and machines, no disk above 80 %, evenness of bytes, of
+        leaders, of traffic. A cluster that is even to within 10 % has an empty plan. `rayka balance` carries out the
+        rest of the plan. A new plan counts moved replicas right once their brokers have reported again (5 s). Internal
+        topics stay where they are. Raises InvalidRequest, naming it, while any reassignment is under way;
+        UnavailableError when not all brokers have reported their load in time.
+        """
+        if not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
+            raise ValueError(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
+        return self._run(self._brain.load.balance, 0 if dry_run else moves)

@@ -1,10 +1,12 @@
-"""What an `Admin` answers about load: frozen values, plain enough for JSON."""
+"""What an `Admin` answers about load and balance: frozen values, plain enough for JSON."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
 from rayka.client.admin.admin_results import Result
+from rayka.ids import TopicPartition
+from rayka.protocol.balance import BalanceResponse
 from rayka.protocol.load import BrokerLoad, DescribeLoadResponse
 
 
@@ -80,4 +82,58 @@ class ClusterLoad(Result):
                 for each in response.partitions
                 if names is None or each.topic in names
             ),
+        )
+
+
+@dataclass(frozen=True)
+class BalanceMoveInfo(Result):
+    """One partition of a plan: its replicas, the preferred leader first, and what is copied for the new ones. `goal`:
+    `spread`, `capacity`, `size`, `leaders`, `bytes_in` or `bytes_out`.
+    """
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    new_replicas: tuple[int, ...]
+    copied_bytes: int
+    goal: str
+
+
+@dataclass(frozen=True)
+class BrokerShareInfo(Result):
+    """What a broker holds before or after a plan; sizes of partitions that brokers have not named are estimated."""
+
+    broker_id: int
+    size_bytes: int
+    replica_count: int
+    leader_count: int
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True)
+class BalancePlan(Result):
+    """What should move, in this order; the first `begun_count` moves have begun. `before` and `after`: all brokers, by
+    id. `is_whole`: more moves than these would not improve it.
+    """
+
+    moves: tuple[BalanceMoveInfo, ...]
+    before: tuple[BrokerShareInfo, ...]
+    after: tuple[BrokerShareInfo, ...]
+    is_whole: bool
+    begun_count: int
+
+    @property
+    def begun(self) -> dict[TopicPartition, tuple[int, ...]]:
+        """The new replicas of the partitions that have begun to move."""
+        moves = self.moves[: self.begun_count]
+        return {TopicPartition(each.topic, each.partition): each.new_replicas for each in moves}
+
+    @classmethod
+    def of(cls, response: BalanceResponse) -> Self:
+        return cls.taken_from(
+            response,
+            moves=tuple(map(BalanceMoveInfo.taken_from, response.moves)),
+            before=tuple(map(BrokerShareInfo.taken_from, response.before)),
+            after=tuple(map(BrokerShareInfo.taken_from, response.after)),
         )

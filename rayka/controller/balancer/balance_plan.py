@@ -1,0 +1,375 @@
+"""What should move so that the cluster is balanced: a synchronous core that is given brokers, replicas and loads.
+
+Goals in their order; none undoes what an earlier one has reached:
+
+1. each partition on as many racks and machines as it can be (with as many replicas as it has, always);
+2. no disk above 80 % of its capacity;
+3. evenness of bytes on disk;
+4. evenness of preferred leaders, by another order of the same replicas, which copies nothing;
+5. evenness of bytes in, by replicas of much traffic and few bytes, and of bytes out, by preferred leaders.
+
+An evenness is looked after when a broker is off its share by more than 10 % (of traffic 20 %), and then brought to
+within half of that. Each step lowers the sum of the squares of what brokers are off by, so planning ends, and a plan
+that was carried out leads to an empty one: nothing moves to and fro. The moves of a goal come by what they gain for
+each byte copied. At most 1,000 partitions a plan; when that is not all, the next plan goes on.
+
+It is a generator: one step is some ten microseconds of work, so a caller can give others their turn. Rayka's own;
+Cruise Control's `GoalOptimizer` has these goals among its own.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from rayka.controller.balancer.holders import (
+    BrokerShape,
+    BrokerShare,
+    Holder,
+    Holders,
+    PartitionShape,
+    Placed,
+)
+from rayka.ids import TopicPartition
+
+MOVES_MAX = 1_000
+DISK_USE_MAX = 0.8
+SIZE_TRIGGER, TRAFFIC_TRIGGER = 0.10, 0.20
+TRAFFIC_BYTES_MIN = (
+    1_000_000  # a second, on average of the brokers: below that traffic is no reason to move anything
+)
+_LOOKS_MAX = 100  # at candidates of one pair of brokers
+_TARGETS_MAX = 8  # brokers that are looked at for one that gives
+_STEPS_PER_MOVE = 5  # what it takes to look at a hundred brokers
+Planning = Generator[None, int, "Plan"]
+_Steps = Generator[None, int, bool]  # whether something was found to move
+
+
+class Goal(IntEnum):
+    """Why something moves, the most important first."""
+
+    SPREAD = 1
+    CAPACITY = 2
+    SIZE = 3
+    LEADERS = 4
+    BYTES_IN = 5
+    BYTES_OUT = 6
+
+
+class Move(NamedTuple):
+    """The replicas of a partition as they are and as they are to be, and what is copied for that."""
+
+    topic_partition: TopicPartition
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    copied_bytes: int
+    goal: Goal
+
+
+class Plan(NamedTuple):
+    """Moves in the order in which they are to begin, and what brokers hold before and after. `is_whole`: more moves
+    would not improve it.
+    """
+
+    moves: tuple[Move, ...]
+    before: tuple[BrokerShare, ...]
+    after: tuple[BrokerShare, ...]
+    is_whole: bool
+
+
+def plan_balance(brokers: Iterable[BrokerShape], partitions: Iterable[PartitionShape]) -> Planning:
+    """Makes a plan, step by step."""
+    return _Planner(brokers, partitions).run()
+
+
+class _Planner:
+    def __init__(self, brokers: Iterable[BrokerShape], partitions: Iterable[PartitionShape]) -> None:
+        self._holders = Holders(brokers)
+        self._partitions = partitions
+        self._changed: dict[int, None] = {}
+
+    def run(self) -> Planning:
+        holders = self._holders
+        for each in self._partitions:
+            holders.add(each)
+            yield
+        yield from holders.settle()
+        before = self._shares()
+        if len(holders.usable) > 1:
+            yield from self._spread()
+            yield from self._relieve_disks()
+            yield from self._even_sizes()
+            yield from self._even_leaders()
+            yield from self._even_bytes_in()
+            yield from self._even_bytes_out()
+        moves, after, is_whole = (yield from self._moves()), self._shares(), not self._is_full
+        yield from holders.dismantle()
+        return Plan(moves, before, after, is_whole)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._changed) >= MOVES_MAX
+
+    def _shares(self) -> tuple[BrokerShare, ...]:
+        return tuple(self._holders.by_id[each].share() for each in sorted(self._holders.by_id))
+
+    def _moves(self) -> Generator[None, int, tuple[Move, ...]]:
+        """By goal, then by gain for each byte, then by name."""
+        moves = []
+        for number in self._changed:
+            yield
+            placed = self._holders.placed[number]
+            after, before = tuple(placed.replicas), placed.shape.replicas
+            if after != before and placed.gain is not None:
+                goal, gain = placed.gain
+                move = Move(placed.shape.topic_partition, before, after, placed.copied_bytes, Goal(goal))
+                moves.append(((goal, -gain, move.topic_partition), move))
+        return tuple(move for _, move in sorted(moves, key=lambda each: each[0]))
+
+    def _replace(self, placed: Placed, source: Holder, target: Holder, goal: Goal) -> None:
+        gain = _improving_bytes(source, target) - placed.size_bytes
+        self._holders.replace(placed, source, target)
+        self._note(placed, goal, gain)
+
+    def _prefer(self, placed: Placed, target: Holder, goal: Goal) -> None:
+        self._holders.prefer(placed, target)
+        self._note(placed, goal, 0.0)
+
+    def _note(self, placed: Placed, goal: Goal, gain: float) -> None:
+        if placed.gain is None:
+            placed.gain = (goal, gain)
+        self._changed[placed.number] = None
+
+    # ---- Racks and machines --------------------------------------------------------------------------------------
+
+    def _spread(self) -> Generator[None, int, None]:
+        shapes = [each.shape for each in self._holders.usable]
+        racks, machines = {each.rack for each in shapes}, {(each.rack, each.machine) for each in shapes}
+        for placed in self._holders.placed:
+            yield
+            count = len(placed.replicas)
+            wanted = min(count, len(racks)), min(count, len(machines))
+            while not self._is_full and self._holders.spread(placed.replicas) < wanted:
+                yield from _steps(_STEPS_PER_MOVE)
+                if not self._spread_one(placed):
+                    break
+
+    def _spread_one(self, placed: Placed) -> bool:
+        """Moves the replica that shares its place to the emptiest broker elsewhere; whether there was one."""
+        best = self._holders.spread(placed.replicas)
+        for source_id in reversed(placed.replicas):  # the preferred leader last
+            source = self._holders.by_id[source_id]
+            others = [each for each in placed.replicas if each != source_id]
+            for target in sorted(self._holders.usable, key=_by_fill):
+                found = self._holders.spread((*others, target.shape.broker_id))
+                if found > best and self._holders.may_replace(placed, source, target):
+                    self._replace(placed, source, target, Goal.SPREAD)
+                    return True
+        return False
+
+    # ---- Bytes on disk -------------------------------------------------------------------------------------------
+
+    def _relieve_disks(self) -> Generator[None, int, None]:
+        for source in sorted(self._holders.usable, key=_by_fill, reverse=True):
+            limit = source.shape.capacity_bytes * DISK_USE_MAX
+            while source.shape.capacity_bytes and source.size_bytes > limit and not self._is_full:
+                if not (yield from self._give(source, source.size_bytes - limit, Goal.CAPACITY)):
+                    break
+
+    def _even_sizes(self) -> Generator[None, int, None]:
+        usable = self._holders.usable
+        if not self._is_off(SIZE_TRIGGER):
+            return
+        givers = list(usable)
+        while givers and self._is_off(SIZE_TRIGGER / 2) and not self._is_full:
+            source = max(givers, key=_by_fill)
+            if not (yield from self._give(source, None, Goal.SIZE)):
+                givers.remove(source)
+            yield from _steps(_STEPS_PER_MOVE)
+
+    def _is_off(self, tolerance: float) -> bool:
+        return any(abs(each.fill - 1) > tolerance for each in self._holders.usable)
+
+    def _give(self, source: Holder, wanted_bytes: float | None, goal: Goal) -> _Steps:
+        """Moves one replica of the broker to one of the emptiest; whether there was one that improves it. It is the
+        largest of at most so many bytes, or of half of what would make the other the fuller one.
+        """
+        targets = sorted((each for each in self._holders.usable if each is not source), key=_by_fill)
+        for target in targets[:_TARGETS_MAX]:
+            most = _improving_bytes(source, target)
+            if most <= 0 and wanted_bytes is None:
+                return False
+            room = _room(target)
+            ideal = most / 2 if wanted_bytes is None else wanted_bytes
+            end = min(room, most) if wanted_bytes is None else room
+            found: Placed | None = yield from self._candidate(source, target, ideal, end)
+            if found is not None:
+                self._replace(found, source, target, goal)
+                return True
+        return False
+
+    def _candidate(
+        self, source: Holder, target: Holder, ideal: float, end: float
+    ) -> Generator[None, int, Placed | None]:
+        """The largest replica of up to the ideal size that may go there, or else the next larger one below the end."""
+        entries, holders = source.by_size, self._holders
+        middle = bisect_right(entries, (min(ideal, end), len(holders.placed)))
+        below = range(middle - 1, max(-1, middle - 1 - _LOOKS_MAX), -1)
+        above = range(middle, min(len(entries), middle + _LOOKS_MAX))
+        for place in (*below, *above):
+            size_bytes, number = entries[place]
+            if size_bytes >= end:
+                return None
+            if place % 8 == 0:
+                yield
+            placed: Placed = holders.placed[number]
+            if holders.may_replace(placed, source, target):
+                return placed
+        return None
+
+    # ---- Leaders -------------------------------------------------------------------------------------------------
+
+    def _even_leaders(self) -> Generator[None, int, None]:
+        usable = self._holders.usable
+        mean = sum(len(each.led) for each in usable) / len(usable)
+        if not self._is_leading_off(mean, SIZE_TRIGGER):
+            return
+        givers = list(usable)
+        while givers and self._is_leading_off(mean, SIZE_TRIGGER / 2) and not self._is_full:
+            source = max(givers, key=_by_leads)
+            found = yield from self._follower(source)
+            if found is None:
+                givers.remove(source)
+            else:
+                self._prefer(*found, Goal.LEADERS)
+            yield
+
+    def _is_leading_off(self, mean: float, tolerance: float) -> bool:
+        """More than one more or fewer than the others on average, and more than a share of that."""
+        return any(abs(len(each.led) - mean) > max(1.0, mean * tolerance) for each in self._holders.usable)
+
+    def _follower(self, source: Holder) -> Generator[None, int, tuple[Placed, Holder] | None]:
+        """A partition that the broker is to lead, and the one of its other replicas that leads least, if that leads
+        fewer by two or more.
+        """
+        best: tuple[int, Placed, Holder] | None = None
+        for looked_at, number in enumerate(source.led):
+            placed = self._holders.placed[number]
+            target = self._least(placed, lambda holder: len(holder.led))
+            if target is not None and len(target.led) <= len(source.led) - 2:
+                if best is None or len(target.led) < best[0]:
+                    best = len(target.led), placed, target
+                if looked_at >= _LOOKS_MAX:
+                    break
+            if looked_at % 8 == 0:
+                yield
+        return None if best is None else best[1:]
+
+    def _least(self, placed: Placed, cost: Callable[[Holder], float]) -> Holder | None:
+        """Of the replicas behind the first the broker that costs least."""
+        others = (self._holders.by_id[each] for each in placed.replicas[1:])
+        return min((each for each in others if each.shape.takes_replicas), key=cost, default=None)
+
+    # ---- Traffic -------------------------------------------------------------------------------------------------
+
+    def _even_bytes_in(self) -> Generator[None, int, None]:
+        givers = self._busy(_by_bytes_in)
+        while givers and not self._is_full:
+            source = max(givers, key=_by_bytes_in)
+            target = min(self._holders.usable, key=_by_bytes_in)
+            found = yield from self._busy_replica(source, target)
+            if found is None or not self._is_busy(_by_bytes_in, TRAFFIC_TRIGGER / 2):
+                givers.remove(source)
+            else:
+                self._replace(found, source, target, Goal.BYTES_IN)
+            yield
+
+    def _busy_replica(self, source: Holder, target: Holder) -> Generator[None, int, Placed | None]:
+        """The smallest replica whose traffic improves it there, while both brokers stay within the bounds of size."""
+        most = source.bytes_in - target.bytes_in
+        tolerance = SIZE_TRIGGER / 2
+        for place, (size_bytes, number) in enumerate(source.by_size):
+            if place % 8 == 0:
+                yield
+            placed = self._holders.placed[number]
+            if 0 < placed.shape.bytes_in < most and self._holders.may_replace(placed, source, target):
+                fills = (
+                    (source.size_bytes - size_bytes) / source.target_bytes,
+                    (target.size_bytes + size_bytes) / target.target_bytes,
+                )
+                is_even = fills[0] >= 1 - tolerance and fills[1] <= 1 + tolerance
+                return placed if is_even and size_bytes < _room(target) else None
+        return None
+
+    def _even_bytes_out(self) -> Generator[None, int, None]:
+        givers = self._busy(_by_bytes_out)
+        mean = sum(len(each.led) for each in self._holders.usable) / len(self._holders.usable)
+        most_leads = mean + max(1.0, mean * SIZE_TRIGGER)
+        while givers and self._is_busy(_by_bytes_out, TRAFFIC_TRIGGER / 2) and not self._is_full:
+            source = max(givers, key=_by_bytes_out)
+            found = yield from self._busy_leader(source, most_leads, 2 * mean - most_leads)
+            if found is None:
+                givers.remove(source)
+            else:
+                self._prefer(*found, Goal.BYTES_OUT)
+            yield
+
+    def _busy_leader(
+        self, source: Holder, most_leads: float, fewest_leads: float
+    ) -> Generator[None, int, tuple[Placed, Holder] | None]:
+        """The partition whose readers are to move, and where to; leaders stay as even as they were made."""
+        best: tuple[int, Placed, Holder] | None = None
+        for looked_at, number in enumerate(source.led if len(source.led) - 1 >= fewest_leads else ()):
+            if looked_at % 8 == 0:
+                yield
+            placed = self._holders.placed[number]
+            target = self._least(placed, _by_bytes_out)
+            traffic = placed.shape.bytes_out
+            if traffic and target is not None and len(target.led) + 1 <= most_leads:
+                gain = traffic * (source.bytes_out - target.bytes_out - traffic)
+                if gain > 0 and (best is None or gain > best[0]):
+                    best = gain, placed, target
+        return None if best is None else best[1:]
+
+    def _busy(self, traffic: "Callable[[Holder], float]") -> list[Holder]:
+        """The brokers that may give some, if any is to."""
+        return list(self._holders.usable) if self._is_busy(traffic, TRAFFIC_TRIGGER) else []
+
+    def _is_busy(self, traffic: "Callable[[Holder], float]", tolerance: float) -> bool:
+        """Whether some broker is above the mean by more than the tolerance, where there is much traffic at all."""
+        usable = self._holders.usable
+        mean = sum(map(traffic, usable)) / len(usable)
+        return mean >= TRAFFIC_BYTES_MIN and max(map(traffic, usable)) > mean * (1 + tolerance)
+
+
+def _steps(count: int) -> Generator[None, int, None]:
+    for _ in range(count):
+        yield
+
+
+def _improving_bytes(source: Holder, target: Holder) -> float:
+    """A move of fewer bytes than this makes the two more even. For equal targets it is the difference."""
+    bytes_between = 2 * (source.fill - target.fill) / (1 / source.target_bytes + 1 / target.target_bytes)
+    return bytes_between - 1  # what is equal but for a rounding would go to and fro for ever
+
+
+def _room(target: Holder) -> float:
+    """How many bytes its disks may take more."""
+    capacity = target.shape.capacity_bytes
+    return capacity * DISK_USE_MAX - target.size_bytes if capacity else float("inf")
+
+
+def _by_fill(holder: Holder) -> float:
+    return holder.fill
+
+
+def _by_leads(holder: Holder) -> float:
+    return len(holder.led)
+
+
+def _by_bytes_in(holder: Holder) -> float:
+    return holder.bytes_in
+
+
+def _by_bytes_out(holder: Holder) -> float:
+    return holder.bytes_out

@@ -1,0 +1,118 @@
+"""What the balancer plans on: the replicas of the image, with sizes and traffic as brokers have reported them.
+
+A broker names its largest and busiest partitions; each of its others counts as their average, by the sums and counts of
+the same report. A replica that has just moved counts right when its broker has
+reported again. Internal topics stay where they are, and count.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+from uuid import UUID
+
+from rayka.controller.balancer.holders import BrokerShape, PartitionShape
+from rayka.controller.placeable_directories import placeable_directories
+from rayka.controller.reassignment import target_of
+from rayka.controller.request_context import RequestContext
+from rayka.errors import BrokerNotAvailable
+from rayka.ids import TopicPartition, is_internal
+from rayka.metadata.image import BrokerImage, PartitionImage
+from rayka.protocol.load import LoadReport, PartitionLoad
+
+
+class _Rest(NamedTuple):
+    """What each partition counts that a broker has not named."""
+
+    size_bytes: int
+    bytes_in: int
+    bytes_out: int
+
+
+_NOTHING = _Rest(0, 0, 0)
+
+
+class ClusterShapes:
+    """The brokers and partitions of one request. Raises BrokerNotAvailable while a broker has not reported its load."""
+
+    def __init__(self, context: RequestContext) -> None:
+        self._image = context.image
+        self._reports = {
+            each.broker_id: report
+            for each in context.image.brokers.values()
+            if (report := context.loads.newest(each)) is not None
+        }
+        self._rest = {broker_id: _rest(report) for broker_id, report in self._reports.items()}
+        self._named: dict[tuple[UUID, int], PartitionLoad] = {}
+        for report in self._reports.values():
+            for each in report.partitions:
+                key = (each.topic_id, each.partition)
+                if each.is_leader or key not in self._named:
+                    self._named[key] = each
+        self.brokers = self._brokers(context)
+        silent = [
+            each.broker_id
+            for each in self.brokers
+            if each.takes_replicas and each.broker_id not in self._reports
+        ]
+        if silent:
+            raise BrokerNotAvailable(
+                f"brokers {silent} have not reported their load to this controller yet; try again in a few seconds"
+            )
+
+    def __repr__(self) -> str:
+        return f"<ClusterShapes brokers={len(self.brokers)} named={len(self._named)}>"
+
+    def _brokers(self, context: RequestContext) -> list[BrokerShape]:
+        """Of a machine with several brokers no capacity is known: they may share a disk."""
+        nodes = self._image.brokers.values()
+        hosts = Counter(each.registration.host for each in nodes)
+        return [
+            BrokerShape(
+                each.broker_id,
+                each.registration.rack,
+                each.registration.host,
+                takes_replicas=_takes_replicas(context, each),
+                capacity_bytes=self._capacity_bytes(each) if hosts[each.registration.host] == 1 else 0,
+            )
+            for each in nodes
+        ]
+
+    def _capacity_bytes(self, broker: BrokerImage) -> int:
+        report = self._reports.get(broker.broker_id)
+        return 0 if report is None else report.free_bytes + report.size_bytes
+
+    def partitions(self) -> Iterator[PartitionShape]:
+        """Of all topics, with the replicas that each has or will have when its reassignment is over."""
+        for topic in self._image.topics.values():
+            is_movable = not is_internal(topic.name)
+            for number, partition in enumerate(topic.partitions):
+                named = self._named.get((topic.topic_id, number))
+                load = self._unnamed(partition) if named is None else named
+                yield PartitionShape(
+                    TopicPartition(topic.name, number),
+                    target_of(partition),
+                    load.size_bytes,
+                    load.bytes_in,
+                    load.bytes_out,
+                    is_movable,
+                )
+
+    def _unnamed(self, partition: PartitionImage) -> _Rest:
+        return self._rest.get(partition.leader_id, _NOTHING)
+
+
+def _takes_replicas(context: RequestContext, broker: BrokerImage) -> bool:
+    """Whether it runs, takes partitions of users, and has a directory that takes new replicas."""
+    is_usable = broker.is_active and broker.takes_user_partitions
+    return is_usable and bool(placeable_directories(context.image, context.config, broker))
+
+
+def _rest(report: LoadReport) -> _Rest:
+    named = report.partitions
+    count = max(1, report.partition_count - len(named))
+    led_count = max(1, report.leader_count - sum(each.is_leader for each in named))
+    return _Rest(
+        max(0, report.size_bytes - sum(each.size_bytes for each in named)) // count,
+        max(0, report.bytes_in - sum(each.bytes_in for each in named)) // led_count,
+        max(0, report.bytes_out - sum(each.bytes_out for each in named)) // led_count,
+    )

@@ -1,0 +1,107 @@
+"""A balance on real brokers in this process: a broker that has come empty gets its share while clients go on."""
+
+from collections import Counter
+from collections.abc import Iterator
+from threading import Event, Thread
+
+import pytest
+
+import rayka
+import rayka.testing
+from rayka import Admin, Producer, TopicPartition
+from rayka.cli.balance_command import carry_out, print_balance
+from rayka.errors import InvalidRequest
+from rayka.testing import InProcessCluster
+from tests.testing.waiting import wait_until
+
+CONFIG = {
+    "broker.heartbeat.interval.ms": 20,
+    "broker.load.report.interval.ms": 40,
+    "replica.fetch.backoff.ms": 20,
+}
+PARTITIONS, RECORDS, VALUE = 12, 40, b"x" * 2_000
+OLD = (1, 2, 3)
+TOTAL_BYTES = PARTITIONS * 2 // 3 * RECORDS * len(VALUE)  # of each of them, less what batches add
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[InProcessCluster]:
+    with rayka.testing.cluster(brokers=4, name="uneven", config=CONFIG) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: InProcessCluster) -> Iterator[Admin]:
+    """With a topic whose replicas are on three of the four brokers, two of each partition."""
+    with Admin(cluster, retry_backoff_ms=5) as opened:
+        striped = [[OLD[(number + place) % 3] for place in range(2)] for number in range(PARTITIONS)]
+        opened.create_topic("orders", assignments=striped)
+        with Producer(cluster, linger_ms=1) as producer:
+            for number in range(PARTITIONS * RECORDS):
+                producer.send("orders", VALUE, partition=number % PARTITIONS)
+        yield opened
+
+
+def held(admin: Admin) -> Counter[int]:
+    topic = admin.describe_topic("orders")
+    return Counter(each for partition in topic.partitions for each in partition.replicas)
+
+
+def test_a_dry_run_shows_shares_before_and_after_and_changes_nothing(
+    admin: Admin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wait_until(lambda: {each.size_bytes // TOTAL_BYTES for each in admin.describe_load().brokers[:3]} == {1})
+    plan = admin.balance(dry_run=True)
+    assert (plan.begun_count, plan.begun, plan.is_whole) == (0, {}, True)
+    assert [each.replica_count for each in plan.before] == [8, 8, 8, 0]
+    assert [each.replica_count for each in plan.after] == [6, 6, 6, 6]
+    assert held(admin) == Counter(dict.fromkeys(OLD, 8))
+    print_balance(plan, False)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "nothing was changed" in lines[-1]
+    print_balance(plan, True)
+    assert '"dry_run": true' in capsys.readouterr().out
+
+
+def test_a_balance_beside_a_reassignment_is_refused_by_its_name(
+    cluster: InProcessCluster, admin: Admin
+) -> None:
+    admin.create_topic("moving", assignments=[[1]])
+    cluster.kill(4)
+    admin.alter_partition_reassignments({TopicPartition("moving", 0): [4]})
+    with pytest.raises(InvalidRequest, match=r"moving-0 to \[4\] is under way"):
+        admin.balance()
+    admin.alter_partition_reassignments({TopicPartition("moving", 0): None})
+    admin.delete_topic("moving")
+    cluster.restart(4)
+
+
+def test_arguments_that_cannot_be_are_refused(admin: Admin) -> None:
+    for moves in (0, 101):
+        with pytest.raises(ValueError, match="1 to 100"):
+            admin.balance(moves=moves)
+
+
+def test_an_empty_broker_gets_its_share_while_clients_go_on(cluster: InProcessCluster, admin: Admin) -> None:
+    sent, is_over = [0], Event()
+
+    def produce() -> None:
+        with Producer(cluster, linger_ms=1) as producer:
+            while not is_over.is_set():
+                producer.send("orders", VALUE, partition=sent[0] % PARTITIONS).result(60)
+                sent[0] += 1
+
+    thread = Thread(target=produce)
+    thread.start()
+    try:
+        moved = carry_out(admin, moves=3)
+    finally:
+        is_over.set()
+        thread.join()
+    assert sum(4 in replicas for replicas in moved.values()) == 6
+    assert held(admin) == Counter(dict.fromkeys((1, 2, 3, 4), 6))
+    wait_until(lambda: not admin.balance(dry_run=True).moves)
+    described = admin.describe_topic("orders").partitions
+    assert all(len(each.isr) == len(each.replicas) == 2 for each in described)
+    assert len(list(rayka.read("orders", cluster=cluster))) == PARTITIONS * RECORDS + sent[0]
