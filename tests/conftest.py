@@ -44,7 +44,7 @@ _MARK = "RAYKA_TEST_RUN"
 _SHARED_RAY, _OWN_RAY, _SHARED_CLUSTER, _SIM = _GROUPS = ("shared ray", "own ray", "shared cluster", "sim")
 _APART = "apart"  # the mark of files each of whose tests is a group of its own
 _BYTECODE = "bytecode"
-_END_WAIT_S = 30  # a JVM of Spark lingers up to 20 s after its driver
+_END_WAIT_S = 90  # a JVM of Spark lingers up to 20 s after its driver
 os.environ[_MARK] = str(os.getpid())
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 # Short, and a worker's not inside that of the process that started it: Ray puts socket paths into it.

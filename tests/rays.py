@@ -12,7 +12,7 @@ from ray.cluster_utils import Cluster as RayNodes
 
 from rayka.actors import ray_process
 
-_END_TIMEOUT_S = 30
+_END_TIMEOUT_S = 90
 _QUIET: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
 
 

@@ -200,7 +200,7 @@ def test_the_bare_copies_are_in_three_files_once_they_are_acknowledged(tmp_path:
 def test_latencies_are_those_of_this_run_and_of_each_record() -> None:
     arrived: Queue[bytes] = Queue()
     arrived.put(bytes(100))  # of a run before
-    taken = latencies(arrived.put, lambda: [arrived.get(timeout=10)], size_bytes=100, rate=10_000, count=20)
+    taken = latencies(arrived.put, lambda: [arrived.get(timeout=60)], size_bytes=100, rate=10_000, count=20)
     assert len(taken) == 20
     assert min(taken) > 0
 

@@ -141,7 +141,7 @@ def test_the_guides_consumer_ends_cleanly_with_ctrl_c(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert "b'one'" in process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            said, errors = process.communicate(timeout=60)
+            said, errors = process.communicate(timeout=240)
         finally:
             process.kill()
     assert (process.returncode, said, errors) == (0, "done\n", "")

@@ -59,7 +59,7 @@ def test_at_a_terminal_it_asks(answer: str, code: int, says: str) -> None:
         command = [*RAYKA, "topic", "delete", "orders", *NOWHERE]
         process = subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, text=True)
         os.write(ours, answer.encode() + b"\n")
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=240)
     finally:
         os.close(ours)
         os.close(theirs)

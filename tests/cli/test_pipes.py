@@ -19,7 +19,7 @@ from rayka.cluster import Cluster
 
 pytestmark = pytest.mark.ray
 RAYKA = [sys.executable, "-c", "from rayka.cli.main import main; main()"]
-_DEADLINE_S = 60
+_DEADLINE_S = 240
 
 
 class Pipes:

@@ -27,7 +27,7 @@ cluster.is_down = True
 
 def run(script: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *options, "-c", script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *options, "-c", script], capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -80,7 +80,7 @@ def run(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProces
             capture_output=True,
             text=True,
             env={**environment, **variables},
-            timeout=120,
+            timeout=240,
             check=False,
         )
 

@@ -63,7 +63,7 @@ def _served_by(cluster: Cluster, node_id: int) -> bytes:
 
 def offered(cluster: Cluster, node_id: int) -> LaneOffer:
     """Where a node serves its lane; a ticket goes to waste."""
-    return decode(LaneOffer, ray.get(launch.find(cluster.name, node_id).open_lane.remote(), timeout=30))
+    return decode(LaneOffer, ray.get(launch.find(cluster.name, node_id).open_lane.remote(), timeout=150))
 
 
 def cut_one(side: Callable[[socket.socket], Any], chance: random.Random, names: tuple[bytes, ...]) -> int:
@@ -137,4 +137,4 @@ def in_actor(cluster: Cluster, node_id: int, function: Callable[..., Any]) -> An
     actor = launch.find(cluster.name, node_id)
     if actor is None:
         raise ValueError(f"node {node_id} of {cluster.name!r} has no actor")
-    return ray.get(actor.__ray_call__.remote(function), timeout=30)
+    return ray.get(actor.__ray_call__.remote(function), timeout=150)

@@ -179,7 +179,7 @@ def test_clients_of_a_ray_that_ended_raise_one_clear_error_before_ray_ends_their
     with reading("rayka", *where) as of_rayka, reading("ray.init", *where) as of_user:
         end_at_once(own_ray)
         for reader in (of_rayka, of_user):
-            told = reader.communicate(timeout=120)[0].splitlines()
+            told = reader.communicate(timeout=240)[0].splitlines()
             assert [each[: each.find(own_ray.address)] for each in told] == ["the Ray at "] * 4
             assert ["has ended" in each for each in told] == [True, True, True, False]
             assert "does not answer" in told[-1]

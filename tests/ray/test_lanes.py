@@ -255,8 +255,8 @@ def test_the_clients_of_a_ray_task_and_of_an_actor_use_lanes(lanes: Lanes) -> No
 
     actor: Any = Actor.remote()  # type: ignore[attr-defined]
     # One after the other: what the broker counts is not told apart by its callers.
-    assert ray.get(task.remote(), timeout=120) == 0
-    assert ray.get(actor.send.remote(), timeout=120) == 0
+    assert ray.get(task.remote(), timeout=240) == 0
+    assert ray.get(actor.send.remote(), timeout=240) == 0
 
 
 @ONLY_DIRECT

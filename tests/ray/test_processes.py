@@ -86,7 +86,7 @@ def test_starts_at_the_same_time_end_at_one_cluster_on_one_ray(
         )
         for _ in range(2)
     ]
-    told = [start.communicate(timeout=120) for start in starts]
+    told = [start.communicate(timeout=240) for start in starts]
     one, other = (json.loads(stdout) for stdout, _ in told)
     which = f"using the Ray at {one['ray_address']} (the one that `rayka start` left running)\n"
     assert [(start.returncode, stderr.decode()) for start, (_, stderr) in zip(starts, told, strict=True)] == [

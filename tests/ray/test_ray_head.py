@@ -20,7 +20,7 @@ from tests.ray.support import RAYKA, wait_until
 
 pytestmark = pytest.mark.ray
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-_TIMEOUT_S = 280
+_TIMEOUT_S = 500
 _PROGRAM = "import rayka; print([each.value for each in rayka.read('words', cluster='headless')])"
 _WRITE = """
 import rayka

@@ -20,7 +20,7 @@ def outcome(cluster: Cluster, script: str) -> tuple[int, str, str]:
         [sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         env={**os.environ, "RAY_ADDRESS": cluster.ray_address},
     )

@@ -164,7 +164,11 @@ def test_an_unexpected_exception_ends_the_process_and_is_recorded(tmp_path: Path
         "t.in_shell(Path(sys.argv[1]), [KeyError('a bug')], check)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 1
     assert "KeyError: 'a bug'" in done.stderr

@@ -31,7 +31,7 @@ def produce(cluster):
     def send_all(topic, records, **producer_options):
         with rayka.Producer(cluster=cluster, **producer_options) as producer:
             for future in [producer.send(topic, **record) for record in records]:
-                future.result(timeout=30)
+                future.result(timeout=120)
 
     return send_all
 

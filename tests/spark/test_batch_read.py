@@ -8,7 +8,7 @@ import rayka
 from rayka_demo.delays import query
 from rayka_demo.flights import checksum, delays_by_carrier, flight_records, table_checksum
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 TIMESTAMP_MS = 86_400_000
 

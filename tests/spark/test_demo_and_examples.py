@@ -12,10 +12,10 @@ import pytest
 
 from rayka_demo.flights import flight_records, load_flights, table_checksum
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ray
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 INTERRUPTED = 130
 
 

@@ -15,7 +15,7 @@ from rayka.spark.plan import OffsetRange, plan_ranges
 from rayka.spark.source_options import ReadOptions
 from rayka.spark.topic_client import TopicClient, TopicDeleted, available_ranges, located
 
-TIMEOUT_S = 60
+TIMEOUT_S = 150
 RECORD_COUNT = 3_000
 
 

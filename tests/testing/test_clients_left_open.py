@@ -74,7 +74,7 @@ def test_a_client_in_a_generator_that_is_left_in_the_middle_ends_without_a_word_
     script, printed
 ):
     command = [sys.executable, "-W", "ignore", "-c", _LEFT_OPEN + script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"b'x'\n{printed}", "")
 
 
