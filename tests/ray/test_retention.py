@@ -7,6 +7,7 @@ import pytest
 
 import rayka
 from rayka.cluster import Cluster
+from tests.ray import small_directory
 from tests.ray.support import wait_until
 
 pytestmark = pytest.mark.ray
@@ -41,6 +42,21 @@ def test_a_partition_never_outgrows_its_bytes_by_more_than_its_active_segment(
     assert end == ROUNDS * (SEGMENT_BYTES // len(VALUE))
     assert (end - begin) * len(VALUE) >= KEPT_BYTES - SEGMENT_BYTES
     assert begin > 0
+
+
+def test_what_passes_through_a_small_directory_never_fills_it(
+    start: Callable[..., Cluster], tmp_path: Path
+) -> None:  # F11, F28
+    """Three times its size, in topics that expire by time, by bytes, and compacted. `python -m
+    tests.ray.small_directory` does so for an hour.
+    """
+    limit_bytes = 8 << 20
+    cluster = start(data_dir=str(tmp_path), config=small_directory.CONFIG)
+    passed = small_directory.write_while(
+        lambda passed: passed.written_bytes < 3 * limit_bytes, cluster, tmp_path, limit_bytes
+    )
+    assert passed.largest_bytes <= limit_bytes
+    small_directory.check_kept(cluster, limit_bytes)
 
 
 def _bytes_in(directory: Path) -> int:
