@@ -21,6 +21,8 @@ from rayka.coordinator.rebalances import Rebalances
 from rayka.errors import ErrorCode
 from rayka.ids import TopicPartition
 from rayka.protocol.groups import GroupHeartbeatResponse, GroupState, MemberAssignment
+from rayka.shard.runtime import ShardRuntime
+from rayka.shard.shard import Later
 from rayka.sim.group_plan import GroupPlan
 from rayka.sim.run_options import TopicPlan
 from rayka.sim.world.faults import FaultKind
@@ -183,6 +185,29 @@ def gives_the_share_of_the_leader(original: Any) -> Any:
     return sync_response
 
 
+def answers_an_early_sync(original: Any) -> Any:
+    def sync(self: GroupMembers, request: Any, effects: Any) -> Any:
+        result = original(self, request, effects)
+        group = self._known.groups[request.group_id]
+        member = group.members[request.member_id]
+        if group.state is not GroupState.COMPLETING_REBALANCE or not isinstance(result, Later):
+            return result
+        member.sync_token = None
+        effects.begin_session(group.group_id, member)
+        return group_members._sync_response(group, member.assignment)
+
+    return sync
+
+
+def answers_before_the_high_watermark(original: Any) -> Any:
+    def finish(self: ShardRuntime[Any, Any], pending: Any, response: Any, error: Any) -> None:
+        original(self, pending, response, error)
+        if isinstance(self.shard, GroupShard):
+            pending.required_offset = 0
+
+    return finish
+
+
 def with_plan(**fields: Any) -> dict[str, Any]:
     """A run with another group."""
     return GROUP | {"group": GroupPlan(**fields)}
@@ -228,4 +253,8 @@ GROUP_BUGS = [
     _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance),
     _bug("a late member is given the leader's share", "group-owners", group_members, "_sync_response",
          gives_the_share_of_the_leader, 6),
+    _bug("an early sync is given the last generation's assignment", "group-owners", GroupMembers, "sync",
+         answers_an_early_sync, 10),
+    _bug("a coordinator answers before its records are committed", "group-fenced", ShardRuntime, "_finish",
+         answers_before_the_high_watermark, 9),
 ]  # fmt: skip
