@@ -6,7 +6,7 @@ the way of records. What only a start, a stop or a removal needs is imported the
 soon.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,14 +37,17 @@ from rayka.actors.ray_network import RayNetwork
 from rayka.actors.ray_records import has_process
 from rayka.actors.spec_changes import added_brokers, refusal, united
 from rayka.actors.start_lock import only_start
+from rayka.client.arguments import int_of
 from rayka.config import ClusterSpec
 from rayka.errors import ClusterExists, ClusterNotFound, ConfigError, UnavailableError
 from rayka.ids import Role, is_combined, role_of
 from rayka.options import ClusterFields, Transport
 
 if TYPE_CHECKING:
+    from rayka.actors.restart_plan import RestartStep
     from rayka.actors.shell import NodeProcess
 
+RESTART_TIMEOUT_S = 300.0
 _ANSWER_TIMEOUT_S = 15.0
 
 __all__ = ["Cluster", "ClusterDescription", "NodeDescription", "find"]
@@ -159,6 +162,34 @@ class Cluster:
                     "it again first"
                 )
             remove_broker(self, record, broker_id)
+
+    def plan_restart(self, *node_ids: int) -> "tuple[RestartStep, ...]":
+        """What `restart` would do, in its order. Raises what that raises before the first node is stopped."""
+        from rayka.actors.restarting import Restarting
+
+        return Restarting(self, RESTART_TIMEOUT_S).plan(_ids_of(node_ids))
+
+    def restart(
+        self,
+        *node_ids: int,
+        timeout_s: float = RESTART_TIMEOUT_S,
+        on_restarted: "Callable[[RestartStep], object] | None" = None,
+    ) -> "tuple[RestartStep, ...]":
+        """Restarts these nodes, or all where none is named, one after another while the others serve: new code and a
+        new process, the same data. Each hands over what it leads, and is waited for until it runs, its replicas are in
+        sync again and, of a controller, it has the metadata; `on_restarted` is then called with its step. Returns the
+        steps. Brokers come first, the active controller last.
+
+        Raises ConfigError for a node that the cluster does not have; UnavailableError when another node is away before
+        anything is stopped, and when one has not caught up `timeout_s` after its stop: then the rest is left as it is.
+        """
+        from rayka.actors.restarting import Restarting
+
+        restarting = Restarting(self, timeout_s)
+        with only_start(self._name, START_TIMEOUT_S):
+            steps = restarting.plan(_ids_of(node_ids))
+            restarting.execute(steps, on_restarted or _ignore)
+        return steps
 
     def stop(self, delete_data: bool = False) -> None:
         """Stops the cluster under control: the supervisor, brokers and coordinators, then controllers, the active one
@@ -358,6 +389,14 @@ def _remove_of_the_gone(spec: ClusterSpec, with_actor: Collection[int]) -> None:
 def _made_from(processes: "Mapping[int, NodeProcess]") -> ClusterSpec | None:
     """What these were made from, all together."""
     return united([each.placement.spec for each in processes.values()])
+
+
+def _ids_of(node_ids: Collection[int]) -> tuple[int, ...]:
+    return tuple(int_of(each, "node_id") for each in node_ids)
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _spec_of(spec: str | Path | ClusterSpec | None, fields: Mapping[str, Any]) -> ClusterSpec:

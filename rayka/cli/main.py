@@ -19,7 +19,9 @@ from rayka.cli.command_group import Group
 from rayka.errors import ApiError, RaykaError
 
 INTERRUPTED = 130
-_OWNERS = frozenset(("demo", "start", "stop", "remove"))  # commands that make or end actors or a Ray
+_OWNERS = frozenset(
+    ("demo", "start", "stop", "restart", "remove")
+)  # commands that make or end actors or a Ray
 
 
 # By name: the module whose attribute of that name it is, and what the list of commands says.
@@ -28,6 +30,7 @@ _SUBCOMMANDS = {
     "init": ("rayka.cli.init", "Write a cluster.yaml to start from."),
     "start": ("rayka.cli.cluster_commands", "Start the cluster that a spec declares."),
     "stop": ("rayka.cli.cluster_commands", "Stop a cluster; its data stays."),
+    "restart": ("rayka.cli.restart_command", "Restart nodes one after another while the cluster serves."),
     "status": ("rayka.cli.cluster_commands", "Show a cluster's nodes."),
     "logs": ("rayka.cli.logs", "Print what a node logged, and follow it."),
     "topic": ("rayka.cli.topic_commands", "Create, list, describe, alter and delete topics."),

@@ -66,6 +66,12 @@ def test_at_a_terminal_it_asks(answer: str, code: int, says: str) -> None:
     assert (process.returncode, says in said, "Go on? [y/N]" in said) == (code, True, True), said
 
 
+@pytest.mark.parametrize("given", [[], ["1", "--rolling"]])
+def test_a_restart_is_of_nodes_or_of_all(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["restart", *given, *NOWHERE]) == 2
+    assert "expected ids of nodes, or --rolling for all of them, and not both" in capsys.readouterr().err
+
+
 def test_an_error_of_a_refusal_is_json_with_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["topic", "delete", "orders", "--json", *NOWHERE]) == 2
     error = json.loads(capsys.readouterr().err)["error"]

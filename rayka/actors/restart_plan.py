@@ -1,0 +1,99 @@
+"""Which nodes a restart takes, in which order, and what is away meanwhile. Needs no Ray."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from rayka.actors.cluster_description import UNREACHABLE, ClusterDescription, NodeDescription
+from rayka.errors import ConfigError, UnavailableError
+from rayka.ids import Role, TopicPartition
+from rayka.protocol.membership import MetadataPartition, MetadataTopic, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class RestartStep:
+    """One node that is restarted. `only_copies` are the partitions of which no other replica is in sync: they can be
+    neither read nor written until the node is back. `is_only_voter`: topics cannot change until then.
+    """
+
+    node_id: int
+    actor_name: str
+    only_copies: tuple[TopicPartition, ...] = ()
+    is_only_voter: bool = False
+
+
+def plan_restart(
+    description: ClusterDescription, topics: Sequence[MetadataTopic], node_ids: Collection[int]
+) -> tuple[RestartStep, ...]:
+    """The steps in their order: brokers, coordinators, controllers, and the active controller last, so that the
+    leadership of the metadata moves once. Without ids all nodes.
+
+    Raises ConfigError for a node that the cluster does not have, UnavailableError when one that is not to be restarted
+    does not run, or one that is has no process: a second node away could be one too many.
+    """
+    nodes = {each.node_id: each for each in description.nodes}
+    unknown = [each for each in node_ids if each not in nodes]
+    if unknown:
+        raise ConfigError(
+            f"restart: cluster {description.name!r} has no node {', '.join(map(str, unknown))}; it has "
+            f"{', '.join(map(str, nodes))}"
+        )
+    chosen = [nodes[each] for each in dict.fromkeys(node_ids)] or list(nodes.values())
+    _refuse_while_others_are_away(description, chosen)
+    voters = [each for each in nodes.values() if each.quorum_role in ("leader", "voter")]
+    return tuple(
+        RestartStep(
+            node.node_id,
+            node.actor_name,
+            only_copies=tuple(_only_copies(topics, node.node_id)),
+            is_only_voter=voters == [node],
+        )
+        for node in sorted(chosen, key=lambda each: _rank(each, description.controller_id))
+    )
+
+
+def replicas_in_sync(topics: Iterable[MetadataTopic], node_id: int) -> set[TopicPartition]:
+    """The partitions that the node has an in-sync replica of."""
+    return {tp for tp, partition in _partitions(topics) if node_id in partition.isr}
+
+
+def replicas_behind(
+    topics: Iterable[MetadataTopic], node_id: int, before: Collection[TopicPartition]
+) -> list[TopicPartition]:
+    """Those of `before` that the node still has a replica of which is not in sync."""
+    return [
+        tp
+        for tp, partition in _partitions(topics)
+        if tp in before and node_id in partition.replicas and node_id not in partition.isr
+    ]
+
+
+def _partitions(topics: Iterable[MetadataTopic]) -> Iterable[tuple[TopicPartition, MetadataPartition]]:
+    return (
+        (TopicPartition(topic.name, each.partition), each) for topic in topics for each in topic.partitions
+    )
+
+
+def _only_copies(topics: Iterable[MetadataTopic], node_id: int) -> list[TopicPartition]:
+    return [tp for tp, partition in _partitions(topics) if tuple(partition.isr) == (node_id,)]
+
+
+def _rank(node: NodeDescription, controller_id: int) -> tuple[int, int]:
+    if node.node_id == controller_id:
+        return 3, node.node_id
+    if Role.CONTROLLER in node.roles:
+        return 2, node.node_id
+    return int(Role.BROKER not in node.roles), node.node_id
+
+
+def _refuse_while_others_are_away(description: ClusterDescription, chosen: Sequence[NodeDescription]) -> None:
+    away = [
+        each
+        for each in description.nodes
+        if each.state == UNREACHABLE or (each not in chosen and each.state != NodeState.RUNNING)
+    ]
+    if away:
+        states = ", ".join(f"{each.actor_name} is {each.state}" for each in away)
+        raise UnavailableError(
+            f"restart: expected that all other nodes of cluster {description.name!r} run, found that {states}; nothing "
+            "was restarted; see `rayka status`"
+        )

@@ -1,0 +1,121 @@
+"""Nodes restarted one after another while the cluster runs.
+
+Each is stopped under control (its partitions, groups and quorum leadership are handed over first), its process ends,
+its actor is made again where it was, and the next has its turn when this one has caught up. Invariant: at most one node
+is away by our doing. The supervisor may make the actor before we do, which is the same to us. Kafka leaves this to its
+operators; the order is theirs.
+"""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rayka.actors import launch
+from rayka.actors.bring_up import wait_for
+from rayka.actors.on_ray_node import run_on
+from rayka.actors.ray_network import RayNetwork
+from rayka.actors.restart_plan import RestartStep, plan_restart, replicas_behind, replicas_in_sync
+from rayka.errors import RaykaError, UnavailableError
+from rayka.ids import NO_NODE, TopicPartition
+from rayka.protocol.membership import MetadataRequest, MetadataTopic, NodeState
+
+if TYPE_CHECKING:
+    from rayka.actors.shell import NodeProcess
+    from rayka.cluster import Cluster
+
+_ANSWER_TIMEOUT_S = 15.0
+_POLL_S = 0.25
+_LAG_MAX = 10  # a leader adds a record twice a second
+
+OnRestarted = Callable[[RestartStep], object]
+
+
+class Restarting:
+    """The restart of some nodes of a cluster."""
+
+    def __init__(self, cluster: "Cluster", timeout_s: float) -> None:
+        """`timeout_s` is how long each node may take to catch up."""
+        self._cluster = cluster
+        self._network = cluster.network()
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Restarting {self._cluster!r}>"
+
+    def plan(self, node_ids: Collection[int]) -> tuple[RestartStep, ...]:
+        """Raises as `plan_restart`, and UnavailableError while no controller is active."""
+        description = self._cluster.describe()
+        return plan_restart(description, self._topics(description.controller_id), node_ids)
+
+    def execute(self, steps: Sequence[RestartStep], on_restarted: OnRestarted) -> None:
+        """Restarts the nodes of the steps in their order. Raises UnavailableError, which names the node, what it lacks
+        and the nodes that were left alone, when one has not caught up in time.
+        """
+        for number, step in enumerate(steps):
+            lacks = self._restart(step)
+            if lacks:
+                rest = ", ".join(each.actor_name for each in steps[number + 1 :])
+                raise UnavailableError(
+                    f"restart: {step.actor_name} was restarted, but after {self._timeout_s:g} s {lacks}; "
+                    f"{f'left as they are: {rest}; ' if rest else ''}see `rayka logs {step.node_id}`, then restart "
+                    "what is left"
+                )
+            on_restarted(step)
+
+    def _restart(self, step: RestartStep) -> str:
+        """What the node lacks in the end; empty when it has caught up."""
+        name, node_id = self._cluster.name, step.node_id
+        handle = launch.find(name, node_id)
+        former = None if handle is None else _process(handle)
+        if former is None:
+            raise UnavailableError(
+                f"restart: {step.actor_name} does not say which process it is; see `rayka status`, and try again"
+            )
+        in_sync = replicas_in_sync(self._topics(self._cluster.describe().controller_id), node_id)
+        wait_for(partial(launch.stop, name, {node_id: handle}), launch.STOP_TIMEOUT_S)
+        run_on(former.ray_node_id, launch.await_exit, former.pid)
+        deadline_s = time.monotonic() + self._timeout_s
+        lacks = "it does not run"
+        while lacks and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            if _is_made_again(former):
+                lacks = self._what_lacks(node_id, in_sync)
+        return lacks
+
+    def _what_lacks(self, node_id: int, in_sync: Collection[TopicPartition]) -> str:
+        try:
+            description = self._cluster.describe()
+            topics = self._topics(description.controller_id)
+        except RaykaError as error:  # the quorum elects just now
+            return str(error)
+        node = next(each for each in description.nodes if each.node_id == node_id)
+        if node.state != NodeState.RUNNING:
+            return f"it is {node.state} {node.detail}".strip()
+        if node.quorum_role and not 0 <= node.lag <= _LAG_MAX:
+            return f"it is {node.lag} records of metadata behind"
+        behind = replicas_behind(topics, node_id, in_sync)
+        return f"{len(behind)} of its replicas are not in sync, such as {behind[0]}" if behind else ""
+
+    def _topics(self, controller_id: int) -> tuple[MetadataTopic, ...]:
+        """As the active controller has them: what another node knows may be of before the restart."""
+        if controller_id == NO_NODE:
+            raise UnavailableError(
+                f"restart: cluster {self._cluster.name!r} has no active controller; see `rayka quorum status`"
+            )
+        return wait_for(partial(_ask_topics, self._network, controller_id), _ANSWER_TIMEOUT_S)
+
+
+async def _ask_topics(network: RayNetwork, controller_id: int) -> tuple[MetadataTopic, ...]:
+    response = await network.call(controller_id, MetadataRequest(), int(_ANSWER_TIMEOUT_S * 1000))
+    return response.topics
+
+
+def _process(handle: object) -> "NodeProcess | None":
+    return wait_for(partial(launch.process_of, handle, _ANSWER_TIMEOUT_S), _ANSWER_TIMEOUT_S)
+
+
+def _is_made_again(former: "NodeProcess") -> bool:
+    """Whether the actor is another process now; makes it where Ray has none of that name."""
+    process = _process(launch.create(former.placement))
+    return process is not None and process.pid != former.pid

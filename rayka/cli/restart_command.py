@@ -1,0 +1,91 @@
+"""`rayka restart`: nodes of a running cluster restarted, one after another."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayka.cli.output import print_json, print_table, working
+from rayka.cli.shared_options import Target, confirm, dry_run_option, is_dry_run, target_options, yes_option
+
+if TYPE_CHECKING:
+    from rayka.actors.restart_plan import RestartStep
+
+
+@click.command()
+@click.argument("node_ids", metavar="[NODE]…", nargs=-1, type=int)
+@click.option("--rolling", "is_rolling", is_flag=True, help="All nodes, one after another.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Stop when a node has not caught up so long after its stop.",
+)
+@yes_option
+@dry_run_option
+@target_options
+def restart(
+    node_ids: tuple[int, ...], is_rolling: bool, timeout_s: float, is_sure: bool, target: Target
+) -> None:
+    """Restart nodes of a running cluster, each when the one before has caught up.
+
+    A node hands over what it leads before it stops. Brokers come first, the active controller last. When one does not
+    come back, the others are left as they are.
+    """
+    if bool(node_ids) == is_rolling:
+        raise click.UsageError("expected ids of nodes, or --rolling for all of them, and not both")
+    cluster = target.cluster()
+    plan = cluster.plan_restart(*node_ids)
+    if is_dry_run():
+        print_restart_plan(plan, target.as_json)
+        return
+    confirm(f"this restarts {_named(plan)} of cluster {target.name}{_warning(plan)}", is_sure)
+    done: list[int] = []
+
+    def on_restarted(step: "RestartStep") -> None:
+        done.append(step.node_id)
+        if not target.as_json:
+            click.echo(f"{step.actor_name} is back ({len(done)} of {len(plan)})")
+
+    with working(f"Restarting {_named(plan)} …"):
+        cluster.restart(*node_ids, timeout_s=timeout_s, on_restarted=on_restarted)
+    if target.as_json:
+        print_json({"restarted": done})
+
+
+def print_restart_plan(plan: "Sequence[RestartStep]", as_json: bool) -> None:
+    """The nodes in their order, and what is away while each restarts."""
+    if as_json:
+        print_json({"dry_run": True, "steps": [_plain(each) for each in plan]})
+        return
+    rows = [(each.actor_name, _away(each) or "nothing") for each in plan]
+    print_table("Plan", ("node", "away meanwhile"), rows)
+    click.echo("nothing was changed")
+
+
+def _plain(step: "RestartStep") -> dict[str, Any]:
+    return {
+        "node_id": step.node_id,
+        "actor_name": step.actor_name,
+        "only_copies": [str(each) for each in step.only_copies],
+        "is_only_voter": step.is_only_voter,
+    }
+
+
+def _away(step: "RestartStep") -> str:
+    """What is away while the node restarts; empty where nothing is."""
+    count = len(step.only_copies)
+    partitions = f"{count:,} partition{'s' * (count != 1)} without another replica in sync" if count else ""
+    return ", ".join(filter(None, (partitions, "changes of topics" * step.is_only_voter)))
+
+
+def _warning(plan: "Sequence[RestartStep]") -> str:
+    away = [f"{_away(each)} (with {each.actor_name})" for each in plan if _away(each)]
+    return f"; away meanwhile: {', '.join(away)}" if away else ""
+
+
+def _named(plan: "Sequence[RestartStep]") -> str:
+    return ", ".join(each.actor_name for each in plan)
