@@ -113,17 +113,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(GroupTimes())
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Each worker begins to collect elsewhere: it finds the bytecode of what the others have begun with, instead of
-    compiling all tests at the same time as they do.
-    """
-    config = session.config
-    if _WORKER is not None and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
-        files = sorted(map(str, Path(__file__).parent.rglob("test_*.py")))
-        begin = len(files) * int(_WORKER.removeprefix("gw")) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        config.args = [*files[begin:], *files[:begin]]
-
-
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives tests their groups, all of which one worker runs; the long ones first."""

@@ -36,7 +36,11 @@ def wait_for(work: Work[ResultT], timeout_s: float, *, slack_s: float = _SLACK_S
 
 def ask_ray(question: Callable[..., ResultT], *arguments: Any, timeout_s: float) -> ResultT:
     """What a function answers that asks Ray and waits for it, within that time. As `wait_for`."""
-    return wait_for(partial(asyncio.to_thread, question, *arguments), timeout_s)
+
+    async def answer() -> ResultT:
+        return await asyncio.to_thread(question, *arguments)
+
+    return wait_for(answer, timeout_s)
 
 
 def bring_up(record: ClusterRecord, placements: Collection[Placement]) -> None:

@@ -97,6 +97,7 @@ class KeptRecords:
         """For each batch which of its records the map knows no newer one of, those before its end."""
         first_dirty_offset, position = self._horizon.first_dirty_offset, 0
         clean = [each for each in decoded if each.batch.base_offset < first_dirty_offset]
+        is_superseded = np.zeros(0, bool)
         if clean:
             is_superseded = self._offsets.has(hashes_of(self._hasher, [each.keys for each in clean]))
         for each in decoded:
