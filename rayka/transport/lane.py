@@ -106,37 +106,54 @@ def takes(call: Call) -> bool:
 async def open_lane(node_id: int, offer: LaneOffer, memory: ReceiveMemory | None = None) -> Lane:
     """A lane to a node, over the machine's own socket where the node lives here, else over TCP.
 
-    Raises NetworkException when neither can be reached in time, or the ticket is not taken.
+    Raises NetworkException when neither can be reached in time, or the ticket is not taken. A connection that breaks
+    once it is there is not tried over TCP: its ticket may be used up, and a lane between processes of one machine would
+    go over TCP from then on.
     """
     problem: OSError | None = None
     for family, address in _addresses(offer):
         connection = own(socket.socket(family, socket.SOCK_STREAM))
         try:
-            connection.setblocking(False)
-            async with asyncio.timeout(GREETING_S):
-                await _greet(connection, address, offer.ticket)
-            return Lane(node_id, connection, memory or ReceiveMemory())
-        except (OSError, NetworkException) as error:
+            problem = await _connect(connection, address)
+            if problem is None:
+                await _greet(connection, offer.ticket)
+                return Lane(node_id, connection, memory or ReceiveMemory())
             connection.close()
-            if isinstance(error, NetworkException):
-                raise
-            problem = error
+        except OSError as error:
+            connection.close()
+            raise _no_lane(node_id, error.strerror or "no answer in time") from error
         except BaseException:
             connection.close()
             raise
-    reason = (
-        problem.strerror or "no answer in time" if problem else "it serves none that can be reached from here"
+    raise _no_lane(
+        node_id,
+        problem.strerror or "no answer in time"
+        if problem
+        else "it serves none that can be reached from here",
     )
-    raise NetworkException(f"{node_name(node_id)} has no lane for this process: {reason}")
 
 
-async def _greet(connection: socket.socket, address: bytes | tuple[str, int], ticket: bytes) -> None:
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(connection, address)
+def _no_lane(node_id: int, reason: str) -> NetworkException:
+    return NetworkException(f"{node_name(node_id)} has no lane for this process: {reason}")
+
+
+async def _connect(connection: socket.socket, address: bytes | tuple[str, int]) -> OSError | None:
+    """Why it cannot be connected; None when it is."""
+    connection.setblocking(False)
+    try:
+        async with asyncio.timeout(GREETING_S):
+            await asyncio.get_running_loop().sock_connect(connection, address)
+    except OSError as error:
+        return error
+    return None
+
+
+async def _greet(connection: socket.socket, ticket: bytes) -> None:
     tune(connection)
-    await loop.sock_sendall(connection, greeting(ticket))
-    if await receive_exactly(connection, len(WELCOME)) != WELCOME:
-        raise NetworkException("what answered at its address is no lane")
+    async with asyncio.timeout(GREETING_S):
+        await asyncio.get_running_loop().sock_sendall(connection, greeting(ticket))
+        if await receive_exactly(connection, len(WELCOME)) != WELCOME:
+            raise NetworkException("what answered at its address is no lane")
 
 
 def _addresses(offer: LaneOffer) -> list[tuple[socket.AddressFamily, bytes | tuple[str, int]]]:

@@ -257,6 +257,27 @@ def test_a_ticket_is_valid_once() -> None:
     run(body())
 
 
+def test_a_connection_that_breaks_in_its_greeting_is_not_replaced_by_one_over_tcp() -> None:
+    async def body() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as cut:
+            cut.bind("\0rayka-cut-in-the-greeting")
+            cut.listen()
+            cut.setblocking(False)
+            async with served() as server:
+                whole = server.offer()
+                broken = LaneOffer("rayka-cut-in-the-greeting", whole.host, whole.port, whole.ticket)
+                opening = asyncio.ensure_future(open_lane(NODE_ID, broken))
+                connection, _ = await asyncio.get_running_loop().sock_accept(cut)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                connection.close()
+                with pytest.raises(NetworkException):
+                    await opening
+                assert "connections=0" in repr(server)
+                (await open_lane(NODE_ID, whole)).close()  # the ticket was not used
+
+    run(body())
+
+
 def test_a_ticket_expires_and_the_oldest_gives_way() -> None:
     tickets = Tickets()
     first = tickets.issue(0.0)
