@@ -116,12 +116,12 @@ def run(address: str, data_dir: str) -> dict[str, object]:
     client = Client(cluster)
     client.send_until(has_lane_over_tcp)
     with blocked():
+        said.messages.clear()  # a busy machine may have been too slow for a lane before
         began = time.monotonic()
         for _ in range(_SENDS):
             client.send()
         blocked_s = time.monotonic() - began
-        client.send_until(lambda: bool(said.messages))
-        has_lane = has_lane_over_tcp()
+        client.send_until(lambda: bool(said.messages) and not has_lane_over_tcp())
     said_while_blocked = list(said.messages)
     client.send_until(has_lane_over_tcp)
     client.check()
@@ -131,7 +131,6 @@ def run(address: str, data_dir: str) -> dict[str, object]:
         "hosts": hosts,
         "leaders": [each.leader_id for each in partitions],
         "acknowledged": len(client.acknowledged),
-        "has_lane_while_blocked": has_lane,
         "said": said_while_blocked,
         "blocked_s": blocked_s,
     }

