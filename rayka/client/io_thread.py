@@ -188,7 +188,6 @@ class _Awaited(Generic[ResultT]):
     def __init__(self, work: Work[ResultT]) -> None:
         self._work = work
         self._task: asyncio.Task[None] | None = None
-        self._is_given_up = False
         self._outcome: list[ResultT] = []
         self._error: BaseException | None = None
         self._over = threading.Lock()
@@ -196,12 +195,10 @@ class _Awaited(Generic[ResultT]):
 
     def begin(self) -> None:
         """On the IO thread."""
-        if not self._is_given_up:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     def give_up(self) -> None:
-        """On the IO thread: nothing waits for it any more, whether it has begun or not."""
-        self._is_given_up = True
+        """On the IO thread, behind `begin`, if that was called: nothing waits for it any more."""
         if self._task is not None:
             self._task.cancel()
 

@@ -142,6 +142,21 @@ def test_a_process_ends_though_its_last_callback_comes_after_the_loop():
     assert done.stderr == ""
 
 
+def test_work_that_is_given_up_while_the_io_thread_is_busy_never_begins():
+    free, begun = threading.Event(), []
+
+    async def work() -> None:
+        begun.append("it")
+
+    io_thread.call_soon(free.wait, 60)
+    with pytest.raises(TimeoutError):
+        io_thread.run(work, 0.01)
+    free.set()
+    for _ in range(3):
+        io_thread.wait_for_turn(60)
+    assert begun == []
+
+
 @pytest.mark.filterwarnings("error")
 def test_ctrl_c_at_any_line_on_the_way_to_the_io_thread_leaves_no_coroutine_behind():
     ended: list[str] = []
