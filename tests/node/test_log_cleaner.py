@@ -236,6 +236,17 @@ def test_the_rate_of_cleaning_is_bounded() -> None:  # F27
         assert time.monotonic() - begin_s > 0.5  # 8 KB are read twice
 
 
+def test_what_is_sealed_after_a_cleaning_left_few_segments_is_cleaned_in_its_turn() -> None:  # F20
+    with memory_cluster(**CLEANING) as cluster:
+        topic = create_topic(cluster, **{**COMPACTED, "cleanup_policy": "delete"})
+        fill(topic, rounds=4 * ROUNDS)
+        alter(topic, "cleanup.policy", "compact")
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        fill(topic)  # these make fewer segments than there were
+        until(lambda: table(topic)[1] < KEYS * ROUNDS / 2)
+        assert table(topic)[0] == NEWEST
+
+
 def test_followers_and_consumers_read_across_the_gaps_of_a_compacted_log() -> None:  # B18, G4
     named = {key.replace("_", "."): str(value) for key, value in COMPACTED.items()}
     cleaning = {

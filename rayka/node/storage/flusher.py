@@ -31,7 +31,7 @@ class Flusher:
         self._on_failed = on_failed
         self._wanted: dict[Partition, None] = {}
         self._timers: dict[Partition, asyncio.TimerHandle] = {}
-        self._segment_counts: dict[Partition, int] = {}
+        self._active_bases: dict[Partition, int] = {}  # of the active segments when last looked at
         self._held: dict[Partition, bool] = {}  # whether a sync was asked for meanwhile
         self._has_work = asyncio.Event()
 
@@ -40,16 +40,24 @@ class Flusher:
 
     def on_appended(self, partition: Partition) -> None:
         """Arranges for what was appended to be synced when the topic's configuration wants it."""
-        segment_count = len(partition.log.segments)
-        has_rolled = segment_count > self._segment_counts.setdefault(partition, segment_count)
-        if partition.needs_sync or has_rolled:
-            self._segment_counts[partition] = segment_count
+        if partition.needs_sync or self._has_rolled(partition):
             self.request(partition)
         elif partition.config.flush_ms < _NEVER_MS and partition not in self._timers:
             loop = asyncio.get_running_loop()
             self._timers[partition] = loop.call_later(
                 partition.config.flush_ms / 1000, self._on_timer, partition
             )
+
+    def _has_rolled(self, partition: Partition) -> bool:
+        """Whether a segment was sealed since the last look, and what it holds may be lost to a power cut. Not by the
+        number of segments: compaction and retention make them fewer.
+        """
+        log = partition.log
+        base_offset = log.segments.active.base_offset
+        if self._active_bases.get(partition) == base_offset:
+            return False
+        self._active_bases[partition] = base_offset
+        return log.flushed_offset < base_offset
 
     def request(self, partition: Partition) -> None:
         """Makes the partition part of the next sync."""
@@ -76,7 +84,7 @@ class Flusher:
         self._wanted.pop(partition, None)
         if partition in self._held:
             self._held[partition] = False
-        self._segment_counts.pop(partition, None)
+        self._active_bases.pop(partition, None)
         timer = self._timers.pop(partition, None)
         if timer is not None:
             timer.cancel()
