@@ -250,7 +250,7 @@ GROUP_BUGS = [
     _bug("a commit is never sent", "group-went-back", GroupOffsets, "_send_some", sends_no_commit),
     _bug("offsets expire under a group", "group-went-back", CommittedOffsets, "_expired", expires_at_once,
          chosen=EXPIRING),
-    _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance),
+    _bug("no member is told of a rebalance", "group-unsettled", GroupMembers, "heartbeat", tells_of_no_rebalance, 2),
     _bug("a late member is given the leader's share", "group-owners", group_members, "_sync_response",
          gives_the_share_of_the_leader, 6),
     _bug("an early sync is given the last generation's assignment", "group-owners", GroupMembers, "sync",

@@ -68,11 +68,17 @@ class GroupClients:
         """What the group has not come to."""
         if not self.topics or not self.members:
             return []
+        return self.unsettled() or [problem for each in self.partitions if (problem := self._behind(each))]
+
+    def unsettled(self) -> list[str]:
+        """What keeps the members from reading all partitions, each by one member."""
+        if not self.topics or not self.members:
+            return []
         found = [f"{each.life} is not settled" for each in self.members if not each.is_settled]
         owned = sorted(each for member in self.members for each in member.owned)
         if not found and owned != sorted(self.partitions):
             found.append(f"members own {owned} of {self.partitions}")
-        return found or [problem for each in self.partitions if (problem := self._behind(each))]
+        return found
 
     def _behind(self, topic_partition: TopicPartition) -> str:
         truth = self.history.truth_of(topic_partition)
