@@ -124,6 +124,27 @@ class BrokerConfig(ConfigModel):
         ge=0,
         description="The share of a broker's partitions that others may lead before leadership goes back.",
     )
+    self_healing_enable: bool = Field(
+        default=True,
+        description=(
+            "Rayka's own: whether the controller makes the replicas of a broker or directory that is gone anew on"
+            " other brokers."
+        ),
+    )
+    broker_unavailable_timeout_ms: int = Field(
+        default=900_000,
+        ge=1,
+        description=(
+            "Rayka's own: a broker or directory counts as gone when it has been away for so long without a break; a"
+            " change of the active controller begins that time anew."
+        ),
+    )
+    balancer_moves_max: int = Field(
+        default=10,
+        ge=1,
+        le=1_000,
+        description="Rayka's own: how many partitions the controller by itself moves at a time.",
+    )
     unclean_leader_election_enable: bool = False
     leader_replication_throttled_rate: int = Field(
         default=_INT64_MAX,
@@ -421,8 +442,17 @@ DYNAMIC_BROKER_KEYS = (
     "log_cleaner_io_max_bytes_per_second",
     "replica_alter_log_dirs_io_max_bytes_per_second",
     "cordoned_log_dirs",
+    "self_healing_enable",
+    "broker_unavailable_timeout_ms",
+    "balancer_moves_max",
 )
 """Keys of brokers that can be set while they run; Kafka's `DynamicBrokerConfig.AllDynamicConfigs`."""
 
-UNIFORM_BROKER_KEYS = ("min_insync_replicas", "unclean_leader_election_enable")
+UNIFORM_BROKER_KEYS = (
+    "min_insync_replicas",
+    "unclean_leader_election_enable",
+    "self_healing_enable",
+    "broker_unavailable_timeout_ms",
+    "balancer_moves_max",
+)
 """Those of them that the controller goes by too, so that no broker has its own."""

@@ -19,6 +19,9 @@ from rayka.config import BrokerConfig
 from rayka.controller.alter_partition import alter_partitions
 from rayka.controller.assigned_directories import assign_replicas
 from rayka.controller.balancer.balance_requests import balance
+from rayka.controller.balancer.gone_brokers import GoneBrokers
+from rayka.controller.balancer.heal_requests import look_after_replicas
+from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.configuration_control import alter_configs, bootstrap_configs, describe_configs
@@ -29,6 +32,7 @@ from rayka.controller.controller_timers import (
     ControllerTimers,
     ElectLeaderless,
     FenceStaleBroker,
+    LookAfterReplicas,
     ShareWithCoordinators,
     SweepBrokers,
     WriteNoOp,
@@ -116,6 +120,8 @@ class Controller:
         self._replicas = ReplicaIndex()
         self._sizes = DirectorySizes()
         self._loads = BrokerLoads()
+        self._gone = GoneBrokers()
+        self._moves = PlannedMoves()
 
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
@@ -126,6 +132,7 @@ class Controller:
         context = RequestContext(
             self.image(next_offset), now_ms, self._cluster_id, self._node_id, self._config, self._random,
             self._replicas, self._sessions, self._returned, self._timers, self._sizes, self._loads,
+            self._gone, self._moves,
         )  # fmt: skip
         return _HANDLERS[type(request)](context, request)
 
@@ -139,6 +146,7 @@ class Controller:
             self._sessions.on_controlled_shutdown(record.broker_id, offset)
         if isinstance(record, BrokerRegistrationChangeRecord) and record.is_fenced is False:
             self._returned.on_unfenced(record.broker_id)
+            self._gone.on_unfenced(record.broker_id)
 
     def snapshot(self, next_offset: int) -> Iterable[MetadataRecord]:
         return image_records(self.image(next_offset))
@@ -159,8 +167,11 @@ class Controller:
     def on_active(self, *, now_ms: int, next_offset: int) -> Iterable[Timer]:
         """This controller decides from here on; every broker that is not fenced counts as just contacted (A67)."""
         self._sessions.on_active(next_offset)
-        brokers = self.image(next_offset).brokers
+        image = self.image(next_offset)
+        brokers = image.brokers
         self._returned.on_active(brokers)
+        self._gone.on_active(now_ms)
+        self._moves = PlannedMoves.of_reassigned(image, self._replicas.reassigned)
         self._sessions.sweep(brokers, late_ms=0, now_ms=now_ms)
         return [*self._timers.first(now_ms, next_offset), *self._timers.shares(brokers.values(), now_ms)]
 
@@ -225,6 +236,7 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     BalanceBrokers: balance_brokers,
     BalanceReturned: balance_returned,
     BalanceLeaders: balance_leaders,
+    LookAfterReplicas: look_after_replicas,
     ShareWithCoordinators: share_with_coordinators,
     RegisterBrokerRequest: register,
     HeartbeatRequest: heartbeat,

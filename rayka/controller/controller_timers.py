@@ -14,6 +14,8 @@ from rayka.shard.timers import Timer
 
 SWEEPS_PER_SESSION = 8  # H6
 RETURNED_CHECK_INTERVAL_MS = 1_000
+LOOK_INTERVAL_MS, BUSY_LOOK_INTERVAL_MS = 5_000, 1_000
+_LOOKS_PER_TIMEOUT = 4
 
 
 class ElectLeaderless(msgspec.Struct, frozen=True):
@@ -52,6 +54,14 @@ class ShareWithCoordinators(msgspec.Struct, frozen=True):
     """Give coordinators that hold no internal partition their share. The response: these."""
 
 
+class LookAfterReplicas(msgspec.Struct, frozen=True):
+    """Look for brokers and directories that are gone, and have what they held made anew; `due_ms` is when that was to
+    be done. The response: how many moves have begun.
+    """
+
+    due_ms: int
+
+
 class WriteNoOp(msgspec.Struct, frozen=True):
     """Show that the quorum commits, if nothing was written since the log ended at this offset (A68)."""
 
@@ -65,6 +75,7 @@ class ControllerTimers:
         self._sweep_interval_ms = config.broker_session_timeout_ms // SWEEPS_PER_SESSION
         self._balance_interval_ms = int(config.leader_imbalance_check_interval_seconds * 1000)
         self._returns_leads = config.auto_leader_rebalance_enable
+        self._unavailable_timeout_ms = config.broker_unavailable_timeout_ms
         self._no_op_interval_ms = config.metadata_max_idle_interval_ms
 
     def __repr__(self) -> str:
@@ -76,6 +87,7 @@ class ControllerTimers:
             Timer("elect leaderless", now_ms, ElectLeaderless()),
             self._sweep(now_ms),
             *self.after_balance((), now_ms),
+            *self.after_look(now_ms, timeout_ms=self._unavailable_timeout_ms, is_idle=True),
             *(self.after_returned((), now_ms) if self._returns_leads else ()),
             *self.no_ops(now_ms, next_offset),
         ]
@@ -107,6 +119,12 @@ class ControllerTimers:
             *self.balances(broker_ids, now_ms),
             Timer("returned", now_ms + interval_ms, BalanceReturned()),
         ]
+
+    def after_look(self, now_ms: int, *, timeout_ms: int, is_idle: bool) -> list[Timer]:
+        """The next look for what is gone: soon, while moves are under way."""
+        interval_ms = LOOK_INTERVAL_MS if is_idle else BUSY_LOOK_INTERVAL_MS
+        due_ms = now_ms + max(1, min(interval_ms, timeout_ms // _LOOKS_PER_TIMEOUT))
+        return [Timer("look", due_ms, LookAfterReplicas(due_ms))]
 
     def shares(self, brokers: Iterable[BrokerImage], now_ms: int) -> list[Timer]:
         """One, due now, where one of these may be a coordinator without a share."""

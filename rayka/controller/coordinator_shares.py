@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from rayka.controller.controller_timers import ShareWithCoordinators
-from rayka.controller.reassignment import Reassigning, target_of
+from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.ids import TopicPartition, is_internal
 from rayka.metadata.metadata_records import MetadataRecord
@@ -24,7 +24,7 @@ def share_with_coordinators(
     """Begins reassignments to the coordinators that run and hold nothing. The response: these."""
     image = context.image
     replicas = {
-        TopicPartition(topic.name, number): target_of(partition)
+        TopicPartition(topic.name, number): partition.target_replicas
         for topic in image.topics.values()
         if is_internal(topic.name)
         for number, partition in enumerate(topic.partitions)

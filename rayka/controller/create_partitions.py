@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Iterable
 
-from rayka.controller.reassignment import target_of
 from rayka.controller.replica_placement import Placement, ReplicaPlacer, check_replica_counts, new_partition
 from rayka.controller.request_context import RequestContext
 from rayka.controller.topic_control import results_in_order
@@ -65,7 +64,7 @@ class _Extension:
 
     def _placements(self, topic: TopicImage, wanted: NewPartitions) -> Iterable[Placement]:
         added_count = wanted.partition_count - len(topic.partitions)
-        replication_factor = len(target_of(topic.partitions[0]))
+        replication_factor = len(topic.partitions[0].target_replicas)
         if wanted.assignments is None:
             return self._placer.place(added_count, replication_factor, is_internal=is_internal(topic.name))
         if len(wanted.assignments) != added_count:

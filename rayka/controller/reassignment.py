@@ -54,7 +54,7 @@ def list_reassignments(
     wanted = None if request.partitions is None else set(request.partitions)
     for name in sorted(topics):
         for number, partition in enumerate(topics[name].partitions):
-            if _is_reassigned(partition) and (wanted is None or TopicPartition(name, number) in wanted):
+            if partition.is_reassigned and (wanted is None or TopicPartition(name, number) in wanted):
                 ongoing.append(_ongoing(name, number, partition))
             yield None
     return Result((), ListPartitionReassignmentsResponse(tuple(ongoing)))
@@ -102,7 +102,7 @@ class Reassigning:
         return self._record(key, partition, target)
 
     def _cancelled(self, name: TopicPartition, partition: PartitionImage) -> _Target:
-        if not _is_reassigned(partition):
+        if not partition.is_reassigned:
             raise NoReassignmentInProgress(f"{name!r} has no reassignment under way to cancel")
         original = _original(partition)
         isr = tuple(each for each in partition.isr if each in original)
@@ -159,12 +159,3 @@ def _whole(partition: PartitionImage) -> tuple[int, ...]:
 def _original(partition: PartitionImage) -> tuple[int, ...]:
     """What a cancel goes back to; all replicas while nothing is under way."""
     return tuple(each for each in partition.replicas if each not in partition.adding_replicas)
-
-
-def target_of(partition: PartitionImage) -> tuple[int, ...]:
-    """What it has, or will have when its reassignment is over."""
-    return tuple(each for each in partition.replicas if each not in partition.removing_replicas)
-
-
-def _is_reassigned(partition: PartitionImage) -> bool:
-    return bool(partition.adding_replicas or partition.removing_replicas)

@@ -89,6 +89,7 @@ class ReplicaIndex:
 
     def __init__(self) -> None:
         self._brokers: dict[int, BrokerReplicas] = {}
+        self.reassigned = Partitions()  # those whose reassignment is under way
 
     def __repr__(self) -> str:
         return f"<ReplicaIndex { {key: self._brokers[key] for key in sorted(self._brokers)} }>"
@@ -117,6 +118,7 @@ class ReplicaIndex:
         if before is not None:
             self._count(before, -1)
         self._count(after, 1)
+        self.reassigned.put(key, is_in=after.is_reassigned)
         if before is None or before.replicas != after.replicas or before.directories != after.directories:
             self._move(key, before, after)
         first = after.replicas[0]
@@ -154,6 +156,7 @@ class ReplicaIndex:
             self._count(partition, -1)
             for broker_id, directory_id in zip(partition.replicas, partition.directories, strict=True):
                 self._brokers[broker_id].directories[directory_id] -= 1
+        self.reassigned.remove_topic(topic_id)
         for broker in self._brokers.values():
             for some in (broker.held, broker.leaderless, broker.reclaimable):
                 some.remove_topic(topic_id)

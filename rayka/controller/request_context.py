@@ -6,6 +6,8 @@ from random import Random
 from typing import NamedTuple
 
 from rayka.config import BrokerConfig
+from rayka.controller.balancer.gone_brokers import GoneBrokers
+from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.controller_timers import ControllerTimers
 from rayka.controller.directory_sizes import DirectorySizes
@@ -18,8 +20,8 @@ from rayka.metadata.image import MetadataImage
 
 
 class RequestContext(NamedTuple):
-    """`image` and `replicas` are of everything replayed before the request; `sessions`, `returned`, `sizes` and
-    `loads` are soft state, which a decision may change.
+    """`image` and `replicas` are of everything replayed before the request; `sessions`, `returned`, `sizes`,
+    `loads`, `gone` and `moves` are soft state, which a decision may change.
     """
 
     image: MetadataImage
@@ -34,6 +36,8 @@ class RequestContext(NamedTuple):
     timers: ControllerTimers
     sizes: DirectorySizes
     loads: BrokerLoads
+    gone: GoneBrokers
+    moves: PlannedMoves
 
     def elections(self) -> Elections:
         return Elections(self.image, self.config, self.replicas)

@@ -51,6 +51,16 @@ class PartitionImage(msgspec.Struct, frozen=True, gc=False):
     def has_leader(self) -> bool:
         return self.leader_id != NO_NODE
 
+    @property
+    def is_reassigned(self) -> bool:
+        """Whether a reassignment of it is under way."""
+        return bool(self.adding_replicas or self.removing_replicas)
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """What it has, or will have when its reassignment is over."""
+        return tuple(each for each in self.replicas if each not in self.removing_replicas)
+
     def directory_of(self, broker_id: int) -> UUID | None:
         """The directory that holds this broker's replica; None when it holds none."""
         return self.directories[self.replicas.index(broker_id)] if broker_id in self.replicas else None

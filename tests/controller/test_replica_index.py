@@ -17,7 +17,10 @@ from tests.metadata.support import ORDERS, active, directory, partition, topic
 
 
 def check(index: ReplicaIndex, image: MetadataImage) -> None:
-    """It says of each broker what the image does."""
+    """It says of each broker what the image does, and which partitions are being reassigned."""
+    assert set(index.reassigned) == {
+        key for key, each in image.partitions() if each.adding_replicas or each.removing_replicas
+    }
     for broker_id in BROKERS:
         of = index.of(broker_id)
         held = {key: each for key, each in image.partitions() if broker_id in each.replicas}

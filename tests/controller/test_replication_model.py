@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rayka.config import BrokerConfig
-from rayka.controller.controller_timers import BalanceLeaders
+from rayka.controller.controller_timers import BalanceLeaders, LookAfterReplicas
 from rayka.metadata.effective_configs import topic_config
 from rayka.metadata.image import PartitionImage
 from rayka.protocol.configs import (
@@ -55,6 +55,7 @@ _steps = st.lists(
         st.tuples(st.just("elect"), _numbers),
         st.tuples(st.just("need"), st.integers(1, 3)),
         st.tuples(st.just("balance"), _brokers),
+        st.tuples(st.just("heal"), st.sampled_from((1_000, 900_000))),
     ),
     min_size=5,
     max_size=40,
@@ -162,6 +163,22 @@ class Model:
 
     def balance(self, broker_id: int) -> None:
         self.machine.handle(BalanceLeaders(broker_id))
+
+    def heal(self, after_ms: int) -> None:
+        """What is gone for long is made anew; no partition has fewer replicas then, and no other broker goes."""
+        before = self.partitions()
+        self.machine.now_ms += after_ms
+        begun_count = self.machine.handle(LookAfterReplicas(self.machine.now_ms))
+        changed = [(old, new) for old, new in zip(before, self.partitions(), strict=True) if old != new]
+        assert len(changed) == begun_count
+        for old, new in changed:
+            assert len(new.target_replicas) == len(old.target_replicas)
+            lost = [each for each in old.target_replicas if each not in new.target_replicas]
+            assert lost
+            assert not any(self.runs(old, each) for each in lost)
+            assert all(
+                self.runs(new, each) for each in new.target_replicas if each not in old.target_replicas
+            )
 
     # ---- What holds --------------------------------------------------------------------------------------------------
 

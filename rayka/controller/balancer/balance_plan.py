@@ -48,6 +48,7 @@ _Steps = Generator[None, int, bool]  # whether something was found to move
 class Goal(IntEnum):
     """Why something moves, the most important first."""
 
+    HEAL = 0  # of `heal_plan` alone
     SPREAD = 1
     CAPACITY = 2
     SIZE = 3
@@ -357,6 +358,11 @@ def _room(target: Holder) -> float:
     """How many bytes its disks may take more."""
     capacity = target.shape.capacity_bytes
     return capacity * DISK_USE_MAX - target.size_bytes if capacity else float("inf")
+
+
+def has_room(target: Holder, size_bytes: int) -> bool:
+    """Whether its disks may take so much more."""
+    return size_bytes < _room(target)
 
 
 def _by_fill(holder: Holder) -> float:

@@ -7,7 +7,7 @@ controller that dies in between leaves reassignments and no half-known plan.
 from rayka.controller.balancer.balance_plan import Move, plan_balance
 from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.holders import BrokerShare
-from rayka.controller.reassignment import Reassigning, target_of
+from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.errors import ErrorCode, InvalidRequest
 from rayka.metadata.metadata_records import MetadataRecord
@@ -47,9 +47,9 @@ def _check_quiet(context: RequestContext) -> Steps[MetadataRecord, None]:
     """What a caller has begun goes first: no plan is made on replicas that are on their way."""
     for topic in context.image.topics.values():
         for number, partition in enumerate(topic.partitions):
-            if partition.adding_replicas or partition.removing_replicas:
+            if partition.is_reassigned:
                 raise InvalidRequest(
-                    f"the reassignment of {topic.name}-{number} to {list(target_of(partition))} is under way; wait"
+                    f"the reassignment of {topic.name}-{number} to {list(partition.target_replicas)} is under way; wait"
                     " until no reassignment is left, or cancel it (`rayka partition cancel`), and balance then"
                 )
             yield None

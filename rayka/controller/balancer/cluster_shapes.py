@@ -12,7 +12,6 @@ from uuid import UUID
 
 from rayka.controller.balancer.holders import BrokerShape, PartitionShape
 from rayka.controller.placeable_directories import placeable_directories
-from rayka.controller.reassignment import target_of
 from rayka.controller.request_context import RequestContext
 from rayka.errors import BrokerNotAvailable
 from rayka.ids import TopicPartition, is_internal
@@ -32,9 +31,11 @@ _NOTHING = _Rest(0, 0, 0)
 
 
 class ClusterShapes:
-    """The brokers and partitions of one request. Raises BrokerNotAvailable while a broker has not reported its load."""
+    """The brokers and partitions of one request. Raises BrokerNotAvailable while a broker has not reported its load,
+    unless brokers `may_be_silent`: then of such a one no sizes are known.
+    """
 
-    def __init__(self, context: RequestContext) -> None:
+    def __init__(self, context: RequestContext, *, may_be_silent: bool = False) -> None:
         self._image = context.image
         self._reports = {
             each.broker_id: report
@@ -54,7 +55,7 @@ class ClusterShapes:
             for each in self.brokers
             if each.takes_replicas and each.broker_id not in self._reports
         ]
-        if silent:
+        if silent and not may_be_silent:
             raise BrokerNotAvailable(
                 f"brokers {silent} have not reported their load to this controller yet; try again in a few seconds"
             )
@@ -71,7 +72,9 @@ class ClusterShapes:
                 each.broker_id,
                 each.registration.rack,
                 each.registration.host,
-                takes_replicas=_takes_replicas(context, each),
+                takes_replicas=each.takes_user_partitions and _takes_replicas(context, each),
+                takes_internal=_takes_replicas(context, each),
+                is_coordinator=each.is_coordinator,
                 capacity_bytes=self._capacity_bytes(each) if hosts[each.registration.host] == 1 else 0,
             )
             for each in nodes
@@ -90,7 +93,7 @@ class ClusterShapes:
                 load = self._unnamed(partition) if named is None else named
                 yield PartitionShape(
                     TopicPartition(topic.name, number),
-                    target_of(partition),
+                    partition.target_replicas,
                     load.size_bytes,
                     load.bytes_in,
                     load.bytes_out,
@@ -102,9 +105,8 @@ class ClusterShapes:
 
 
 def _takes_replicas(context: RequestContext, broker: BrokerImage) -> bool:
-    """Whether it runs, takes partitions of users, and has a directory that takes new replicas."""
-    is_usable = broker.is_active and broker.takes_user_partitions
-    return is_usable and bool(placeable_directories(context.image, context.config, broker))
+    """Whether it runs, and has a directory that takes new replicas."""
+    return broker.is_active and bool(placeable_directories(context.image, context.config, broker))
 
 
 def _rest(report: LoadReport) -> _Rest:

@@ -14,13 +14,17 @@ REPLICA_BYTES_MIN = 4_096  # what an empty replica counts, so that empty ones sp
 
 
 class BrokerShape(NamedTuple):
-    """A broker. `takes_replicas`: it runs, and is to have its share. `capacity_bytes` of its disks, 0 if not known."""
+    """A broker. `takes_replicas`: it runs, and is to have its share; `takes_internal`: it may hold replicas of internal
+    topics. `capacity_bytes` of its disks, 0 if not known.
+    """
 
     broker_id: int
     rack: str = ""
     machine: str = ""
     takes_replicas: bool = True
     capacity_bytes: int = 0
+    takes_internal: bool = False
+    is_coordinator: bool = False
 
 
 class PartitionShape(NamedTuple):
@@ -192,9 +196,10 @@ class Holders:
         placed.replicas[place] = target.shape.broker_id
         source.count(placed, -1)
         target.count(placed, 1)
-        entry = (placed.size_bytes, placed.number)
-        del source.by_size[bisect_left(source.by_size, entry)]
-        insort(target.by_size, entry)
+        if placed.shape.is_movable:
+            entry = (placed.size_bytes, placed.number)
+            del source.by_size[bisect_left(source.by_size, entry)]
+            insort(target.by_size, entry)
         if place == 0:
             source.lead(placed, is_first=False)
             target.lead(placed, is_first=True)

@@ -1,0 +1,118 @@
+"""Healing: what has been gone for `broker.unavailable.timeout.ms` is made anew on other brokers, by itself (decision
+065).
+
+From time to time the controller looks for what is gone, plans, and begins as many moves as may be under way at a time.
+They are reassignments as any other (B45): a replica that is gone is removed when the one in its place is in sync, and a
+broker that comes back later finds in the metadata that it holds the replica no more, and deletes it. A partition that
+no broker leads is left alone: nothing is there to copy from. So is one whose reassignment is under way, unless that
+waits for a broker that is gone: then another one takes the place of this broker. What comes back before its move has
+begun stays where it is.
+"""
+
+from collections.abc import Generator, Iterator
+from itertools import chain
+
+from rayka.config import BrokerConfig
+from rayka.controller.balancer.balance_plan import Move
+from rayka.controller.balancer.cluster_shapes import ClusterShapes
+from rayka.controller.balancer.gone_brokers import Gone
+from rayka.controller.balancer.heal_plan import Loss, plan_healing
+from rayka.controller.controller_timers import LookAfterReplicas
+from rayka.controller.reassignment import Reassigning
+from rayka.controller.request_context import RequestContext
+from rayka.errors import ErrorCode, UnknownTopicOrPartition
+from rayka.ids import TopicIdPartition, TopicPartition
+from rayka.metadata.effective_configs import broker_config
+from rayka.metadata.image import PartitionImage, named_partition
+from rayka.metadata.metadata_records import MetadataRecord, PartitionChangeRecord
+from rayka.protocol.partition_admin import Reassignment
+from rayka.shard.shard import Result, Steps
+
+
+def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> Steps[MetadataRecord, int]:
+    """Begins the moves that are due. The response: how many."""
+    config, moves, now_ms = broker_config(context.image, context.config), context.moves, context.now_ms
+    context.gone.look(context.image.brokers, due_ms=request.due_ms, now_ms=now_ms)
+    moves.settle(context.image)
+    gone = _gone(context, config)
+    moves.on_gone(gone, now_ms)
+    if gone.is_anything and moves.may_plan(now_ms):
+        plan = yield from _plan(context, gone)
+        moves.on_planned(plan, now_ms)
+    begun_count = 0
+    for record in _begin(context, gone, config.balancer_moves_max):
+        begun_count += 1
+        yield record
+    timers = context.timers.after_look(
+        now_ms, timeout_ms=config.broker_unavailable_timeout_ms, is_idle=moves.is_idle
+    )
+    return Result((), begun_count, timers)
+
+
+def _gone(context: RequestContext, config: BrokerConfig) -> Gone:
+    """Nothing, where healing is switched off."""
+    if not config.self_healing_enable:
+        return Gone()
+    return context.gone.gone(
+        context.image.brokers,
+        timeout_ms=config.broker_unavailable_timeout_ms,
+        is_heard=lambda broker: context.sessions.is_alive(broker, context.now_ms),
+    )
+
+
+def _plan(context: RequestContext, gone: Gone) -> Generator[None, int, tuple[Move, ...]]:
+    losses: dict[TopicPartition, Loss] = {}
+    for key in _held(context, gone):
+        partition = context.image.partition(key)
+        if partition is not None and not context.moves.is_declined(key) and _is_healable(partition, gone):
+            name = TopicPartition(context.image.topics_by_id[key.topic_id].name, key.partition)
+            urgency = 0 if gone.is_waited_for(partition) else len(partition.isr)
+            losses[name] = Loss(gone.lost_replicas(partition), urgency)
+        yield
+    if not losses:
+        return ()
+    shapes = ClusterShapes(context, may_be_silent=True)
+    return (yield from plan_healing(shapes.brokers, shapes.partitions(), losses))
+
+
+def _held(context: RequestContext, gone: Gone) -> Iterator[TopicIdPartition]:
+    """The partitions of the brokers that are gone, or of whose directories one is."""
+    broker_ids = dict.fromkeys((*gone.broker_ids, *(broker_id for broker_id, _ in gone.directories)))
+    return chain.from_iterable(context.replicas.of(each).held for each in broker_ids)
+
+
+def _is_healable(partition: PartitionImage, gone: Gone) -> bool:
+    """Whether a replica is lost that a move can replace now."""
+    is_free = not partition.is_reassigned or gone.is_waited_for(partition)
+    return partition.has_leader and is_free and bool(gone.lost_replicas(partition))
+
+
+def _begin(context: RequestContext, gone: Gone, moves_max: int) -> Iterator[PartitionChangeRecord]:
+    """The records of those that are still due and may begin now; the others wait, or are given up."""
+    moves, reassigning = context.moves, Reassigning(context)
+    while moves.waiting:
+        move = moves.waiting[0]
+        key = _still_due(context, move, gone)
+        if key is not None and not moves.may_begin(key, moves_max):
+            return
+        moves.waiting.popleft()
+        if key is None:
+            continue
+        tp = move.topic_partition
+        record, result = reassigning.try_alter(Reassignment(tp.topic, tp.partition, move.after))
+        if record is not None and result.error_code is ErrorCode.NONE:
+            moves.on_begun(key, move)
+            yield record
+
+
+def _still_due(context: RequestContext, move: Move, gone: Gone) -> TopicIdPartition | None:
+    """The partition, if it is as it was when the move was planned and the brokers that it is to go to run."""
+    try:
+        key, partition = named_partition(context.image, move.topic_partition)
+    except UnknownTopicOrPartition:
+        return None
+    brokers = context.image.brokers
+    added = [brokers.get(each) for each in move.after if each not in move.before]
+    is_there = all(each is not None and each.is_active for each in added)
+    is_same = partition.target_replicas == move.before and _is_healable(partition, gone)
+    return key if is_same and is_there else None

@@ -1,0 +1,84 @@
+"""The moves that the active controller makes by itself: those that wait, and those under way. Soft state.
+
+Invariant: no move begins while as many are under way as the configuration allows, but in the place of one of them. A
+new active controller does not know which of the reassignments under way the one before it began, so all of them count;
+what waited is planned anew.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Self
+
+from rayka.controller.balancer.balance_plan import Move
+from rayka.controller.balancer.gone_brokers import Gone
+from rayka.ids import TopicIdPartition
+from rayka.metadata.image import MetadataImage
+
+REPLAN_INTERVAL_MS = 10_000
+UNPLANNED_INTERVAL_MS = 60_000  # when no move was found: a broker may have come since, or a disk have room
+
+
+class PlannedMoves:
+    """See the module. A partition whose move another caller has cancelled or changed is left alone until something else
+    is gone.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Move] = deque()
+        self._under_way: dict[TopicIdPartition, tuple[int, ...]] = {}
+        self._declined: dict[TopicIdPartition, None] = {}
+        self._gone = Gone()
+        self._plan_due_ms = 0
+
+    @classmethod
+    def of_reassigned(cls, image: MetadataImage, reassigned: Iterable[TopicIdPartition]) -> Self:
+        """Of a new active controller: what is under way counts, whichever caller began it."""
+        moves = cls()
+        for key in reassigned:
+            partition = image.partition(key)
+            if partition is not None:
+                moves._under_way[key] = partition.target_replicas
+        return moves
+
+    def __repr__(self) -> str:
+        return f"<PlannedMoves waiting={len(self.waiting)} under_way={len(self._under_way)}>"
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.waiting and not self._under_way
+
+    def settle(self, image: MetadataImage) -> None:
+        """Forgets the moves that have ended, and those that another caller has changed."""
+        for key, after in list(self._under_way.items()):
+            partition = image.partition(key)
+            is_as_planned = partition is not None and partition.target_replicas == after
+            if partition is None or not is_as_planned or not partition.is_reassigned:
+                del self._under_way[key]
+            if partition is not None and not is_as_planned:
+                self._declined[key] = None
+
+    def on_gone(self, gone: Gone, now_ms: int) -> None:
+        """What is gone now; where that is not what it was, no old plan goes on, and a new one is due."""
+        if gone != self._gone:
+            self._gone = gone
+            self.waiting.clear()
+            self._declined.clear()
+            self._plan_due_ms = now_ms
+
+    def may_plan(self, now_ms: int) -> bool:
+        return not self.waiting and now_ms >= self._plan_due_ms
+
+    def on_planned(self, moves: Iterable[Move], now_ms: int) -> None:
+        self.waiting.extend(moves)
+        self._plan_due_ms = now_ms + (REPLAN_INTERVAL_MS if self.waiting else UNPLANNED_INTERVAL_MS)
+
+    def may_begin(self, key: TopicIdPartition, moves_max: int) -> bool:
+        """Whether so many moves at most are under way then."""
+        return key in self._under_way or len(self._under_way) < moves_max
+
+    def on_begun(self, key: TopicIdPartition, move: Move) -> None:
+        self._under_way[key] = move.after
+
+    def is_declined(self, key: TopicIdPartition) -> bool:
+        """Whether another caller has cancelled or changed its move."""
+        return key in self._declined
