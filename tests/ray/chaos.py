@@ -48,7 +48,7 @@ COORDINATORS = 2
 NODES = 2 * MACHINES + COORDINATORS
 PARTITIONS = 6
 TOPICS = ("first", "second")  # a producer for each
-_PAUSE_S = 0.004
+_PAUSE_MS = 4.0  # of a producer between two records
 _HEAL_S = 180
 _WEIGHTS = {"broker": 5, "controller": 3, "coordinator": 4, "machine": 2, "member": 4}
 _ROLES = {"broker": Role.BROKER, "controller": Role.CONTROLLER, "coordinator": Role.COORDINATOR}
@@ -112,7 +112,7 @@ class Chaos:
         *,
         has_lanes: bool,
     ) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._machines = machines
         self.group = group
         self._random = random
@@ -149,11 +149,11 @@ class Chaos:
 
     def _fault(self, kind: str) -> None:
         if kind == "machine" and self._return_at is None:
-            inhabited = set(homes(self._cluster).values())
+            inhabited = set(homes(self.cluster).values())
             ray_node_id = self._random.choice(
                 [each for each in self._machines.ray_node_ids if each in inhabited]
             )
-            lost = self._machines.lose(self._cluster, ray_node_id)
+            lost = self._machines.lose(self.cluster, ray_node_id)
             self._return_at = time.monotonic() + self._random.uniform(5, 25)
             self._note("machine", f"Ray node {ray_node_id[:6]} with nodes {lost}")
             return
@@ -165,7 +165,7 @@ class Chaos:
                 self._note("member", done)
             return
         role = _ROLES.get(kind, Role.BROKER)
-        nodes = [each for each in self._cluster.describe().nodes if role in each.roles and each.pid]
+        nodes = [each for each in self.cluster.describe().nodes if role in each.roles and each.pid]
         if nodes:
             chosen = self._random.choice(nodes)
             try:
@@ -176,16 +176,16 @@ class Chaos:
 
     def _cut_lanes(self) -> None:
         """Of a broker, and of the clients of this process."""
-        brokers = [each.node_id for each in self._cluster.describe().nodes if Role.BROKER in each.roles]
+        brokers = [each.node_id for each in self.cluster.describe().nodes if Role.BROKER in each.roles]
         node_id = self._random.choice(brokers)
         count = sum(cut_one(socket.socket.getpeername, self._random, (SERVED,)) for _ in range(_CUTS))
         try:
             there = sum(
-                cut_at_node(self._cluster, node_id, self._random.getrandbits(32)) for _ in range(_CUTS)
+                cut_at_node(self.cluster, node_id, self._random.getrandbits(32)) for _ in range(_CUTS)
             )
         except (ray.exceptions.RayError, ValueError):
             there = 0  # it is down just now
-        self._note(_CUT, f"{count} of clients, {there} at {actor_name(self._cluster.name, node_id)}")
+        self._note(_CUT, f"{count} of clients, {there} at {actor_name(self.cluster.name, node_id)}")
 
     def _note(self, kind: str, text: str) -> None:
         self.outcome.faults.append((kind, time.monotonic()))
@@ -201,10 +201,10 @@ class Chaos:
     def _await_whole(self) -> None:
         """Until every node runs, each on a machine that lives, and every replica is in sync."""
         deadline = time.monotonic() + _HEAL_S
-        with rayka.Admin(cluster=self._cluster) as admin:
+        with rayka.Admin(cluster=self.cluster) as admin:
             while True:
                 self.group.tick()
-                description = self._cluster.describe()
+                description = self.cluster.describe()
                 is_up = description.is_running and len(description.nodes) == NODES
                 if is_up and all(
                     len(each.isr) == MACHINES
@@ -217,31 +217,35 @@ class Chaos:
                     self.outcome.problems.append(f"not whole after {_HEAL_S} s: {states}")
                     return
                 time.sleep(0.5)
-        astray = set(homes(self._cluster).values()) - set(self._machines.ray_node_ids)
+        astray = set(homes(self.cluster).values()) - set(self._machines.ray_node_ids)
         if astray:
             self.outcome.problems.append(f"nodes live on Ray nodes that are gone: {astray}")
 
 
 def run(
-    seconds: float, seed: int, say: Callable[[str], None] = print, *, transport: Transport = "auto"
+    seconds: float,
+    seed: int,
+    say: Callable[[str], None] = print,
+    *,
+    transport: Transport = "auto",
+    pause_ms: float = _PAUSE_MS,
 ) -> Outcome:
     """A cluster, its clients, and faults for so many seconds; leaves nothing running."""
     data_dir = tempfile.mkdtemp(prefix="chaos-")
     try:
         with connected_ray(head_cpus=0) as rays:
-            return _run_on(Machines(rays, MACHINES), Path(data_dir), seconds, seed, say, transport)
+            chaos = _begin(Machines(rays, MACHINES), Path(data_dir), seed, say, transport)
+            outcome = _run_clients(chaos, seconds, pause_ms / 1000)
+            chaos.cluster.stop()
+            return outcome
     finally:
         shutil.rmtree(data_dir, ignore_errors=True)  # what was killed may still write there
 
 
-def _run_on(
-    machines: Machines,
-    data_dir: Path,
-    seconds: float,
-    seed: int,
-    say: Callable[[str], None],
-    transport: Transport,
-) -> Outcome:
+def _begin(
+    machines: Machines, data_dir: Path, seed: int, say: Callable[[str], None], transport: Transport
+) -> Chaos:
+    """On a cluster that is up, with the topics."""
     cluster = Cluster.start(
         name="chaos",
         brokers=MACHINES,
@@ -262,14 +266,12 @@ def _run_on(
             admin.create_topic(topic, partitions=PARTITIONS)
     random = Random(seed)
     group = Group(cluster, TOPICS, data_dir / "members", random)
-    chaos = Chaos(cluster, machines, group, random, say, has_lanes=transport == "auto")
-    outcome = _run_clients(chaos, cluster, seconds)
-    cluster.stop()
-    return outcome
+    return Chaos(cluster, machines, group, random, say, has_lanes=transport == "auto")
 
 
-def _run_clients(chaos: Chaos, cluster: Cluster, seconds: float) -> Outcome:
-    senders = [Sender(cluster, topic, pause_s=_PAUSE_S) for topic in TOPICS]
+def _run_clients(chaos: Chaos, seconds: float, pause_s: float) -> Outcome:
+    cluster = chaos.cluster
+    senders = [Sender(cluster, topic, pause_s=pause_s) for topic in TOPICS]
     readers = [Reader(cluster, topic) for topic in TOPICS]
     watch = OffsetWatch(cluster)
     for each in (*senders, *readers, watch):
@@ -372,10 +374,15 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--transport", choices=get_args(Transport), default="auto")
+    parser.add_argument("--pause-ms", type=float, default=_PAUSE_MS, help="between two records of a producer")
     arguments = parser.parse_args()
     seed = Random().getrandbits(32) if arguments.seed is None else arguments.seed
     outcome = run(
-        arguments.minutes * 60, seed, lambda text: print(text, flush=True), transport=arguments.transport
+        arguments.minutes * 60,
+        seed,
+        lambda text: print(text, flush=True),
+        transport=arguments.transport,
+        pause_ms=arguments.pause_ms,
     )
     print(table(outcome, arguments.minutes * 60))
     return 1 if outcome.problems else 0

@@ -75,7 +75,7 @@ RETENTION_BUGS = [
         "a log start that is not written before the files go",
         "liveness",
         planted(RetiredSegments, "_raise_start", never_writes_where_the_log_begins),
-        3,
-        EXPIRING | {"fault_kinds": (FaultKind.KILL, FaultKind.POWER_LOSS), "faults_per_minute": 60.0},
+        2,
+        EXPIRING | {"fault_kinds": (FaultKind.KILL,), "faults_per_minute": 120.0},
     ),
 ]

@@ -52,7 +52,7 @@ SHARD_BUGS = [
         "a new leader's shard does not wait for what its predecessor committed",
         "register-lost",
         planted(PartitionLog, "high_watermark", takes_its_own_high_watermark_for_the_truth),
-        3,
+        4,
         FAILING_OVER,
     ),
     PlantedBug(
