@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -147,12 +147,16 @@ def start_ray(run: Run, **variables: str) -> ray_process.RayProcess:
 
 
 def end_at_once(started: ray_process.RayProcess) -> None:
-    """Ends all processes of a Ray, as a machine does that is switched off."""
+    """Ends all processes of a Ray at once, as a machine does that is switched off: what still lived for a moment could
+    answer who noticed the end of the others.
+    """
     if started.is_alive():
         head = psutil.Process(started.pid)
         family = [head, *head.children(recursive=True)]
-        for each in family:
-            each.kill()
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for each in family:
+                with suppress(psutil.NoSuchProcess):
+                    end(each)
         psutil.wait_procs(family, timeout=20)
     started.stop()
 

@@ -383,8 +383,8 @@ def test_a_coordinator_that_is_killed_costs_a_commit_no_more_than_its_succession
     config = {
         "offsets.topic.num.partitions": 1,
         "default.replication.factor": 3,
-        "broker.session.timeout.ms": 400,
-        "broker.heartbeat.interval.ms": 50,
+        "broker.session.timeout.ms": 3_000,
+        "broker.heartbeat.interval.ms": 100,
     }
     with rayka.testing.cluster(brokers=3, config=config) as cluster, rayka.Admin(cluster) as admin:
         admin.create_topic("orders", partitions=1)

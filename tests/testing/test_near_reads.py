@@ -14,15 +14,15 @@ from rayka.protocol.fetch import FetchRequest
 from rayka.protocol.membership import MetadataPartition
 from rayka.protocol.produce import ACKS_LEADER
 from rayka.testing import InProcessCluster
-from tests.testing.waiting import wait_until
+from tests.testing.waiting import WAIT_S, wait_until
 
 BROKERS, CONTROLLER = (1, 2, 3), 3001
 TOPIC, PARTITION = "orders", rayka.TopicPartition("orders", 0)
 RACKS = {1: "one", 2: "two", 3: "three"}
 FAST = {
-    "broker.session.timeout.ms": "800",
+    "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "100",
-    "replica.lag.time.max.ms": "1000",
+    "replica.lag.time.max.ms": "3000",
     "replica.fetch.backoff.ms": "100",
     "replica.fetch.wait.max.ms": "50",
 }
@@ -66,7 +66,7 @@ def create(cluster: InProcessCluster, **configs: str) -> MetadataPartition:
 def send(cluster: InProcessCluster, *values: bytes, **options: Any) -> None:
     with rayka.Producer(cluster=cluster, linger_ms=0, **options) as producer:
         for each in values:
-            producer.send(TOPIC, value=each).result(30)
+            producer.send(TOPIC, value=each).result(WAIT_S)
 
 
 def read(consumer: rayka.Consumer, count: int) -> list[bytes | None]:

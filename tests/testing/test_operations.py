@@ -35,12 +35,12 @@ from rayka.errors import (
     UnknownTopicOrPartition,
 )
 from rayka.testing import InProcessCluster
-from tests.testing.waiting import wait_until
+from tests.testing.waiting import WAIT_S, wait_until
 
 BROKERS = (1, 2, 3, 4)
 CONFIG = {
-    "broker.session.timeout.ms": 400,
-    "broker.heartbeat.interval.ms": 50,
+    "broker.session.timeout.ms": 3_000,  # a busy machine stands still for a second
+    "broker.heartbeat.interval.ms": 100,
     "replica.fetch.backoff.ms": 20,
     "auto.leader.rebalance.enable": False,  # else it may elect what a test is about to elect
 }
@@ -151,7 +151,7 @@ def test_a_partition_moves_with_its_records(
 ) -> None:  # B45
     admin.create_topic(name, assignments=[[1, 2, 3]])
     send(cluster, name, 100)
-    move(admin, {TopicPartition(name, 0): (4, 3, 2)}, is_waiting=True, timeout_s=30)
+    move(admin, {TopicPartition(name, 0): (4, 3, 2)}, is_waiting=True, timeout_s=WAIT_S)
     (partition,) = admin.describe_topic(name).partitions
     assert (partition.replicas, set(partition.isr)) == ((4, 3, 2), {4, 3, 2})
     assert partition.leader_id in (4, 3, 2)
@@ -173,9 +173,9 @@ def test_a_reassignment_under_way_is_listed_and_cancelled(
         with pytest.raises(RequestTimedOut, match=r"goes on in the cluster; .*rayka partition cancel"):
             wait_until_moved(admin, {tp: (1, 4)}, timeout_s=0)
         assert "0 of 1 partition moved, 0 records to go, and those of 1 replica" in capsys.readouterr().err
-        Timer(0.2, interrupt_main).start()
+        Timer(1.0, interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
-            wait_until_moved(admin, {tp: (1, 4)}, timeout_s=30)
+            wait_until_moved(admin, {tp: (1, 4)}, timeout_s=WAIT_S)
         assert "goes on in the cluster" in capsys.readouterr().err
         assert cancel_all(admin, name) == [tp]
     finally:
@@ -204,7 +204,7 @@ def test_each_partition_is_reassigned_or_refused_on_its_own(admin: Admin, name: 
     good, bad = TopicPartition(name, 0), TopicPartition(name, 1)
     with pytest.raises(InvalidReplicaAssignment, match="1 of 2 partitions were refused"):
         admin.alter_partition_reassignments({good: (3, 2), bad: (1, 9)})
-    wait_until_moved(admin, {good: (3, 2)}, timeout_s=30)
+    wait_until_moved(admin, {good: (3, 2)}, timeout_s=WAIT_S)
     with pytest.raises(UnknownTopicOrPartition, match="nowhere-0"):
         admin.alter_partition_reassignments({TopicPartition("nowhere", 0): (1,)})
 
@@ -259,7 +259,7 @@ def test_a_broker_is_drained(cluster: InProcessCluster, admin: Admin, name: str)
     assert admin.list_partition_reassignments() == []
     plan = admin.drain_broker(3)
     assert plan == planned
-    wait_until_moved(admin, plan, timeout_s=30)
+    wait_until_moved(admin, plan, timeout_s=WAIT_S)
     after = {each.partition: each.replicas for each in admin.describe_topic(name).partitions}
     for partition, replicas in before.items():
         assert len(set(after[partition])) == 3
@@ -278,7 +278,7 @@ def test_a_broker_that_is_gone_for_good_is_forgotten() -> None:
         admin.create_topic("orders", assignments=[[2]])
         with pytest.raises(InvalidRequest, match="broker 2 runs"):
             admin.unregister_broker(2)
-        wait_until_moved(admin, admin.drain_broker(2), timeout_s=30)
+        wait_until_moved(admin, admin.drain_broker(2), timeout_s=WAIT_S)
         cluster.kill(2)
         wait_until(lambda: admin.describe_cluster().brokers[1].is_fenced)
         cluster.fail_calls("unregister_broker", is_executed=True)
