@@ -36,6 +36,7 @@ class _Core(producer.Producer):
     """Takes what goes the quick way; the slow way is the async producer's."""
 
     take = producer.Producer._take
+    take_keyed = producer.Producer._take_keyed
 
     def __repr__(self) -> str:
         return super().__repr__().replace("<Producer", "<aio.Producer", 1)
@@ -98,13 +99,12 @@ class Producer(AioClient):
         core = self._core or await self._open()
         if (
             type(value) is bytes
-            and key is None
             and headers is None
             and partition is None
             and timestamp_ms is None
             and on_delivery is None
         ):
-            sent = core.take(topic, value)
+            sent = core.take(topic, value) if key is None else core.take_keyed(topic, value, key)
             if sent is not None:
                 return sent
         row = Row(value, key, headers, timestamp_ms)

@@ -162,6 +162,16 @@ def call_soon(callback: Callable[..., object], *arguments: Any) -> None:
         _process.get().loop.call_soon_threadsafe(callback, *arguments)
 
 
+def call_next(callback: Callable[..., object], *arguments: Any) -> None:
+    """As `call_soon`, without a wake-up where the caller runs on the IO thread. Not for finalizers: one that runs there
+    after the loop has looked for what to do, and before it waits, would be heard late.
+    """
+    if is_current():
+        loop().call_soon(callback, *arguments)
+    else:
+        call_soon(callback, *arguments)
+
+
 def wait_for_turn(timeout_s: float) -> None:
     """Returns when the IO thread has done all that it was told before, the callbacks it is in included.
 

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rayka.client.producer.accumulator import Accumulator, Moment
+from rayka.client.producer.accumulator import OPENED_AT, Accumulator, Moment
 from rayka.client.producer.delivery_future import DeliveryFuture
 from rayka.client.producer.partition_queue import NEVER, STAMP_AGE_MS, Limits
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, PartEnd, ProducerBatch
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Columns, Row
+from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Columns, Row
 from rayka.errors import RequestTimedOut, UnknownTopicOrPartition
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.batch_header import Codec, split_batches
@@ -602,6 +602,9 @@ class AccumulatorModel(RuleBasedStateMachine):
 
     @rule(partition=st.none() | st.integers(0, PARTITIONS - 1), size=st.integers(0, 600))
     def append(self, partition: int | None, size: int) -> None:
+        self.append_one(partition, size)
+
+    def append_one(self, partition: int | None, size: int) -> None:
         value = self.next_value(size)
         moment = Moment(self.now_ms, int(self.now_ms))
         future = self.accumulator.append(
@@ -621,6 +624,22 @@ class AccumulatorModel(RuleBasedStateMachine):
             batch.size_bytes = size_bytes
             batch.records.append(DeliveryFuture(batch, value))
             self.accepted[batch.partition].append(value)
+
+    @rule(partition=st.integers(0, PARTITIONS - 1), size=st.integers(0, 100))
+    def append_with_a_key_without_the_lock(self, partition: int, size: int) -> None:
+        batch = self.accumulator.topics.by_key["orders"].filling[partition]
+        value = self.next_value(size)
+        size_bytes = len(value) + KEYED_OVERHEAD_BYTES
+        if batch is not None and batch.size_bytes + size_bytes <= batch.limit_bytes:
+            batch.size_bytes += size_bytes
+            batch.has_rows = True
+            batch.records.append(DeliveryFuture(batch, Row(value, b"")))
+            self.accepted[partition].append(value)
+
+    @rule(partition=st.integers(0, PARTITIONS - 1))
+    def append_a_few_small_ones(self, partition: int) -> None:
+        for _ in range(OPENED_AT):
+            self.append_one(partition, 0)
 
     @rule(partition=st.none() | st.integers(0, PARTITIONS - 1), count=st.integers(1, 20))
     def add_columns(self, partition: int | None, count: int) -> None:

@@ -22,7 +22,6 @@ from rayka.client.consumer.subscription import Subscription
 from rayka.client.coordinator_calls import CoordinatorCalls
 from rayka.client.group.committing import GroupOffsets
 from rayka.client.group.offset_values import OffsetAndMetadata
-from rayka.client.io_thread import Work
 from rayka.client.leader_calls import LeaderCalls
 from rayka.client.loop_time import now_s
 from rayka.client.metadata import ClusterMetadata, check_partition, topic_recreated
@@ -157,11 +156,6 @@ class Fetcher:
             elif isinstance(at, FetchTicket):
                 found[tp] = OffsetAndMetadata(at.fetch_offset, leader_epoch=at.last_fetched_epoch)
         return found
-
-    def begin(self, work: Work[None]) -> None:
-        """Runs it until the fetcher is closed."""
-        if not self._is_closed:
-            self._loop.spawn(work())
 
     async def position(self, topic_partition: TopicPartition, read: Position | None, timeout_ms: int) -> int:
         """Of the next record, when all that was delivered is `read` up to there; looked up if it is unknown."""

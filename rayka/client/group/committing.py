@@ -32,7 +32,7 @@ from rayka.protocol.group_offsets import (
 )
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
-_Problems = dict[TopicPartition, RaykaError]
+Problems = dict[TopicPartition, RaykaError]
 
 
 class _Commit:
@@ -42,7 +42,7 @@ class _Commit:
         self.group = group
         self.deadline_s = 0.0
         self.offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-        self.done: asyncio.Future[_Problems] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[Problems] = asyncio.get_running_loop().create_future()
 
 
 class GroupOffsets:
@@ -57,6 +57,7 @@ class GroupOffsets:
         self._timeout_ms = timeout_ms
         self._waiting: deque[_Commit] = deque()
         self._sender: asyncio.Task[None] | None = None
+        self._is_abandoned = False
 
     def __repr__(self) -> str:
         return f"<GroupOffsets of {self._group_id!r} waiting={len(self._waiting)}>"
@@ -76,15 +77,20 @@ class GroupOffsets:
         """
         if not offsets:
             return
+        error = first_problem(await asyncio.shield(self.begin(offsets, group, is_member=is_member)), offsets)
+        if error is not None:
+            raise error
+
+    def begin(
+        self, offsets: Offsets, group: GroupMetadata, *, is_member: bool = False
+    ) -> "asyncio.Future[Problems]":
+        """As `commit`, without waiting: the partitions that are refused. Cancelled when this is abandoned first."""
         if is_member and group.generation_id == NO_GENERATION:
             raise UnknownMemberId(
                 f"group {group.group_id!r} goes on without this consumer, which did not poll, or did not reach its"
                 " coordinator, in time; nothing is committed: poll to join again"
             )
-        problems = await asyncio.shield(self._enqueue(offsets, group).done)
-        for tp in offsets:
-            if tp in problems:
-                raise problems[tp]
+        return self._enqueue(offsets, group).done
 
     def _enqueue(self, offsets: Offsets, group: GroupMetadata) -> _Commit:
         if not self._waiting or self._waiting[-1].group != group:
@@ -92,7 +98,9 @@ class GroupOffsets:
         commit = self._waiting[-1]
         commit.deadline_s = now_s() + self._timeout_ms / 1000
         commit.offsets.update(offsets)
-        if self._sender is None:
+        if self._is_abandoned:
+            self._drop_waiting()
+        elif self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._send_all())
         return commit
 
@@ -108,7 +116,7 @@ class GroupOffsets:
             if commit is not None:
                 commit.done.cancel()  # does nothing, unless this was cancelled
 
-    async def _send(self, commit: _Commit) -> _Problems:
+    async def _send(self, commit: _Commit) -> Problems:
         problems = await self._unknown(commit)
         for tp in problems:
             del commit.offsets[tp]
@@ -119,11 +127,11 @@ class GroupOffsets:
                 problems |= dict.fromkeys(some, error)
         return problems
 
-    async def _unknown(self, commit: _Commit) -> _Problems:
+    async def _unknown(self, commit: _Commit) -> Problems:
         """The partitions that do not exist."""
         topics = {name: self._metadata.cached(name) for name in {tp.topic: None for tp in commit.offsets}}
         counts = {name: len(topic.partitions) for name, topic in topics.items() if topic is not None}
-        problems: _Problems = {}
+        problems: Problems = {}
         for tp in commit.offsets:
             if 0 <= tp.partition < counts.get(tp.topic, 0):
                 continue
@@ -134,9 +142,9 @@ class GroupOffsets:
                 problems[tp] = error
         return problems
 
-    async def _send_some(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> _Problems:
+    async def _send_some(self, commit: _Commit, partitions: tuple[TopicPartition, ...]) -> Problems:
         """The partitions that were refused, which no retry mends."""
-        group, problems = commit.group, _Problems()
+        group, problems = commit.group, Problems()
         instance_id = group.group_instance_id if group.member_id else ""
         offsets = tuple(self._committed(tp, commit.offsets[tp]) for tp in partitions)
         request = OffsetCommitRequest(
@@ -199,13 +207,22 @@ class GroupOffsets:
 
     def abandon(self) -> "list[asyncio.Task[None]]":
         """Cancels what is under way; returns the task that is ending. What it was about may be committed or not."""
-        for each in self._waiting:
-            each.done.cancel()
-        self._waiting.clear()
+        self._is_abandoned = True
+        self._drop_waiting()
         if self._sender is None:
             return []
         self._sender.cancel()
         return [self._sender]
+
+    def _drop_waiting(self) -> None:
+        for each in self._waiting:
+            each.done.cancel()
+        self._waiting.clear()
+
+
+def first_problem(problems: Problems, offsets: Offsets) -> RaykaError | None:
+    """Of these partitions, in their order."""
+    return next((problems[tp] for tp in offsets if tp in problems), None) if problems else None
 
 
 def _remaining_ms(commit: _Commit) -> int:

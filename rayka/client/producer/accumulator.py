@@ -29,6 +29,8 @@ from rayka.client.producer.wake_ups import WakeUps
 from rayka.errors import ClosedError, OutOfOrderSequence, RaykaError
 from rayka.ids import NO_NODE
 
+OPENED_AT = 8  # records of one partition
+
 
 class Moment(NamedTuple):
     """Now, on both clocks."""
@@ -87,8 +89,8 @@ class Accumulator:
     ) -> DeliveryFuture | None:
         """Adds one record, a value or a `Row`; None when the memory for it is not there.
 
-        A batch of records without a partition takes more of them without the lock afterwards, as far as its memory
-        reaches.
+        Its batch takes more without the lock afterwards, as far as its memory reaches; one of a partition that is given
+        only once it has a few, for of thousands of partitions most batches get no more.
         """
         with self._lock:
             self._check_open()
@@ -97,8 +99,8 @@ class Accumulator:
                 return None
             if type(slot) is Row:
                 batch.has_rows = True
-                if slot.timestamp_ms is None:
-                    slot.timestamp_ms = at.timestamp_ms
+                if slot.timestamp_ms is None and batch.limit_bytes < 0:
+                    batch.stamp_row(slot, at.timestamp_ms, at.now_ms)
             elif batch.limit_bytes < 0:
                 batch.stamp(at.timestamp_ms, at.now_ms)
             if not batch.records:
@@ -112,9 +114,9 @@ class Accumulator:
             is_wake_up_due = self._wake_ups.is_due(self.agenda.soonest_ms)
             if partition is None:
                 self.topics.sticky[topic] = batch
-                if not is_wake_up_due:
-                    # Not before: a batch that fills without the lock and without a wake-up would linger without end.
-                    self.topics.open(batch, at.timestamp_ms, at.now_ms)
+            # Not before a wake-up: a batch that fills without it and without the lock would linger without end.
+            if not is_wake_up_due and (partition is None or len(batch.records) >= OPENED_AT):
+                self.topics.open(batch, at.timestamp_ms, at.now_ms)
         if is_wake_up_due:
             self._wake_ups.wake()
         return future
@@ -172,8 +174,7 @@ class Accumulator:
         """Takes no more records; returns all batches that hold some."""
         with self._lock:
             self._is_closed = True
-            for batch in list(self.topics.sticky.values()):
-                self.topics.close(batch)
+            self.topics.close_open()
         return self.hurry()
 
     @property

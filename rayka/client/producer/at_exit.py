@@ -53,8 +53,7 @@ class _AtExit:
     def after_fork(self) -> None:
         """In a forked child: the producers are the parent's, which flushes them."""
         for sender in self._senders:
-            # Else the quick way of `send` would take records that nothing sends.
-            sender.accumulator.topics.sticky.clear()
+            sender.accumulator.topics.after_fork()
         self._lock = threading.Lock()
         self._senders = WeakSet()
         self._pending.clear()

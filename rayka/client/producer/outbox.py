@@ -27,7 +27,6 @@ from rayka.client.producer.sender import Sender
 from rayka.client.serializers import serializer
 from rayka.config import ProducerConfig
 from rayka.errors import BufferExhausted, ClosedError, ConfigError, RecordTooLarge
-from rayka.protocol.murmur2 import partition_for_key
 
 Run = tuple[ProducerBatch, int]  # and the index of its first record there
 
@@ -45,7 +44,9 @@ class Outbox:
         self._partitioning = _partitioning(config.partitioner, self.sender)
         # Where a value is not ready as it comes, or placed by its batch, the quick way of `send` must find nothing.
         is_plain = not (self.value_serializer or self._partitioning or self.interceptors)
-        self.sticky = self.accumulator.topics.sticky if is_plain else {}
+        topics = self.accumulator.topics
+        self.sticky = topics.sticky if is_plain else {}
+        self.by_key = topics.by_key if is_plain and not self.key_serializer else {}
         self.is_closed = False
         self._record_bytes_max = min(config.max_request_size, config.buffer_memory) - BATCH_OVERHEAD_BYTES
 
@@ -109,7 +110,7 @@ class Outbox:
             known = accumulator.topics.get(topic)
             if known is None:
                 raise NoSuchTopic(f"topic {topic!r} was deleted")
-            partition = partition_for_key(row.key, len(known.queues))
+            partition = known.partition_of[row.key]
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
         is_plain = row.key is None and not row.headers and row.timestamp_ms is None

@@ -1,8 +1,9 @@
 """The producer as people use it: sync, thread-safe, fast.
 
-`send` is written for few bytecodes: without key, headers and so on it appends to the open batch of the topic and
-takes no lock (`producer_batch` tells why that is safe). Its arguments may be given by position, because Python looks up
-the defaults of others in a dict, one by one. Everything else is the slow way, under the accumulator's lock.
+`send` is written for few bytecodes: without headers and so on it appends to the open batch of the topic, or of the
+key's partition, and takes no lock (`producer_batch` tells why that is safe). Its arguments may be given by position,
+because Python looks up the defaults of others in a dict, one by one. Everything else is the slow way, under the
+accumulator's lock.
 Kafka: KafkaProducer (C7, C11, G10, G18). Left out: transactions.
 """
 
@@ -24,7 +25,7 @@ from rayka.client.producer.interceptors import OutgoingRecord, reported_to
 from rayka.client.producer.outbox import Outbox
 from rayka.client.producer.producer_batch import ProducerBatch
 from rayka.client.producer.producer_metrics import ProducerMetrics
-from rayka.client.producer.record_columns import RECORD_OVERHEAD_BYTES, Row
+from rayka.client.producer.record_columns import KEYED_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES, Row
 from rayka.config import ProducerConfig
 from rayka.options import ProducerOptions
 
@@ -94,6 +95,7 @@ class Producer(ProcessBound):
         self._outbox = Outbox(resolve(cluster), parsed)
         self._accumulator = self._outbox.accumulator
         self._sticky = self._outbox.sticky
+        self._by_key = self._outbox.by_key
         at_exit.watch(self._outbox.sender)
         self._is_closed = False
 
@@ -142,13 +144,12 @@ class Producer(ProcessBound):
         """
         if (
             type(value) is bytes
-            and key is None
             and headers is None
             and partition is None
             and timestamp_ms is None
             and on_delivery is None
         ):
-            future = self._take(topic, value)
+            future = self._take(topic, value) if key is None else self._take_keyed(topic, value, key)
             if future is not None:
                 return future
         row = Row(value, key, headers, timestamp_ms)
@@ -213,6 +214,28 @@ class Producer(ProcessBound):
             return None
         batch.size_bytes = size_bytes
         future = DeliveryFuture(batch, value)
+        batch.records.append(future)
+        if not batch.is_sealed or self._accumulator.is_counted(future):
+            return future
+        return None
+
+    def _take_keyed(self, topic: str, value: bytes, key: Any) -> DeliveryFuture | None:
+        """As `_take`, of a record with a key."""
+        if type(key) is not bytes:
+            return None
+        try:
+            target = self._by_key[topic]
+            batch = target.filling[target.partition_of[key]]
+        except (KeyError, TypeError, IndexError):  # also where the topic is made anew just now
+            return None
+        if batch is None:
+            return None
+        size_bytes = batch.size_bytes + len(value) + len(key) + KEYED_OVERHEAD_BYTES
+        if size_bytes > batch.limit_bytes:
+            return None
+        batch.size_bytes = size_bytes
+        batch.has_rows = True
+        future = DeliveryFuture(batch, Row(value, key))
         batch.records.append(future)
         if not batch.is_sealed or self._accumulator.is_counted(future):
             return future

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rayka.client.producer.acknowledgement import offset_after
-from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
+from rayka.client.producer.record_columns import Columns, Row, columns_of_rows, concatenated, encode_columns
 from rayka.errors import RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
@@ -60,7 +60,7 @@ class ProducerBatch:
         "_slots", "_stamp_ms", "_timestamps_ms", "base_offset", "count", "created_ms", "error", "failure_count",
         "granted_bytes", "has_rows", "is_closed", "is_done", "is_in_flight", "is_sealed", "is_urgent",
         "last_error", "limit_bytes", "log_append_time_ms", "may_be_in_log", "number", "partition", "records",
-        "sequence", "size_bytes", "stamped_ms", "topic", "went_first",
+        "sequence", "size_bytes", "stamped_ms", "topic", "was_open", "went_first",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class ProducerBatch:
         self.limit_bytes = NOT_OPEN
         self.records: list[DeliveryFuture] = [] if records is None else records
         self.has_rows = False
+        self.was_open = False
         self.count = 0  # of records in columns; of all, once sealed
         self.is_closed = False  # takes no more records
         self.is_sealed = False
@@ -136,6 +137,13 @@ class ProducerBatch:
         self._stamp_ms = timestamp_ms
         self.stamped_ms = now_ms
 
+    def stamp_row(self, row: Row, timestamp_ms: int, now_ms: float) -> None:
+        """The row has this timestamp: by itself, unless it is that of all before it."""
+        if self._stamp_ms is None:
+            self.stamp(timestamp_ms, now_ms)
+        elif self._stamp_ms != timestamp_ms:
+            row.timestamp_ms = timestamp_ms
+
     def add_columns(self, columns: Columns, size_bytes: int) -> int:
         """Appends Arrow columns; returns the index of their first record."""
         self.size_bytes += size_bytes
@@ -168,7 +176,7 @@ class ProducerBatch:
         for index, each in zip(range(count), records, strict=False):
             each.slot = index
         records.clear()  # what an appender adds meanwhile goes into another batch
-        if self._stamp_ms is not None:  # it was open, perhaps
+        if self.was_open:
             return None
         self.records = _GIVEN_AWAY
         return records

@@ -20,10 +20,13 @@ GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most
 
 
 class ProducerTopics:
-    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now."""
+    """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now;
+    `by_key`, where those with a key go.
+    """
 
     def __init__(self, limits: Limits, agenda: Agenda) -> None:
         self.sticky: dict[str, ProducerBatch] = {}
+        self.by_key: dict[str, TopicQueues] = {}
         self.filled_count = 0  # batches closed because a record did not fit any more
         self._limits = limits
         self._agenda = agenda
@@ -61,11 +64,13 @@ class ProducerTopics:
             if queue.last is not None:
                 self.close(queue.last)  # it may be open, or even the sticky one
         topic.resize(partition_count, message_bytes_max)
+        self.by_key[name] = topic
         return self._forget(gone)
 
     def remove(self, name: str) -> list[ProducerBatch]:
         """Forgets a topic that is gone; returns its batches."""
         self.sticky.pop(name, None)
+        self.by_key.pop(name, None)
         return self._forget(self._topics.pop(name).queues) if name in self._topics else []
 
     def _forget(self, queues: list[PartitionQueue]) -> list[ProducerBatch]:
@@ -121,10 +126,11 @@ class ProducerTopics:
         return batch, index
 
     def open(self, batch: ProducerBatch, timestamp_ms: int, now_ms: float) -> None:
-        """The batch takes records without key and partition from now on, with this timestamp and without the lock, as
-        far as its memory reaches.
+        """The batch takes records that name neither partition nor time from now on, with this timestamp and without the
+        lock, as far as its memory reaches.
         """
         if batch.limit_bytes < 0:
+            batch.was_open = True
             batch.stamp(timestamp_ms, now_ms)
             self._agenda.set_alarm(self.queue_of(batch), now_ms + STAMP_AGE_MS)
         batch.limit_bytes = batch.granted_bytes
@@ -137,6 +143,17 @@ class ProducerTopics:
         filling = self._topics[batch.topic].filling
         if filling[batch.partition] is batch:
             filling[batch.partition] = None
+
+    def close_open(self) -> None:
+        """No batch takes records without the lock any more."""
+        for batch in list(self):
+            if not batch.is_closed:
+                self.close(batch)
+
+    def after_fork(self) -> None:
+        """In a forked child `send` finds no batch for its quick way: nothing would send what that takes."""
+        self.sticky.clear()
+        self.by_key.clear()
 
     def _fill_up(self, batch: ProducerBatch) -> None:
         self.close(batch)

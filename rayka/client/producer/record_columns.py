@@ -16,6 +16,7 @@ from rayka.protocol.batch_encode import encode_batch
 from rayka.protocol.batch_header import NO_SEQUENCE, Codec, ProducerSequence
 
 RECORD_OVERHEAD_BYTES = 13  # an offset, a timestamp delta, a bit of validity; a key is a second value
+KEYED_OVERHEAD_BYTES = 2 * RECORD_OVERHEAD_BYTES
 HEADER_OVERHEAD_BYTES = 18  # two offsets and two bits of validity, and the record's own offset
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 

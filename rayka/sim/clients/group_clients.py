@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import Context
-from functools import partial
 
 from rayka.client.consumer.delivery import Delivery
 from rayka.client.consumer.fetcher import Fetcher
+from rayka.client.group.committing import Problems, first_problem
 from rayka.client.group.group_member import GroupMember
 from rayka.client.group.handover_stages import HandoverStages, Listener, Stage
 from rayka.client.group.member_requests import GroupMetadata, MemberOptions
@@ -183,7 +183,7 @@ class _Member(DataClient):
         elif now_s() >= self._commit_due_s:
             self._commit_due_s = now_s() + _AUTO_COMMIT_S
             consumed, group = self._consumed(reading), reading.member.metadata
-            reading.fetcher.begin(partial(self._commit_aside, reading, consumed, group))
+            self._commit_aside(reading, consumed, group)
 
     async def _stand_still(self, reading: "_Reading") -> None:
         """Longer or shorter than a session; then what it had read is committed as if no time had passed."""
@@ -278,8 +278,27 @@ class _Member(DataClient):
     async def _commit(self, reading: "_Reading") -> bool:
         return await self._send_commit(reading, self._consumed(reading), reading.member.metadata)
 
-    async def _commit_aside(self, reading: "_Reading", offsets: _Offsets, group: GroupMetadata) -> None:
-        await self._send_commit(reading, offsets, group)
+    def _commit_aside(self, reading: "_Reading", offsets: _Offsets, group: GroupMetadata) -> None:
+        """As a consumer does that commits by itself: nobody waits for it."""
+        life, group_offsets = self.life, reading.fetcher.group_offsets
+        assert group_offsets is not None
+        if not offsets:
+            return
+        fence = self._group.history.fence(life, group.generation_id)
+
+        def on_ended(ended: asyncio.Future[Problems]) -> None:
+            if ended.cancelled():
+                return
+            error = first_problem(ended.result(), offsets)
+            if error is None:
+                self._on_committed(life, group, offsets, fence)
+            else:
+                self.tell("uncommitted", str(error)[:120])
+
+        try:
+            group_offsets.begin(offsets, group, is_member=True).add_done_callback(on_ended)
+        except RaykaError as error:
+            self.tell("uncommitted", str(error)[:120])
 
     async def _send_commit(
         self, reading: "_Reading", offsets: _Offsets, group: GroupMetadata, life: Life | None = None
@@ -295,9 +314,12 @@ class _Member(DataClient):
         except RaykaError as error:
             self.tell("uncommitted", str(error)[:120])
             return False
+        self._on_committed(life, group, offsets, fence)
+        return True
+
+    def _on_committed(self, life: Life, group: GroupMetadata, offsets: _Offsets, fence: str) -> None:
         self.tell("committed", str({repr(each): at.offset for each, at in offsets.items()}))
         self._group.history.on_committed(life, group.generation_id, offsets, fence)
-        return True
 
 
 class _Reading:
