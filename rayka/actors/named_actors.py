@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import ray
 
 from rayka.actors.names import NAMESPACE
-from rayka.actors.ray_head import ConnectionId, check_head
+from rayka.actors.ray_head import ConnectionId, check_head, while_head_answers
 from rayka.errors import NetworkException
 
 AnswerT = TypeVar("AnswerT")
@@ -38,14 +38,14 @@ class NamedActors:
 
     async def look_up(self, name: str) -> Any:
         """The handle of the actor that has this name now. Raises NetworkException, ValueError when there is none, and
-        what Ray raises.
+        what Ray raises. It raises, too, when the head goes meanwhile; the look-up then ends by itself.
         """
         waiting = self._look_ups.get(name)
         if waiting is None:
             waiting = asyncio.get_running_loop().run_in_executor(None, self._find, name)
             self._look_ups[name] = waiting
             waiting.add_done_callback(partial(self._on_looked_up, name))
-        return await asyncio.shield(waiting)
+        return await while_head_answers(waiting, for_client=self._for_client)
 
     def forget(self, name: str, handle: Any) -> None:
         """The actor did not answer: its name is looked up again, unless that has been done since."""

@@ -6,10 +6,11 @@ and a client raises RayEnded well before Ray ends the process. A head that comes
 to nodes need it only where a name is looked up.
 """
 
+import asyncio
 import os
 import socket
 import time
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import ray
 
@@ -21,6 +22,8 @@ _RECONNECT_DEFAULT_S = 60.0
 _SHARE_OF_IT = 4  # a client waits a quarter of it
 _PATIENCE_MAX_S = 15.0
 _PROBE_TIMEOUT_S = 2.0
+_LOOK_EVERY_S = 1.0  # while Ray owes an answer
+ResultT = TypeVar("ResultT")
 
 
 class RayEnded(NetworkException, UnavailableError):
@@ -74,9 +77,43 @@ def check_head(*, for_client: bool) -> None:
 
     Takes a millisecond where the head runs; blocks for up to two seconds.
     """
-    connection = connection_id()
-    address = head_address()
-    if answers(address, _PROBE_TIMEOUT_S):
+    connection, address = connection_id(), head_address()
+    _judge(connection, address, has_answered=answers(address, _PROBE_TIMEOUT_S), for_client=for_client)
+
+
+async def while_head_answers(asked: "asyncio.Future[ResultT]", *, for_client: bool) -> ResultT:
+    """What Ray was asked for, off the event loop. Raises as `check_head` as soon as the head is gone meanwhile, for
+    which Ray itself waits a minute. What was asked goes on until it ends by itself.
+    """
+    asked.add_done_callback(_take_note)
+    while not (await asyncio.wait([asked], timeout=_LOOK_EVERY_S))[0]:
+        connection, address = connection_id(), head_address()
+        has_answered = await _has_answered(address)
+        if not asked.done():
+            _judge(connection, address, has_answered=has_answered, for_client=for_client)
+    return asked.result()
+
+
+def _take_note(asked: "asyncio.Future[ResultT]") -> None:
+    """Else Python complains of an exception that nobody waits for any more."""
+    if not asked.cancelled():
+        asked.exception()
+
+
+async def _has_answered(address: str) -> bool:
+    """As `answers`, without a thread: those of the loop may all wait for the head."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:  # TimeoutError is one
+        return False
+    writer.close()
+    return True
+
+
+def _judge(connection: ConnectionId, address: str, *, has_answered: bool, for_client: bool) -> None:
+    if has_answered:
         _Known.lost = None
         return
     lost = _Known.lost

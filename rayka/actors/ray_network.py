@@ -23,7 +23,7 @@ import ray
 from rayka.actors.named_actors import NamedActors
 from rayka.actors.names import actor_name, running_node_ids
 from rayka.actors.payload import PackedAnswer, pack_call, unpack_answer
-from rayka.actors.ray_head import ConnectionId, check_head, connection_id
+from rayka.actors.ray_head import ConnectionId, check_head, connection_id, while_head_answers
 from rayka.errors import NetworkException, UnknownServerError
 from rayka.ids import random_uuid
 from rayka.options import Transport
@@ -70,7 +70,8 @@ class RayNetwork:
     async def node_ids(self) -> Sequence[int]:
         """The nodes that have an actor, ascending."""
         self._current_actors()
-        return await asyncio.get_running_loop().run_in_executor(None, self._running_node_ids)
+        asked = asyncio.get_running_loop().run_in_executor(None, self._running_node_ids)
+        return await while_head_answers(asked, for_client=self._for_client)
 
     def _running_node_ids(self) -> Sequence[int]:
         check_head(for_client=self._for_client)
