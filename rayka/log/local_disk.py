@@ -3,7 +3,8 @@
 Invariants: no bytes are overwritten, and only `cut` takes some off (design §3), so what a reader was given of a file
 never changes. Appends and reads are synchronous and go to the page cache; what would hold the event loop up runs on
 threads, each with descriptors of its own: `sync` on one, copies on another, and on a third the removal of directories
-and the end of large files (`OpenFile`). Every OSError becomes a StorageError that names the
+and the end of large files (`OpenFile`). A fourth makes the calls of `work`, at a lower priority than the process has:
+it takes the processor time that requests leave. Every OSError becomes a StorageError that names the
 path and the cause. Kafka has no such layer (FileRecords, `Utils.flushDir`).
 """
 
@@ -14,6 +15,8 @@ import mmap
 import os
 import shutil
 import struct
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -28,6 +31,7 @@ TEMPORARY_SUFFIX = ".tmp"  # written aside, then renamed; one that is left over 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _BUFFERS_PER_WRITE = 1024  # Linux's IOV_MAX
 _LOCK_NOTE_BYTES = 64
+_WORK_NICENESS = 10  # above the process's own
 _COPY_BYTES = 64 << 20
 _FICLONERANGE = 0x4020940D
 _NO_COPY_FILE_RANGE = (errno.ENOSYS, errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP)
@@ -71,7 +75,9 @@ class LocalDisk:
         self._sync_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-sync")
         self._removal_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-removal")
         self._copy_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-copy")
-        self._work_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rayka-work")
+        self._work_thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="rayka-work", initializer=_lower_own_priority
+        )
 
     def __repr__(self) -> str:
         return f"<LocalDisk open={len(self._files)}/{self._max_open_files}>"
@@ -366,3 +372,12 @@ def _sync_one(path: str, flags: int) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _lower_own_priority() -> None:
+    """That of the calling thread. Linux alone gives each thread a priority of its own."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # where a sandbox forbids it, the work competes with the requests
+            thread_id = threading.get_native_id()
+            niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + _WORK_NICENESS
+            os.setpriority(os.PRIO_PROCESS, thread_id, niceness)

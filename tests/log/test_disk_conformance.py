@@ -1,6 +1,7 @@
 """What every `Disk` promises, proven on the real one and on the one in memory."""
 
 import asyncio
+import os
 import shutil
 import tempfile
 import threading
@@ -57,6 +58,19 @@ def test_the_real_disk_works_away_from_the_event_loop() -> None:
     asyncio.run(disk.work(lambda: threads.append(threading.get_ident())))
     disk.close()
     assert threads[0] != threading.get_ident()
+
+
+def test_the_real_disks_work_leaves_the_processors_to_requests_and_nothing_else_does() -> None:
+    disk, niceness = LocalDisk(), list[int]()
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def note() -> None:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    asyncio.run(disk.work(note))
+    disk.close()
+    note()
+    assert niceness == [min(19, before + 10), before]
 
 
 def test_an_append_of_nothing_makes_an_empty_file(place: tuple[Disk, str]) -> None:
