@@ -3,6 +3,8 @@
 Compaction takes two keys for one when their hashes are equal, as Kafka does with MD5. Here the chance of that is
 bounded for any two different keys, also chosen ones, because the hash depends on a secret that no producer knows:
 
+- a key of up to `EXACT_BYTES_MAX` is not hashed but told exactly: its bytes as an integer, mixed by a secret function
+  that can be undone, and its length. No two of them are alike.
 - a key of up to `SHORT_BYTES_MAX` is hashed by four multilinear functions (Carter and Wegman; Lemire and Kaser,
   "Strongly universal string hashing is fast"): the sum of its 32-bit words and of its length, each times a random
   number of 64 bits, modulo 2^64, of which the upper 32 bits count. Each lets two keys collide with a chance of 2^-32,
@@ -20,6 +22,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
+EXACT_BYTES_MAX = 8
 SHORT_BYTES_MAX = 64
 _WORD_BYTES = 4
 _LANES = 4
@@ -37,9 +40,10 @@ class KeyHasher:
     """The hash of one cleaning; each has a secret of its own, 16 bytes or more."""
 
     def __init__(self, secret: bytes) -> None:
-        expanded = hashlib.shake_256(secret).digest(_LANES * (_LENGTHS + 1) * 8 + 64)
+        expanded = hashlib.shake_256(secret).digest(64 + (_LANES * (_LENGTHS + 1) + 2) * 8)
         self._secret, factors = expanded[:64], np.frombuffer(expanded, np.uint64, offset=64)
-        self._factors = factors.reshape(_LANES, _LENGTHS + 1)
+        self._factors = factors[:-2].reshape(_LANES, _LENGTHS + 1)
+        self._first_mixer, self._second_mixer = factors[-2:] | _LOWEST  # odd: products of them can be undone
 
     def __repr__(self) -> str:
         return "<KeyHasher>"
@@ -49,7 +53,10 @@ class KeyHasher:
         offsets = np.frombuffer(keys.buffers()[1], np.int32, len(keys) + 1, keys.offset * 4)
         data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
         lengths = np.diff(offsets)
-        if not len(keys) or int(lengths.max()) <= SHORT_BYTES_MAX:
+        longest = int(lengths.max(initial=0))
+        if longest <= EXACT_BYTES_MAX:
+            return self._exact(data, offsets[:-1], lengths)
+        if longest <= SHORT_BYTES_MAX:
             return self._short(data, offsets[:-1], lengths)
         hashes = np.empty((len(keys), 2), np.uint64)
         is_short = lengths <= SHORT_BYTES_MAX
@@ -60,7 +67,24 @@ class KeyHasher:
             hashes[number] = np.frombuffer(digest, np.uint64) | _OF_A_KEY
         return hashes
 
+    def _exact(self, data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        mixed = _integers(data, begins, lengths) * self._first_mixer
+        mixed ^= mixed >> _HALF
+        mixed *= self._second_mixer
+        hashes = np.empty((len(lengths), 2), np.uint64)
+        np.bitwise_xor(mixed, mixed >> _HALF, out=hashes[:, 0])
+        hashes[:, 1] = 2 * lengths + 1
+        return hashes
+
     def _short(self, data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The exact ones among them by `_exact`: a key has one hash, whatever stands beside it."""
+        hashes = self._multilinear(data, begins, lengths)
+        is_exact = lengths <= EXACT_BYTES_MAX
+        if is_exact.any():
+            hashes[is_exact] = self._exact(data, begins[is_exact], lengths[is_exact])
+        return hashes
+
+    def _multilinear(self, data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         sums = np.multiply.outer(self._factors[:, _LENGTHS], (lengths + 1).astype(np.uint64))
         for number, word in enumerate(_words(data, begins, lengths)):
             sums += np.multiply.outer(self._factors[:, number], word)
@@ -68,6 +92,19 @@ class KeyHasher:
         np.bitwise_or(sums[0] & _UPPER, sums[1] >> _HALF, out=hashes[:, 0])
         np.bitwise_or(sums[2] & _UPPER, sums[3] >> _HALF | _LOWEST, out=hashes[:, 1])
         return hashes
+
+
+def _integers(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Keys of up to eight bytes as uint64; one that is shorter is filled up with zeros."""
+    if not len(lengths):
+        return np.zeros(0, np.uint64)
+    first, last = int(begins[0]), int(begins[-1]) + int(lengths[-1])
+    if last - first == EXACT_BYTES_MAX * len(lengths) and (lengths == EXACT_BYTES_MAX).all():
+        return data[first:last].view(np.dtype("<u8"))
+    padded = np.concatenate([data[first:last], np.zeros(_READ_BYTES, np.uint8)])
+    anywhere = np.ndarray(len(padded) - _READ_BYTES + 1, np.dtype("<u8"), padded, strides=(1,))
+    integers: np.ndarray = anywhere[begins - first] & _FIRST_BYTES[lengths]
+    return integers
 
 
 def _words(data: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -1,12 +1,14 @@
 """The hashes of keys, and the map of their newest offsets (F21)."""
 
+from random import Random
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayka.cleaner.key_hashes import SHORT_BYTES_MAX, KeyHasher
+from rayka.cleaner.key_hashes import EXACT_BYTES_MAX, SHORT_BYTES_MAX, KeyHasher
 from rayka.cleaner.offset_map import SLOT_BYTES, OffsetMap
 
 HASHER = KeyHasher(b"0123456789abcdef")
@@ -30,8 +32,45 @@ def test_equal_keys_have_equal_hashes_wherever_they_stand_and_others_have_not(
     assert all(one != other for one, other in zip(alone, padded, strict=True))
 
 
+EXACT_KEYS = st.binary(max_size=EXACT_BYTES_MAX)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(EXACT_KEYS, min_size=1), st.lists(st.binary(max_size=SHORT_BYTES_MAX + 10)), st.randoms())
+def test_keys_of_up_to_eight_bytes_are_told_exactly_alone_and_among_longer_ones(
+    exact: set[bytes], others: list[bytes], random: Random
+) -> None:
+    known = {bytes(hashes([key])[0]): key for key in exact}
+    assert set(known.values()) == exact
+    mixed = [*exact, *others]
+    random.shuffle(mixed)
+    for key, each in zip(mixed, hashes(mixed), strict=True):
+        assert (key in exact) == (known.get(bytes(each)) == key)
+
+
+def test_the_lengths_of_short_keys_are_told_also_where_their_bytes_fill_whole_words() -> None:
+    """Four bytes and twelve fill as many as two times eight."""
+    columns = [[b"abcd", b"12345678"[:4], b"efghijkl"], [b"", b"a" * 9, b"abcdefgh"], [b"abcdefgh", b"a"]]
+    for keys in columns:
+        assert [bytes(each) for each in hashes(keys)] == [bytes(hashes([key])[0]) for key in keys]
+
+
+def test_numbers_in_a_row_are_spread_over_the_map() -> None:
+    """As 8 bytes in either order they lie at equal distances, which linear probing takes badly."""
+    for order in ("<i8", ">i8"):
+        keys = pa.Array.from_buffers(
+            pa.binary(), 5000,
+            [None, pa.py_buffer(np.arange(0, 40_008, 8, np.int32)), pa.py_buffer(np.arange(5000).astype(order))],
+        )  # fmt: skip
+        slots = OffsetMap(10_000 * SLOT_BYTES, 1 << 40)._first(HASHER.hashes(keys))
+        in_use = len(np.unique(slots))
+        assert 3700 < in_use < 4200  # of 5,000 at random in 10,000 slots: 3,935
+
+
 def test_another_secret_gives_other_hashes() -> None:
-    assert (KeyHasher(b"another secret..").hashes(pa.array([b"a"])) != hashes([b"a"])).all()
+    other = KeyHasher(b"another secret..")
+    assert other.hashes(pa.array([b"a"]))[0, 0] != hashes([b"a"])[0, 0]  # the second half is the length
+    assert (other.hashes(pa.array([b"a" * 9])) != hashes([b"a" * 9])).all()
 
 
 @settings(max_examples=100, deadline=None)
