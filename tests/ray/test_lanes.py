@@ -114,7 +114,7 @@ def test_lanes_that_are_cut_at_both_ends_while_records_are_sent_and_read_leave_e
     lanes: Lanes,
 ) -> None:
     topic = topic_of(lanes.cluster, "cut", partitions=3)
-    sender = Sender(lanes.cluster, topic)
+    sender = Sender(lanes.cluster, topic, pause_s=0.001)
     read: dict[int, list[int]] = {}
     with cut_at_random(lanes, 1):
         sender.start()

@@ -31,7 +31,7 @@ class Guest:
     """Something else that runs on this Ray."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def machines(rays: RayNodes) -> Iterator[Machines]:
     machines = Machines(rays, 2, labelled=())
     yield machines

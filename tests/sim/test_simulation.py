@@ -158,14 +158,14 @@ def test_a_part_of_the_faults_can_be_replayed() -> None:
 
 
 def test_a_failing_run_is_shrunk_to_the_faults_that_it_needs() -> None:
-    bug = next(each for each in PLANTED_BUGS if each.name == "ignores check quorum")
+    bug = next(each for each in PLANTED_BUGS if each.name == "votes for a shorter log")
     options = bug.options(bug.seed)
     with bug.plant():
         failed = Simulation(options).run()
         shrunk = shrink(options, failed)
     assert 1 <= len(shrunk.faults) < len(draw_faults(options))
     assert shrunk.outcome.violation is not None
-    assert shrunk.outcome.violation.checker == "check-quorum"
+    assert shrunk.outcome.violation.checker == bug.checker
 
 
 # ---- The command ---------------------------------------------------------------------------------------------------
