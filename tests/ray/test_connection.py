@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rayka.actors.bring_up import wait_for
 from rayka.cluster import Cluster
 from rayka.errors import UnavailableError
 from tests import tidy
-from tests.ray.support import RAYKA
+from tests.ray.support import RAYKA, is_alive, wait_until
 
 pytestmark = pytest.mark.ray
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -147,16 +147,19 @@ def start_ray(run: Run, **variables: str) -> ray_process.RayProcess:
 
 
 def end_at_once(started: ray_process.RayProcess) -> None:
-    """Ends all processes of a Ray at once, as a machine does that is switched off: what still lived for a moment could
-    answer who noticed the end of the others.
+    """Ends all processes of a Ray at once, as a machine does that is switched off: none answers a client that has
+    noticed the end of another one. All stand still first, and before any of them the head ends.
     """
     if started.is_alive():
-        head = psutil.Process(started.pid)
-        family = [head, *head.children(recursive=True)]
-        for end in (psutil.Process.suspend, psutil.Process.kill):
-            for each in family:
-                with suppress(psutil.NoSuchProcess):
-                    end(each)
+        parent = psutil.Process(started.pid)
+        family = [parent, *parent.children(recursive=True)]
+        family.sort(key=lambda each: "gcs_server" not in each.name())
+        for each in family:
+            each.suspend()
+        family[0].kill()
+        wait_until(lambda: not is_alive(family[0].pid))
+        for each in family[1:]:
+            each.kill()
         psutil.wait_procs(family, timeout=20)
     started.stop()
 
