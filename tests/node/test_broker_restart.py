@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rayka.errors import CorruptRecord, ErrorCode, StorageError
+from rayka.log.checkpoint_files import HIGH_WATERMARK_FILE
 from rayka.log.shutdown_files import BOOT_FILE, CLEAN_SHUTDOWN_FILE
 from rayka.protocol.batch_header import split_batches
 from rayka.protocol.membership import MetadataRequest, NodeState, StatusRequest
@@ -402,7 +403,12 @@ def test_a_full_disk_misses_checkpoints_and_is_read_all_the_same() -> None:
     with memory_cluster(disk, replica_high_watermark_checkpoint_interval_ms=10) as cluster:
         topic = create_topic(cluster)
         topic.produce(b"a")
-        disk.fill_up()
+        checkpoint = posixpath.join(BROKER_DIR, HIGH_WATERMARK_FILE)
+        wait_until(lambda: disk.exists(checkpoint) and b"orders 0 1" in disk.read_at(checkpoint, 0, 1_000))
+        disk.fill_up(
+            after_bytes=disk.size(segment())
+        )  # room for another record, and not for the next checkpoint
+        topic.produce(b"b")
         wait_until(lambda: "disk full" in topic.call(StatusRequest()).detail)
-        assert topic.values() == [b"a"]
+        assert topic.values() == [b"a", b"b"]
         disk.fill_up(after_bytes=1 << 40)

@@ -11,10 +11,10 @@ from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until
 
 CONFIG = {
-    "broker.heartbeat.interval.ms": 20,
-    "broker.session.timeout.ms": 400,
-    "broker.load.report.interval.ms": 40,
-    "broker.unavailable.timeout.ms": 600,
+    "broker.heartbeat.interval.ms": 100,
+    "broker.session.timeout.ms": 3_000,  # a busy machine stands still for a second: no other broker may be gone
+    "broker.load.report.interval.ms": 100,
+    "broker.unavailable.timeout.ms": 1_000,
     "replica.fetch.backoff.ms": 20,
     "log.segment.delete.delay.ms": 0,
 }
