@@ -47,7 +47,7 @@ def wanted(name: str) -> float:
 def test_the_launchers_file_fits_the_schema_of_ray() -> None:
     schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
     jsonschema.validate(launcher(), schema)
-    assert launcher()["file_mounts"]["/home/ubuntu/cluster.yaml"] == "./cluster.yaml"
+    assert launcher()["file_mounts"]["~/cluster.yaml"] == "./cluster.yaml"
 
 
 def test_machines_of_the_launcher_hold_all_nodes_and_the_head_none() -> None:
