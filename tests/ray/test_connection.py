@@ -168,9 +168,12 @@ def end_at_once(started: ray_process.RayProcess) -> None:
 def reading(
     how: str, address: str, directory: Path, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that reads from a cluster on that Ray, for ever."""
+    """A process that reads from a cluster on that Ray, for ever. Ray ends it four minutes after its own end, instead of
+    one: a busy machine needs a minute for four errors.
+    """
     command = (sys.executable, "-c", READING, how, address, str(directory))
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+    variables = {**environment, "RAY_gcs_rpc_server_reconnect_timeout_s": "240"}
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) as reader:
         try:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "reading\n"
