@@ -55,7 +55,8 @@ def plan_healing(
 
 def _heal(holders: Holders, placed: Placed, loss: Loss) -> Generator[None, int, None]:
     for broker_id in loss.replicas:
-        yield from (None for _ in range(0, len(holders.by_id), _BROKERS_PER_STEP))
+        for _ in range(0, len(holders.by_id), _BROKERS_PER_STEP):
+            yield
         source = holders.by_id[broker_id]
         targets = [each for each in holders.by_id.values() if _may_take(each, placed)]
         if targets:
