@@ -32,9 +32,14 @@ def murmur2(key: bytes) -> int:
     return state - (1 << 32) if state > _POSITIVE else state
 
 
+def positive_murmur2(key: bytes) -> int:
+    """The hash without its sign: modulo the number of partitions it is the partition of the key."""
+    return murmur2(key) & _POSITIVE
+
+
 def partition_for_key(key: bytes, partition_count: int) -> int:
     """The partition of a key among `partition_count`."""
-    return (murmur2(key) & _POSITIVE) % partition_count
+    return positive_murmur2(key) % partition_count
 
 
 def partitions_for_keys(keys: pa.BinaryArray, partition_count: int) -> np.ndarray:

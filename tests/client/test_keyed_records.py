@@ -1,16 +1,14 @@
 """Records with keys: each goes to the partition of its key, and most of them there without the producer's lock."""
 
-import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from rayka import Producer
 from rayka.client.producer.delivery_future import DeliveryFuture
-from rayka.client.producer.key_partitions import KEYS_MAX, KeyPartitions
+from rayka.client.producer.remembered_hashes import KEYS_MAX, RememberedHashes
 from rayka.errors import ClosedError
 from rayka.protocol.batch_decode import decode
 from rayka.protocol.murmur2 import partition_for_key
@@ -20,9 +18,9 @@ WAIT_S = 10
 LINGERS = {"linger_ms": 60_000}
 
 
-def fill(producer: Producer, key: bytes, count: int = 20) -> list[DeliveryFuture]:
+def fill(producer: Producer, key: bytes, count: int = 20, topic: str = "orders") -> list[DeliveryFuture]:
     """So many records of a key: the last of them go to an open batch."""
-    sent = [producer.send("orders", b"%d" % number, key=key) for number in range(count)]
+    sent = [producer.send(topic, b"%d" % number, key=key) for number in range(count)]
     assert sent[-1].batch.limit_bytes > 0
     return sent
 
@@ -31,19 +29,27 @@ def fill(producer: Producer, key: bytes, count: int = 20) -> list[DeliveryFuture
 
 
 def test_a_key_keeps_the_partition_that_kafka_gives_it():
-    partitions = KeyPartitions(7)
+    hashes = RememberedHashes()
     keys = [b"", b"UA", b"a longer key", b"x" * 1000]
-    for _ in range(2):
-        assert [partitions[each] for each in keys] == [partition_for_key(each, 7) for each in keys]
+    for count in (7, 7, 8):
+        assert [hashes[each] % count for each in keys] == [partition_for_key(each, count) for each in keys]
 
 
 def test_no_more_keys_are_remembered_than_the_bound_and_no_long_ones():
-    partitions = KeyPartitions(7)
+    hashes = RememberedHashes()
     for number in range(KEYS_MAX + 10):
-        assert partitions[b"%d" % number] == partition_for_key(b"%d" % number, 7)
-    assert len(partitions) == 10
-    assert partitions[b"x" * 257] == partition_for_key(b"x" * 257, 7)
-    assert len(partitions) == 10
+        assert hashes[b"%d" % number] % 7 == partition_for_key(b"%d" % number, 7)
+    assert len(hashes) == 10
+    assert hashes[b"x" * 257] % 7 == partition_for_key(b"x" * 257, 7)
+    assert len(hashes) == 10
+
+
+def test_all_topics_of_a_producer_share_what_is_remembered():
+    topics = [f"topic-{number}" for number in range(20)]
+    with Producer(ScriptedCluster(dict.fromkeys(topics, 3)), **LINGERS) as producer:
+        for topic in topics:
+            fill(producer, b"key", topic=topic)
+        assert len(producer._accumulator.topics.hash_of) == 1
 
 
 def test_keys_go_to_other_partitions_when_some_are_added():
@@ -103,15 +109,6 @@ def test_ways_to_send_keep_the_order_of_a_partition():
     assert values == [b"%d" % number for number in range(200)]
     assert [each for each in stamps if not before_ms <= each <= after_ms] == [7] * 10
     assert stamps[16::20] == [7] * 10
-
-
-@pytest.fixture
-def hectic_threads() -> Iterator[None]:
-    """Threads take turns a thousand times as often as usual."""
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(5e-6)
-    yield
-    sys.setswitchinterval(usual_s)
 
 
 @pytest.mark.usefixtures("hectic_threads")

@@ -6,11 +6,10 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,15 +254,6 @@ def test_a_full_batch_goes_while_others_linger():
         cluster.wait_until_held()
         assert [part.partition for request in cluster.requests for part in request.partitions] == [0]
         cluster.release()
-
-
-@pytest.fixture
-def hectic_threads() -> Iterator[None]:
-    """Threads take turns a thousand times as often as usual."""
-    usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(5e-6)
-    yield
-    sys.setswitchinterval(usual_s)
 
 
 @pytest.mark.usefixtures("hectic_threads")

@@ -110,7 +110,7 @@ class Outbox:
             known = accumulator.topics.get(topic)
             if known is None:
                 raise NoSuchTopic(f"topic {topic!r} was deleted")
-            partition = known.partition_of[row.key]
+            partition = accumulator.topics.hash_of[row.key] % len(known.queues)
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError(f"on_delivery: expected a callable, found {type(on_delivery).__name__}")
         is_plain = row.key is None and not row.headers and row.timestamp_ms is None

@@ -96,6 +96,7 @@ class Producer(ProcessBound):
         self._accumulator = self._outbox.accumulator
         self._sticky = self._outbox.sticky
         self._by_key = self._outbox.by_key
+        self._hash_of = self._accumulator.topics.hash_of
         at_exit.watch(self._outbox.sender)
         self._is_closed = False
 
@@ -224,8 +225,8 @@ class Producer(ProcessBound):
         if type(key) is not bytes:
             return None
         try:
-            target = self._by_key[topic]
-            batch = target.filling[target.partition_of[key]]
+            filling = self._by_key[topic].filling
+            batch = filling[self._hash_of[key] % len(filling)]
         except (KeyError, TypeError, IndexError):  # also where the topic is made anew just now
             return None
         if batch is None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rayka.client.producer.acknowledgement import offset_after
-from rayka.client.producer.record_columns import Columns, Row, columns_of_rows, concatenated, encode_columns
+from rayka.client.producer.record_columns import Columns, columns_of_rows, concatenated, encode_columns
 from rayka.errors import RaykaError
 from rayka.ids import NO_OFFSET, NO_TIMESTAMP, TopicPartition
 from rayka.protocol.batch_columns import SHORT_LIST, Timestamps
@@ -136,13 +136,6 @@ class ProducerBatch:
             self._earlier_stamps += (len(self.records), self._stamp_ms)
         self._stamp_ms = timestamp_ms
         self.stamped_ms = now_ms
-
-    def stamp_row(self, row: Row, timestamp_ms: int, now_ms: float) -> None:
-        """The row has this timestamp: by itself, unless it is that of all before it."""
-        if self._stamp_ms is None:
-            self.stamp(timestamp_ms, now_ms)
-        elif self._stamp_ms != timestamp_ms:
-            row.timestamp_ms = timestamp_ms
 
     def add_columns(self, columns: Columns, size_bytes: int) -> int:
         """Appends Arrow columns; returns the index of their first record."""

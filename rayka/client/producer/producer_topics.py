@@ -13,6 +13,7 @@ from rayka.client.producer.buffer_pool import BufferPool
 from rayka.client.producer.partition_queue import STAMP_AGE_MS, Limits, PartitionQueue
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 from rayka.client.producer.record_columns import Columns
+from rayka.client.producer.remembered_hashes import RememberedHashes
 from rayka.client.producer.topic_queues import TopicQueues
 
 FIRST_GRANT_BYTES = 1 << 10  # what a batch sets aside first, then as much again as it has
@@ -21,12 +22,13 @@ GRANT_BYTES = 256 << 10  # what a batch sets aside at once, at most
 
 class ProducerTopics:
     """See the module. `sticky` holds, for each topic, the batch that takes records without key and partition now;
-    `by_key`, where those with a key go.
+    `by_key`, where those with a key go, whose hashes are in `hash_of`.
     """
 
     def __init__(self, limits: Limits, agenda: Agenda) -> None:
         self.sticky: dict[str, ProducerBatch] = {}
         self.by_key: dict[str, TopicQueues] = {}
+        self.hash_of = RememberedHashes()
         self.filled_count = 0  # batches closed because a record did not fit any more
         self._limits = limits
         self._agenda = agenda

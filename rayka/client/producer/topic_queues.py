@@ -1,6 +1,5 @@
 """The partitions of one topic in a producer, and the batches there that take records now. Kafka: BuiltInPartitioner."""
 
-from rayka.client.producer.key_partitions import KeyPartitions
 from rayka.client.producer.partition_queue import Limits, PartitionQueue
 from rayka.client.producer.producer_batch import BATCH_OVERHEAD_BYTES, ProducerBatch
 
@@ -13,13 +12,12 @@ class TopicQueues:
     processor's caches, and on this way there are fewest.
     """
 
-    __slots__ = ("_limits", "batch_bytes", "filling", "last_sticky", "partition_of", "queues")
+    __slots__ = ("_limits", "batch_bytes", "filling", "last_sticky", "queues")
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.queues: list[PartitionQueue] = []
         self.filling: list[ProducerBatch | None] = []
-        self.partition_of = KeyPartitions(0)
         self.last_sticky = -1  # the partition that records without one went to last
         self.batch_bytes = limits.batch_bytes
 
@@ -29,8 +27,6 @@ class TopicQueues:
         new = range(begin, partition_count)
         self.queues[begin:] = [PartitionQueue(index, self._limits) for index in new]
         self.filling[begin:] = [None] * len(new)
-        if self.partition_of.partition_count != partition_count:
-            self.partition_of = KeyPartitions(partition_count)
         if not 0 <= self.last_sticky < partition_count:
             self.last_sticky = partition_count - 1
         self.batch_bytes = max(min(self._limits.batch_bytes, message_bytes_max), BATCH_OVERHEAD_BYTES)
