@@ -189,3 +189,16 @@ def test_what_ends_is_told_to_all_that_wait() -> None:
         assert [type(each) for each in told] == [asyncio.CancelledError] * 2
 
     play(coordinator, scene)
+
+
+def test_what_is_asked_for_after_the_end_is_given_up_at_once_and_never_sent() -> None:
+    coordinator = Coordinator()
+
+    async def scene(offsets: GroupOffsets) -> None:
+        assert offsets.abandon() == []
+        late = offsets.begin({at(0): OffsetAndMetadata(1)}, GroupMetadata("g"))
+        assert late.cancelled()
+        await asyncio.sleep(1)
+
+    play(coordinator, scene)
+    assert coordinator.commits == []

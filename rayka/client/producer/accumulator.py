@@ -99,7 +99,7 @@ class Accumulator:
                 return None
             if type(slot) is Row:
                 batch.has_rows = True
-            if batch.limit_bytes < 0 and not (type(slot) is Row and slot.timestamp_ms is not None):
+            if batch.limit_bytes < 0:
                 batch.stamp(at.timestamp_ms, at.now_ms)
             if not batch.records:
                 self.agenda.look_in_time(self.topics.queue_of(batch), batch, self._linger_ms)
