@@ -19,7 +19,7 @@ from rayka.controller.controller import BootstrapMetadata, Controller
 from rayka.ids import random_uuid
 from rayka.metadata.image import MetadataImage
 from rayka.metadata.image_snapshot import image_of, image_records
-from rayka.metadata.metadata_records import MetadataRecord, decode_record, encode_record
+from rayka.metadata.metadata_records import METADATA_VERSION_MAX, MetadataRecord, decode_record, encode_record
 from rayka.protocol.membership import HeartbeatRequest, LogDirectory, RegisterBrokerRequest
 from rayka.protocol.partition_admin import ElectionType, ElectLeadersRequest
 from rayka.protocol.topics import CreateTopicsRequest, DeleteTopicsRequest, NewTopic
@@ -117,7 +117,9 @@ class _Log:
 
 
 def _new_controller() -> Controller:
-    return Controller(cluster_id="bench", node_id=3001, config=BrokerConfig(), random=Random(1))
+    return Controller(
+        cluster_id="bench", node_id=3001, config=BrokerConfig(), random=Random(1), wall_clock_ms=lambda: 0
+    )
 
 
 class _OneController:
@@ -148,7 +150,16 @@ class _OneController:
 
     def start(self, broker_id: int) -> None:
         directories = (LogDirectory(random_uuid(Random(broker_id)), f"/data/{broker_id}"),)
-        self.run(RegisterBrokerRequest(broker_id, "bench", UUID(int=broker_id), "localhost", directories))
+        self.run(
+            RegisterBrokerRequest(
+                broker_id,
+                "bench",
+                UUID(int=broker_id),
+                "localhost",
+                directories,
+                max_metadata_version=METADATA_VERSION_MAX,
+            )
+        )
         self.heartbeat(broker_id)
 
     def heartbeat(self, broker_id: int, *, want_fence: bool = False, want_shut_down: bool = False) -> None:

@@ -21,6 +21,7 @@ from rayka.controller.assigned_directories import assign_replicas
 from rayka.controller.balancer.balance_requests import balance
 from rayka.controller.balancer.gone_brokers import GoneBrokers
 from rayka.controller.balancer.heal_requests import look_after_replicas
+from rayka.controller.balancer.heal_story import HealStory
 from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.balancing import balance_brokers, balance_leaders, balance_returned, elect_leaderless
 from rayka.controller.broker_loads import BrokerLoads
@@ -39,6 +40,7 @@ from rayka.controller.controller_timers import (
 )
 from rayka.controller.coordinator_shares import share_with_coordinators
 from rayka.controller.create_partitions import create_partitions
+from rayka.controller.decided_events import describe_events, record_event
 from rayka.controller.describe_load import describe_load
 from rayka.controller.directory_sizes import DirectorySizes
 from rayka.controller.elect_leaders import elect_leaders
@@ -76,6 +78,7 @@ from rayka.metadata.metadata_records import (
 from rayka.metadata.response import metadata_response
 from rayka.protocol.balance import BalanceRequest
 from rayka.protocol.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from rayka.protocol.events import DescribeEventsRequest, RecordEventRequest
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import (
     HeartbeatRequest,
@@ -108,11 +111,20 @@ class BootstrapMetadata(msgspec.Struct, frozen=True):
 class Controller:
     """Decides on the image; see `Shard` for the contract of `handle` and `replay`."""
 
-    def __init__(self, *, cluster_id: str, node_id: int, config: BrokerConfig, random: Random) -> None:
+    def __init__(
+        self,
+        *,
+        cluster_id: str,
+        node_id: int,
+        config: BrokerConfig,
+        random: Random,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
         self._cluster_id = cluster_id
         self._node_id = node_id
         self._config = config
         self._random = random
+        self._wall_clock_ms = wall_clock_ms
         self._sessions = BrokerSessions(config.broker_session_timeout_ms)
         self._returned = ReturnedBrokers(config)
         self._timers = ControllerTimers(config)
@@ -122,6 +134,7 @@ class Controller:
         self._loads = BrokerLoads()
         self._gone = GoneBrokers()
         self._moves = PlannedMoves()
+        self._heal_story = HealStory()
 
     def __repr__(self) -> str:
         return f"<Controller {self._node_id} of {self._cluster_id} {self._delta!r}>"
@@ -130,9 +143,9 @@ class Controller:
         self, request: Any, *, now_ms: int, next_offset: int
     ) -> Result[MetadataRecord, Any] | Steps[MetadataRecord, Any]:
         context = RequestContext(
-            self.image(next_offset), now_ms, self._cluster_id, self._node_id, self._config, self._random,
-            self._replicas, self._sessions, self._returned, self._timers, self._sizes, self._loads,
-            self._gone, self._moves,
+            self.image(next_offset), now_ms, self._wall_clock_ms, self._cluster_id, self._node_id, self._config,
+            self._random, self._replicas, self._sessions, self._returned, self._timers, self._sizes, self._loads,
+            self._gone, self._moves, self._heal_story,
         )  # fmt: skip
         return _HANDLERS[type(request)](context, request)
 
@@ -252,6 +265,8 @@ _HANDLERS: Mapping[type[Any], _Handler] = {
     UnregisterBrokerRequest: unregister_broker,
     DescribeConfigsRequest: describe_configs,
     DescribeLoadRequest: describe_load,
+    DescribeEventsRequest: describe_events,
+    RecordEventRequest: record_event,
     BalanceRequest: balance,
     IncrementalAlterConfigsRequest: alter_configs,
     AllocateProducerIdsRequest: allocate_producer_ids,

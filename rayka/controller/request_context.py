@@ -2,11 +2,13 @@
 of `QuorumController` share.
 """
 
+from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
 from rayka.config import BrokerConfig
 from rayka.controller.balancer.gone_brokers import GoneBrokers
+from rayka.controller.balancer.heal_story import HealStory
 from rayka.controller.balancer.planned_moves import PlannedMoves
 from rayka.controller.broker_loads import BrokerLoads
 from rayka.controller.controller_timers import ControllerTimers
@@ -20,12 +22,14 @@ from rayka.metadata.image import MetadataImage
 
 
 class RequestContext(NamedTuple):
-    """`image` and `replicas` are of everything replayed before the request; `sessions`, `returned`, `sizes`,
-    `loads`, `gone` and `moves` are soft state, which a decision may change.
+    """`now_ms` is monotonic; the wall clock is for timestamps in records. `image` and `replicas` are of everything
+    replayed before the request; `sessions`, `returned`, `sizes`, `loads`, `gone`, `moves` and `heal_story` are soft
+    state, which a decision may change.
     """
 
     image: MetadataImage
     now_ms: int
+    wall_clock_ms: Callable[[], int]
     cluster_id: str
     node_id: int
     config: BrokerConfig
@@ -38,6 +42,7 @@ class RequestContext(NamedTuple):
     loads: BrokerLoads
     gone: GoneBrokers
     moves: PlannedMoves
+    heal_story: HealStory
 
     def elections(self) -> Elections:
         return Elections(self.image, self.config, self.replicas)

@@ -22,6 +22,7 @@ from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
     ConfigRecord,
+    EventRecord,
     FeatureLevelRecord,
     MetadataRecord,
     NoOpRecord,
@@ -34,6 +35,7 @@ from rayka.metadata.metadata_records import (
     UnregisterBrokerRecord,
 )
 from rayka.protocol.configs import ResourceType
+from rayka.protocol.events import EVENTS_MAX
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -77,6 +79,7 @@ class MetadataDelta:
         self._configs: dict[ConfigResource, dict[str, str] | None] = {}
         self._features: dict[str, int] = {}
         self._next_producer_id = image.next_producer_id
+        self._events: list[EventRecord] = []
         self._directories: dict[tuple[UUID, ...], tuple[UUID, ...]] = {}
 
     def __repr__(self) -> str:
@@ -85,7 +88,8 @@ class MetadataDelta:
     @property
     def is_empty(self) -> bool:
         has_new_ids = self._next_producer_id != self.image.next_producer_id
-        return not (self._topics or self._brokers or self._configs or self._features or has_new_ids)
+        is_changed = self._topics or self._brokers or self._configs or self._features or self._events
+        return not (is_changed or has_new_ids)
 
     # ---- Replaying ---------------------------------------------------------------------------------------------------
 
@@ -210,6 +214,12 @@ class MetadataDelta:
             raise InvariantBroken(f"{record!r} gives ids away again")
         self._next_producer_id = record.next_producer_id
 
+    def _add_event(self, record: EventRecord) -> None:
+        last = self._events[-1].number if self._events else self.image.next_event_number - 1
+        if record.number <= last:
+            raise InvariantBroken(f"{record!r} has a number below that of an earlier event, {last}")
+        self._events.append(record)
+
     def _topic(self, topic_id: UUID) -> _Topic | None:
         """The topic, ready to be changed; None when there is none or it was removed."""
         if topic_id in self._topics:
@@ -239,6 +249,7 @@ class MetadataDelta:
             ),
             features=_merged(self.image.features, self._features),
             next_producer_id=self._next_producer_id,
+            events=(*self.image.events, *self._events)[-EVENTS_MAX:] if self._events else self.image.events,
         )
 
     def _topics_by_name(self, changed: Iterable[TopicImage | None]) -> Mapping[str, TopicImage]:
@@ -293,6 +304,7 @@ _REPLAY: Mapping[type[Any], Callable[[MetadataDelta, Any], None]] = {
     ConfigRecord: MetadataDelta._set_config,
     FeatureLevelRecord: MetadataDelta._set_feature,
     ProducerIdsRecord: MetadataDelta._give_producer_ids,
+    EventRecord: MetadataDelta._add_event,
 }
 
 

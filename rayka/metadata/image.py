@@ -17,7 +17,9 @@ from rayka.errors import UnknownTopicOrPartition
 from rayka.ids import NO_NODE, Role, TopicIdPartition, TopicPartition
 from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
+    EVENTS_LEVEL,
     METADATA_VERSION,
+    EventRecord,
     RegisterBrokerRecord,
 )
 from rayka.protocol.configs import ResourceType
@@ -134,9 +136,10 @@ class ConfigResource(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True, repr=False)
 class MetadataImage:
     """The metadata after every record below `next_offset`. No broker has a producer id from `next_producer_id` on.
+    `events` are the newest ones, at most 1,000.
 
     Invariants: `topics` (by name) and `topics_by_id` hold the same topics; no map is changed after
-    construction.
+    construction; the numbers of events rise.
     """
 
     next_offset: int = 0
@@ -146,6 +149,7 @@ class MetadataImage:
     configs: Mapping[ConfigResource, Mapping[str, str]] = field(default_factory=dict)
     features: Mapping[str, int] = field(default_factory=dict)
     next_producer_id: int = 0
+    events: tuple[EventRecord, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -161,6 +165,15 @@ class MetadataImage:
     def has_eligible_leader_replicas(self) -> bool:
         """Whether the cluster keeps track of replicas that left the ISR and are whole (B42)."""
         return self.features.get(ELIGIBLE_LEADER_REPLICAS, 0) > 0
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events may be written: every node can read them."""
+        return self.metadata_version >= EVENTS_LEVEL
+
+    @property
+    def next_event_number(self) -> int:
+        return self.events[-1].number + 1 if self.events else 0
 
     def broker_configs(self, broker_id: int | None) -> Mapping[str, str]:
         """What was set for this broker itself, or with None for all brokers."""

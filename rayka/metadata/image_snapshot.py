@@ -41,6 +41,7 @@ def image_records(image: MetadataImage) -> Iterator[MetadataRecord]:
     for resource in _resources(image):
         for key, value in image.configs[resource].items():
             yield _config_record(resource, key, value)
+    yield from image.events
 
 
 def image_of(records: Iterable[MetadataRecord], next_offset: int) -> MetadataImage:
@@ -133,6 +134,7 @@ def difference(old: MetadataImage, new: MetadataImage) -> Iterator[MetadataRecor
     for topic in new.topics.values():
         yield from _topic_difference(old.topics_by_id.get(topic.topic_id), topic)
     yield from _config_difference(old, new)
+    yield from (each for each in new.events if each.number >= old.next_event_number)
 
 
 def _topic_difference(old: TopicImage | None, new: TopicImage) -> Iterator[MetadataRecord]:

@@ -1,9 +1,10 @@
 """The records of `__cluster_metadata`: every change of the cluster's metadata.
 
 A record's value is MessagePack, `[type, version, fields…]`. Type numbers are Kafka's `apiKey`s (H11;
-`metadata/src/main/resources/common/metadata`). A record evolves by appending fields with defaults; one that
-older nodes must not read as the old one gets a new version. An unknown type or version is an error, never
-skipped: a node that skipped a record would hold another image than the rest.
+`metadata/src/main/resources/common/metadata`), from 1,000 on Rayka's own. A record evolves by appending fields with
+defaults; one that older nodes must not read as the old one gets a new version. An unknown type or version is an error,
+never skipped: a node that skipped a record would hold another image than the rest. So a later type is written from a
+level of `metadata.version` on: events from 2.
 
 Left out until something writes them: quotas, ACLs, users, tokens, metadata transactions.
 """
@@ -20,7 +21,8 @@ from rayka.protocol.membership import LogDirectory
 from rayka.protocol.replica_reports import LeaderRecoveryState
 
 METADATA_VERSION = "metadata.version"  # the feature whose level says at which version records are written
-METADATA_VERSION_MIN = METADATA_VERSION_MAX = 1  # what this node can read and write
+METADATA_VERSION_MIN, METADATA_VERSION_MAX = 1, 2  # what this node can read and write
+EVENTS_LEVEL = 2  # of metadata.version: events are written
 ELIGIBLE_LEADER_REPLICAS = "eligible.leader.replicas.version"  # level 1: ELRs are kept (B42)
 NO_LEADER = NO_NODE
 NO_LEADER_CHANGE = -2
@@ -42,8 +44,8 @@ class RegisterBrokerRecord(_Record, tag=0, frozen=True, array_like=True, kw_only
     host: str
     directories: tuple[LogDirectory, ...]
     rack: str = ""
-    min_metadata_version: int = METADATA_VERSION_MIN
-    max_metadata_version: int = METADATA_VERSION_MAX
+    min_metadata_version: int = 1
+    max_metadata_version: int = 1
     is_fenced: bool = True
     is_in_controlled_shutdown: bool = False
     roles: tuple[Role, ...] = BROKER_ONLY
@@ -162,6 +164,16 @@ class NoOpRecord(_Record, tag=20, frozen=True, array_like=True, kw_only=True):
     """Nothing changed; that it is committed shows that the quorum works (A68)."""
 
 
+class EventRecord(_Record, tag=1000, frozen=True, array_like=True, kw_only=True):
+    """The cluster decided something by itself; its number is higher than those of all events before it."""
+
+    number: int
+    timestamp_ms: int
+    kind: str
+    subjects: tuple[str, ...]
+    reason: str
+
+
 MetadataRecord = (
     RegisterBrokerRecord
     | UnregisterBrokerRecord
@@ -175,6 +187,7 @@ MetadataRecord = (
     | BrokerRegistrationChangeRecord
     | NoOpRecord
     | ClearElrRecord
+    | EventRecord
 )
 
 _ENCODER = msgspec.msgpack.Encoder(uuid_format="bytes")

@@ -16,6 +16,7 @@ from rayka.errors import (
     UnavailableError,
 )
 from rayka.ids import NO_EPOCH, random_uuid
+from rayka.metadata.metadata_records import METADATA_VERSION_MAX, METADATA_VERSION_MIN
 from rayka.node.controller_link import ControllerLink, Pauses
 from rayka.node.load_meter import LoadMeter
 from rayka.node.metadata_follower import MetadataFollower
@@ -104,6 +105,8 @@ class BrokerLifecycle:
             directories=self._directories.registered(),
             previous_broker_epoch=self._directories.previous_broker_epoch,
             rack=self._settings.rack,
+            min_metadata_version=METADATA_VERSION_MIN,
+            max_metadata_version=METADATA_VERSION_MAX,
             known_broker_epoch=self._directories.known_broker_epoch,
             roles=self._settings.roles,
         )

@@ -141,6 +141,7 @@ class ControllerNode:
             node_id=self._settings.node_id,
             config=self._settings.config,
             random=self._settings.random,
+            wall_clock_ms=self._settings.wall_clock_ms,
         )
 
     async def stop(self) -> None:

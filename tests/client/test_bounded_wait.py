@@ -76,6 +76,7 @@ CALLS = {
     "alter_replica_log_dirs": as_admin(lambda admin: admin.alter_replica_log_dirs(1, {_TP: "/two"})),
     "balance": as_admin(lambda admin: admin.balance(dry_run=True)),
     "describe_load": as_admin(lambda admin: admin.describe_load()),
+    "events": as_admin(lambda admin: admin.events()),
     "unregister_broker": as_admin(lambda admin: admin.unregister_broker(1)),
     "describe_quorum": as_admin(lambda admin: admin.describe_quorum()),
     "add_raft_voter": as_admin(lambda admin: admin.add_raft_voter(3001)),

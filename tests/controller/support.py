@@ -13,6 +13,7 @@ from rayka.metadata.image import MetadataImage, PartitionImage
 from rayka.metadata.metadata_records import (
     ELIGIBLE_LEADER_REPLICAS,
     METADATA_VERSION,
+    METADATA_VERSION_MAX,
     ConfigRecord,
     FeatureLevelRecord,
     MetadataRecord,
@@ -32,6 +33,7 @@ from tests.metadata.support import directory
 
 CLUSTER_ID = "cluster-a"
 SESSION_MS = 9_000
+EPOCH_MS = 1_700_000_000_000
 SECOND_PROCESS = UUID(int=2)
 WITHOUT_ELR = [FeatureLevelRecord(name=METADATA_VERSION, level=1)]  # how an older cluster began (B43)
 WITH_ELR = [*WITHOUT_ELR, FeatureLevelRecord(name=ELIGIBLE_LEADER_REPLICAS, level=1)]
@@ -50,7 +52,13 @@ class Machine:
         self.handle(BootstrapMetadata())
 
     def _new_controller(self) -> Controller:
-        return Controller(cluster_id=CLUSTER_ID, node_id=3001, config=self._config, random=Random(1))
+        return Controller(
+            cluster_id=CLUSTER_ID,
+            node_id=3001,
+            config=self._config,
+            random=Random(1),
+            wall_clock_ms=lambda: EPOCH_MS + self.now_ms,
+        )
 
     @property
     def image(self) -> MetadataImage:
@@ -172,5 +180,6 @@ def registration(broker_id: int, **changes: Any) -> RegisterBrokerRequest:
         "incarnation_id": UUID(int=1000 + broker_id),
         "host": "localhost",
         "directories": (directory(broker_id),),
+        "max_metadata_version": METADATA_VERSION_MAX,
     }
     return RegisterBrokerRequest(**(fields | changes))

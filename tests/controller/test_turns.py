@@ -136,7 +136,9 @@ class Active:
 
 
 def _new_controller() -> Controller:
-    return Controller(cluster_id=CLUSTER_ID, node_id=3001, config=BrokerConfig(), random=Random(1))
+    return Controller(
+        cluster_id=CLUSTER_ID, node_id=3001, config=BrokerConfig(), random=Random(1), wall_clock_ms=lambda: 0
+    )
 
 
 def three_brokers(*, leader_id: int = 1, isr: tuple[int, ...] = (1, 2, 3)) -> Active:

@@ -15,6 +15,7 @@ from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
     ConfigRecord,
+    EventRecord,
     FeatureLevelRecord,
     MetadataRecord,
     NoOpRecord,
@@ -79,6 +80,7 @@ class _Next:
             self._producer_ids,
             lambda: self._config(ResourceType.BROKER, ("", "1")),
             NoOpRecord,
+            self._event,
         ]
         if image.brokers:
             ways += [self._broker_change, self._unregistration]
@@ -104,6 +106,12 @@ class _Next:
     def _feature(self) -> FeatureLevelRecord:
         name = self._one_of((METADATA_VERSION, ELIGIBLE_LEADER_REPLICAS))
         return FeatureLevelRecord(name=name, level=self._one_of((1, 2, 3)))
+
+    def _event(self) -> EventRecord:
+        number = self._image.next_event_number + self._one_of((0, 0, 3))
+        return EventRecord(
+            number=number, timestamp_ms=5, kind="heal-begun", subjects=("broker-1",), reason="gone"
+        )
 
     def _producer_ids(self) -> ProducerIdsRecord:
         next_producer_id = self._image.next_producer_id + 1000

@@ -12,6 +12,7 @@ from rayka.metadata.metadata_records import (
     BrokerRegistrationChangeRecord,
     ClearElrRecord,
     ConfigRecord,
+    EventRecord,
     FeatureLevelRecord,
     MetadataRecord,
     PartitionChangeRecord,
@@ -44,6 +45,7 @@ RECORDS: list[MetadataRecord] = [
     BrokerRegistrationChangeRecord(broker_id=1, broker_epoch=5, offline_directories=(UUID(int=7),)),
     UnregisterBrokerRecord(broker_id=1, broker_epoch=5),
     ClearElrRecord(topic_name="orders"),
+    EventRecord(number=7, timestamp_ms=5, kind="heal-begun", subjects=("broker-4",), reason="gone"),
     PartitionChangeRecord(
         topic_id=ORDERS,
         partition=3,

@@ -9,6 +9,7 @@ from uuid import UUID
 from rayka.config import BrokerConfig
 from rayka.errors import NetworkException
 from rayka.ids import METADATA_TOPIC_ID
+from rayka.metadata.metadata_records import METADATA_VERSION_MAX
 from rayka.node.controller_node import ControllerNode
 from rayka.node.quorum.format import format_first_voters
 from rayka.node.settings import NodeSettings
@@ -117,6 +118,7 @@ def registration(**changes: Any) -> RegisterBrokerRequest:
         "incarnation_id": UUID(int=5),
         "host": "localhost",
         "directories": (BROKER_DIRECTORY,),
+        "max_metadata_version": METADATA_VERSION_MAX,
     }
     return RegisterBrokerRequest(**(fields | changes))
 

@@ -18,6 +18,13 @@ from rayka.protocol.configs import (
     IncrementalAlterConfigsRequest,
     ResourceType,
 )
+from rayka.protocol.events import (
+    EVENTS_MAX,
+    REASON_LENGTH_MAX,
+    SUBJECTS_MAX,
+    DescribeEventsRequest,
+    RecordEventRequest,
+)
 from rayka.protocol.fetch import FetchPartition, FetchRequest
 from rayka.protocol.membership import HeartbeatRequest, LogDirectory
 from rayka.protocol.partition_admin import (
@@ -66,6 +73,16 @@ def altered(*changes: ConfigChange) -> AlteredResource:
         CreateTopicsRequest((NewTopic("orders"), NewTopic("orders"))),
         DeleteTopicsRequest(("orders", "orders")),
         ReportExitRequest(1, UUID(int=0)),
+        DescribeEventsRequest(since=-2),
+        DescribeEventsRequest(count=0),
+        DescribeEventsRequest(count=EVENTS_MAX + 1),
+        RecordEventRequest(-1, "scale-out", (), "busy"),
+        RecordEventRequest(5, "Scale out", (), "busy"),
+        RecordEventRequest(5, "scale-out", ("",), "busy"),
+        RecordEventRequest(5, "scale-out", ("a",) * (SUBJECTS_MAX + 1), "busy"),
+        RecordEventRequest(5, "scale-out", (), ""),
+        RecordEventRequest(5, "scale-out", (), "x" * (REASON_LENGTH_MAX + 1)),
+        RecordEventRequest(5, "scale-out", (), "two\nlines"),
         AlterPartitionRequest(-1, 0, ()),
         AlterPartitionRequest(1, 0, (AlterPartitionItem(UUID(int=1), 0, 0, 0, ()),) * 2),
     ],

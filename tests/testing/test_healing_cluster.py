@@ -1,5 +1,6 @@
 """Healing on real brokers in this process: what a broker held is made anew, and removed from it when it comes back."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import rayka
 import rayka.testing
 from rayka import Admin, Producer
+from rayka.cli.events_command import print_events
 from rayka.testing import InProcessCluster
 from tests.testing.waiting import wait_until
 
@@ -39,7 +41,7 @@ def is_whole(admin: Admin, without: int) -> bool:
 
 
 def test_what_a_lost_broker_held_is_made_anew_and_goes_from_it_when_it_comes_back(
-    cluster: InProcessCluster,
+    cluster: InProcessCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Admin(cluster, retry_backoff_ms=5) as admin, Producer(cluster, linger_ms=1) as producer:
         admin.create_topic("orders", assignments=[[1, 2, 3]] * PARTITIONS)
@@ -49,6 +51,17 @@ def test_what_a_lost_broker_held_is_made_anew_and_goes_from_it_when_it_comes_bac
         cluster.kill(2)
         wait_until(lambda: is_whole(admin, without=2))
         assert replicas(admin) == [(1, 4, 3)] * PARTITIONS
+        begun = admin.events()[0]
+        assert (begun.kind, begun.subjects, begun.reason[:19]) == (
+            "heal-begun",
+            ("broker-2",),
+            "broker 2 has been g",
+        )
+        assert begun not in admin.events(since=begun.number)
+        print_events([begun], False)
+        assert "  heal-begun        broker-2  broker 2 has been gone for 1 s; " in capsys.readouterr().out
+        print_events([begun], True)
+        assert json.loads(capsys.readouterr().out) == {**begun.to_dict(), "subjects": ["broker-2"]}
         cluster.restart(2)
         wait_until(lambda: not held_by(admin, 2))
         assert replicas(admin) == [(1, 4, 3)] * PARTITIONS

@@ -1,8 +1,9 @@
-"""The part of an `Admin`'s brain that is about the load of brokers and partitions. Rayka's own."""
+"""The part of an `Admin`'s brain that is about load, balance and what the cluster decides by itself. Rayka's own."""
 
-from rayka.client.admin.admin_load_results import BalancePlan, ClusterLoad
+from rayka.client.admin.admin_load_results import BalancePlan, ClusterLoad, EventInfo
 from rayka.client.admin.admin_part import AdminPart
 from rayka.protocol.balance import BalanceRequest
+from rayka.protocol.events import DescribeEventsRequest
 from rayka.protocol.load import DescribeLoadRequest
 from rayka.protocol.membership import MetadataRequest
 
@@ -24,3 +25,8 @@ class AsyncLoadAdmin(AdminPart):
         if response.begun_count:
             await self._until_applied(response.metadata_offset)
         return BalancePlan.of(response)
+
+    async def events(self, since: int, count: int) -> list[EventInfo]:
+        """The newest events of those after one, the oldest first."""
+        response = await self._ask(DescribeEventsRequest(since, count))
+        return [EventInfo.taken_from(each) for each in response.events]

@@ -1,12 +1,13 @@
-"""The part of an `Admin` that is about load and balance: the sync face of `AsyncLoadAdmin`. Rayka's own."""
+"""The part of an `Admin` that is about load, balance and events: the sync face of `AsyncLoadAdmin`. Rayka's own."""
 
 from collections.abc import Iterable
 
 from rayka.client.admin.admin_arguments import names_of
 from rayka.client.admin.admin_face import AdminFace
-from rayka.client.admin.admin_load_results import BalancePlan, ClusterLoad
+from rayka.client.admin.admin_load_results import BalancePlan, ClusterLoad, EventInfo
 from rayka.client.arguments import int_of
 from rayka.protocol.balance import MOVES_AT_ONCE_MAX
+from rayka.protocol.events import EVENTS_MAX, NO_EVENT
 
 
 class LoadAdmin(AdminFace):
@@ -35,3 +36,16 @@ class LoadAdmin(AdminFace):
         if not 1 <= int_of(moves, "moves") <= MOVES_AT_ONCE_MAX:
             raise ValueError(f"moves: expected 1 to {MOVES_AT_ONCE_MAX}, found {moves}")
         return self._run(self._brain.load.balance, 0 if dry_run else moves)
+
+    def events(self, *, since: int | None = None, count: int = EVENTS_MAX) -> list[EventInfo]:
+        """What the cluster decided by itself, and why: the newest `count` events, the oldest of them first.
+
+        `since`: the number of an event; only later ones. The cluster keeps the newest 1,000, over changes of the
+        active controller and restarts; a cluster of an earlier version of Rayka has none.
+        """
+        after = NO_EVENT if since is None else int_of(since, "since")
+        if after < NO_EVENT:
+            raise ValueError(f"since: expected the number of an event, found {since}")
+        if not 1 <= int_of(count, "count") <= EVENTS_MAX:
+            raise ValueError(f"count: expected 1 to {EVENTS_MAX}, found {count}")
+        return self._run(self._brain.load.events, after, count)

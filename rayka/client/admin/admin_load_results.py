@@ -1,4 +1,4 @@
-"""What an `Admin` answers about load and balance: frozen values, plain enough for JSON."""
+"""What an `Admin` answers about load, balance and events: frozen values, plain enough for JSON."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -137,3 +137,19 @@ class BalancePlan(Result):
             before=tuple(map(BrokerShareInfo.taken_from, response.before)),
             after=tuple(map(BrokerShareInfo.taken_from, response.after)),
         )
+
+
+@dataclass(frozen=True)
+class EventInfo(Result):
+    """What the cluster decided by itself, and why. Later events have higher numbers; `timestamp_ms` is of the clock of
+    the node that decided.
+
+    `kind`: `heal-begun`, `heal-ended`, `heal-stopped` of replicas that are made anew. `subjects` are the nodes
+    (`broker-4`), topics or partitions (`orders-0`) that it is about, of many the first ones.
+    """
+
+    number: int
+    timestamp_ms: int
+    kind: str
+    subjects: tuple[str, ...]
+    reason: str

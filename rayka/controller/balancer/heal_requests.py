@@ -18,6 +18,7 @@ from rayka.controller.balancer.cluster_shapes import ClusterShapes
 from rayka.controller.balancer.gone_brokers import Gone
 from rayka.controller.balancer.heal_plan import Loss, plan_healing
 from rayka.controller.controller_timers import LookAfterReplicas
+from rayka.controller.decided_events import DecidedEvents, Decision
 from rayka.controller.reassignment import Reassigning
 from rayka.controller.request_context import RequestContext
 from rayka.errors import ErrorCode, UnknownTopicOrPartition
@@ -34,11 +35,14 @@ def look_after_replicas(context: RequestContext, request: LookAfterReplicas) -> 
     config, moves, now_ms = broker_config(context.image, context.config), context.moves, context.now_ms
     context.gone.look(context.image.brokers, due_ms=request.due_ms, now_ms=now_ms)
     moves.settle(context.image)
-    gone = _gone(context, config)
+    gone, events = _gone(context, config), DecidedEvents(context)
+    yield events.records(
+        context.heal_story.on_gone(gone, context.image.brokers, is_enabled=config.self_healing_enable)
+    )
     moves.on_gone(gone, now_ms)
     if gone.is_anything and moves.may_plan(now_ms):
-        plan = yield from _plan(context, gone)
-        moves.on_planned(plan, now_ms)
+        decision = yield from _plan(context, gone, config.broker_unavailable_timeout_ms)
+        yield events.records(decision)
     begun_count = 0
     for record in _begin(context, gone, config.balancer_moves_max):
         begun_count += 1
@@ -60,19 +64,32 @@ def _gone(context: RequestContext, config: BrokerConfig) -> Gone:
     )
 
 
-def _plan(context: RequestContext, gone: Gone) -> Generator[None, int, tuple[Move, ...]]:
+def _plan(context: RequestContext, gone: Gone, timeout_ms: int) -> Generator[None, int, Decision | None]:
+    """Plans the moves; what is to be told of it."""
     losses: dict[TopicPartition, Loss] = {}
+    left: dict[TopicIdPartition, None] = {}
     for key in _held(context, gone):
         partition = context.image.partition(key)
         if partition is not None and not context.moves.is_declined(key) and _is_healable(partition, gone):
             name = TopicPartition(context.image.topics_by_id[key.topic_id].name, key.partition)
             urgency = 0 if gone.is_waited_for(partition) else len(partition.isr)
             losses[name] = Loss(gone.lost_replicas(partition), urgency)
+        elif partition is not None and gone.lost_replicas(partition):
+            left[key] = None
         yield
-    if not losses:
-        return ()
-    shapes = ClusterShapes(context, may_be_silent=True)
-    return (yield from plan_healing(shapes.brokers, shapes.partitions(), losses))
+    plan: tuple[Move, ...] = ()
+    if losses:
+        shapes = ClusterShapes(context, may_be_silent=True)
+        plan = yield from plan_healing(shapes.brokers, shapes.partitions(), losses)
+    context.moves.on_planned(plan, context.now_ms)
+    return context.heal_story.on_planned(
+        context.image.brokers,
+        moves=len(plan),
+        healable=len(losses),
+        left=len(left),
+        is_idle=context.moves.is_idle,
+        timeout_ms=timeout_ms,
+    )
 
 
 def _held(context: RequestContext, gone: Gone) -> Iterator[TopicIdPartition]:

@@ -70,7 +70,7 @@ class PlannedMoves:
 
     def on_planned(self, moves: Iterable[Move], now_ms: int) -> None:
         self.waiting.extend(moves)
-        self._plan_due_ms = now_ms + (REPLAN_INTERVAL_MS if self.waiting else UNPLANNED_INTERVAL_MS)
+        self._plan_due_ms = now_ms + (UNPLANNED_INTERVAL_MS if self.is_idle else REPLAN_INTERVAL_MS)
 
     def may_begin(self, key: TopicIdPartition, moves_max: int) -> bool:
         """Whether so many moves at most are under way then."""

@@ -1,0 +1,88 @@
+"""What the cluster decides by itself, as events in the metadata log: written, asked for, and recorded for other nodes.
+
+Invariant: the numbers of events rise by one, over all controllers. Nothing is written while the cluster's
+`metadata.version` knows no events. Rayka's own (decision 066).
+"""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from rayka.metadata.metadata_records import EventRecord, MetadataRecord
+from rayka.protocol.events import (
+    NO_EVENT,
+    REASON_LENGTH_MAX,
+    SUBJECTS_MAX,
+    DescribeEventsRequest,
+    DescribeEventsResponse,
+    Event,
+    RecordEventRequest,
+    RecordEventResponse,
+)
+from rayka.shard.shard import Result
+
+if TYPE_CHECKING:
+    from rayka.controller.request_context import RequestContext
+
+
+class EventKind(StrEnum):
+    """What the controller itself decides; other nodes have kinds of their own."""
+
+    HEAL_BEGUN = "heal-begun"
+    HEAL_ENDED = "heal-ended"
+    HEAL_STOPPED = "heal-stopped"
+
+
+class Decision(NamedTuple):
+    """An event to be: nodes, topics or partitions that it is about, and why."""
+
+    kind: EventKind
+    subjects: tuple[str, ...]
+    reason: str
+
+
+class DecidedEvents:
+    """The events of one request, numbered in their order."""
+
+    def __init__(self, context: "RequestContext") -> None:
+        self._wall_clock_ms = context.wall_clock_ms
+        self._has_events = context.image.has_events
+        self._next_number = context.image.next_event_number
+
+    def __repr__(self) -> str:
+        return f"<DecidedEvents next={self._next_number}>"
+
+    def records(self, decision: Decision | None) -> list[MetadataRecord]:
+        """What is to be written next: nothing without a decision, or where the cluster has no events."""
+        if decision is None or not self._has_events:
+            return []
+        number, self._next_number = self._next_number, self._next_number + 1
+        subjects, reason = decision.subjects[:SUBJECTS_MAX], decision.reason[:REASON_LENGTH_MAX]
+        return [_record(number, self._wall_clock_ms(), decision.kind.value, subjects, reason)]
+
+
+def _record(number: int, timestamp_ms: int, kind: str, subjects: tuple[str, ...], reason: str) -> EventRecord:
+    return EventRecord(number=number, timestamp_ms=timestamp_ms, kind=kind, subjects=subjects, reason=reason)
+
+
+def describe_events(
+    context: "RequestContext", request: DescribeEventsRequest
+) -> Result[MetadataRecord, DescribeEventsResponse]:
+    """The newest of those after an event."""
+    found = [each for each in context.image.events if each.number > request.since][-request.count :]
+    events = (Event(each.number, each.timestamp_ms, each.kind, each.subjects, each.reason) for each in found)
+    return Result((), DescribeEventsResponse(tuple(events)))
+
+
+def record_event(
+    context: "RequestContext", request: RecordEventRequest
+) -> Result[MetadataRecord, RecordEventResponse]:
+    """Records it, unless it is there."""
+    image = context.image
+    if not image.has_events:
+        return Result((), RecordEventResponse(NO_EVENT))
+    wanted = request.timestamp_ms, request.kind, request.subjects, request.reason
+    for each in image.events:
+        if (each.timestamp_ms, each.kind, each.subjects, each.reason) == wanted:
+            return Result((), RecordEventResponse(each.number))
+    record = _record(image.next_event_number, *wanted)
+    return Result([record], RecordEventResponse(record.number))
